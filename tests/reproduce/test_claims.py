@@ -1,6 +1,7 @@
 """Claims of the papers: what they say, what the papers' own numbers say of them, and how ours are judged."""
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from seepage.errors import Problems
 from seepage.papers import OTHERS, Item, Record, judge, judge_paper, list_items
 from seepage.papers.claims import Claim
 from seepage.papers.items import item_of
-from seepage.papers.verdicts import Judged, in_words, student
+from seepage.papers.verdicts import Judged, in_words, seeds_to_decide, student
 from seepage.recipe.files import find_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -416,6 +417,23 @@ def test_students_interval_is_scipys() -> None:
     values = [3.0, 4.5, 4.0, 7.25]
     wanted = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     assert student(values) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("mean", "count"), [(3.5, 7), (2.0, None), (0.6, 7), (9.0, 3)])
+def test_an_open_claim_names_the_seeds_that_would_close_it(mean: float, count: int | None) -> None:
+    """Differences of the given mean and deviation 1.5 about a margin of 2: so many give an interval on one side of it.
+
+    The last is decided by its three already; that of a single seed takes three.
+    """
+    item = made(PEAK, {"x": [1.0, 4.0, 1.0]})
+    flat = {"value": 0.0, "interval": (0.0, 0.0), "seeds": dict.fromkeys("012", 0.0)}
+    differences = [mean - 1.5, mean, mean + 1.5]
+    moved = {"value": mean, "interval": (mean - 1.5, mean + 1.5), "seeds": dict(zip("012", differences, strict=True))}
+    assert seeds_to_decide(ours(item, {"x": [flat, moved, 0.0]})) == count
+    if count and count > 3:
+        reach = [stats.t.ppf(0.975, n - 1) * 1.5 / math.sqrt(n) for n in (count - 1, count)]
+        assert reach[0] > abs(mean - 2) >= reach[1]
+    assert seeds_to_decide(ours(item, {"x": [{"value": 0.0}, {"value": mean}, 0.0]})) == 3
 
 
 def test_two_that_are_both_exact_are_not_told_apart() -> None:

@@ -16,7 +16,18 @@ from seepage.papers.markdown import as_code, as_words
 from seepage.papers.others import OTHERS
 from seepage.papers.records import Record, picture_of, read_records
 from seepage.papers.used import USED
-from seepage.papers.verdicts import DIVERGED, EXACT_DB, TOPS, Decided, Judged, Verdict, in_words, judge
+from seepage.papers.verdicts import (
+    DIVERGED,
+    EXACT_DB,
+    MOST_SEEDS,
+    TOPS,
+    Decided,
+    Judged,
+    Verdict,
+    in_words,
+    judge,
+    seeds_to_decide,
+)
 
 OPENING = """For each table and figure of three papers: the claims that it supports there, tested on numbers of
 ours. Every such number was made by the command beside it and lies in `results/reproduce/`. **The small size is a
@@ -208,11 +219,21 @@ def _claims(item: Item, records: Sequence[Record]) -> str:
                 used = f", on {', '.join(map(as_words, one.data))}" if one.data else ""
                 shown = examples_of(item, one)
                 lines.append(f"    - {head}{used}: **{in_words(one)}**{f': {shown}' if shown else ''}.")
+                lines += [f"    - {_price(item, one)}"] if one.verdict == "cannot tell" else []
             elif size == "paper":
-                lines.append(f"    - {head}: not run.")
+                lines.append(f"    - {head}: not run; {item.needs['paper']}.")
         if any(one.verdict == "does not hold" for one in judged.values()):
             lines.append(f"    - {' '.join(claim.differs.split())}")
     return "\n".join([*lines, ""])
+
+
+def _price(item: Item, judged: Judged) -> str:
+    """What it would take to close an open claim."""
+    seeds = seeds_to_decide(judged)
+    if seeds is None:
+        return f"To close it: more than {MOST_SEEDS} seeds, as the numbers lie on the claim's line."
+    needs = item.needs["small" if judged.size == "small" else "paper"]
+    return f"To close it: {seeds} seeds in all, if they spread as these do; {needs.time(seeds)} of one core."
 
 
 def by_line(item: Item, records: Sequence[Record]) -> list[tuple[Line, list[Record]]]:

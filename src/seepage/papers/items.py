@@ -42,12 +42,14 @@ class ItemNeeds:
         hours: The same, added to the minutes.
         gib: Memory in GiB.
         gpu: Whether it needs a GPU to finish in that time.
+        measured: Whether the time is that of a run of one seed on all its data; else it is an estimate.
     """
 
     minutes: float = 0.0
     hours: float = 0.0
     gib: float = 2.0
     gpu: bool = False
+    measured: bool = False
 
     @property
     def total(self) -> float:
@@ -55,10 +57,17 @@ class ItemNeeds:
         return self.minutes + 60 * self.hours
 
     def __str__(self) -> str:
-        time = f"{self.total:.0f} min" if self.total < 120 else f"{self.total / 60:.0f} h"
-        return (
-            f"about {max(time, '1 min') if self.total < 1 else time}, {self.gib:g} GiB{', a GPU' if self.gpu else ''}"
-        )
+        return f"{self.time()}, {self.gib:g} GiB{', a GPU' if self.gpu else ''}"
+
+    def time(self, runs: int = 1) -> str:
+        """The time of so many runs in words.
+
+        >>> ItemNeeds(minutes=50).time(), ItemNeeds(minutes=50, measured=True).time(2)
+        ('about 50 min', 'measured 100 min')
+        """
+        total = max(1.0, runs * self.total)
+        words = f"{total:.0f} min" if total < 120 else f"{total / 60:.0f} h"
+        return f"{'measured' if self.measured else 'about'} {words}"
 
 
 @dataclass(frozen=True, kw_only=True)

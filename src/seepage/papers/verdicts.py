@@ -68,6 +68,8 @@ class Decided:
         low: Lower end of the interval of the difference, on the better side; None where there is none.
         high: Its upper end.
         data: The data set that was used.
+        by: The margin that was asked of it.
+        seeds: Of how many seeds the interval of the difference is; 0 where it is over examples, or there is none.
     """
 
     comparison: ClaimPart
@@ -77,6 +79,8 @@ class Decided:
     low: float | None = None
     high: float | None = None
     data: str = ""
+    by: float = 0.0
+    seeds: int = 0
 
     @property
     def measured(self) -> bool:
@@ -238,7 +242,14 @@ def _decide(
         low, high = -high, -low  # on the better side
     # So is a margin: where another metric is read, only the order counts.
     by = min(comparison.by, 0.0) if left.metric else comparison.by
-    return Decided(comparison, _found(comparison, by, low, high), left.mean, other.mean, low, high, data)
+    seeds = 0 if exact else len(_shared(left, other))
+    return Decided(comparison, _found(comparison, by, low, high), left.mean, other.mean, low, high, data, by, seeds)
+
+
+def _shared(left: Number, right: Number) -> list[str]:
+    """The seeds by which a difference is taken, or those of the left number where the right one is a level."""
+    own = (left.seeds or {}).keys()
+    return sorted(own & right.seeds.keys() if right.seeds else own)
 
 
 def _found(comparison: ClaimPart, by: float, low: float | None, high: float | None) -> bool | None:
@@ -275,6 +286,52 @@ def _interval(number: Number, top: float) -> tuple[float, float] | None:
     if number.low is None or number.high is None:
         return None
     return min(number.low, top), min(number.high, top)
+
+
+MOST_SEEDS = 100
+"""Up to how many seeds are worth counting."""
+
+FEWEST_SEEDS = 3
+"""What a claim takes that has fewer: of two the interval reaches nine deviations to each side, of three 2.5."""
+
+
+def seeds_to_decide(judged: Judged) -> int | None:
+    """With about how many seeds an open claim would be decided, if its numbers kept their mean and their spread.
+
+    With `d` the mean of a difference and `s` its deviation over the seeds, the interval of `n` of them is
+    `d -+ t(n - 1) s / sqrt(n)`: the smallest `n` that leaves none of the claim's comparisons open, or that decides
+    one of them against it. None where that is above `MOST_SEEDS`.
+    """
+    holding, failing = [FEWEST_SEEDS], []
+    for part in judged.parts:
+        if not part.measured or part.found is not None:
+            continue
+        if part.seeds < FEWEST_SEEDS:
+            return FEWEST_SEEDS
+        count, found = _until_decided(part)
+        (failing if found is False else holding).append(count)
+    most = min(failing) if failing else max(holding)
+    return most if most <= MOST_SEEDS else None
+
+
+def _until_decided(part: Decided) -> tuple[int, bool | None]:
+    """The number of seeds that would decide a comparison, and how; one more than `MOST_SEEDS` where none would."""
+    from scipy.stats import t
+
+    if part.low is None or part.high is None:
+        return MOST_SEEDS + 1, None
+
+    def half(count: int) -> float:  # of the interval, in deviations
+        return float(t.ppf((1 + LEVEL) / 2, count - 1)) / sqrt(count)
+
+    mean = (part.low + part.high) / 2
+    deviation = (part.high - mean) / half(part.seeds)
+    for count in range(part.seeds + 1, MOST_SEEDS + 1):
+        spread = deviation * half(count)
+        found = _found(part.comparison, part.by, mean - spread, mean + spread)
+        if found is not None:
+            return count, found
+    return MOST_SEEDS + 1, None
 
 
 def student(values: Sequence[float]) -> tuple[float, float]:
