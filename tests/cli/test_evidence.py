@@ -359,7 +359,8 @@ def test_without_a_browser_the_annex_is_left_to_be_printed(
 
 
 def test_two_checkpoints_become_a_red_build_and_a_signed_page(observed: Path, key: Path, cli: Cli) -> None:
-    found = cli("attack", observed, "--attack", "linear", "--attack", "dlg", "--set", "attack.steps=2", "--out", "round",
+    found = cli("attack", observed, "--attack", "linear", "--attack", "dlg", "--set", "attack.steps=2",
+                 "--out", "round",
                 "--all", "--jobs", 1, "--fail-if", "certified>0", "--quiet")  # fmt: skip
     assert found.code == 1, found
     assert "certified" in found.err

@@ -158,8 +158,9 @@ def test_terabytes_of_nothing_are_refused_before_they_are_hashed(own: Path, cli:
     grown(Path("weights"), "observed/model.safetensors", 2**36 - 1)
     before = time.process_time()
     for words in (
-        ("evidence", "verify", "pack"), ("compare", "pack", own), ("evidence", "verify", "result"), ("report", "result"),
-        ("compare", own, "result", "--reuse"), ("evidence", "pack", "result", "--reuse"), ("evidence", "verify", "weights"),
+        ("evidence", "verify", "pack"), ("compare", "pack", own), ("evidence", "verify", "result"),
+        ("report", "result"), ("compare", own, "result", "--reuse"), ("evidence", "pack", "result", "--reuse"),
+        ("evidence", "verify", "weights"),
         ("evidence", "pack", "weights", "--reuse"),
     ):  # fmt: skip
         found = cli(*words)
