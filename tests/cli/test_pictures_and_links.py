@@ -51,7 +51,7 @@ def test_scoring_later_shows_no_pictures_either(cli: Cli, run: Path, home: Path)
 
 def test_a_sheet_is_nothing_but_pictures(refused: Refused, run: Path) -> None:
     assert "nothing but pictures" in refused("report", run, "--sheet", "x.png", "--no-pictures")
-    assert "opposite" in refused("report", run, "--pictures", "--no-pictures")
+    assert "add it" in refused("report", run, "--cell", "a")
 
 
 def test_an_audit_keeps_what_each_update_gives_away(run: Path) -> None:

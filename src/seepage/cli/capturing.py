@@ -14,8 +14,8 @@ from seepage.cli.options import (
     MINUTES,
     AfterArgument,
     Attacker,
+    CertifiedGate,
     Facts,
-    Gate,
     Network,
     OutOption,
     Own,
@@ -183,7 +183,7 @@ def attack(
     candidates: Candidates,
     out: OutOption = None,
     workers: Workers,
-    gate: Gate,
+    gate: CertifiedGate,
     shown: Shown,
 ) -> None:
     """Attack captured updates: two checkpoints, a gradient, or a recorded folder. No private example is needed.

@@ -276,8 +276,7 @@ def report(
         raise SeepageError("--cell and --attack choose what --sheet FILE.png shows; add it")
     scoring = [setting for setting in settings or [] if setting.strip().startswith("score.")]
     condition = condition_of(gate.fail_if, change({}, scoring) if gate.fail_if else {})
-    judged = condition is not None or gate.baseline is not None
-    if judged and not gate.reuse:
+    if (condition is not None or gate.baseline is not None) and not gate.reuse:
         refuse_foreign(run)
     open_run(run)  # what is no finished run is refused before the truth is read
     finished = score_run(run, truth, settings or [], trust=trust)
@@ -285,8 +284,7 @@ def report(
     present(finished, shown, note_old=False)
     gate_on(finished.result, condition)
     hold_against(finished.result, gate.baseline)
-    if judged or truth is not None:
-        conclude(finished.result, allow=gate.allow)
+    conclude(finished.result, allow=gate.allow)
 
 
 def list_(
