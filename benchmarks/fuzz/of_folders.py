@@ -163,7 +163,7 @@ class Pack(Reader):
         return [path for path in sorted(self.home.rglob("*")) if path.is_file() and not path.is_symlink()]
 
     def outcome(self) -> str:
-        code, _, _ = command("verify", str(self.home), *self.more)
+        code, _, _ = command("evidence", "verify", str(self.home), *self.more)
         there = {str(path.relative_to(self.home)): path.read_bytes() for path in self.files()}
         if code == 0 and "--key" in self.more and (there != self.good or self.strange):
             raise Fault("a pack that differs was accepted")
@@ -209,7 +209,7 @@ class Printed(Reader):
         write_manifest(self.home)
         if not self.asked:
             return self._unasked()
-        code, out, _ = command("evidence", str(self.home), "--print", self.format, "--reuse")
+        code, out, _ = command("evidence", "pack", str(self.home), "--print", self.format, "--reuse")
         if code:
             return "refused"
         self._check(out)
@@ -217,7 +217,10 @@ class Printed(Reader):
 
     def _unasked(self) -> str:
         place = str(self.home)
-        for words in (("evidence", place, "--print", self.format), ("score", place, "--fail-if", "recovered>2")):
+        for words in (
+            ("evidence", "pack", place, "--print", self.format),
+            ("report", place, "--fail-if", "recovered>2"),
+        ):
             if command(*words)[0] != 2:
                 raise Fault(f"{words[0]} took a stranger's run for one's own")
         return "refused"

@@ -15,7 +15,7 @@ from watch import ran
 from seepage import Architecture, Batch, build, exposure, open_transcript, record, save_transcript
 from seepage.attacks import ATTACKS
 from seepage.audit.observe import Files, observe_files
-from seepage.audit.recorded import validate_folder
+from seepage.audit.recorded import read_through
 from seepage.core.storage import read_tensors
 from seepage.models.weights import load_weights, read_state
 from seepage.privacy.ledger import open_entry
@@ -130,8 +130,8 @@ class _Observed(Reader):
         write_observed(self.home)
 
     def read(self) -> object:
-        validate_folder(self.home)
         seen = open_transcript(self.home)
+        read_through(seen)
         json.dumps(exposure(seen).table(), allow_nan=False)
         return ATTACKS.build(Spec("linear"))(OneRound(seen, 0), seed=0)
 
@@ -283,7 +283,7 @@ class Privacy(Reader):
 
 
 class Ledger(Reader):
-    name, about = "ledger", "a client's ledger: seepage prove --ledger"
+    name, about = "ledger", "a client's ledger: seepage prove --of ledger"
 
     def prepare(self) -> None:
         self.put("ledger/client-a.jsonl", self._lines([ENTRY, ENTRY | {"t": 4}]))
@@ -300,11 +300,17 @@ class Ledger(Reader):
         if rng.random() < 0.3:
             self.put(f"ledger/client-{rng.choice(('b', 'x y', 'ä'))}.jsonl", content)
         self.words = rng.choice(
-            ((), ("--json",), ("--budget", "1"), ("--budget", "1e400"), ("--json", "--budget", "1"))
+            (
+                (),
+                ("--json",),
+                ("--fail-if", "spent>1"),
+                ("--fail-if", "spent>1e400"),
+                ("--json", "--fail-if", "spent>1"),
+            )
         )
 
     def outcome(self) -> str:
-        return ran("prove", "--ledger", str(self.home), *self.words)
+        return ran("prove", "--of", f"ledger:{self.home}", *self.words)
 
     def read(self) -> object:
         return self.outcome()
@@ -313,7 +319,7 @@ class Ledger(Reader):
 class Recorded(Reader):
     """Recordings with and without a canary, and the list of them."""
 
-    name, about = "canaries", "list of recordings with a canary: seepage prove --recorded"
+    name, about = "canaries", "list of recordings with a canary: seepage prove --of recorded"
 
     def prepare(self) -> None:
         self.names = [f"{kind}{number}" for kind in ("with", "without") for number in range(9)]
@@ -349,7 +355,7 @@ class Recorded(Reader):
             self.put(name, spoiled_file(rng, read_tensors(self.home / name)))
 
     def outcome(self) -> str:
-        return ran("prove", "--recorded", str(self.home / "rec"), "--canaries", str(self.home / self.file), "--json")
+        return ran("prove", "--of", f"recorded:{self.home / 'rec'}", "--canaries", str(self.home / self.file), "--json")
 
     def read(self) -> object:
         return self.outcome()

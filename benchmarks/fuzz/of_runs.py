@@ -16,7 +16,7 @@ from watch import answered, check_markdown, check_page, ran
 
 from seepage.audit.candidates import open_candidates, open_members
 from seepage.audit.unseen import open_unseen
-from seepage.cli.options import tables_of
+from seepage.cli.options import Simulated, tables_of
 from seepage.core.manifest import write_manifest
 from seepage.core.storage import read_tensors
 from seepage.papers import book
@@ -46,7 +46,7 @@ def make_goods(shared: Path) -> None:
     from seepage.report import write_grid, write_report
 
     os.chdir(shared)
-    tables = tables_of(None, data="digits", attacks=["linear", "dlg"], settings=list(AUDIT))
+    tables = tables_of(None, Simulated(data="digits", settings=list(AUDIT)), attacks=["linear", "dlg"])
     finished = run(
         tables | {"membership": {"tests": ["gradient_cosine"], "level": 0.05}, "bounds": {"where": "all"}},
         out=shared / "run",
@@ -123,17 +123,16 @@ class Run(_OfRun):
                 ("report",),
                 ("report",),
                 ("report", "--no-pictures"),
-                ("score",),
-                ("score", "--json"),
-                ("score", "--quiet"),
-                ("judge",),
-                ("score", "--fail-if", "psnr>20"),
-                ("score", "--fail-if", "named>0.1"),
-                ("score", "--fail-if", "auc>0.9"),
+                ("report", "--json"),
+                ("report", "--quiet"),
+                ("evidence", "judge"),
+                ("report", "--fail-if", "psnr>20"),
+                ("report", "--fail-if", "named>0.1"),
+                ("report", "--fail-if", "auc>0.9"),
                 ("report", "--sheet"),
-                ("score", "--fail-if", "bound_psnr>1"),
-                ("score", "--fail-if", "psnr_low>1e9"),
-                ("score", "--fail-if", "certified>1"),
+                ("report", "--fail-if", "bound_psnr>1"),
+                ("report", "--fail-if", "psnr_low>1e9"),
+                ("report", "--fail-if", "certified>1"),
             )
         )
 
@@ -196,7 +195,7 @@ class Private(_OfRun):
         self.vouch()
         found = answered(self._members)
         return (
-            ran("score", str(self.home / "run"), "--truth", str(self.home / "private"), "--quiet")
+            ran("report", str(self.home / "run"), "--truth", str(self.home / "private"), "--quiet")
             if found == "accepted"
             else found
         )
@@ -249,7 +248,7 @@ class Scored(_OfRun):
 
     def outcome(self) -> str:
         self.vouch()
-        found = ran("score", str(self.home / "run"), "--truth", str(self.home / "private"))
+        found = ran("report", str(self.home / "run"), "--truth", str(self.home / "private"))
         self.pages()
         return found
 
@@ -258,7 +257,7 @@ class Scored(_OfRun):
 
 
 class Judgements(_OfRun):
-    name, about = "judge", "what a judge saved, and its key: score --judgements"
+    name, about = "judge", "what a judge saved, and its key: evidence count"
 
     def prepare(self) -> None:
         super().prepare()
@@ -277,8 +276,8 @@ class Judgements(_OfRun):
 
     def outcome(self) -> str:
         self.vouch()
-        more = ("--judgements", str(self.home / "answers.json")) * (1 + self.twice)
-        found = ran("score", str(self.home), *more)
+        answers = [str(self.home / "answers.json")] * (1 + self.twice)
+        found = ran("evidence", "count", str(self.home), *answers)
         self.pages()
         return found
 

@@ -63,7 +63,7 @@ class Recipe(Reader):
 
 
 class TomlBytes(Reader):
-    name, about = "toml", "bytes of recipes: seepage validate"
+    name, about = "toml", "bytes of recipes: seepage audit --dry-run"
 
     def prepare(self) -> None:
         self.texts = [text.encode() for text, _ in built_in()]
@@ -79,7 +79,7 @@ class TomlBytes(Reader):
             self.put("x.toml", f"seed = {rng.choice(('[', '{a='))}" * rng.choice((1, 500)) + rng.choice(WORDS))
 
     def outcome(self) -> str:
-        return ran("validate", str(self.home / "x.toml"))
+        return ran("audit", str(self.home / "x.toml"), "--dry-run")
 
     def read(self) -> object:
         return self.outcome()
@@ -158,7 +158,7 @@ def argument(text: str) -> str:
 
 
 class Settings(Reader):
-    name, about = "set", "--set KEY=VALUE: seepage validate"
+    name, about = "set", "--set KEY=VALUE: seepage audit --dry-run"
 
     def prepare(self) -> None:
         self.put("x.toml", (BUILT_IN / "default.toml").read_bytes())
@@ -174,7 +174,7 @@ class Settings(Reader):
             self.given += ["--set", argument(f"{key}{rng.choice(('=', '=', '=', '', '==', ' = '))}{value(rng)}")]
 
     def outcome(self) -> str:
-        return ran("validate", str(self.home / "x.toml"), *self.given)
+        return ran("audit", str(self.home / "x.toml"), "--dry-run", *self.given)
 
     def read(self) -> object:
         return self.outcome()
@@ -187,11 +187,11 @@ class Words(Reader):
 
     def prepare(self) -> None:
         self.put("x.toml", "[batch]\nsize = 1\n[[attack]]\nuse = 'linear'\n")
-        self.given = ["score", "nothing-here"]
+        self.given = ["report", "nothing-here"]
 
     def restore(self) -> None:
         super().restore()
-        self.given = ["validate", str(self.home / "x.toml")]
+        self.given = ["audit", str(self.home / "x.toml"), "--dry-run"]
 
     def spoil(self, rng: Random) -> None:
         word = argument(
@@ -215,24 +215,23 @@ class Words(Reader):
                 [*audit, "--defense", word],
                 [*audit, "--told", word],
                 [*audit, "--device", word],
-                ["score", word],
                 ["report", word],
                 ["check", word],
-                ["validate", word],
+                ["audit", word, "--dry-run"],
                 ["attack", word, word],
-                ["observe", word, word, "--shape", word],
+                ["record", word, word, "--shape", word],
                 ["list", word],
                 ["reproduce", word],
-                ["observe", str(self.home / "x.toml"), word, "--shape", word],
-                ["prove", "--ledger", word],
-                ["prove", "--fail-if", word, "--defense", "none_such"],
-                ["prove", "--shapes", word, "--defense", "none_such"],
-                ["prove", "--defense", word, "--calls", "0"],
+                ["record", str(self.home / "x.toml"), word, "--shape", word],
+                ["prove", "--of", f"ledger:{word}"],
+                ["prove", "--fail-if", word, "--of", "defense:none_such"],
+                ["prove", "--shapes", word, "--of", "defense:none_such"],
+                ["prove", "--of", word, "--calls", "0"],
                 ["report", str(self.home), "--sheet", word],
-                ["judge", str(self.home), "--out", word],
-                ["score", str(self.home), "--judgements", word],
-                ["membership", word],
-                ["check", "--recipe", word],
+                ["evidence", "judge", str(self.home), "--out", word],
+                ["evidence", "count", str(self.home), word],
+                ["attack", str(self.home), "--candidates", word, "--public", word],
+                ["evidence", word],
                 ["frontier", word],
                 [*audit, "--batch-size", word],
                 [*audit, "--seed", word],

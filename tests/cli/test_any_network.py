@@ -130,10 +130,10 @@ def step(model: nn.Module, inputs: Tensor, labels: Tensor, named: Callable[[str]
 
 
 ALLOWED = "--allow-inconclusive"  # it is of what the network takes, not of what comes back
-ASKED = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", "--use=linear", "--jobs=1", "--batch-size=1",
+ASKED = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", "--attack=linear", "--jobs=1", "--batch-size=1",
          ALLOWED)  # fmt: skip
 
-LITTLE = ("--use=linear", "--json", "--allow-inconclusive")
+LITTLE = ("--attack=linear", "--json", "--allow-inconclusive")
 """One attack of which nothing is asked but what is said before it."""
 
 
@@ -206,14 +206,14 @@ def test_texts_are_asked_for_their_length(refused: Refused, nets: Any, cli: Cli)
 def test_the_truth_of_texts_is_a_file_of_token_numbers(cli: Cli, nets: Any, refused: Refused) -> None:
     tokens = torch.tensor([[7, 7, 3, 9, 9, 1]])
     step(nets.texts(), tokens, torch.tensor([1]))
-    asked = [word for word in ASKED if not word.startswith("--use")]
-    assert cli(*asked, "--model=nets:texts", "--shape=6", "--use=token_set", "--out=run").code == 0
+    asked = [word for word in ASKED if not word.startswith("--attack")]
+    assert cli(*asked, "--model=nets:texts", "--shape=6", "--attack=token_set", "--out=run").code == 0
     np.savez("words.npz", x=np.array([["a"]]), y=np.array([1]))
-    assert "save texts as whole token numbers x [N, L]" in refused("score", "run", "--truth=words.npz", "--trust")
+    assert "save texts as whole token numbers x [N, L]" in refused("report", "run", "--truth=words.npz", "--trust")
     np.savez("more.npz", x=tokens.numpy() + 50, y=np.array([1]))
-    assert "tokens from 51 to 59 and the network knows 50" in refused("score", "run", "--truth=more.npz", "--trust")
+    assert "tokens from 51 to 59 and the network knows 50" in refused("report", "run", "--truth=more.npz", "--trust")
     np.savez("batch.npz", x=tokens.numpy(), y=np.array([1]))
-    (row,) = cli("score", "run", "--truth=batch.npz", "--trust", "--json").json["rows"]
+    (row,) = cli("report", "run", "--truth=batch.npz", "--trust", "--json").json["rows"]
     assert [row["scores"][name]["mean"] for name in ("token_recall", "token_precision")] == [1, 1]
 
 
@@ -357,7 +357,7 @@ def test_what_a_client_normalizes_outside_of_its_network_comes_back_as_pixels(
     (outcome,) = home.glob("run/attacks/**/*.safetensors")
     assert torch.allclose(load_file(outcome)["inputs"], picture, atol=1e-3)
     # A folder knows what was done to its inputs, and whoever attacks it needs to be told nothing.
-    again = cli("attack", "run/observed", "--model=flat:net", "--use=linear", "--jobs=1", "--out=again", "--json")
+    again = cli("attack", "run/observed", "--model=flat:net", "--attack=linear", "--jobs=1", "--out=again", "--json")
     assert again.json["rows"][0]["certified"]["n"] == 1
     (second,) = home.glob("again/attacks/**/*.safetensors")
     assert torch.allclose(load_file(second)["inputs"], picture, atol=1e-3)
@@ -405,8 +405,8 @@ def test_a_saved_network_is_read_where_it_is_trusted(file: str, cli: Cli, home: 
 
 
 def test_a_torchscript_is_differentiated_as_it_is(cli: Cli, home: Path, saved: Tensor) -> None:
-    line = tuple(word for word in ASKED if not word.startswith("--use"))
-    matching = ("--use=dlg:steps=15,line_search=true", "--shape=30")
+    line = tuple(word for word in ASKED if not word.startswith("--attack"))
+    matching = ("--attack=dlg:steps=15,line_search=true", "--shape=30")
     found = cli(*line, ALLOWED, "--model=net.ts", "--trust", *matching, "--out=run", "--json")
     assert found.code == 0, found.err
     assert found.json["rows"][0]["misfit"] < 0.01
@@ -422,7 +422,7 @@ def test_no_file_with_a_network_is_opened_unasked(
     monkeypatch.setattr("torch.load", opened)
     monkeypatch.setattr("torch.jit.load", opened)
     monkeypatch.setattr("torch.export.load", opened)
-    for verb in (("observe", "--out=other", *ASKED[1:5]), ASKED):
+    for verb in (("record", "--out=other", *ASKED[1:5]), ASKED):
         assert "if it is yours, add --trust" in refused(*verb, f"--model={file}")
     audit = ("audit", "--data=breast_cancer", "--attack=linear", f"--model={file}")
     assert "if it is yours, add --trust" in refused(*audit)
@@ -437,12 +437,12 @@ def test_a_network_that_was_exported_for_one_size_of_batch_is_to_be_exported_ane
 
 
 def test_a_folder_cannot_say_that_its_network_is_trusted(cli: Cli, refused: Refused, saved: Tensor) -> None:
-    assert cli("observe", *ASKED[1:5], "--batch-size=1", "--model=net.pt", "--trust", "--out=seen").code == 0
+    assert cli("record", *ASKED[1:5], "--batch-size=1", "--model=net.pt", "--trust", "--out=seen").code == 0
     told = json.loads(Path("seen/knowledge.json").read_text())["architecture"]
     assert told == {"use": "net.pt", "options": {"trust": True}}
-    for line in (("attack", "seen", "--use=linear"), ("check", "seen"), ("check", "seen", "--model=net.pt")):
+    for line in (("attack", "seen", "--attack=linear"), ("check", "seen"), ("check", "seen", "--model=net.pt")):
         assert "--trust" in refused(*line)
-    assert cli("attack", "seen", "--use=linear", "--trust", "--out=run", "--jobs=1").code == 0
+    assert cli("attack", "seen", "--attack=linear", "--trust", "--out=run", "--jobs=1").code == 0
 
 
 def test_a_saved_network_is_audited(cli: Cli, saved: Tensor) -> None:
@@ -501,7 +501,7 @@ def test_what_a_factory_warns_of_is_one_line(cli: Cli, home: Path, nets: Any) ->
         "        warnings.warn(f'no-op {i}')\n    return rows()\n"
     )
     step(nets.rows(), torch.rand(1, 30), torch.tensor([1]))
-    found = cli("observe", *ASKED[1:5], "--model=loud:net", "--out=seen")
+    found = cli("record", *ASKED[1:5], "--model=loud:net", "--out=seen")
     assert found.code == 0, found.err
     assert found.out.count("no-op") == 1
     assert "'loud:net' warned 40 times while it was built, first of: no-op 0" in found.out
@@ -526,9 +526,9 @@ def test_what_a_factory_warns_of_is_one_line(cli: Cli, home: Path, nets: Any) ->
 def test_the_default_audit_attacks_a_network_of_ones_own_as_it_is(
     told: dict[str, Any], steps: set[int], home: Path
 ) -> None:
-    from seepage.cli.options import tables_of
+    from seepage.cli.options import Simulated, tables_of
 
     (home / "tiny.toml").write_text(f"{(home / 'tiny.toml').read_text()}\n[training]\nsteps = 7\n")
-    tables = tables_of(told.get("recipe"), **{key: value for key, value in told.items() if key != "recipe"})
+    tables = tables_of(told.pop("recipe", None), Simulated(**told))
     swept = tables.get("grid", {}).get("training.steps", [tables.get("training", {}).get("steps", 0)])
     assert set(swept) == steps

@@ -39,7 +39,7 @@ def captured(home: Path) -> Tensor:
     return inputs
 
 
-HIDDEN = ("--set=model.hidden=24", "--use=linear", "--jobs=1")
+HIDDEN = ("--set=model.hidden=24", "--attack=linear", "--jobs=1")
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ HIDDEN = ("--set=model.hidden=24", "--use=linear", "--jobs=1")
     [
         ("before.pt", "after.pt", "--lr=0.1"),
         ("before.pt", "after.pt", "--lr=0.1", "--steps=1", "--batch-size=3", "--shape=1,8,8", "--classes=10"),
-        ("gradient.safetensors", "--params=model.safetensors"),
-        ("gradient.safetensors", "--params=before.pt", "--model=fc2"),
+        ("model.safetensors", "--gradient=gradient.safetensors"),
+        ("before.pt", "--gradient=gradient.safetensors", "--model=fc2"),
     ],
     ids=["step", "all told", "gradient", "gradient and state_dict"],
 )
@@ -65,7 +65,7 @@ def test_files_are_attacked_in_one_go(cli: Cli, home: Path, captured: Tensor, fi
 
 
 def test_what_is_inferred_is_said_everywhere(cli: Cli, home: Path, captured: Tensor) -> None:
-    asked = ("attack", "gradient.safetensors", "--params=before.pt", *HIDDEN, "--out=run")
+    asked = ("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, "--out=run")
     lines = [line for line in cli(*asked).out.splitlines() if line.startswith("inferred, not told: ")]
     assert [line.split(": ")[1] for line in lines] == ["input shape", "classes", "batch size", "labels"]
     assert "batch size: 3 or more, from the rank of 2.weight" in lines[2]
@@ -83,10 +83,10 @@ def test_what_is_inferred_is_said_everywhere(cli: Cli, home: Path, captured: Ten
 
 def test_what_is_told_is_not_inferred(cli: Cli, home: Path, captured: Tensor) -> None:
     told = ("--batch-size=3", "--shape=1,8,8", "--classes=10")
-    found = cli("attack", "gradient.safetensors", "--params=before.pt", *HIDDEN, *told, "--json").json
+    found = cli("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, *told, "--json").json
     assert set(found["cells"][0]["inferred"]) == {"labels"}
     assert "batch size" in found["rows"][0]["told"]
-    wrong = cli("attack", "gradient.safetensors", "--params=before.pt", *HIDDEN, "--batch-size=2", "--json").json
+    wrong = cli("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, "--batch-size=2", "--json").json
     assert wrong["cells"][0]["batch_size"] == 2, "who is told believes it"
 
 
@@ -108,7 +108,7 @@ def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
     torch.nn.functional.cross_entropy(model(torch.rand(2, 3, 48, 48)), torch.tensor([3, 17])).backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     torch.save(model.state_dict(), "back.pt")
-    asked = ("attack", "sent.pt", "back.pt", "--lr=0.1", "--model=pooled:make", "--use=linear", "--out=run")
+    asked = ("attack", "sent.pt", "back.pt", "--lr=0.1", "--model=pooled:make", "--attack=linear", "--out=run")
     found = cli(*asked)
     said = "input shape: 3,32,32, to which the weights fit, as they do 3,28,28 and others"
     assert said in found.out
@@ -120,8 +120,8 @@ def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
 
 
 def test_a_batch_size_given_later_goes_before_an_inferred_one(cli: Cli, home: Path, captured: Tensor) -> None:
-    assert cli("observe", "before.pt", "--gradient=gradient.safetensors", "--set=model.hidden=24").code == 0
-    found = cli("attack", "observed", "--use=linear", "--jobs=1", "--batch-size=4", "--json").json
+    assert cli("record", "before.pt", "--gradient=gradient.safetensors", "--set=model.hidden=24").code == 0
+    found = cli("attack", "observed", "--attack=linear", "--jobs=1", "--batch-size=4", "--json").json
     assert found["cells"][0]["batch_size"] == 4
     assert "batch size" not in found["cells"][0]["inferred"]
     assert "batch size" in found["rows"][0]["told"]
@@ -140,7 +140,7 @@ def test_recorded_folders_without_a_batch_size_have_it_inferred(cli: Cli, home: 
     for client, state in enumerate((after, {f"module.{name}": tensor for name, tensor in after.items()})):
         seen.record(before, state, t=0, client=client, examples=3 if client else None)
     seen.record(before, {name: after[f"module.{name}"] for name in ("4.weight", "4.bias")}, t=0, client=2)
-    asked = ("attack", "seen", "--use=linear", "--jobs=1", "--out=run")
+    asked = ("attack", "seen", "--attack=linear", "--jobs=1", "--out=run")
     lines = [line for line in cli(*asked).out.splitlines() if line.startswith("inferred, not told: ")]
     assert "batch size: 3 or more, from the rank of 2.weight" in lines[0]
     found = cli(*asked, "--json").json
@@ -182,7 +182,7 @@ def test_the_command_that_it_names_for_scoring_is_not_refused(
     told = ("--batch-size=3", "--shape=1,8,8", "--classes=10", f"--model={'mynet:make' if own else 'fc2'}")
     found = cli("attack", "before.pt", "after.pt", "--lr=0.1", *told, *HIDDEN, "--out=run")
     assert found.code == 0, found.err
-    (said,) = re.findall(r"seepage (score RUN[\w\s/-]*)", " ".join(found.out.split()).partition(" came back ")[0])
+    (said,) = re.findall(r"seepage (report RUN[\w\s/-]*)", " ".join(found.out.split()).partition(" came back ")[0])
     assert ("--trust" in said) == own
     again = cli(*said.replace("RUN", "run").replace("FOLDER", "mine.npz").split())
     assert again.code == 0, again.err
@@ -198,7 +198,7 @@ def test_whether_guesses_give_the_update_is_said_where_nothing_scores_them(
         "after.pt",
         "--lr=0.1",
         *HIDDEN,
-        "--use=gradient_matching:steps=3",
+        "--attack=gradient_matching:steps=3",
         "--all",
         "--out=run",
     )
@@ -263,7 +263,7 @@ def test_a_certificate_is_not_called_no_copy_where_the_told_loss_is_wrong(cli: C
     ((1 - (-losses).exp()).square() * losses).mean().backward()  # a focal loss (Lin et al. 2017)
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     torch.save(model.state_dict(), home / "after.pt")
-    asked = ("--lr=0.1", "--steps=1", "--batch-size=3", "--shape=1,8,8", "--use=linear", "--out=run")
+    asked = ("--lr=0.1", "--steps=1", "--batch-size=3", "--shape=1,8,8", "--attack=linear", "--out=run")
     out = " ".join(cli("attack", "before.pt", "after.pt", *asked).out.split())
     assert "certifies 3 of them without any truth" in out
     assert "no exact copies" not in out
@@ -274,7 +274,7 @@ def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> No
     assert cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--out=run", "--quiet").code == 0
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(home / "mine.npz", x=pictures, y=np.array([2, 5, 5]))
-    (row,) = cli("score", "run", "--truth=mine.npz", "--json").json["rows"]
+    (row,) = cli("report", "run", "--truth=mine.npz", "--json").json["rows"]
     assert row["scores"]["exact"]["mean"] == 1.0
 
 
@@ -295,8 +295,8 @@ def test_what_was_told_otherwise_is_said_where_it_leaves_no_result_at_all(
 def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_it(
     cli: Cli, home: Path, captured: Tensor
 ) -> None:
-    asked = ("attack", "gradient.safetensors", "--params=before.pt", "--set=model.hidden=24", "--jobs=1", "--out=run")
-    found = cli(*asked, "--use=linear", "--use=inverting_gradients:steps=3", "--all")
+    asked = ("attack", "before.pt", "--gradient=gradient.safetensors", "--set=model.hidden=24", "--jobs=1", "--out=run")
+    found = cli(*asked, "--attack=linear", "--attack=inverting_gradients:steps=3", "--all")
     assert found.code == 0, found.err
     page = (home / "run" / "report.html").read_text()
     strips = dict(re.findall(r'<tr>\s*<th scope="row">([\w<>]+)<small>(.*?)</tr>', page, re.S))
@@ -316,7 +316,7 @@ def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_i
     assert (page.count('96"><small>certified</small>'), page.count('96"><small>not certified</small>')) == (2, 1)
     assert "linear, example 2, not certified:" in page
     np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
-    assert cli("score", "run", "--truth=mine.npz").code == 0
+    assert cli("report", "run", "--truth=mine.npz").code == 0
     assert "certified</small>" not in (home / "run" / "report.html").read_text()  # decibels stand there
 
 
@@ -341,35 +341,37 @@ def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli
     assert cli("compare", "right", "right").out.startswith("NOT WORSE")
     np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
     before = json.loads((home / "right" / "result.json").read_text())["cells"][0]
-    cli("score", "right", "--truth=mine.npz")
+    cli("report", "right", "--truth=mine.npz")
     after = json.loads((home / "right" / "result.json").read_text())["cells"][0]
     assert (after["files"], after["rate"]) == (before["files"], 0.1)
 
 
 def test_a_certificate_that_proves_false_is_said_in_the_terminal(cli: Cli, home: Path, captured: Tensor) -> None:
     """A truth of other examples: whatever was certified is none of them, or the truth is the wrong one."""
-    assert cli("attack", "gradient.safetensors", "--params=before.pt", *HIDDEN, "--out=run").code == 0
+    assert cli("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, "--out=run").code == 0
     np.savez(home / "other.npz", x=1 - captured.numpy(), y=np.array([2, 5, 5]))
     np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
-    found = cli("score", "run", "--truth=other.npz")
+    found = cli("report", "run", "--truth=other.npz")
     words = " ".join(found.out.split())
     assert "FALSE CERTIFICATE. Of 3 guesses that linear certified" in words
     assert "3 false certificates" in words.partition("found: recovered")[0]  # the table
-    assert cli("score", "run", "--truth=other.npz", "--quiet").out.startswith("FALSE CERTIFICATE.")
-    told = cli("score", "run", "--truth=other.npz", "--json").json
+    assert cli("report", "run", "--truth=other.npz", "--quiet").out.startswith("FALSE CERTIFICATE.")
+    told = cli("report", "run", "--truth=other.npz", "--json").json
     assert told["rows"][0]["certified"]["wrong"] == 3
     assert told["verdict"].startswith("FALSE CERTIFICATE.")
-    assert "FALSE" not in cli("score", "run", "--truth=mine.npz").out
+    assert "FALSE" not in cli("report", "run", "--truth=mine.npz").out
 
 
 def test_a_truth_scores_nothing_while_another_process_writes(cli: Cli, home: Path, captured: Tensor) -> None:
-    assert cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--use=linear", "--out=run", "--quiet").code == 0
+    assert (
+        cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--attack=linear", "--out=run", "--quiet").code == 0
+    )
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(home / "mine.npz", x=pictures, y=np.array([2, 5, 5]))
     before = (home / "run" / "result.json").read_bytes()
     with (home / "run" / LOCK).open("w") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
-        found = cli("score", "run", "--truth=mine.npz")
+        found = cli("report", "run", "--truth=mine.npz")
     assert found.code == 2
     assert "another process is writing to" in found.err
     assert (home / "run" / "result.json").read_bytes() == before
@@ -380,16 +382,16 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
 ) -> None:
     both = ("before.pt", "after.pt", "--lr=0.1")
     assert "alone is no update" in refused("attack", "before.pt", *HIDDEN)
-    assert "and not both" in refused("attack", "before.pt", "after.pt", "--params=model.safetensors", *HIDDEN)
+    assert "and not both" in refused("attack", "before.pt", "model.safetensors", "--gradient=after.pt", *HIDDEN)
     assert "does not exist" in refused("attack", "nothing.pt", "after.pt", *HIDDEN)
     assert "does not exist" in refused("attack", "before.pt", "nothing.pt", *HIDDEN)
-    assert "is a folder" in refused("attack", observed, "--lr=0.1", "--use=linear")
-    assert "is a folder" in refused("attack", observed, "after.pt", "--use=linear")
-    assert "unknown attack" in refused("attack", *both, "--set=model.hidden=24", "--use=liner")
-    assert "does not fit the model" in refused("attack", *both, "--use=linear")
+    assert "is a folder" in refused("attack", observed, "--lr=0.1", "--attack=linear")
+    assert "is a folder" in refused("attack", observed, "after.pt", "--attack=linear")
+    assert "unknown attack" in refused("attack", *both, "--set=model.hidden=24", "--attack=liner")
+    assert "does not fit the model" in refused("attack", *both, "--attack=linear")
     assert "a label names the rows" in refused("attack", *both, *HIDDEN, "--set=model.label=x")
     assert "--steps must be from 1" in refused("attack", *both, *HIDDEN, "--steps=0")
-    assert "neither --lr nor" in refused("attack", "gradient.safetensors", "--params=before.pt", "--lr=1", *HIDDEN)
+    assert "neither --lr nor" in refused("attack", "before.pt", "--gradient=gradient.safetensors", "--lr=1", *HIDDEN)
     assert "plain SGD" in refused("attack", *both, "--client=fedavg", "--set=client.lr=0.2", *HIDDEN)
     assert "zero everywhere" in refused("attack", "before.pt", "model.safetensors", "--lr=0.1", *HIDDEN)
     (home / "run").mkdir()
@@ -408,7 +410,7 @@ def test_no_file_is_unpickled(home: Path, captured: Tensor, refused: Refused) ->
     for file in ("evil.pt", "module.pt"):
         assert "could run code" in refused("attack", "before.pt", file, "--lr=0.1", *HIDDEN)
         assert "could run code" in refused("attack", file, "after.pt", "--lr=0.1", *HIDDEN)
-        assert "could run code" in refused("attack", "gradient.safetensors", f"--params={file}", *HIDDEN)
+        assert "could run code" in refused("attack", file, "--gradient=gradient.safetensors", *HIDDEN)
     assert not (home / "ran").exists()
 
 
@@ -417,7 +419,7 @@ def test_inferences_of_strangers_are_texts_of_bearable_length(cli: Cli, home: Pa
     record = json.loads(path.read_text())
     bad = {"batch size": "\x1b[2J<script>alert(1)</script>", "long": "a" * 10_000, "other": 3, "b" * 9000: "x"}
     path.write_text(json.dumps({**record, "inferred": bad}))
-    found = cli("attack", observed, "--use=linear", "--jobs=1", "--out=run")
+    found = cli("attack", observed, "--attack=linear", "--jobs=1", "--out=run")
     assert found.code == 0, found.err
     assert "\x1b" not in found.out
     assert max(map(len, found.out.splitlines())) < 500
@@ -477,7 +479,7 @@ def test_a_network_of_rows_is_given_rows(home: Path, cli: Cli) -> None:
         "--classes=2",
         "--lr=0.1",
         "--jobs=1",
-        "--use=linear",
+        "--attack=linear",
     )
     found = cli(*asked, "--out=run", "--json")
     assert found.json["cells"][0]["inferred"]["input shape"] == "9, to which the weights fit"
@@ -513,9 +515,9 @@ def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     torch.save(net.state_dict(), home / "rows_after.pt")
     np.savez(home / "batch.npz", x=rows.numpy(), y=np.float32([1]))
-    told = ("--model=rows:factory", "--shape=5", "--classes=2", "--lr=0.1", "--batch-size=1", "--use=linear")
+    told = ("--model=rows:factory", "--shape=5", "--classes=2", "--lr=0.1", "--batch-size=1", "--attack=linear")
     assert cli("attack", "rows_before.pt", "rows_after.pt", *told, "--jobs=1", "--out=run").code == 0
-    scored = cli("score", "run", "--truth", "batch.npz", "--trust")
+    scored = cli("report", "run", "--truth", "batch.npz", "--trust")
     assert scored.code == 0, scored.err
     assert "rebuilt 1 of 1 examples exactly" in " ".join(scored.out.split())
 

@@ -52,7 +52,7 @@ def test_a_baseline_closes_the_gate(noisy: Path, bare: Path, cli: Cli) -> None:
 
 
 def test_an_evidence_pack_is_a_baseline(bare: Path, cli: Cli) -> None:
-    assert cli("evidence", bare, "--out", "pack").code == 0
+    assert cli("evidence", "pack", bare, "--out", "pack").code == 0
     assert cli("compare", "pack", bare).code == 0
 
 
@@ -93,25 +93,25 @@ def test_a_gate_says_what_leaks_where_its_baseline_did_not_look(bare: Path, cli:
 
 def test_a_run_that_was_scored_since_is_compared_by_what_both_certify(run: Path, cli: Cli) -> None:
     for name in ("first", "second"):
-        assert cli("attack", run / "observed", "--use", "linear", "--out", name, "--jobs", 1).code == 0
-    assert cli("score", "first", "--truth", run / "private").code == 0
+        assert cli("attack", run / "observed", "--attack", "linear", "--out", name, "--jobs", 1).code == 0
+    assert cli("report", "first", "--truth", run / "private").code == 0
     found = cli("compare", "first", "second")
     assert (found.code, "certified guesses are compared" in found.out) == (0, True)
 
 
 def test_an_edited_pack_is_no_baseline(bare: Path, cli: Cli, refused: Refused) -> None:
-    assert cli("evidence", bare, "--out", "pack").code == 0
+    assert cli("evidence", "pack", bare, "--out", "pack").code == 0
     text = Path("pack/result.json").read_text()
     Path("pack/result.json").write_text(text.replace('"mean": 1.0', '"mean": 0.0'))
     assert "is not as it was written" in refused("compare", "pack", bare)
 
 
 def test_an_edited_run_of_captured_updates_is_refused(run: Path, cli: Cli, refused: Refused) -> None:
-    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert cli("attack", run / "observed", "--attack", "linear", "--out", "blind", "--jobs", 1).code == 0
     text = Path("blind/result.json").read_text()
     Path("blind/result.json").write_text(text.replace('"n": 2', '"n": 0'))
     assert "is not what the run wrote" in refused("compare", "blind", "blind")
-    assert "is not what the run wrote" in refused("evidence", "blind", "--print", "junit")
+    assert "is not what the run wrote" in refused("evidence", "pack", "blind", "--print", "junit")
 
 
 def test_an_edited_baseline_is_refused(bare: Path, noisy: Path, refused: Refused) -> None:

@@ -41,7 +41,7 @@ def test_the_package_can_be_run_as_a_module(home: Path) -> None:
         ("seepage aud", {"audit"}),
         ("seepage audit --attack inverting", {"inverting_gradients"}),
         ("seepage audit --defense spars", {"sparsify"}),
-        ("seepage attack --use cock", {"cocktail_party"}),
+        ("seepage attack --attack cock", {"cocktail_party"}),
         ("seepage audit cafe/ex", {"cafe/exact"}),
     ],
 )

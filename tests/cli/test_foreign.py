@@ -172,8 +172,8 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
 def test_a_damaged_folder_is_refused(what: str, observed: Path, refused: Refused) -> None:
     damage, words = DAMAGED[what]
     damage(observed)
-    assert words in refused("attack", observed, "--use", "linear", "--jobs", 1)
-    assert words in refused("validate", observed)
+    assert words in refused("attack", observed, "--attack", "linear", "--jobs", 1)
+    assert words in refused("check", observed)
 
 
 CODE = """
@@ -189,8 +189,8 @@ def test_somebody_elses_code_is_not_run_unasked(observed: Path, home: Path, refu
     (home / "theirs.py").write_text(CODE)
     for use in ("theirs:make", "os:system"):
         facts(architecture={"use": use, "options": {}})(observed)
-        assert f"--model {use}" in refused("attack", observed, "--use", "linear")
-        assert f"--model {use}" in refused("validate", observed)
+        assert f"--model {use}" in refused("attack", observed, "--attack", "linear")
+        assert f"--model {use}" in refused("check", observed)
     assert not (home / "ran").exists()
     assert "theirs" not in sys.modules
 
@@ -215,22 +215,22 @@ def test_a_client_rule_of_ones_own_is_recorded_by_its_path_and_run_only_where_it
     assert (written["use"], written["share"]) == ("ourrule:Halved", 0.25)
     monkeypatch.delitem(sys.modules, "ourrule")
     (home / "ran").unlink()
-    assert "not run unasked" in refused("attack", "run/observed", "--use", "linear", "--jobs", 1)
-    assert "not run unasked" in refused("validate", "run/observed")
+    assert "not run unasked" in refused("attack", "run/observed", "--attack", "linear", "--jobs", 1)
     assert "not run unasked" in refused("check", "run/observed")
-    assert "somebody's own code" in refused("validate", "run/recipe.toml")
+    assert "not run unasked" in refused("check", "run/observed")
+    assert "somebody's own code" in refused("audit", "run/recipe.toml", "--dry-run")
     assert not (home / "ran").exists()
-    assert cli("attack", "run/observed", "--use", "linear", "--jobs", 1, "--trust", "--out", "blind").code == 0
-    assert "--trust" in refused("score", "blind", "--truth", "run/private")
-    assert cli("score", "blind", "--truth", "run/private", "--trust").code == 0
+    assert cli("attack", "run/observed", "--attack", "linear", "--jobs", 1, "--trust", "--out", "blind").code == 0
+    assert "--trust" in refused("report", "blind", "--truth", "run/private")
+    assert cli("report", "blind", "--truth", "run/private", "--trust").code == 0
 
 
 def test_own_code_runs_with_the_recorded_options_once_it_is_named(home: Path, cli: Cli) -> None:
     (home / "ours.py").write_text(CODE)
     arguments = ("tiny.toml", "--model", "ours:make", "--set", "model.hidden=7", "--jobs", 1, "--out", "run")
     assert cli("audit", *arguments).code == 0
-    assert cli("attack", "run/observed", "--use", "linear", "--model", "ours:make", "--jobs", 1).code == 0
-    found = cli("attack", "run/observed", "--use", "linear", "--model", "ours:make", "--set", "model.hidden=8")
+    assert cli("attack", "run/observed", "--attack", "linear", "--model", "ours:make", "--jobs", 1).code == 0
+    found = cli("attack", "run/observed", "--attack", "linear", "--model", "ours:make", "--set", "model.hidden=8")
     assert found.code == 2
     assert "does not fit" in found.err
 
@@ -252,11 +252,11 @@ IN_A_RUN: dict[str, dict[str, Any]] = {
 
 def test_a_run_folder_does_not_name_code_to_run(run: Path, home: Path, cli: Cli, refused: Refused) -> None:
     (home / "theirs.py").write_text(CODE)
-    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert cli("attack", run / "observed", "--attack", "linear", "--out", "blind", "--jobs", 1).code == 0
     asked = json.loads(Path("blind/attack.json").read_text())
     for place, change in IN_A_RUN.items():
         Path("blind/attack.json").write_text(json.dumps({**asked, **change}))
-        assert "add --trust" in refused("score", "blind", "--truth", run / "private"), place
+        assert "add --trust" in refused("report", "blind", "--truth", run / "private"), place
         assert not (home / "ran").exists(), place
 
 
@@ -286,14 +286,14 @@ def test_checking_a_recipe_runs_no_code_that_it_names(home: Path, refused: Refus
     (home / "theirs.py").write_text(CODE)
     for place, recipe in IN_A_RECIPE.items():
         (home / "theirs.toml").write_text(recipe)
-        assert "add --trust" in refused("validate", "theirs.toml"), place
+        assert "add --trust" in refused("audit", "theirs.toml", "--dry-run"), place
         assert not (home / "ran").exists(), place
 
 
 def test_code_that_is_trusted_is_imported_to_check_its_options(home: Path, cli: Cli) -> None:
     (home / "trusted.py").write_text(CODE)
     (home / "mine.toml").write_text('defense = [{ use = "trusted:make" }]')
-    found = cli("validate", "mine.toml", "--trust")
+    found = cli("audit", "mine.toml", "--dry-run", "--trust")
     assert (found.code, "needs the option 'shape'" in found.err) == (2, True)
     assert (home / "ran").exists()
 
@@ -302,20 +302,20 @@ def test_a_model_is_not_made_to_check_a_recipe(home: Path, cli: Cli) -> None:
     (home / "theirs.py").write_text(CODE)
     for use in ("theirs:make", "torchvision:resnet18"):
         (home / "mine.toml").write_text(f'attack = [{{ use = "linear" }}]\ngrid = {{ "model.use" = ["{use}", "fc2"] }}')
-        assert cli("validate", "mine.toml").code == 0
+        assert cli("audit", "mine.toml", "--dry-run").code == 0
     assert not (home / "ran").exists()
 
 
 def test_other_number_formats_are_read(observed: Path, cli: Cli) -> None:
     tensors(ROUND, lambda t: t.double(), "update")(observed)
     tensors(MODEL, lambda t: t.half())(observed)
-    assert cli("validate", observed).code == 0
+    assert cli("check", observed).code == 0
 
 
 def test_labels_that_are_not_told_are_not_used(observed: Path, cli: Cli) -> None:
     added(ROUND, labels=torch.tensor([1]))(observed)
     arguments = ("--set", "attack.labels=given", "--set", "attack.steps=2", "--jobs", 1, "--json")
-    row = cli("attack", observed, "--use", "inverting_gradients", *arguments).json["rows"][0]
+    row = cli("attack", observed, "--attack", "inverting_gradients", *arguments).json["rows"][0]
     assert row["status"] == "inapplicable"
     assert row["told_extra"] == []
 
@@ -325,7 +325,7 @@ def test_symlinked_and_oddly_named_cells_stay_inside_the_run_folder(observed: Pa
     for name in ("..hidden", "a cell; rm -rf", "<script>", "é"):
         (home / "many" / name).symlink_to(observed.resolve())
     before = set(home.iterdir())
-    found = cli("attack", "many", "--use", "linear", "--jobs", 1, "--out", "out", "--json")
+    found = cli("attack", "many", "--attack", "linear", "--jobs", 1, "--out", "out", "--json")
     assert found.code == 0
     assert {row["cell"] for row in found.json["rows"]} == {"..hidden", "a cell; rm -rf", "<script>", "é"}
     assert set(home.iterdir()) - before == {home / "out"}
@@ -338,7 +338,7 @@ def test_a_folder_by_a_relative_name_writes_below_the_run_folder(
 ) -> None:
     place = {".": observed, "..": observed / "rounds", "observed/..": home}[name]
     monkeypatch.chdir(place)
-    assert cli("attack", name, "--use", "linear", "--jobs", 1, "--out", home / "out", "--quiet").code == 0
+    assert cli("attack", name, "--attack", "linear", "--jobs", 1, "--out", home / "out", "--quiet").code == 0
     assert [path.name for path in (home / "out" / "attacks").iterdir()] == ["cell"]
 
 
@@ -348,7 +348,7 @@ import seepage.cli, torch, seepage.transcript.simulated
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + 300 * 2**20,) * 2)
 for folder in sys.argv[1:]:
-    sys.argv = ["seepage", "validate", folder]
+    sys.argv = ["seepage", "check", folder]
     try:
         seepage.cli.main()
     except SystemExit as end:

@@ -46,5 +46,5 @@ def test_guesses_are_ranked_in_row_and_report(cli: Cli, tmp_path: Path) -> None:
 def test_a_missing_file_of_weights_is_said_at_once(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text(RECIPE.replace("[score]", '[score]\nfeatures = "none.safetensors"'))
-    found = cli("validate", path)
+    found = cli("audit", path, "--dry-run")
     assert (found.code, "there is no such file" in found.err, "Traceback" in found.err) == (2, True, False)

@@ -53,7 +53,7 @@ def answers_of(run: Path, page: str, judge: str, guesses: str, *, missed: int = 
 
 
 def test_the_page_says_what_it_holds_and_not_which_is_which(cli: Cli, judged: Path) -> None:
-    found = cli("judge", judged, "--pairs=20", "--out=page.html")
+    found = cli("evidence", "judge", judged, "--pairs=20", "--out=page.html")
     assert found.code == 0, found.err
     assert "private pictures" in found.out
     path = Path("page.html")
@@ -75,20 +75,20 @@ def test_the_page_says_what_it_holds_and_not_which_is_which(cli: Cli, judged: Pa
 
 def test_the_same_seed_makes_the_same_page(cli: Cli, judged: Path) -> None:
     for name, seed in (("a.html", 0), ("b.html", 0), ("c.html", 1)):
-        assert cli("judge", judged, f"--seed={seed}", f"--out={name}").code == 0
+        assert cli("evidence", "judge", judged, f"--seed={seed}", f"--out={name}").code == 0
     a, b, c = (Path(name).read_bytes() for name in ("a.html", "b.html", "c.html"))
     assert a == b != c
 
 
 def test_from_judgements_to_a_report(cli: Cli, judged: Path) -> None:
-    asked = cli("judge", judged, "--attack=linear", "--json").json
+    asked = cli("evidence", "judge", judged, "--attack=linear", "--json").json
     before = (judged / "result.json").read_bytes()
     files = [
         answers_of(judged, asked["page"], "yes", "same", missed=1),
         answers_of(judged, asked["page"], "no", "unsure"),
         answers_of(judged, asked["page"], "careless", "same", missed=2),
     ]
-    found = cli("score", judged, *(f"--judgements={file}" for file in files), "--json").json
+    found = cli("evidence", "count", judged, *files, "--json").json
     (row,) = found["rows"]
     assert (row["attack"], row["pairs"], row["judges"]) == ("linear", asked["guesses"], 2)
     assert (row["asr"], row["cannot_tell"], found["agreement"]) == (0.5, 0.5, 0)
@@ -98,17 +98,17 @@ def test_from_judgements_to_a_report(cli: Cli, judged: Path) -> None:
     page = (judged / "report.html").read_text()
     assert "Judged by people" in page
     assert "missed 2 of 9 control pairs" in page
-    spoken = cli("score", judged, f"--judgements={files[0]}")
+    spoken = cli("evidence", "count", judged, files[0])
     assert "attack success rate 100%" in spoken.out
     assert "judge yes" in spoken.out
-    assert cli("score", judged, f"--judgements={files[0]}", "--quiet").out.count("\n") == 1
+    assert cli("evidence", "count", judged, files[0], "--quiet").out.count("\n") == 1
 
 
 def test_nothing_is_written_while_another_process_writes(cli: Cli, judged: Path) -> None:
     """Pages, judgements and their keys: each writer of a finished run waits its turn, or says that it cannot."""
-    page = cli("judge", judged, "--attack=linear", "--json").json["page"]
+    page = cli("evidence", "judge", judged, "--attack=linear", "--json").json["page"]
     answers = answers_of(judged, page, "ab", "same")
-    for command in (("judge", judged), ("report", judged), ("score", judged, "--judgements", answers)):
+    for command in (("evidence", "judge", judged), ("report", judged), ("evidence", "count", judged, answers)):
         before = {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
         with (judged / LOCK).open("w") as theirs:
             fcntl.flock(theirs, fcntl.LOCK_EX)
@@ -122,40 +122,39 @@ def test_nothing_is_written_while_another_process_writes(cli: Cli, judged: Path)
 
 
 def test_a_machine_judges_blindly_and_is_named_as_one(cli: Cli, refused: Callable[..., str], judged: Path) -> None:
-    found = cli("judge", judged, "--machine=machine.json", "--features=missing.pt")
+    found = cli("evidence", "judge", judged, "--machine=machine.json", "--features=missing.pt")
     assert found.code == 2
     assert "missing.pt" in found.err
-    too_few = cli("judge", judged, "--machine=machine.json")
+    too_few = cli("evidence", "judge", judged, "--machine=machine.json")
     assert too_few.code == 2
     assert "draws its limit from 20 pairs of different private pictures" in too_few.err
     assert not Path("machine.json").exists()
-    asked = cli("judge", judged, "--attack=linear", "--json").json
+    asked = cli("evidence", "judge", judged, "--attack=linear", "--json").json
     right = answers_of(judged, asked["page"], "machine", "not")
     right.write_text(json.dumps({**json.loads(right.read_text()), "machine": "distance below 0.2"}))
-    counted = cli("score", judged, f"--judgements={right}")
+    counted = cli("evidence", "count", judged, right)
     assert "judged by a machine, and by no person: distance below 0.2" in counted.out
     page = (judged / "report.html").read_text()
     assert "Judged by a machine" in page
     assert "No person judged." in page
     person = answers_of(judged, asked["page"], "person", "same")
-    assert "counted by themselves" in refused("score", judged, f"--judgements={right}", f"--judgements={person}")
-    assert "add --machine" in refused("judge", judged, "--features=x.pt")
+    assert "counted by themselves" in refused("evidence", "count", judged, right, person)
+    assert "add --machine" in refused("evidence", "judge", judged, "--features=x.pt")
 
 
 def test_mistakes(refused: Callable[..., str], judged: Path) -> None:
-    assert "linear" in refused("judge", judged, "--attack=linears")
-    assert "unknown cell" in refused("judge", judged, "--cell=nowhere")
-    assert "--pairs 20" in refused("judge", judged, "--pairs=5")
-    assert "result.json" in refused("judge", "nowhere")
-    assert "nowhere.json" in refused("score", judged, "--judgements=nowhere.json")
+    assert "linear" in refused("evidence", "judge", judged, "--attack=linears")
+    assert "unknown cell" in refused("evidence", "judge", judged, "--cell=nowhere")
+    assert "--pairs 20" in refused("evidence", "judge", judged, "--pairs=5")
+    assert "result.json" in refused("evidence", "judge", "nowhere")
+    assert "nowhere.json" in refused("evidence", "count", judged, "nowhere.json")
     Path("a.json").write_text(json.dumps({"schema": 1, "page": "0" * 12, "judge": "AB", "answers": {"p001": "same"}}))
-    assert "has no key" in refused("score", judged, "--judgements=a.json")
-    assert "leave out" in refused("score", judged, "--judgements=a.json", "--fail-if=recovered>0")
+    assert "has no key" in refused("evidence", "count", judged, "a.json")
 
 
 def test_a_run_without_its_truth(refused: Callable[..., str], judged: Path) -> None:
     (judged / "private" / "truth.safetensors").unlink()
-    assert "no private and rebuilt pictures" in refused("judge", judged)
+    assert "no private and rebuilt pictures" in refused("evidence", "judge", judged)
 
 
 # Presses keys like a person, in a frame as wide as a phone and in a wide one; what is saved is caught on its way out.
@@ -210,7 +209,7 @@ def browse(folder: Path, address: str) -> tuple[str, list[str]]:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_a_person_judges_in_a_browser(cli: Cli, judged: Path, home: Path, tmp_path_factory: Any) -> None:
-    asked = cli("judge", judged, "--out=seen/judge.html", "--json").json
+    asked = cli("evidence", "judge", judged, "--out=seen/judge.html", "--json").json
     folder, profile = home / "seen", tmp_path_factory.mktemp("browser")
     (folder / "driver.html").write_text(DRIVER)
     with served(folder) as (address, requests):
@@ -234,12 +233,12 @@ def test_a_person_judges_in_a_browser(cli: Cli, judged: Path, home: Path, tmp_pa
         assert len(log["saved"]["answers"]) == asked["pairs"]
     (home / "saved.json").write_text(json.dumps(log["saved"]))
     # It called examples beside themselves another thing, so it does not count; but the file is one that can be read.
-    assert re.search(r"<b>A B</b> missed [45] of 9 control pairs", cli("score", judged, "--judgements=saved.json").err)
+    assert re.search(r"<b>A B</b> missed [45] of 9 control pairs", cli("evidence", "count", judged, "saved.json").err)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_the_page_works_from_a_file(cli: Cli, judged: Path, tmp_path_factory: Any) -> None:
-    cli("judge", judged, "--out=judge.html")
+    cli("evidence", "judge", judged, "--out=judge.html")
     text, complaints = browse(tmp_path_factory.mktemp("browser"), Path("judge.html").resolve().as_uri())
     assert complaints == []
     assert '<section id="start">' in text, "the script ran"

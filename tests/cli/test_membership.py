@@ -55,7 +55,7 @@ def test_members_are_named_in_result_terminal_and_report(cli: Cli, made: Path, t
     assert "Who was in it" in page
     assert "members named" in page
     assert f"<b>{best['named']['hits']}/12</b>" in page
-    shown = cli("score", run).out
+    shown = cli("report", run).out
     assert "membership test" in shown
     # The truth lies in private/ alone: what a test is given does not say who is a member.
     seen = (run / "observed" / "membership.safetensors").read_bytes()
@@ -99,7 +99,7 @@ def test_too_few_examples_are_said_and_the_gate_does_not_pass(cli: Cli, tmp_path
 def test_mistakes_in_the_table_are_one_sentence(cli: Cli, tmp_path: Path, line: str, words: str) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text(f'name = "x"\n[membership]\n{line}\n[[attack]]\nuse = "linear"\n')
-    found = cli("validate", path)
+    found = cli("audit", path, "--dry-run")
     assert found.code == 2
     assert words in found.err
     assert "Traceback" not in found.err
@@ -126,7 +126,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) -> None:
-    given = ("membership", captured / "observed", "--candidates", captured / "candidates.npz", "--public")
+    given = ("attack", captured / "observed", "--candidates", captured / "candidates.npz", "--public")
     found = cli(*given, captured / "public.npz", "--level", "0.05", "--json").json
     assert [row["candidate"] for row in found["candidates"] if row["named"]][:3] == [0, 1, 2]
     assert found["calibration"] == 50
@@ -136,7 +136,7 @@ def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) 
     large = captured / "large.npz"
     with np.load(captured / "candidates.npz") as held:
         np.savez(large, x=held["x"].repeat(2, 1).repeat(2, 2), y=held["y"])
-    given_large = ("membership", captured / "observed", "--candidates", large, "--public", captured / "public.npz")
+    given_large = ("attack", captured / "observed", "--candidates", large, "--public", captured / "public.npz")
     said = cli(*given_large, "--level", "0.05")
     assert "brought from 1 x 12 x 12 to 1 x 6 x 6" in said.out
     assert "smallest p-value that 50 calibration examples allow is 0.02" in said.out

@@ -114,9 +114,9 @@ def test_a_recipe_that_is_no_toml_is_refused(home: Path, refused: Refused) -> No
     (home / "bad.toml").write_text("[data\nuse = 3")
     assert "line 1" in refused("audit", "bad.toml")
     (home / "bad.toml").write_bytes(b"\xff\xfe")
-    assert "not valid TOML" in refused("validate", "bad.toml")
+    assert "not valid TOML" in refused("audit", "bad.toml", "--dry-run")
     (home / "bad.toml").write_text("x = " + "[" * 100_000)
-    assert "not valid TOML" in refused("validate", "bad.toml")
+    assert "not valid TOML" in refused("audit", "bad.toml", "--dry-run")
 
 
 def test_a_missing_recipe_and_data_in_its_place_are_refused(home: Path, refused: Refused) -> None:
@@ -167,19 +167,19 @@ def test_own_code_that_does_not_work_is_refused(home: Path, refused: Refused, mo
 
 PLACES = [
     (["audit", "tiny.toml", "--data", "weights.pt"], "pickle"),
-    (["attack", "update.pt", "--use", "linear"], "alone is no update"),
-    (["attack", "update.pt", "weights.pt", "--use", "linear"], "not a whole file"),
+    (["attack", "update.pt", "--attack", "linear"], "alone is no update"),
+    (["attack", "update.pt", "weights.pt", "--attack", "linear"], "not a whole file"),
     (["audit", "tiny.toml", "--data", "nowhere/photos"], "no file or folder"),
-    (["attack", "nowhere", "--use", "linear"], "does not exist"),
-    (["attack", "tiny.toml", "--use", "linear"], "alone is no update"),
-    (["attack", ".", "--use", "linear"], "no recorded update"),
-    (["score", "nowhere"], "result.json"),
-    (["score", "tiny.toml"], "result.json"),
+    (["attack", "nowhere", "--attack", "linear"], "does not exist"),
+    (["attack", "tiny.toml", "--attack", "linear"], "alone is no update"),
+    (["attack", ".", "--attack", "linear"], "no recorded update"),
+    (["report", "nowhere", "--truth", "."], "no finished run"),
+    (["report", "tiny.toml"], "no finished run"),
     (["report", "nowhere"], "no finished run"),
     (["report", "."], "no finished run"),
-    (["validate", "."], "no recorded update"),
-    (["validate", "nowhere"], "unknown recipe"),
-    (["validate", "tiny.toml", "--set", "batch.size=0"], "at least 1"),
+    (["check", "."], "no recorded update"),
+    (["audit", "nowhere", "--dry-run"], "unknown recipe"),
+    (["audit", "tiny.toml", "--dry-run", "--set", "batch.size=0"], "at least 1"),
     (["record", "tiny.toml", "--set", "batch.size=0"], "at least 1"),
     (["audit", "tiny.toml", "--out", "tiny.toml"], "is a file"),
     (["audit", "tiny.toml", "--out", "."], "not empty"),

@@ -47,10 +47,10 @@ OPTIONS = ("--model=fc2", "--set=model.hidden=24", "--shape=1,8,8", "--classes=4
 def test_the_picture_comes_back(
     cli: Cli, home: Path, captured: tuple[nn.Module, torch.Tensor, torch.Tensor], files: tuple[str, ...]
 ) -> None:
-    found = cli("observe", *files, *OPTIONS)
+    found = cli("record", *files, *OPTIONS)
     assert found.code == 0, found.err
     assert "seepage attack observed" in found.out
-    attacked = cli("attack", "observed", "--use=linear", "--out=run", "--quiet", "--jobs=1")
+    attacked = cli("attack", "observed", "--attack=linear", "--out=run", "--quiet", "--jobs=1")
     assert attacked.code == 0, attacked.err
     (outcome,) = home.glob("run/attacks/**/*.safetensors")
     assert float(psnr(load_file(outcome)["inputs"], captured[1])) > 55
@@ -61,18 +61,18 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     sure = torch.load(home / "before.pt", weights_only=True)
     torch.save({**sure, "4.bias": torch.tensor([9.0, 0.0, 0.0, 0.0])}, home / "sure.pt")
-    assert "times the learning rate, which is not known" in refused("observe", "sure.pt", "after.pt", *OPTIONS)
-    assert "either the weights" in refused("observe", "before.pt", *OPTIONS)
-    assert "not both" in refused("observe", "before.pt", "after.pt", "--gradient=gradient.safetensors", *OPTIONS)
-    assert "does not fit the model" in refused("observe", "before.pt", "after.pt", "--lr=0.1", "--shape=1,8,8")
-    assert "does not exist" in refused("observe", "before.pt", "none.pt", "--lr=0.1", *OPTIONS)
+    assert "times the learning rate, which is not known" in refused("record", "sure.pt", "after.pt", *OPTIONS)
+    assert "either the weights" in refused("record", "before.pt", *OPTIONS)
+    assert "not both" in refused("record", "before.pt", "after.pt", "--gradient=gradient.safetensors", *OPTIONS)
+    assert "does not fit the model" in refused("record", "before.pt", "after.pt", "--lr=0.1", "--shape=1,8,8")
+    assert "does not exist" in refused("record", "before.pt", "none.pt", "--lr=0.1", *OPTIONS)
     for rate in ("-1", "inf"):
-        assert "--lr must be above 0" in refused("observe", "before.pt", "after.pt", f"--lr={rate}", *OPTIONS)
-    assert "whole numbers such as" in refused("observe", "before.pt", "after.pt", "--lr=1", "--shape=3*8*8")
-    assert "lr > 0" in refused("observe", "before.pt", "after.pt", "--client=fedavg", "--set=client.lr=0", *OPTIONS)
+        assert "--lr must be above 0" in refused("record", "before.pt", "after.pt", f"--lr={rate}", *OPTIONS)
+    assert "whole numbers such as" in refused("record", "before.pt", "after.pt", "--lr=1", "--shape=3*8*8")
+    assert "lr > 0" in refused("record", "before.pt", "after.pt", "--client=fedavg", "--set=client.lr=0", *OPTIONS)
     many = "--batch-size=9999999999"
-    assert "which cannot be" in refused("observe", "before.pt", "after.pt", "--lr=1", *OPTIONS, many)
-    assert "leave them out" in refused("observe", "before.pt", "--gradient=gradient.safetensors", "--lr=1", *OPTIONS)
+    assert "which cannot be" in refused("record", "before.pt", "after.pt", "--lr=1", *OPTIONS, many)
+    assert "leave them out" in refused("record", "before.pt", "--gradient=gradient.safetensors", "--lr=1", *OPTIONS)
 
 
 def test_a_file_that_lacks_a_tensor_is_a_part_of_an_update_and_one_of_others_is_none(
@@ -81,36 +81,36 @@ def test_a_file_that_lacks_a_tensor_is_a_part_of_an_update_and_one_of_others_is_
     whole = load_file(home / "gradient.safetensors")
     save_file({name: t for name, t in whole.items() if name.startswith("4.")}, home / "few.safetensors")
     save_file({f"{name}.x": t for name, t in whole.items()}, home / "other.safetensors")
-    found = cli("observe", "before.pt", "--gradient=few.safetensors", *OPTIONS)
+    found = cli("record", "before.pt", "--gradient=few.safetensors", *OPTIONS)
     assert found.code == 0, found.err
     assert "sent: 2 of 4 tensors" in found.out
     assert "withheld: 2 ('2.weight', '2.bias')" in found.out
     assert "other.safetensors has '2.bias.x'" in refused(
-        "observe", "before.pt", "--gradient=other.safetensors", "--out=elsewhere", *OPTIONS
+        "record", "before.pt", "--gradient=other.safetensors", "--out=elsewhere", *OPTIONS
     )
 
 
 def test_a_recording_is_not_overwritten(
     cli: Cli, refused: Callable[..., str], captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
 ) -> None:
-    assert cli("observe", "before.pt", "after.pt", "--lr=0.1", *OPTIONS).code == 0
-    assert "already holds" in refused("observe", "before.pt", "after.pt", "--lr=0.1", *OPTIONS)
+    assert cli("record", "before.pt", "after.pt", "--lr=0.1", *OPTIONS).code == 0
+    assert "already holds" in refused("record", "before.pt", "after.pt", "--lr=0.1", *OPTIONS)
 
 
 def test_ones_own_pictures_are_the_truth(
     cli: Cli, home: Path, captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
 ) -> None:
     """Whoever captured an update of their own batch scores the attack with that batch."""
-    assert cli("observe", "before.pt", "after.pt", "--lr=0.1", *OPTIONS).code == 0
-    assert cli("attack", "observed", "--use=linear", "--out=run", "--quiet", "--jobs=1").code == 0
+    assert cli("record", "before.pt", "after.pt", "--lr=0.1", *OPTIONS).code == 0
+    assert cli("attack", "observed", "--attack=linear", "--out=run", "--quiet", "--jobs=1").code == 0
     pictures = (captured[1].permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(home / "mine.npz", x=pictures, y=np.array([2]))
-    found = cli("score", "run", "--truth=mine.npz", "--json")
+    found = cli("report", "run", "--truth=mine.npz", "--json")
     assert found.code == 0, found.err
     (row,) = found.json["rows"]
     assert row["scores"]["exact"]["mean"] == 1.0
     np.savez(home / "two.npz", x=np.concatenate([pictures, pictures]), y=np.array([2, 1]))
-    wrong = cli("score", "run", "--truth=two.npz")
+    wrong = cli("report", "run", "--truth=two.npz")
     assert wrong.code == 2
     assert "expected (1, 1, 8, 8)" in wrong.err
 
@@ -118,4 +118,4 @@ def test_ones_own_pictures_are_the_truth(
 def test_two_equal_files_are_no_update(
     refused: Callable[..., str], captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
 ) -> None:
-    assert "zero everywhere" in refused("observe", "before.pt", "before.pt", "--lr=0.1", *OPTIONS)
+    assert "zero everywhere" in refused("record", "before.pt", "before.pt", "--lr=0.1", *OPTIONS)

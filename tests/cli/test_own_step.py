@@ -59,7 +59,7 @@ def test_an_audit_runs_the_code_reads_it_off_its_update_and_says_the_difference(
     assert "the client&#39;s own code was run" in page or "the client's own code was run" in page
     # What was recorded is attacked without the code, and without trust.
     (code / "loops.py").unlink()
-    assert cli("attack", "run/observed", "--use", "linear", "--out", "later", "--allow-inconclusive").code == 0
+    assert cli("attack", "run/observed", "--attack", "linear", "--out", "later", "--allow-inconclusive").code == 0
 
 
 def test_options_state_what_attackers_are_told_and_a_recipe_says_the_same(code: Path, cli: Cli) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Cli
 
 from seepage import SeepageError
-from seepage.cli.options import tables_of
+from seepage.cli.options import Simulated, tables_of
 from seepage.cli.parts import part_of
 from seepage.registry import defenses
 
@@ -69,7 +69,9 @@ def test_options_lie_over_the_recipes_own_and_below_what_is_set(home: Path) -> N
     (home / "own.toml").write_text('[[attack]]\nuse = "dlg"\nsteps = 7\nlr = 0.5\n')
     attacks: list[dict[str, Any]] = tables_of("own.toml", attacks=["dlg:steps=9"])["attack"]
     assert attacks == [{"use": "dlg", "steps": 9, "lr": 0.5}]
-    attacks = tables_of("own.toml", attacks=["dlg:steps=9", "dlg:label=long"], settings=["attack.lr=1.0"])["attack"]
+    attacks = tables_of(
+        "own.toml", attacks=["dlg:steps=9", "dlg:label=long"], own=Simulated(settings=["attack.lr=1.0"])
+    )["attack"]
     assert attacks == [
         {"use": "dlg", "steps": 9, "lr": 1.0},
         {"use": "dlg", "label": "long", "steps": 7, "lr": 1.0},
@@ -77,12 +79,12 @@ def test_options_lie_over_the_recipes_own_and_below_what_is_set(home: Path) -> N
 
 
 def test_captured_updates_are_attacked_with_options(cli: Cli, observed: Path) -> None:
-    assert cli("attack", observed, "--use", "inverting_gradients:steps=2", "--out", "again", "--jobs", 1).code == 0
+    assert cli("attack", observed, "--attack", "inverting_gradients:steps=2", "--out", "again", "--jobs", 1).code == 0
     assert json.loads(Path("again/attack.json").read_text())["attacks"] == [{"use": "inverting_gradients", "steps": 2}]
 
 
 def test_a_look_at_a_recipe_takes_a_defense_with_options(cli: Cli) -> None:
-    found = cli("check", "--recipe", "tiny.toml", "--defense", "withhold:tensors=['2.*']", "--json")
+    found = cli("check", "tiny.toml", "--defense", "withhold:tensors=['2.*']", "--json")
     tensors = [one["name"] for one in found.json["cells"][0]["gives_away"]["tensors"]]
     assert tensors
     assert not [name for name in tensors if name.startswith("2.")]
@@ -98,8 +100,8 @@ def test_data_have_no_options_behind_their_name(refused: Refused) -> None:
     assert "--data digits --set data.size=8" in message
 
 
-@pytest.mark.parametrize("command", [("judge",), ("report", "--sheet", "sheet.png")])
+@pytest.mark.parametrize("command", [("evidence", "judge"), ("report", "--sheet=sheet.png")])
 def test_rows_are_chosen_by_their_name_alone(command: tuple[str, ...], run: Path, cli: Cli) -> None:
-    found = cli(*command[:1], run, *command[1:], "--attack", "linear:floor=0.1")
+    found = cli(*command, run, "--attack", "linear:floor=0.1")
     assert found.code == 2
     assert "did you mean 'linear'" in found.err

@@ -41,9 +41,9 @@ def test_a_report_is_written_anew_without_pictures_and_with(cli: Cli, run: Path)
 
 
 def test_scoring_later_shows_no_pictures_either(cli: Cli, run: Path, home: Path) -> None:
-    assert cli("attack", run / "observed", "--use=linear", "--no-pictures", "--jobs=1", "--out=blind").code == 0
+    assert cli("attack", run / "observed", "--attack=linear", "--no-pictures", "--jobs=1", "--out=blind").code == 0
     without(home / "blind")
-    assert cli("score", "blind", "--truth", run / "private").code == 0
+    assert cli("report", "blind", "--truth", run / "private").code == 0
     without(home / "blind")
     assert cli("report", "blind", "--pictures").code == 0
     assert "data:image" in (home / "blind" / "report.html").read_text()
@@ -51,7 +51,7 @@ def test_scoring_later_shows_no_pictures_either(cli: Cli, run: Path, home: Path)
 
 def test_a_sheet_is_nothing_but_pictures(refused: Refused, run: Path) -> None:
     assert "nothing but pictures" in refused("report", run, "--sheet", "x.png", "--no-pictures")
-    assert "opposite" in refused("report", run, "--pictures", "--no-pictures")
+    assert "add it" in refused("report", run, "--cell", "a")
 
 
 def test_an_audit_keeps_what_each_update_gives_away(run: Path) -> None:
@@ -83,7 +83,7 @@ def test_nothing_is_written_through_a_link(home: Path, run: Path, refused: Refus
         elsewhere.write_text("mine")
     (run / name).symlink_to(elsewhere.resolve())
     audit = ("audit", "tiny.toml", "--out", run, "--jobs", 1)
-    for command in (("report", run), audit, ("score", run, "--truth", "private"), ("judge", run)):
+    for command in (("report", run), audit, ("report", run, "--truth", "private"), ("evidence", "judge", run)):
         assert "leads out of it" in refused(*command), command
 
 
@@ -92,5 +92,5 @@ def test_a_captured_run_is_not_gone_on_with_through_a_link(home: Path, refused: 
     (home / "elsewhere").mkdir()
     (home / "theirs" / "observed").symlink_to(home / "elsewhere")
     save_file({"w": torch.ones(1)}, home / "a.safetensors")
-    files = ("a.safetensors", "a.safetensors", "--lr=1", "--use=linear")
+    files = ("a.safetensors", "a.safetensors", "--lr=1", "--attack=linear")
     assert "leads out of it" in refused("attack", *files, "--out", "theirs")

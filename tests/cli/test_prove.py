@@ -56,7 +56,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_defense_is_measured_beside_what_is_computed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--defense", "gaussian_noise:sigma=1,clip=1", "--epsilon", "1", "--calls", "3000")
+    words = ("--of", "defense:gaussian_noise:sigma=1,clip=1", "--epsilon", "1", "--calls", "3000")
     assert ran(monkeypatch, *words) == 0
     shown = capsys.readouterr().out
     assert "4.377" in shown
@@ -71,7 +71,7 @@ def test_a_defense_is_measured_beside_what_is_computed(
 def test_a_claim_that_the_calls_could_not_contradict_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    noise = ("--defense", "gaussian_noise:sigma=1,clip=1", "--calls", "1500")
+    noise = ("--of", "defense:gaussian_noise:sigma=1,clip=1", "--calls", "1500")
     assert ran(monkeypatch, *noise, "--epsilon", "10") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "warning: The stated epsilon is 10 and 1,500 calls could show" in shown
@@ -81,10 +81,10 @@ def test_a_claim_that_the_calls_could_not_contradict_is_warned_of(
 
 
 def test_the_gate_measures_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("--defense", "gaussian_noise:sigma=3,clip=1", "--calls", "1500", "--quiet")
+    words = ("--of", "defense:gaussian_noise:sigma=3,clip=1", "--calls", "1500", "--quiet")
     assert ran(monkeypatch, *words, "--fail-if", "contradicted") == 0
     assert ran(monkeypatch, *words, "--fail-if", "measured_epsilon>5") == 0
-    bare = ("--defense", "gaussian_noise:sigma=0,clip=1", *words[2:])
+    bare = ("--of", "defense:gaussian_noise:sigma=0,clip=1", *words[2:])
     assert ran(monkeypatch, *bare, "--fail-if", "measured_epsilon>3") == 1
 
 
@@ -92,20 +92,21 @@ def test_the_gate_measures_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> No
 def test_code_is_called_where_it_is_trusted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ran(monkeypatch, "--function", "own_filters:honest") == 2
+    assert ran(monkeypatch, "--of", "function:own_filters:honest") == 2
     assert "add --trust" in capsys.readouterr().err
     options = ("--trust", "--calls", "2000", "--epsilon", "5")
     assert (
-        found(monkeypatch, capsys, "--function", "own_filters:honest", *options)["stated_verdict"] == "not contradicted"
+        found(monkeypatch, capsys, "--of", "function:own_filters:honest", *options)["stated_verdict"]
+        == "not contradicted"
     )
-    broken = found(monkeypatch, capsys, "--function", "own_filters:Forgets:clip=1", *options)
+    broken = found(monkeypatch, capsys, "--of", "function:own_filters:Forgets:clip=1", *options)
     assert broken["stated_verdict"] == "contradicted"
     assert broken["deterministic"] is True
     assert broken["schema"] == 1
     shapes = ("--shapes", "temperature=1")
-    single = found(monkeypatch, capsys, "--function", "own_filters:numbers", *options, *shapes)
+    single = found(monkeypatch, capsys, "--of", "function:own_filters:numbers", *options, *shapes)
     assert (single["canary"], single["stated_verdict"]) == ("a single number", "contradicted")
-    noted = found(monkeypatch, capsys, "--function", "own_filters:numbers", *options)
+    noted = found(monkeypatch, capsys, "--of", "function:own_filters:numbers", *options)
     assert "single number leaves as it is" in noted["notes"][0]
 
 
@@ -128,7 +129,7 @@ def test_recorded_rounds_with_canaries_are_measured(
         names["with" if t % 2 else "without"].append(folder.name)
     save_file(canary, tmp_path / "canary.safetensors")
     (tmp_path / "list.json").write_text(json.dumps(names))
-    words = ("--recorded", str(tmp_path / "seen"), "--canaries", str(tmp_path / "list.json"), "--sigma", "1")
+    words = ("--of", f"recorded:{tmp_path / 'seen'}", "--canaries", str(tmp_path / "list.json"), "--sigma", "1")
     table = found(monkeypatch, capsys, *words)
     assert table["computed_verdict"] == "contradicted by Gaussian fit"
     assert table["fit"]["mu"][0] < 10 < table["fit"]["mu"][2]
@@ -152,7 +153,7 @@ def test_a_damaged_list_is_one_sentence(
         '{"with": ["a"], "without": ["b"], "canary": "/etc/passwd"}',
     ):
         (tmp_path / "list.json").write_text(listed)
-        assert ran(monkeypatch, "--recorded", str(tmp_path), "--canaries", str(tmp_path / "list.json")) == 2, listed
+        assert ran(monkeypatch, "--of", f"recorded:{tmp_path}", "--canaries", str(tmp_path / "list.json")) == 2, listed
         assert "Traceback" not in capsys.readouterr().err, listed
 
 
@@ -160,15 +161,15 @@ def test_a_damaged_list_is_one_sentence(
     "words",
     [
         (),
-        ("--defense", "gaussian_noise:sigma=1", "--function", "a:b"),
-        ("--defense", "gaussian_noise:sigma"),
-        ("--defense", "gaussian_noise:sigma=1", "--neighbors", "far"),
-        ("--defense", "gaussian_noise:sigma=1", "--fail-if", "epsilon<3"),
-        ("--defense", "gaussian_noise:sigma=1", "--calls", "3"),
-        ("--defense", "gaussian_noise:sigma=1", "--fail-if", "contradicted", "--calls", "1000"),
-        ("--defense", "soteria:ratio=0.5"),
-        ("--function", "own:f", "--shapes", "w=ax2"),
-        ("--recorded", "nowhere"),
+        ("--of", "defense:gaussian_noise:sigma=1", "--of", "function:a:b"),
+        ("--of", "defense:gaussian_noise:sigma"),
+        ("--of", "defense:gaussian_noise:sigma=1", "--neighbors", "far"),
+        ("--of", "defense:gaussian_noise:sigma=1", "--fail-if", "epsilon<3"),
+        ("--of", "defense:gaussian_noise:sigma=1", "--calls", "3"),
+        ("--of", "defense:gaussian_noise:sigma=1", "--fail-if", "contradicted", "--calls", "1000"),
+        ("--of", "defense:soteria:ratio=0.5"),
+        ("--of", "function:own:f", "--shapes", "w=ax2"),
+        ("--of", "recorded:nowhere"),
     ],
 )
 def test_mistakes_are_one_sentence(
@@ -212,6 +213,6 @@ def test_a_filter_that_cannot_work_does_not_pass(
 ) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
-    words = ("--function", f"broken:{name}", "--trust", "--epsilon", "4", "--calls", "1000", "--quiet")
+    words = ("--of", f"function:broken:{name}", "--trust", "--epsilon", "4", "--calls", "1000", "--quiet")
     assert ran(monkeypatch, *words, "--fail-if", "contradicted") == 2
     assert said in capsys.readouterr().err

@@ -47,21 +47,21 @@ def test_a_name_cannot_leave_the_folder_of_runs(cli: Cli, home: Path) -> None:
 
 def test_a_folder_of_something_else_is_never_touched(cli: Cli, run: Path, refused: Refused) -> None:
     assert "another folder" in refused("audit", "tiny.toml", "--seed", 5, "--out", run)
-    assert "another folder" in refused("attack", run / "observed", "--use", "linear", "--out", run)
-    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert "another folder" in refused("attack", run / "observed", "--attack", "linear", "--out", run)
+    assert cli("attack", run / "observed", "--attack", "linear", "--out", "blind", "--jobs", 1).code == 0
     assert "another folder" in refused("audit", "tiny.toml", "--out", "blind")
-    assert "another folder" in refused("attack", run / "observed", "--use", "idlg", "--out", "blind")
+    assert "another folder" in refused("attack", run / "observed", "--attack", "idlg", "--out", "blind")
     (run / "result.json").unlink()
     assert "unfinished" in refused("audit", "tiny.toml", "--seed", 5, "--out", run)
 
 
 def test_an_attack_on_other_content_is_another_run(cli: Cli) -> None:
     assert cli("record", "tiny.toml", "--out", "rec").code == 0
-    first = cli("attack", "rec/observed", "--use", "linear", "--jobs", 1, "--json").json
-    assert cli("attack", "rec", "--use", "linear", "--jobs", 1, "--json").code == 0
+    first = cli("attack", "rec/observed", "--attack", "linear", "--jobs", 1, "--json").json
+    assert cli("attack", "rec", "--attack", "linear", "--jobs", 1, "--json").code == 0
     shutil.rmtree("rec")
     assert cli("record", "tiny.toml", "--seed", 1, "--out", "rec").code == 0
-    second = cli("attack", "rec/observed", "--use", "linear", "--jobs", 1, "--json").json
+    second = cli("attack", "rec/observed", "--attack", "linear", "--jobs", 1, "--json").json
     assert second["finished_earlier"] is False
     assert second["run"] != first["run"]
 
@@ -76,30 +76,40 @@ def test_a_recorded_folder_can_be_audited_on(cli: Cli, run: Path) -> None:
 
 
 def test_without_truth_every_score_is_null_and_with_it_the_audits_own(cli: Cli, run: Path) -> None:
-    arguments = ("--use", "linear", "--use", "inverting_gradients", "--set", "attack.steps=5", "--jobs", 1, "--json")
+    arguments = (
+        "--attack",
+        "linear",
+        "--attack",
+        "inverting_gradients",
+        "--set",
+        "attack.steps=5",
+        "--jobs",
+        1,
+        "--json",
+    )
     blind = cli("attack", run / "observed", *arguments, "--out", "blind").json
     assert all((row["scores"], row["baselines"], row["alignment"]) == ({}, {}, None) for row in blind["rows"])
     assert blind["verdict"].startswith("LEAKS, BY ITS OWN PROOF")
     assert blind["verdict_level"] == "certified"
-    scored = cli("score", "blind", "--truth", run / "private", "--json").json
+    scored = cli("report", "blind", "--truth", run / "private", "--json").json
     assert rows_of(scored) == rows_of(json.loads((run / "result.json").read_text()))
     assert scored["verdict"] == json.loads((run / "result.json").read_text())["verdict"]
     assert "Not scored" not in Path("blind/report.html").read_text()
-    assert rows_of(cli("score", "blind", "--json").json) == rows_of(scored)
+    assert rows_of(cli("report", "blind", "--json").json) == rows_of(scored)
 
 
 def test_thresholds_can_be_changed_when_scoring(cli: Cli, run: Path, refused: Refused) -> None:
-    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert cli("attack", run / "observed", "--attack", "linear", "--out", "blind", "--jobs", 1).code == 0
     truth = ("--truth", run / "private")
-    strict = cli("score", "blind", *truth, "--set", "score.exact_db=149", "--json").json
+    strict = cli("report", "blind", *truth, "--set", "score.exact_db=149", "--json").json
     assert strict["thresholds"]["exact_db"] == 149
     assert (strict["rows"][0]["scores"]["exact"]["mean"], strict["rows"][0]["scores"]["recovered"]["mean"]) == (
         1,
         1,
     )  # 150 dB
-    rough = ("--use", "inverting_gradients", "--set", "attack.steps=2", "--out", "rough", "--jobs", 1)
+    rough = ("--attack", "inverting_gradients", "--set", "attack.steps=2", "--out", "rough", "--jobs", 1)
     assert cli("attack", run / "observed", *rough).code == 0
-    found = [cli("score", "rough", *truth, "--set", f"score.exact_db={db}", "--json").json for db in (149, 0)]
+    found = [cli("report", "rough", *truth, "--set", f"score.exact_db={db}", "--json").json for db in (149, 0)]
     assert [one["rows"][0]["scores"]["exact"]["mean"] for one in found] == [0, 1]
     for beyond in (
         "exact_db=1000",
@@ -108,11 +118,11 @@ def test_thresholds_can_be_changed_when_scoring(cli: Cli, run: Path, refused: Re
         "recovered_likeness=-1",
         "recovered_gain_db=-3",
     ):
-        assert beyond.partition("=")[0] in refused("score", "blind", *truth, "--set", f"score.{beyond}")
-    assert "did you mean 'exact_db'" in refused("score", "blind", *truth, "--set", "score.exact=4")
-    assert "score.KEY" in refused("score", "blind", *truth, "--set", "attack.steps=4")
-    assert "--truth" in refused("score", "blind", "--set", "score.exact_db=4")
-    assert "never rewritten" in refused("score", run, *truth)
+        assert beyond.partition("=")[0] in refused("report", "blind", *truth, "--set", f"score.{beyond}")
+    assert "did you mean 'exact_db'" in refused("report", "blind", *truth, "--set", "score.exact=4")
+    assert "score.KEY" in refused("report", "blind", *truth, "--set", "attack.steps=4")
+    assert "--truth" in refused("report", "blind", "--set", "score.exact_db=4")
+    assert "never rewritten" in refused("report", run, *truth)
 
 
 def test_the_gate_is_exit_code_1_and_names_the_rows(cli: Cli, run: Path) -> None:
@@ -120,14 +130,14 @@ def test_the_gate_is_exit_code_1_and_names_the_rows(cli: Cli, run: Path) -> None
     assert found.code == 1
     assert all(fact in found.err for fact in ("psnr > 20", "linear on fc2(hidden=16)", "psnr 150"))
     assert found.err.count("\n") == 1
-    assert cli("score", run, "--fail-if", "psnr>20", "--quiet").code == 1
-    assert cli("score", run, "--fail-if", "psnr>=151", "--quiet").code == 0
-    assert cli("score", run, "--fail-if", "ssim<-1", "--json").code == 0
+    assert cli("report", run, "--fail-if", "psnr>20", "--quiet").code == 1
+    assert cli("report", run, "--fail-if", "psnr>=151", "--quiet").code == 0
+    assert cli("report", run, "--fail-if", "ssim<-1", "--json").code == 0
 
 
 def test_a_gate_that_cannot_see_lets_nothing_pass(cli: Cli, run: Path) -> None:
-    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
-    found = cli("score", "blind", "--fail-if", "psnr>20", "--quiet")
+    assert cli("attack", run / "observed", "--attack", "linear", "--out", "blind", "--jobs", 1).code == 0
+    found = cli("report", "blind", "--fail-if", "psnr>20", "--quiet")
     assert found.code == 2
     assert "cannot be judged" in found.err
 
@@ -158,21 +168,21 @@ def test_a_grid_has_a_folder_per_cell_also_when_attacked_blind(cli: Cli) -> None
     audit = cli("audit", "tiny.toml", *GRID, "--out", "grid").json
     assert [cell["name"] for cell in audit["cells"]] == ["hidden-8", "hidden-16"]
     wanted = {row["cell"]: row["scores"]["psnr"]["mean"] for row in audit["rows"]}
-    assert cli("attack", "grid/observed", "--use", "linear", "--jobs", 1, "--out", "all").code == 0
-    scored = cli("score", "all", "--truth", "grid/private", "--json").json
+    assert cli("attack", "grid/observed", "--attack", "linear", "--jobs", 1, "--out", "all").code == 0
+    scored = cli("report", "all", "--truth", "grid/private", "--json").json
     assert {row["cell"]: row["scores"]["psnr"]["mean"] for row in scored["rows"]} == wanted
-    assert cli("attack", "grid/observed/hidden-8", "--use", "linear", "--jobs", 1, "--out", "one").code == 0
+    assert cli("attack", "grid/observed/hidden-8", "--attack", "linear", "--jobs", 1, "--out", "one").code == 0
     for truth in ("grid/private", "grid/private/hidden-8"):
-        one = cli("score", "one", "--truth", truth, "--json").json
+        one = cli("report", "one", "--truth", truth, "--json").json
         assert {row["cell"]: row["scores"]["psnr"]["mean"] for row in one["rows"]} == {"hidden-8": wanted["hidden-8"]}
         assert one["verdict"].startswith("LEAKS")
     Path("grid/observed/hidden-8").rename("sent")
-    assert cli("attack", "sent", "--use", "linear", "--jobs", 1, "--out", "renamed").code == 0
-    renamed = cli("score", "renamed", "--truth", "grid/private/hidden-8", "--json").json
+    assert cli("attack", "sent", "--attack", "linear", "--jobs", 1, "--out", "renamed").code == 0
+    renamed = cli("report", "renamed", "--truth", "grid/private/hidden-8", "--json").json
     assert [row["cell"] for row in renamed["rows"]] == [cell["name"] for cell in renamed["cells"]] == ["sent"]
     assert renamed["verdict"] == one["verdict"]
     Path("sent").rename("grid/observed/hidden-8")
-    assert cli("validate", "grid").out.count("ok: ") == 2
+    assert cli("check", "grid", "--quiet").out.count("\n") == 2
 
 
 def test_combinations_that_would_share_a_name_do_not_share_a_folder(cli: Cli) -> None:
@@ -185,7 +195,17 @@ def test_combinations_that_would_share_a_name_do_not_share_a_folder(cli: Cli) ->
 def test_an_unknown_batch_size_is_inferred_or_given(cli: Cli, observed: Path, refused: Refused) -> None:
     path = observed / "knowledge.json"
     path.write_text(path.read_text().replace('"batch_size": 1', '"batch_size": null'))
-    arguments = ("attack", observed, "--use", "inverting_gradients", "--set", "attack.steps=2", "--jobs", 1, "--json")
+    arguments = (
+        "attack",
+        observed,
+        "--attack",
+        "inverting_gradients",
+        "--set",
+        "attack.steps=2",
+        "--jobs",
+        1,
+        "--json",
+    )
     found = cli(*arguments).json
     row = found["rows"][0]
     assert row["returned"] == 2
@@ -204,9 +224,9 @@ def test_an_unknown_batch_size_is_inferred_or_given(cli: Cli, observed: Path, re
 
 def test_settings_that_attack_cannot_take_are_refused(observed: Path, refused: Refused) -> None:
     for setting in ("batch.size=3", "score.exact_db=3", "model.hidden=3"):
-        assert "--set attack.OPTION" in refused("attack", observed, "--use", "linear", "--set", setting)
-    assert "did you mean 'linear'" in refused("attack", observed, "--use", "liner")
-    assert "takes the option" in refused("attack", observed, "--use", "linear", "--set", "attack.steps=3")
+        assert "--set attack.OPTION" in refused("attack", observed, "--attack", "linear", "--set", setting)
+    assert "did you mean 'linear'" in refused("attack", observed, "--attack", "liner")
+    assert "takes the option" in refused("attack", observed, "--attack", "linear", "--set", "attack.steps=3")
 
 
 WRONG_TRUTH = {
@@ -220,9 +240,9 @@ WRONG_TRUTH = {
 @pytest.mark.parametrize("what", WRONG_TRUTH)
 def test_a_truth_of_something_else_is_refused(what: str, cli: Cli, run: Path, refused: Refused) -> None:
     settings, words = WRONG_TRUTH[what]
-    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert cli("attack", run / "observed", "--attack", "linear", "--out", "blind", "--jobs", 1).code == 0
     assert cli("record", "tiny.toml", *(f"--set={setting}" for setting in settings), "--out", "other").code == 0
-    message = refused("score", "blind", "--truth", "other/private")
+    message = refused("report", "blind", "--truth", "other/private")
     assert words in message
     assert "belongs to this recording" in message
 
@@ -230,10 +250,10 @@ def test_a_truth_of_something_else_is_refused(what: str, cli: Cli, run: Path, re
 def test_a_truth_that_is_not_there_or_a_recording_that_changed_is_refused(
     cli: Cli, run: Path, refused: Refused
 ) -> None:
-    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
-    assert "truth.safetensors does not exist" in refused("score", "blind", "--truth", "nowhere")
+    assert cli("attack", run / "observed", "--attack", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert "truth.safetensors does not exist" in refused("report", "blind", "--truth", "nowhere")
     (run / "observed" / "knowledge.json").write_text((run / "observed" / "knowledge.json").read_text() + "\n")
-    assert "has changed" in refused("score", "blind", "--truth", run / "private")
+    assert "has changed" in refused("report", "blind", "--truth", run / "private")
 
 
 DAMAGE = {
@@ -251,23 +271,23 @@ DAMAGE = {
 def test_a_damaged_result_is_refused(what: str, run: Path, refused: Refused) -> None:
     path = run / "result.json"
     path.write_text(DAMAGE[what](json.loads(path.read_text())))
-    assert "result.json" in refused("score", run, "--json")
+    assert "result.json" in refused("report", run, "--json")
     assert "result.json" in refused("audit", "tiny.toml", "--out", run)
 
 
 def test_a_damaged_request_is_refused(cli: Cli, run: Path, refused: Refused) -> None:
-    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert cli("attack", run / "observed", "--attack", "linear", "--out", "blind", "--jobs", 1).code == 0
     asked = json.loads(Path("blind/attack.json").read_text())
     for change in ({"schema": 2}, {"attacks": 3}, {"attacks": [3]}, {"observed": 3}, {"seed": "x"}, {"seed": 2**64}):
         Path("blind/attack.json").write_text(json.dumps({**asked, **change}))
         manifest.renew(Path("blind"), ["attack.json"])  # which would say that the file was changed
-        assert "attack.json" in refused("score", "blind", "--truth", run / "private")
-    assert "2**63" in refused("attack", run / "observed", "--use", "linear", "--seed", 2**64, "--jobs", 1)
+        assert "attack.json" in refused("report", "blind", "--truth", run / "private")
+    assert "2**63" in refused("attack", run / "observed", "--attack", "linear", "--seed", 2**64, "--jobs", 1)
 
 
 def test_a_report_is_written_again_bit_by_bit(cli: Cli, audited: Path, home: Path) -> None:
     shutil.copytree(audited, home / "run")
-    assert cli("report", "run").out == "run/report.html\n"
+    assert "report: run/report.html\n" in cli("report", "run").out
     first = {name: Path("run", name).read_bytes() for name in ("report.html", "grid.png")}
     assert cli("report", "run").code == 0
     assert {name: Path("run", name).read_bytes() for name in first} == first
@@ -275,7 +295,7 @@ def test_a_report_is_written_again_bit_by_bit(cli: Cli, audited: Path, home: Pat
 
 def test_the_table_fits_80_columns(cli: Cli, audited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = cli("score", audited).out.splitlines()
+    lines = cli("report", audited).out.splitlines()
     assert max(len(line) for line in lines if "report.html" not in line and "grid.png" not in line) <= 80
     header = next(line for line in lines if line.startswith("attack"))
     assert header.split() == ["attack", "found", "median", "mean,", "dB", "SSIM", "seconds", "outcome"]

@@ -54,7 +54,7 @@ def test_all_sides_stand_in_json_terminal_and_page(run: Path, cli: Cli) -> None:
     assert "ask with --membership" in sides["named"]["words"]
     assert sides["came_back"]["low"] == 0 < sides["came_back"]["high"] < 1
     assert sides["cannot_exceed"]["low"] <= sides["cannot_exceed"]["value"] <= sides["cannot_exceed"]["high"]
-    shown = " ".join(cli("score", str(run)).out.split())
+    shown = " ".join(cli("report", str(run)).out.split())
     page = (run / "report.html").read_text(encoding="utf-8")
     for side in sides.values():
         assert " ".join(side["words"].split()) in shown
@@ -75,11 +75,11 @@ def test_a_stated_epsilon_that_is_too_small_is_contradicted_and_gated(run: Path,
     assert row["measured"] > row["stated"] == 0.2
     assert row["measured"] < row["computed"] < row["fitted_high"]
     assert row["contradicted"] == ["the stated epsilon of 0.2 is contradicted"]
-    assert cli("score", str(run), "--fail-if", "contradicted>0").code == 1
-    assert cli("score", str(run), "--fail-if", "measured_epsilon>4.5").code == 2, "no attack is shown to work"
-    assert cli("score", str(run), "--fail-if", "measured_epsilon>4.5", "--allow-inconclusive").code == 0
-    assert cli("score", str(run), "--fail-if", "bound_psnr>20", "--allow-inconclusive").code == 0
-    assert cli("score", str(run), "--fail-if", "bound_psnr>1").code == 1
+    assert cli("report", str(run), "--fail-if", "contradicted>0").code == 1
+    assert cli("report", str(run), "--fail-if", "measured_epsilon>4.5").code == 2, "no attack is shown to work"
+    assert cli("report", str(run), "--fail-if", "measured_epsilon>4.5", "--allow-inconclusive").code == 0
+    assert cli("report", str(run), "--fail-if", "bound_psnr>20", "--allow-inconclusive").code == 0
+    assert cli("report", str(run), "--fail-if", "bound_psnr>1").code == 1
 
 
 def test_a_side_that_was_not_tried_cannot_pass_a_gate(cli: Cli) -> None:
@@ -91,7 +91,7 @@ def test_a_side_that_was_not_tried_cannot_pass_a_gate(cli: Cli) -> None:
 
 
 def test_a_finished_run_without_a_side_cannot_pass_a_gate(run: Path, cli: Cli) -> None:
-    found = cli("score", str(run), "--fail-if", "named>0.5")
+    found = cli("report", str(run), "--fail-if", "named>0.5")
     assert found.code == 2
     assert "--membership" in found.err
 
@@ -126,7 +126,7 @@ def test_mistakes_in_the_tables_are_one_sentence(cli: Cli) -> None:
         ("epsilon.delta=1", "delta between 0 and 1"),
         ("epsilon.stated=-1", "stated >= 0"),
     ):
-        found = cli("validate", "tiny.toml", "--set", setting)
+        found = cli("audit", "tiny.toml", "--dry-run", "--set", setting)
         assert (found.code, words in found.err) == (2, True), setting
 
 

@@ -60,22 +60,22 @@ def test_a_run_that_a_checkout_brings_opens_no_gate(own: Path, cli: Cli) -> None
         for words in (
             (*TINY, *GATE, "--out", place),
             (*TINY, "--baseline", place, "--out", place, "--jobs", 1),
-            ("score", place, "--fail-if", "recovered>0"),
+            ("report", place, "--fail-if", "recovered>0"),
             ("compare", own, place),
             ("compare", own, place / "result.json"),
-            ("evidence", place, "--print", "junit"),
-            ("evidence", place),
+            ("evidence", "pack", place, "--print", "junit"),
+            ("evidence", "pack", place),
         ):
             found = cli(*words)
             assert (found.code, "nothing shows to be yours" in found.err, "--reuse" in found.err) == (2, True, True)
-    assert cli("score", place, "--fail-if", "recovered>0", "--reuse").code == 0  # who says so knows whose it is
+    assert cli("report", place, "--fail-if", "recovered>0", "--reuse").code == 0  # who says so knows whose it is
 
 
 def test_a_missing_manifest_is_a_change_wherever_something_is_judged(own: Path, cli: Cli) -> None:
     place = edited(own, "brought", fitting=False)
     judged = (
-        (*TINY, *GATE, "--out", place, "--reuse"), ("score", place, "--fail-if", "recovered>0", "--reuse"),
-        ("compare", own, place, "--reuse"), ("evidence", place, "--print", "junit", "--reuse"),
+        (*TINY, *GATE, "--out", place, "--reuse"), ("report", place, "--fail-if", "recovered>0", "--reuse"),
+        ("compare", own, place, "--reuse"), ("evidence", "pack", place, "--print", "junit", "--reuse"),
     )  # fmt: skip
     for words in judged:
         found = cli(*words)
@@ -105,10 +105,10 @@ def test_a_run_that_a_stranger_began_is_not_gone_on_from_and_never_becomes_ones_
 
 def test_ones_own_run_is_gone_on_from_and_judged_again_without_a_question(own: Path, cli: Cli) -> None:
     assert cli(*TINY, *GATE, "--out", own).code == 1
-    assert cli("score", own, "--fail-if", "recovered>0").code == 1
+    assert cli("report", own, "--fail-if", "recovered>0").code == 1
     assert cli("report", own).code == 0
     assert vouching.is_own(own)  # also after seepage itself wrote another manifest
-    assert cli("evidence", own, "--print", "summary").code == 0
+    assert cli("evidence", "pack", own, "--print", "summary").code == 0
     (own / "result.json").unlink()
     with vouching.staying_own(own):
         pass
@@ -150,7 +150,7 @@ def grown(place: Path, name: str, size: int) -> None:
 
 
 def test_terabytes_of_nothing_are_refused_before_they_are_hashed(own: Path, cli: Cli) -> None:
-    assert cli("evidence", own, "--out", "pack").code == 0
+    assert cli("evidence", "pack", own, "--out", "pack").code == 0
     grown(Path("pack"), "annex.html", 2**43)
     shutil.copytree(own, "result")
     grown(Path("result"), "result.json", 2**43)
@@ -158,9 +158,10 @@ def test_terabytes_of_nothing_are_refused_before_they_are_hashed(own: Path, cli:
     grown(Path("weights"), "observed/model.safetensors", 2**36 - 1)
     before = time.process_time()
     for words in (
-        ("verify", "pack"), ("compare", "pack", own), ("verify", "result"), ("score", "result"),
-        ("compare", own, "result", "--reuse"), ("evidence", "result", "--reuse"), ("verify", "weights"),
-        ("evidence", "weights", "--reuse"),
+        ("evidence", "verify", "pack"), ("compare", "pack", own), ("evidence", "verify", "result"),
+        ("report", "result"), ("compare", own, "result", "--reuse"), ("evidence", "pack", "result", "--reuse"),
+        ("evidence", "verify", "weights"),
+        ("evidence", "pack", "weights", "--reuse"),
     ):  # fmt: skip
         found = cli(*words)
         assert (found.code, "MiB" in found.err) == (2, True), words
@@ -180,7 +181,7 @@ def test_many_files_of_nothing_have_a_limit_together(tmp_path: Path, monkeypatch
 
 
 def test_whatever_is_not_listed_is_added(own: Path, cli: Cli) -> None:
-    assert cli("evidence", own, "--out", "pack").code == 0
+    assert cli("evidence", "pack", own, "--out", "pack").code == 0
     for place in ("pack", "own"):
         for name, make in (
             ("pipe", os.mkfifo), ("empty", os.mkdir), ("folder", lambda path: os.symlink(".", path)),
@@ -189,10 +190,10 @@ def test_whatever_is_not_listed_is_added(own: Path, cli: Cli) -> None:
         ):  # fmt: skip
             path = Path(place, name)
             make(path)
-            found = cli("verify", place)
+            found = cli("evidence", "verify", place)
             assert (found.code, f"added: {name}" in found.out) == (1, True), path
             path.rmdir() if name == "empty" else path.unlink()
-        assert cli("verify", place).code == 0
+        assert cli("evidence", "verify", place).code == 0
 
 
 def test_thousands_of_names_are_refused_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +229,7 @@ def test_a_number_in_a_description_stops_no_command(
     record = json.loads(path.read_text()) | {"architecture": {"use": use, "options": options}, "input_shape": shape}
     path.write_text(json.dumps(record))
     before = time.process_time()
-    found = cli("validate", own / "observed")
+    found = cli("check", own / "observed")
     assert (found.code, words in found.err) == (2, True), found
     assert time.process_time() - before < 10
 
@@ -237,7 +238,7 @@ def test_told_defenses_have_a_limit(own: Path, cli: Cli) -> None:
     path = own / "observed" / "knowledge.json"
     told = {"told": ["defense"], "defense": [{"use": "gaussian_noise", "sigma": 1.0}] * 65}
     path.write_text(json.dumps(json.loads(path.read_text()) | told))
-    assert "more than 64 defenses" in cli("validate", own / "observed").err
+    assert "more than 64 defenses" in cli("check", own / "observed").err
 
 
 # --- N4, N16: what is written over it ------------------------------------------------------------------------------
@@ -248,16 +249,16 @@ def test_evidence_removes_nothing_that_is_not_its_own(own: Path, cli: Cli, monke
     (thesis / "sub").mkdir(parents=True)
     (thesis / "manifest.json").write_text(json.dumps({"kind": "evidence"}))
     (thesis / "thesis.txt").write_text("years")
-    assert cli("evidence", own, "--out", thesis).code == 2
+    assert cli("evidence", "pack", own, "--out", thesis).code == 2
     assert (thesis / "thesis.txt").read_text() == "years"
-    assert cli("evidence", own, "--out", "pack").code == 0
+    assert cli("evidence", "pack", own, "--out", "pack").code == 0
     Path("pack/signed.pdf").touch()
-    found = cli("evidence", own, "--out", "pack")
+    found = cli("evidence", "pack", own, "--out", "pack")
     assert (found.code, "signed.pdf" in found.err) == (2, True)
     Path("pack/signed.pdf").unlink()
     names = {path.name for path in Path("pack").iterdir()}
     monkeypatch.chdir("pack")
-    assert cli("evidence", Path("..", own), "--out", ".").code == 2  # which cannot be renamed
+    assert cli("evidence", "pack", Path("..", own), "--out", ".").code == 2  # which cannot be renamed
     assert {path.name for path in Path().iterdir()} == names
 
 
@@ -270,7 +271,7 @@ def test_what_a_killed_evidence_left_is_private_and_goes_with_the_next(own: Path
     done = subprocess.run([sys.executable, "-c", code], cwd=home, check=False)
     (left,) = home.glob(".writing-*")
     assert (done.returncode, left.stat().st_mode & 0o777) == (9, 0o700)
-    assert cli("evidence", own, "--out", "pack").code == 0
+    assert cli("evidence", "pack", own, "--out", "pack").code == 0
     assert not list(home.glob(".writing-*"))
 
 
@@ -330,7 +331,7 @@ def test_a_strangers_words_act_in_no_format(own: Path, cli: Cli) -> None:
     (own / "env.json").write_text(json.dumps(env))
     manifest.write_manifest(own)
     for name in ("junit", "sarif", "summary", "model-card", "evidence"):
-        out = cli("evidence", own, "--print", name, "--reuse").out
+        out = cli("evidence", "pack", own, "--print", name, "--reuse").out
         assert out, name
         assert not [c for c in out if not (c.isprintable() or c == "\n")], name
         if name in ("summary", "model-card"):
@@ -340,7 +341,7 @@ def test_a_strangers_words_act_in_no_format(own: Path, cli: Cli) -> None:
         if name == "sarif":
             texts = [one["message"]["text"] for one in json.loads(out)["runs"][0]["results"]]
             assert all("\\[click\\](" in text for text in texts)
-    assert cli("evidence", own, "--out", "pack", "--reuse").code == 0
+    assert cli("evidence", "pack", own, "--out", "pack", "--reuse").code == 0
     assert cli("report", own).code == 0
     for page in (*Path("pack").iterdir(), own / "report.html"):
         text = page.read_text(encoding="utf-8")
@@ -365,7 +366,7 @@ def test_folders_a_thousand_deep_are_one_sentence(own: Path, cli: Cli) -> None:
     os.close(place)
     try:
         for words in (
-            ("verify", own), ("report", own), ("score", own), ("evidence", own, "--reuse"),
+            ("evidence", "verify", own), ("report", own), ("report", own), ("evidence", "pack", own, "--reuse"),
             ("audit", "--data", own, "--quiet"),
         ):  # fmt: skip
             found = cli(*words)
@@ -413,8 +414,8 @@ def test_a_strangers_result_is_one_sentence(own: Path, cli: Cli) -> None:
         (own / "result.json").write_text(json.dumps({**record, **change}))
         manifest.write_manifest(own)
         for words in (
-            ("score", own), ("report", own), ("evidence", own, "--print", "summary", "--reuse"),
-            ("compare", own, own, "--reuse"), ("score", own, "--fail-if", "recovered>2", "--reuse"),
+            ("report", own), ("report", own), ("evidence", "pack", own, "--print", "summary", "--reuse"),
+            ("compare", own, own, "--reuse"), ("report", own, "--fail-if", "recovered>2", "--reuse"),
         ):  # fmt: skip
             found = cli(*words)
             assert "Traceback" not in found.err, (what, words, found.err[-400:])
@@ -453,7 +454,7 @@ def test_keys_under_which_anybody_can_sign_are_refused() -> None:
 
 def test_json_says_whose_key_it_is(own: Path, cli: Cli) -> None:
     pytest.importorskip("cryptography")
-    assert cli("keygen", "auditor.pem").code == 0
-    assert cli("evidence", own, "--out", "pack", "--sign", "auditor.pem").code == 0
-    assert cli("verify", "pack", "--json").json["key"] == "its own"
-    assert cli("verify", "pack", "--json", "--key", "auditor.pem.pub").json["key"] == "named"
+    assert cli("evidence", "keygen", "auditor.pem").code == 0
+    assert cli("evidence", "pack", own, "--out", "pack", "--sign", "auditor.pem").code == 0
+    assert cli("evidence", "verify", "pack", "--json").json["key"] == "its own"
+    assert cli("evidence", "verify", "pack", "--json", "--key", "auditor.pem.pub").json["key"] == "named"

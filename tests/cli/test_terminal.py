@@ -3,7 +3,6 @@
 import io
 import re
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,9 +25,13 @@ def test_a_terminal_shows_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) 
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
+    now = iter(range(1000))
+    monkeypatch.setattr("rich.console.monotonic", lambda: float(next(now)))
     with progress_bar() as show:
-        show(0.25, 1, Doing("dlg on cell"))
-        show(0.5, 1, Doing())
+        for share in range(1, 8):
+            show(share / 10, 1, Doing("dlg on cell"))
+        show(0.75, 1, Doing())
+    assert re.search(r"0:00:\d+\S* \S*0:00:\d+", screen.getvalue()), "what it took, and the rest"
     assert "attacking: dlg on cell" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
 
@@ -62,83 +65,6 @@ def test_a_log_says_what_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         "attacking: 10 of 72, dlg on fc2_size-1",
         "scoring: 1 of 8, fc2_size-8",
         "writing: the report",
-    ]
-
-
-def watched(share: Callable[[float], float], length: float, total: int = 1) -> list[tuple[float, str]]:
-    """Seconds and words of all that is said of a phase of this length, looked at twice a second by a fake clock."""
-    pace, said = terminal._Pace(), []
-    for tick in range(int(2 * length)):
-        words = pace.left(Phase.ATTACKING, total * share(tick / 2), total, 1000.0 + tick / 2)
-        said += [(tick / 2, words)] if words else []
-    return said
-
-
-def minutes(words: str) -> float:
-    (found,) = re.findall(r"^about (\d+) min left$", words)
-    return float(found)
-
-
-def rising(seconds: float) -> float:
-    """Twenty dear attacks in five minutes, then sixty in one: the dearest go first."""
-    return 0.25 * seconds / 300 if seconds < 300 else 0.25 + 0.75 * (seconds - 300) / 60
-
-
-def refused_first(seconds: float) -> float:
-    """Five of six attacks are refused within two seconds, and the sixth takes ten minutes."""
-    return 5 / 6 * seconds / 2 if seconds < 2 else 5 / 6 + (seconds - 2) / 600 / 6
-
-
-PACES: dict[str, tuple[Callable[[float], float], int, int]] = {
-    "steady": (lambda seconds: seconds / 1200, 1200, 1),
-    "hours": (lambda seconds: seconds / 6000, 6000, 1),
-    "steps": (lambda seconds: (seconds // 15) * 15 / 1200, 1200, 1),  # done in pieces of fifteen seconds
-    "refused": (refused_first, 602, 6),
-}
-
-
-@pytest.mark.parametrize("name", list(PACES))
-def test_what_is_said_of_the_rest_is_true(name: str) -> None:
-    share, length, total = PACES[name]
-    said = watched(share, length, total)
-    assert said
-    assert 20 <= said[0][0] <= 120  # nothing in the first seconds, and something soon
-    for seconds, words in said:
-        assert abs(60 * minutes(words) - (length - seconds)) <= 0.3 * (length - seconds) + 30, (seconds, words)
-    assert length - said[-1][0] >= 60
-
-
-def test_what_gets_faster_is_not_told_by_how_it_began() -> None:
-    """Attacks of several kinds, the dearest first: by their count the rest looked three times as long for minutes."""
-    assert watched(rising, 360, total=80) == []
-
-
-def test_half_of_many_attacks_that_are_alike_tell_the_others() -> None:
-    said = watched(lambda seconds: seconds / 3600, 3600, total=80)
-    assert said[0] == (1800, "about 30 min left")
-    assert said[-1] == (3540, "about 1 min left")
-
-
-def test_a_rest_that_another_phase_took_is_forgotten() -> None:
-    pace = terminal._Pace()
-    for second in range(100):
-        pace.left(Phase.TRAINING, second, 1000, float(second))
-    assert pace.left(Phase.TRAINING, 100, 1000, 100.0) == "about 15 min left"
-    assert pace.left(Phase.ATTACKING, 0.5, 1, 101.0) == ""
-    assert pace.left(Phase.ATTACKING, 0.5, 1, 131.0) == ""
-
-
-def test_a_log_of_a_long_attack_says_how_long_it_still_takes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    steps = [(share / 10, 1, Doing("dlg")) for share in (0, 1, 2, 3, 9, 9.9)]
-    assert logged(monkeypatch, capsys, *steps, seconds=600) == [
-        "attacking: 0%, dlg",
-        "attacking: 10%, dlg",  # one estimate, which nothing confirms
-        "attacking: 20%, dlg; about 80 min left",
-        "attacking: 30%, dlg; about 70 min left",
-        "attacking: 90%, dlg",  # which came at once: nothing of the above holds
-        "attacking: 99%, dlg",
     ]
 
 

@@ -233,12 +233,12 @@ def test_the_case_beside_a_defended_one_is_in_no_comparison_and_no_evidence(cli:
     assert (alone.code, "--allow-inconclusive" in alone.err) == (2, True)
     assert alone.out.startswith("INCONCLUSIVE. Nothing in this run shows that these attacks work here")
     assert cli("compare", "alone", "both").code == 0, "the case beside it is in no comparison"
-    assert cli("evidence", "both", "--out", "pack").code == 0
+    assert cli("evidence", "pack", "both", "--out", "pack").code == 0
     evidence = json.loads(Path("pack/evidence.json").read_text())
     assert evidence["maximum_risk"]["hits"] == evidence["average_risk"]["hits"] == 0
     assert [one["leaked_on"] for one in evidence["attacks"]] == [[]]
     assert 'failures="0" errors="0"' in Path("pack/junit.xml").read_text()
-    cli("evidence", "alone", "--out", "other")
+    cli("evidence", "pack", "alone", "--out", "other")
     assert 'failures="0" errors="1"' in Path("other/junit.xml").read_text()
     assert "<strong>INCONCLUSIVE.</strong>" in Path("other/annex.html").read_text()
 

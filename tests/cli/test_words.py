@@ -47,7 +47,7 @@ def data(home: Path) -> None:
 def test_nothing_is_said_of_pictures_where_there_are_none(what: str, cli: Cli) -> None:
     found = cli("audit", *RUNS[what], *LEAST)
     assert found.code == (2 if "without" in what else 0), found
-    assert cli("evidence", "run", "--out", "pack").code == 0
+    assert cli("evidence", "pack", "run", "--out", "pack").code == 0
     result = json.loads(Path("run/result.json").read_text())
     kind = "texts" if "text" in what else "records"
     assert {cell["kind"] for cell in result["cells"]} == {kind}

@@ -55,23 +55,23 @@ def test_the_command_says_who_is_spent_and_by_whose_word(
     ledger.add(entry(0.5, stated_by="Flower", unit="update"), t=7, client="site-1")
 
     def ran(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["seepage", "prove", "--ledger", str(tmp_path), *words])
+        monkeypatch.setattr(sys, "argv", ["seepage", "prove", "--of", f"ledger:{tmp_path}", *words])
         with pytest.raises(SystemExit) as ended:
             main()
         return int(ended.value.code or 0)
 
-    assert ran("--budget", "4") == 0
+    assert ran("--fail-if", "spent>4") == 0
     shown = capsys.readouterr().out
     assert "Opacus" in shown
     assert "Flower" in shown
-    assert ran("--budget", "2") == 1
-    assert capsys.readouterr().err == "failed: 1 of 2 clients are over the budget of 2: 0\n"
-    assert ran("--budget", "-1") == 2
+    assert ran("--fail-if", "spent>2") == 1
+    assert capsys.readouterr().err == "failed: spent > 2 in 1 of 2 clients: 0\n"
+    assert ran("--fail-if", "spent>-1") == 2
     (tmp_path / "ledger" / "client-9.jsonl").write_text('[1]\n{"t": 1, "epsilon": true}\n')
-    assert ran("--budget", "2") == 2
+    assert ran("--fail-if", "spent>2") == 2
     assert "delete it" in capsys.readouterr().err
     (tmp_path / "ledger" / "client-9.jsonl").unlink()
-    assert ran("--budget", "2", "--json") == 1
+    assert ran("--fail-if", "spent>2", "--json") == 1
     assert '"over": ["0"]' in capsys.readouterr().out
 
 

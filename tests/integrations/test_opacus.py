@@ -116,7 +116,7 @@ def test_the_report_of_an_attack_shows_what_was_stated(tmp_path: Path, monkeypat
     kept = recorder(tmp_path / "seen").record(*client.trained(2), t=1, client=0, examples=32)
     spent = Ledger(tmp_path / "seen").record(client.engine, client.optimizer, t=1, client=0, seen=kept)
     out = tmp_path / "attacked"
-    monkeypatch.setattr(sys, "argv", ["seepage", "attack", str(kept.folder), "--use", "linear", "--out", str(out)])
+    monkeypatch.setattr(sys, "argv", ["seepage", "attack", str(kept.folder), "--attack", "linear", "--out", str(out)])
     with pytest.raises(SystemExit, match="2"):  # nothing that could be scored
         main()
     assert f"<small>the client states {spent.line}</small>" in (out / "report.html").read_text()

@@ -175,7 +175,7 @@ def test_the_command_calls_the_frameworks_own_code(
 ) -> None:
     pytest.importorskip("flwr", reason="needs seepage[flower]")
     mod = "flwr.clientapp.mod:LocalDpMod:clipping_norm=1,sensitivity=1e-4,epsilon=10,delta=1e-5"
-    monkeypatch.setattr(sys, "argv", ["seepage", "prove", "--mod", mod, "--calls", "1000", "--json"])
+    monkeypatch.setattr(sys, "argv", ["seepage", "prove", "--of", f"flower:{mod}", "--calls", "1000", "--json"])
     with pytest.raises(SystemExit):
         main()
     found = json.loads(capsys.readouterr().out)
@@ -204,7 +204,7 @@ def test_the_command_takes_an_engine_of_ones_own(
     pytest.importorskip("opacus", reason="needs seepage[opacus]")
     (tmp_path / "own_engine.py").write_text(ENGINE)
     monkeypatch.chdir(tmp_path)
-    words = ["seepage", "prove", "--engine", "own_engine:private", "--calls", "1000", "--rounds", "4", "--json"]
+    words = ["seepage", "prove", "--of", "opacus:own_engine:private", "--calls", "1000", "--rounds", "4", "--json"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit):
         main()

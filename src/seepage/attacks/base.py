@@ -24,7 +24,7 @@ TOKENS_INSTEAD = "use token_sequences, or audit the network behind the embedding
 
 
 SIGNS_LEAVE = (
-    "read what every optimizer leaves: the classes and the statistics of batch norms, which seepage observe names, and "
+    "read what every optimizer leaves: the classes and the statistics of batch norms, which seepage record names, and "
     "members, with the membership test matched_filter"
 )
 """What to do where of a gradient the signs alone are left."""

@@ -20,7 +20,7 @@ from seepage.audit.budget import PASS, Estimate, update_seconds
 from seepage.audit.captured import Capture
 from seepage.audit.facts import Fact, facts_of, keys_fact
 from seepage.audit.record import named_cell
-from seepage.audit.recorded import AttackRequest, recipe_of
+from seepage.audit.recorded import AttackRequest, read_through, recipe_of
 from seepage.audit.run import record_only
 from seepage.core.lock import scratch
 from seepage.core.nn import generator, vocabulary_of
@@ -192,6 +192,7 @@ def check_folder(
         private = folder / "private" / place.relative_to(folder).relative_to("observed") if _is_run(folder) else None
         truth = private if private is not None and (private / "truth.safetensors").exists() else None
         found.append(Source(place.name, place, truth, model, size, trust=request.trust, inferred=words))
+        read_through(found[-1].open("cpu"))
     return _looked_at(found, _recipes(found, request), look)
 
 

@@ -106,7 +106,7 @@ def doubts(
         return [f"{words}. The files themselves speak for this: {'; '.join(found.values())}."]
     return [
         f"{words}. {weak} or rounding may hide it; or something that was told or inferred is wrong. The options that "
-        f"change it, where seepage attack or seepage observe is given the files: {'; '.join(_questions(transcript))}."
+        f"change it, where seepage attack or seepage record is given the files: {'; '.join(_questions(transcript))}."
     ]
 
 

@@ -51,13 +51,14 @@ class Condition(NamedTuple):
         return _COMPARE[self.sign](value, self.limit)
 
 
-def parse_condition(text: str, metrics: Collection[str] = ()) -> Condition:
+def parse_condition(text: str, metrics: Collection[str] = (), scores: Collection[str] = ()) -> Condition:
     """A condition such as `psnr>20`.
 
     Args:
         text: The condition.
         metrics: Names of the metrics that the run measures. `NAME` means the mean of a metric; `NAME_median`,
             `NAME_low`, `NAME_high` and `NAME_n` can be used as well.
+        scores: All scores that may be named where these are others than an audit's.
 
     Raises:
         SeepageError: If the text is not a condition or names no score.
@@ -70,7 +71,7 @@ def parse_condition(text: str, metrics: Collection[str] = ()) -> Condition:
         raise SeepageError(f"--fail-if takes SCORE>NUMBER such as 'psnr>20', got {text!r}")
     score, sign, limit = match.groups()
     metric, _, part = score.rpartition("_")
-    known = (*SCORE_NAMES, *SIDE_SCORES, *metrics)
+    known = scores or (*SCORE_NAMES, *SIDE_SCORES, *metrics)
     if score not in known and not (metric in metrics and part in Summary.model_fields):
         raise unknown("score in --fail-if", score, list(dict.fromkeys(known)))
     condition = Condition(score, sign, float(limit))

@@ -42,7 +42,7 @@ from seepage.recipe.trust import refuse_code
 from seepage.registry import Spec
 from seepage.signatures import bind
 from seepage.transcript.foreign import read_facts
-from seepage.transcript.recorded import list_transcripts, open_transcript
+from seepage.transcript.recorded import list_transcripts
 from seepage.types import Architecture, Transcript
 
 
@@ -144,7 +144,7 @@ def attack_only(
     for source in sources:
         # A damaged folder is refused before anything is written, and a file of absurd size before it is hashed.
         transcript = source.open("cpu")
-        _read_through(transcript)
+        read_through(transcript)
         texts = texts and vocabulary_of(transcript.knowledge.model) is not None
     request = request.of_texts() if texts else request
     recorded = replace(recorded, attacks=[dict(table) for table in request.attacks])
@@ -359,18 +359,7 @@ def _files_of(folder: Path) -> list[Path]:
     return found
 
 
-def _read_through(transcript: Transcript) -> None:
+def read_through(transcript: Transcript) -> None:
     """Read every round's update once, so that damaged files are found before any attack runs."""
     for t in range(len(transcript)):
         transcript[t].gradient(transcript.knowledge.client)
-
-
-def validate_folder(folder: Path) -> list[str]:
-    """Read all rounds of every transcript at or below a folder; returns one line per transcript."""
-    lines = []
-    for place in list_transcripts(folder):
-        transcript = open_transcript(place)
-        _read_through(transcript)
-        use = transcript.knowledge.architecture.use if transcript.knowledge.architecture else "?"
-        lines.append(f"ok: {place}: {len(transcript)} rounds of {use}, inputs {transcript.knowledge.input_shape}")
-    return lines

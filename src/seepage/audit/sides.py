@@ -55,7 +55,7 @@ NO_ATTACK = ", by any attack in any case"
 """Behind a count of nothing."""
 
 ELSEWHERE = {
-    "--membership": "seepage membership OBSERVED --candidates FILE --public FILE",
+    "--membership": "seepage attack OBSERVED --candidates FILE --public FILE",
     "--bounds": "seepage audit --bounds on data of your own",
     "--prove": "seepage prove",
 }

@@ -32,7 +32,7 @@ def verdict(
     beside = _without_defense(rows, cells)
     every, rows = rows, [row for row in rows if row.cell in named]
     others, tokens = [row for row in rows if row.space != "token"], named_tokens(rows, judged)
-    score = f"seepage score RUN --truth FOLDER{' --trust' if own_code else ''}"
+    score = f"seepage report RUN --truth FOLDER{' --trust' if own_code else ''}"
     if tokens and not any(row.gave_result for row in others):
         level, text = "unscored", _silent(rows, named)  # of cases, not of attacks that do not apply
     else:

@@ -66,7 +66,7 @@ def _stopped(code: int) -> NoReturn:
     word = "terminated" if code == TERMINATED else "interrupted"
     kept = (
         "nothing was written"
-        if sys.argv[1:2] in (["membership"], ["prove"])
+        if sys.argv[1:2] == ["prove"] or any(word.startswith("--candidates") for word in sys.argv)
         else ("what is finished is kept, and the same command goes on from there")
     )
     print(f"{word}; {kept}", file=sys.stderr)

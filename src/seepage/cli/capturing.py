@@ -1,238 +1,195 @@
-"""`seepage observe` and `seepage attack`: updates that somebody captured, with no truth at hand."""
+"""`seepage attack` and `seepage record`: updates that somebody captured, with no truth at hand, or simulated ones."""
 
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from seepage.cli.comparing import hold_against
-from seepage.cli.completing import names_of
+from seepage.cli.membership import Candidates, infer
 from seepage.cli.options import (
     MINUTES,
-    AllOption,
-    AllowOption,
-    BaselineOption,
-    ClientOption,
-    DeviceOption,
-    JobsOption,
-    JsonOption,
-    LossOption,
-    MinutesOption,
-    ModelOption,
-    NoPicturesOption,
-    NormalizeOption,
-    OnOption,
+    AfterArgument,
+    Attacker,
+    CertifiedGate,
+    Facts,
+    Network,
     OutOption,
-    QuietOption,
-    ReuseOption,
-    SeedOption,
-    SetOption,
-    SizeOption,
-    TrustModelOption,
-    TrustOption,
-    WhyOption,
+    Own,
+    Printed,
+    Shown,
+    Simulated,
+    ToldOption,
+    Workers,
     add_to_model,
-    minutes_of,
     running_on,
+    tables_of,
+    typed,
 )
-from seepage.cli.showing import command_line, conclude, condition_of, gate, present, write_pages
+from seepage.cli.showing import command_line, conclude, condition_of, gate_on, present, write_pages
 from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
     from seepage.audit.captured import Capture
-    from seepage.audit.observe import Files
     from seepage.types import Target
 
-ShapeOption = Annotated[
-    str | None, typer.Option("--shape", help="Shape of one example, such as 3,32,32; default: one the weights fit.")
-]
-ClassesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--classes",
-        help="How many classes the model tells apart, as many as it has outputs; default: as many as the weights fit.",
-    ),
-]
-RateOption = Annotated[
-    float | None,
-    typer.Option(
-        "--lr",
-        help="The client's learning rate; default: inferred, where the last bias tells it.",
-    ),
-]
-TargetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        help="Task: class, value (regression), map (segmentation) or input (an autoencoder, with its --loss); default: "
-        "from the model's outputs and the loss.",
-    ),
-]
-StepsOption = Annotated[
-    int | None, typer.Option("--steps", help="Steps that the client took at that rate; default: inferred, else 1.")
-]
-DecayOption = Annotated[
-    float | None,
-    typer.Option(
-        "--weight-decay",
-        help="Weight decay of that SGD, which is taken out of the update; default: inferred for cross-entropy, else 0.",
-    ),
-]
-GradientOption = Annotated[Path | None, typer.Option("--gradient", help="The gradient that came back.")]
-AfterArgument = Annotated[Path | None, typer.Argument(help="Weights that came back, after one file of weights.")]
+
+def is_recipe(source: str | None, after: Path | None, facts: Facts) -> bool:
+    """Whether the first argument is a recipe, or none at all, and no file of weights."""
+    from seepage.recipe.files import list_recipes
+
+    if after is not None or facts.gradient is not None:
+        return False
+    return source is None or source.endswith(".toml") or source in list_recipes() or not Path(source).exists()
 
 
-def observe(
-    before: Annotated[Path, typer.Argument(help="Weights that the server sent out: .safetensors, or a state_dict.")],
+def refuse_facts(facts: Facts) -> None:
+    """Raise for facts of captured files where there are none."""
+    for name in given(typed(facts)):
+        raise SeepageError(f"{name} is for captured files, and none are named; leave it out, or name BEFORE AFTER")
+
+
+def refuse_recorded(folder: Path, after: Path | None, own: Network, facts: Facts) -> None:
+    """Raise for facts of files beside a folder, which states them."""
+    if after is not None or any(given(typed(facts))) or own.normalize or own.client or own.loss:
+        raise SeepageError(
+            f"{folder} is a folder, in which all was recorded; leave out AFTER, --gradient, --normalize, --shape, "
+            "--classes, --client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
+        )
+
+
+def refuse_own(own: Simulated) -> None:
+    """Raise for options of one's own batch, beside files or a folder."""
+    options = typed(own)
+    for name in (*typed(Own()), "--seed", "--device"):
+        if options[name] is not None:
+            raise SeepageError(
+                f"{name} is for a batch of your own, which is recorded first; leave it out, or the files"
+            )
+
+
+def given(options: Mapping[str, Any]) -> Iterator[str]:
+    """The options that were typed."""
+    return (name for name, value in options.items() if value is not None)
+
+
+def record(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE|BEFORE]",
+            help="A recipe, which is simulated; or the weights that the server sent out (.safetensors, or a "
+            "state_dict), with AFTER or --gradient.",
+        ),
+    ] = None,
     after: AfterArgument = None,
-    gradient: GradientOption = None,
-    model: ModelOption = None,
-    normalize: NormalizeOption = None,
-    shape: ShapeOption = None,
-    classes: ClassesOption = None,
-    client: ClientOption = None,
-    loss: LossOption = None,
-    target: TargetOption = None,
-    lr: RateOption = None,
-    steps: StepsOption = None,
-    weight_decay: DecayOption = None,
-    batch_size: SizeOption = None,
-    settings: SetOption = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder to write.")] = Path("observed"),
-    trust: TrustModelOption = False,
+    *,
+    own: Simulated,
+    facts: Facts,
+    told: ToldOption = None,
+    out: OutOption = None,
+    printed: Printed,
 ) -> None:
-    """Turn two checkpoints, or a gradient, into an observed/ folder, without attacking."""
+    """Write an observed/ folder without attacking: of simulated clients, of two checkpoints, or of a gradient."""
+    if not is_recipe(source, after, facts):
+        refuse_own(own)
+        _record_files(Path(str(source)), after, own, facts, out or Path("observed"), printed)
+        return
+    from seepage.audit.run import record_only
+    from seepage.cli.terminal import progress_bar
+
+    refuse_facts(facts)
+    tables = tables_of(source, own, told=told)
+    with progress_bar(off=printed.silent) as show:
+        folder = record_only(tables, out=out, show=show)
+    if printed.as_json:
+        print(json.dumps({"schema": 1, "run": str(folder)}))
+    else:
+        print(f"recorded: {folder}/observed (what a server sees) and {folder}/private (the truth; keep it)")
+
+
+def _record_files(before: Path, after: Path | None, own: Network, facts: Facts, out: Path, printed: Printed) -> None:
     from seepage.recipe.overrides import change
 
-    tables = change(named_tables(model or "fc2", client or "fedsgd", loss, normalize, trust=trust), settings or [])
+    tables = change(named_tables(own, of_files=True), own.settings or [])
     if set(tables) - {"model", "client"}:
-        raise SeepageError("seepage observe takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
-    files = files_of(before, after, gradient, lr, weight_decay)
-    for remark in capture_of(files, tables, shape, classes, steps, batch_size, target).observe(out):
+        raise SeepageError("of files seepage record takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
+    remarks = capture_of(before, after, own, facts, tables).observe(out)
+    if printed.as_json:
+        print(json.dumps({"schema": 1, "observed": str(out), "remarks": remarks}))
+        return
+    for remark in remarks if not printed.quiet else ():
         print(remark)
     print(f"observed: {out}; attack it with: seepage attack {out}")
 
 
-def named_tables(
-    model: str | None, client: str | None, loss: str | None, normalize: str | None, *, trust: bool
-) -> dict[str, dict[str, Any]]:
-    """The tables of the model and the client where they are named; a loss is the client's."""
+def named_tables(own: Network, *, of_files: bool) -> dict[str, dict[str, Any]]:
+    """The tables of the model and the client where they are named; of files they are fc2 and fedsgd otherwise."""
     from seepage.cli.parts import part_of
     from seepage.registry import KINDS
 
-    typed = (("model", model), ("client", client))
-    tables = {key: part_of(name, f"--{key}", KINDS[f"{key}s"]).table() for key, name in typed if name is not None}
-    if loss is not None:
-        tables["client"]["loss"] = loss
-    add_to_model(tables, normalize, trust=trust)
+    names = {
+        "model": own.model or ("fc2" if of_files else None),
+        "client": own.client or ("fedsgd" if of_files else None),
+    }
+    tables = {key: part_of(name, f"--{key}", KINDS[f"{key}s"]).table() for key, name in names.items() if name}
+    if own.loss is not None:
+        tables["client"]["loss"] = own.loss
+    add_to_model(tables, own.normalize, trust=own.trust)
     return tables
 
 
-def files_of(
-    before: Path, after: Path | None, gradient: Path | None, lr: float | None, weight_decay: float | None
-) -> "Files":
-    from seepage.audit.observe import Files
-
-    return Files(before=before, after=after, gradient=gradient, lr=lr, weight_decay=weight_decay)
-
-
-def capture_of(
-    files: "Files",
-    tables: Mapping[str, Any],
-    shape: str | None,
-    classes: int | None,
-    steps: int | None,
-    batch_size: int | None,
-    target: str | None,
-) -> "Capture":
+def capture_of(before: Path, after: Path | None, own: Network, facts: Facts, tables: Mapping[str, Any]) -> "Capture":
+    """Captured files, with what is known of them."""
     from seepage.audit.captured import Capture
-    from seepage.audit.observe import parse_shape
+    from seepage.audit.observe import Files, parse_shape
+    from seepage.errors import unknown
     from seepage.registry import Spec
+    from seepage.types import Target
 
-    client = Spec.of(tables["client"])
+    client, target = Spec.of(tables["client"]), facts.target
+    if target not in (None, "input", *get_args(Target)):
+        raise unknown("--target", str(target), [*get_args(Target), "input"])
     if target == "input":  # which the client's rule says, as it is no number of an attacker's
         client, target = client.with_options(target="input"), None
     return Capture(
-        files=files,
+        files=Files(before=before, after=after, gradient=facts.gradient, lr=facts.lr, weight_decay=facts.weight_decay),
         architecture=Spec.of(tables["model"]),
         client=client,
-        input_shape=None if shape is None else parse_shape(shape),
-        num_classes=classes,
-        steps=steps,
-        batch_size=batch_size,
-        target=_known_target(target),
+        input_shape=None if facts.shape is None else parse_shape(facts.shape),
+        num_classes=facts.classes,
+        steps=facts.steps,
+        batch_size=own.batch_size,
+        target=cast("Target | None", target),
     )
-
-
-def _known_target(target: str | None) -> "Target | None":
-    from seepage.errors import unknown
-    from seepage.types import Target
-
-    if target not in (None, *get_args(Target)):
-        raise unknown("--target", str(target), [*get_args(Target), "input"])
-    return cast("Target | None", target)
 
 
 def attack(
     captured: Annotated[
         Path,
         typer.Argument(
-            help="An observed/ folder, also somebody else's; or a file: the weights that were sent out, with AFTER, or "
-            "a gradient, with --params. Files are .safetensors, or a state_dict that torch.save wrote."
+            help="An observed/ folder, also somebody else's; or the weights that were sent out, with AFTER or "
+            "--gradient. Files are .safetensors, or a state_dict that torch.save wrote."
         ),
     ],
     after: AfterArgument = None,
-    params: Annotated[Path | None, typer.Option("--params", help="Weights that a gradient was made at.")] = None,
-    use: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--use",
-            "--attack",
-            help="Attack name or module:Attack, or NAME:OPTION=VALUE,...; default: those of an audit, or of text. "
-            "Repeatable.",
-            autocompletion=names_of("attacks"),
-        ),
-    ] = None,
-    model: ModelOption = None,
-    normalize: NormalizeOption = None,
-    shape: ShapeOption = None,
-    classes: ClassesOption = None,
-    client: ClientOption = None,
-    loss: LossOption = None,
-    target: TargetOption = None,
-    lr: RateOption = None,
-    steps: StepsOption = None,
-    weight_decay: DecayOption = None,
-    batch_size: SizeOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
-    settings: SetOption = None,
+    *,
+    attacker: Attacker,
+    own: Network,
+    facts: Facts,
+    candidates: Candidates,
     out: OutOption = None,
-    jobs: JobsOption = None,
-    on: OnOption = None,
-    trust: TrustOption = False,
-    fail_if: Annotated[
-        str | None,
-        typer.Option(
-            "--fail-if",
-            help="Exit with code 1 if any row meets this: 'certified>0', all that can be judged without a truth.",
-        ),
-    ] = None,
-    baseline: BaselineOption = None,
-    all_attacks: AllOption = False,
-    minutes: MinutesOption = None,
-    reuse: ReuseOption = False,
-    no_pictures: NoPicturesOption = False,
-    allow: AllowOption = False,
-    why: WhyOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    workers: Workers,
+    gate: CertifiedGate,
+    shown: Shown,
 ) -> None:
     """Attack captured updates: two checkpoints, a gradient, or a recorded folder. No private example is needed.
 
-    What a file does not tell is inferred from the update where that is possible, and said.
+    What a file does not tell is inferred from the update where that is possible, and said. With --candidates it is
+    tested which of these examples were in the batch.
     """
     from functools import partial
 
@@ -242,70 +199,62 @@ def attack(
     from seepage.registry import Spec
 
     files = not captured.is_dir()
-    told = (after, params, normalize, shape, classes, client, loss, target, lr, steps, weight_decay)
-    if not files and any(x is not None for x in told):
-        raise recorded_already(captured, "--params")
-    named = named_tables(
-        model or ("fc2" if files else None), client or ("fedsgd" if files else None), loss, normalize, trust=trust
-    )
-    tables = attack_tables(use, named, settings)
     if files:
-        _check_files(captured, after, params)
-        gradient = None if params is None else captured
-        read = files_of(params or captured, after, gradient, lr, weight_decay)
-        run = partial(attack_captured, capture_of(read, tables, shape, classes, steps, batch_size, target))
+        _check_files(captured, after, facts.gradient)
     else:
-        run = partial(
-            attack_folder,
-            captured,
-            model=Spec.of(tables["model"]) if "model" in tables else None,
-            batch_size=batch_size,
-        )
-    condition = condition_of(fail_if, {})
-    with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
+        refuse_recorded(captured, after, own, facts)
+    if candidates.candidates is not None or candidates.public is not None:
+        if files:
+            raise SeepageError(f"--candidates are tested on a recorded update; first: seepage record {captured} AFTER")
+        unfit = next(given(typed(gate) | {"--minutes": attacker.minutes, "--on": workers.on, "--out": out}), None)
+        if unfit is not None:
+            raise SeepageError(f"a membership test writes no run and has no gate; leave out {unfit}")
+        infer(captured, candidates, attacker.attack, own, shown)
+        return
+    named = named_tables(own, of_files=files)
+    tables = attack_tables(attacker.attack, named, own.settings)
+    if files:
+        run = partial(attack_captured, capture_of(captured, after, own, facts, tables))
+    else:
+        model = Spec.of(tables["model"]) if "model" in tables else None
+        run = partial(attack_folder, captured, model=model, batch_size=own.batch_size)
+    condition = condition_of(gate.fail_if, {})
+    with running_on(workers.on) as runner, progress_bar(off=shown.silent) as show:
         request = AttackRequest(
             attacks=tables["attack"],
-            default=not use and not any(one.strip().startswith("attack") for one in settings or []),
-            seed=seed or 0,
-            device=device or "cpu",
+            default=not attacker.attack and not any(one.strip().startswith("attack") for one in own.settings or []),
+            seed=own.seed or 0,
+            device=own.device or "cpu",
             out=out,
-            jobs=jobs,
+            jobs=workers.jobs,
             on=runner,
             show=show,
             command=command_line(),
-            trust=trust,
-            all_attacks=all_attacks,
-            reuse=reuse or (condition is None and baseline is None),
-            minutes=minutes_of(minutes, MINUTES, all_attacks=all_attacks, parts=use, settings=settings),
-            tell=None if as_json or quiet else _tell,
+            trust=own.trust,
+            all_attacks=attacker.all_attacks,
+            reuse=gate.reuse or (condition is None and gate.baseline is None),
+            minutes=attacker.time(MINUTES, own.settings),
+            tell=None if shown.silent else _tell,
         )
         finished = run(request=request)
-        write_pages(finished.folder, show, again=finished.fresh, pictures=False if no_pictures else None)
-    present(finished.folder, finished, as_json, quiet, why=why)
-    gate(finished.result, condition)
-    hold_against(finished.result, baseline)
-    conclude(finished.result, allow=allow)
-
-
-def recorded_already(folder: Path, weights: str) -> SeepageError:
-    """The error for facts of files beside a folder, which states them; `weights` is the option beside a gradient."""
-    return SeepageError(
-        f"{folder} is a folder, in which all was recorded; leave out AFTER, {weights}, --normalize, --shape, "
-        "--classes, --client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
-    )
+        write_pages(finished.folder, show, again=finished.fresh, pictures=shown.pictures)
+    present(finished, shown)
+    gate_on(finished.result, condition)
+    hold_against(finished.result, gate.baseline)
+    conclude(finished.result, allow=gate.allow)
 
 
 def _tell(remark: str) -> None:
     print(printable(remark), file=sys.stderr)
 
 
-def _check_files(captured: Path, after: Path | None, params: Path | None) -> None:
+def _check_files(captured: Path, after: Path | None, gradient: Path | None) -> None:
     if not captured.exists():
         raise SeepageError(f"{captured} does not exist; check the path")
-    if (after is None) == (params is None):
+    if (after is None) == (gradient is None):
         raise SeepageError(
-            f"{captured} alone is no update; give the weights that came back after it (BEFORE AFTER), or, if it is a "
-            "gradient, the weights it was made at with --params FILE, and not both"
+            f"{captured} alone is no update; give the weights that came back after it (BEFORE AFTER), or the gradient "
+            "that was made at it with --gradient FILE, and not both"
         )
 
 
@@ -319,7 +268,7 @@ def attack_tables(
     from seepage.registry import KINDS
 
     if use:
-        attacks = [part_of(name, "--use", KINDS["attacks"]).table() for name in use]
+        attacks = [part_of(name, "--attack", KINDS["attacks"]).table() for name in use]
     else:
         attacks = read_recipe(find_recipe(None))["attack"]
     tables = change({"attack": attacks, **named}, settings or [])

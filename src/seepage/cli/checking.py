@@ -10,38 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seepage.cli.capturing import (
-    AfterArgument,
-    ClassesOption,
-    DecayOption,
-    GradientOption,
-    RateOption,
-    ShapeOption,
-    StepsOption,
-    TargetOption,
     attack_tables,
     capture_of,
-    files_of,
+    is_recipe,
     named_tables,
-    recorded_already,
+    refuse_facts,
+    refuse_own,
+    refuse_recorded,
 )
-from seepage.cli.options import (
-    MINUTES,
-    ClientOption,
-    DataOption,
-    DefenseOption,
-    DeviceOption,
-    JsonOption,
-    LossOption,
-    ModelOption,
-    NormalizeOption,
-    QuietOption,
-    SeedOption,
-    SetOption,
-    SizeOption,
-    TrustOption,
-    WeightsOption,
-    tables_of,
-)
+from seepage.cli.options import MINUTES, AfterArgument, Facts, Printed, Simulated, tables_of, typed
 from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
@@ -65,185 +42,120 @@ LIMIT = "No attack was run: what is not named here may leak all the same, and no
 
 
 def check(
-    captured: Annotated[
-        Path | None,
+    source: Annotated[
+        str | None,
         typer.Argument(
-            help="The weights that were sent out, with AFTER or --gradient; or an observed/ or run folder. Without it, "
-            "your own batch: --recipe or --data."
+            metavar="[RECIPE|BEFORE|FOLDER]",
+            help="The weights that were sent out, with AFTER or --gradient; an observed/ or run folder; or a recipe. "
+            "Without it, your own batch: --data.",
         ),
     ] = None,
     after: AfterArgument = None,
-    gradient: GradientOption = None,
-    recipe: Annotated[
-        str | None, typer.Option("--recipe", help="Record this recipe's updates and look at them.")
-    ] = None,
-    data: DataOption = None,
-    model: ModelOption = None,
-    normalize: NormalizeOption = None,
-    weights: WeightsOption = None,
-    shape: ShapeOption = None,
-    classes: ClassesOption = None,
-    client: ClientOption = None,
-    loss: LossOption = None,
-    target: TargetOption = None,
-    lr: RateOption = None,
-    steps: StepsOption = None,
-    weight_decay: DecayOption = None,
-    batch_size: SizeOption = None,
-    defense: DefenseOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
-    settings: SetOption = None,
+    *,
+    own: Simulated,
+    facts: Facts,
     round_: Annotated[int, typer.Option("--round", min=0, help="The round to look at.")] = 0,
-    trust: TrustOption = False,
-    most: Annotated[
-        int | None, typer.Option("--fail-above", min=0, help="Exit with code 1 if more examples are given away.")
-    ] = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Take ten seconds more for the rank behind convolutions.")
     ] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    fail_if: Annotated[
+        str | None,
+        typer.Option("--fail-if", help="CI gate: exit 1 if an update meets this: exposed>0, examples given away."),
+    ] = None,
+    printed: Printed,
 ) -> None:
     """Before any attack, in seconds: what is known of the client, what its update leaks, and what to type next.
 
     No attack is run. Closed forms are looked at, whether gradient matching has a way back, and the attacks are timed.
     """
     from seepage.audit.checking import Look
+    from seepage.audit.gate import parse_condition
     from seepage.cli.terminal import progress_bar
 
-    typed = {
-        "--gradient": gradient, "--recipe": recipe, "--data": data, "--model": model, "--normalize": normalize,
-        "--weights": weights, "--shape": shape, "--classes": classes, "--client": client, "--loss": loss,
-        "--target": target, "--lr": lr, "--steps": steps, "--weight-decay": weight_decay, "--batch-size": batch_size,
-        "--defense": defense, "--seed": seed, "--device": device, "--set": settings, "--trust": trust or None,
-    }  # fmt: skip
-    with progress_bar(off=as_json or quiet) as show:
-        look = Look(t=round_, thorough=thorough, timed=not quiet, show=show)
-        if captured is None:
-            found, words = _of_recipe(typed, look)
-        elif captured.is_dir():
-            found, words = _of_folder(captured, after, typed, look)
+    condition = None if fail_if is None else parse_condition(fail_if, scores=("exposed",))
+    folder = Path(source) if source is not None and Path(source).is_dir() else None
+    with progress_bar(off=printed.silent) as show:
+        look = Look(t=round_, thorough=thorough, timed=not printed.quiet, show=show)
+        if folder is not None:
+            found, words = _of_folder(folder, after, own, facts, look)
+        elif is_recipe(source, after, facts):
+            found, words = _of_recipe(source, own, facts, look)
         else:
-            found, words = _of_files(captured, after, typed, look)
+            found, words = _of_files(Path(str(source)), after, own, facts, look)
     command = shlex.join(["seepage", *words])
     if any((fact.name, fact.origin) == ("learning rate", "unknown") for one in found.cells for fact in one.facts):
         command += " --lr RATE"  # without which no attack is begun
-    if as_json:
+    if printed.as_json:
         estimate = None if found.estimate is None else found.estimate.model_dump(mode="json")
         cells = [one.table() for one in found.cells]
-        skipped = dict(found.skipped)
-        print(
-            json.dumps(
-                {"schema": 1, "cells": cells, "skipped": skipped, "command": command, "time": estimate}, allow_nan=False
-            )
-        )
+        looked = {"cells": cells, "skipped": dict(found.skipped), "command": command, "time": estimate}
+        print(json.dumps({"schema": 1, **looked}, allow_nan=False))
     else:
-        _print(found, command, quiet=quiet)
-    if most is not None and any(one.exposure.examples > most for one in found.cells):
-        many = "example" if most == 1 else "examples"
-        print(f"failed: an update gives away more than {most} {many} exactly", file=sys.stderr)
+        _print(found, command, quiet=printed.quiet)
+    exposed = [one.exposure.examples for one in found.cells]
+    met = [count for count in exposed if condition is not None and condition.meets(count)]
+    if met:
+        print(f"failed: {condition}, as an update gives away {max(met)} exactly", file=sys.stderr)
         raise typer.Exit(1)
 
 
-OWN = ("--recipe", "--data", "--weights", "--defense", "--seed", "--device")
-OF_FILES = (
-    "--normalize",
-    "--shape",
-    "--classes",
-    "--client",
-    "--loss",
-    "--target",
-    "--lr",
-    "--steps",
-    "--weight-decay",
-)
-
-
-def _of_recipe(typed: Mapping[str, Any], look: "Look") -> tuple["Checks", list[str]]:
+def _of_recipe(recipe: str | None, own: Simulated, facts: Facts, look: "Look") -> tuple["Checks", list[str]]:
     """The looks at one's own batch, and the command that attacks it."""
     from seepage.audit.checking import check_recipe
 
-    if all(typed[name] is None for name in ("--recipe", "--data", "--model", "--weights")):
+    if recipe is None and own.data is None and own.model is None and own.weights is None:
         raise SeepageError(
-            "there is nothing to look at; name BEFORE AFTER, an observed/ folder, or your own batch with --recipe NAME "
-            "or --data FOLDER"
+            "there is nothing to look at; name BEFORE AFTER, an observed/ folder, a recipe, or your own batch with "
+            "--data FOLDER"
         )
-    strange = [
-        name
-        for name in ("--gradient", "--shape", "--classes", "--target", "--lr", "--steps", "--weight-decay")
-        if typed[name] is not None
-    ]
-    if strange:
-        raise SeepageError(
-            f"{strange[0]} is for captured files, and none are named; leave it out, or name BEFORE AFTER"
-        )
-    tables = tables_of(
-        typed["--recipe"], data=typed["--data"], model=typed["--model"], weights=typed["--weights"],
-        client=typed["--client"], loss=typed["--loss"], batch_size=typed["--batch-size"], seed=typed["--seed"],
-        device=typed["--device"], defenses=typed["--defense"], settings=typed["--set"],
-        normalize=typed["--normalize"], trust=bool(typed["--trust"]),
-    )  # fmt: skip
-    recipe = [typed["--recipe"]] if typed["--recipe"] else []
-    return check_recipe(tables, look), ["audit", *recipe, *_spelled(typed, but=("--recipe",))]
+    refuse_facts(facts)
+    words = ["audit", *([recipe] if recipe else []), *_spelled(typed(own))]
+    return check_recipe(tables_of(recipe, own), look), words
 
 
-def _of_folder(folder: Path, after: Path | None, typed: Mapping[str, Any], look: "Look") -> tuple["Checks", list[str]]:
+def _of_folder(
+    folder: Path, after: Path | None, own: Simulated, facts: Facts, look: "Look"
+) -> tuple["Checks", list[str]]:
     """The looks at recorded updates, and the command that attacks them."""
     from seepage.audit.checking import check_folder
     from seepage.cli.parts import part_of
     from seepage.registry import models
 
-    _refuse_own(typed)
-    if after is not None or any(typed[name] is not None for name in ("--gradient", *OF_FILES)):
-        raise recorded_already(folder, "--gradient")
-    if typed["--set"]:
+    refuse_own(own)
+    refuse_recorded(folder, after, own, facts)
+    if own.settings:
         raise SeepageError("--set is for files and recipes; a recorded update is looked at as it is")
-    named = None if typed["--model"] is None else part_of(typed["--model"], "--model", models)
-    found = check_folder(folder, _request(typed), look, model=named, batch_size=typed["--batch-size"])
-    return found, ["attack", str(folder), *_spelled(typed)]
+    named = None if own.model is None else part_of(own.model, "--model", models)
+    found = check_folder(folder, _request(own), look, model=named, batch_size=own.batch_size)
+    return found, ["attack", str(folder), *_spelled(typed(own))]
 
 
-def _of_files(before: Path, after: Path | None, typed: Mapping[str, Any], look: "Look") -> tuple["Checks", list[str]]:
+def _of_files(
+    before: Path, after: Path | None, own: Simulated, facts: Facts, look: "Look"
+) -> tuple["Checks", list[str]]:
     """The look at captured files, and the command that attacks them."""
     from seepage.audit.checking import check_capture
     from seepage.recipe.overrides import change
 
-    _refuse_own(typed)
-    gradient = None if typed["--gradient"] is None else Path(typed["--gradient"])
-    model, client = typed["--model"], typed["--client"]
-    tables = named_tables(
-        model or "fc2", client or "fedsgd", typed["--loss"], typed["--normalize"], trust=bool(typed["--trust"])
-    )
-    tables = change(tables, typed["--set"] or [])
-    files = files_of(before, after, gradient, typed["--lr"], typed["--weight-decay"])
-    capture = capture_of(
-        files, tables, typed["--shape"], typed["--classes"], typed["--steps"], typed["--batch-size"], typed["--target"]
-    )
-    found = check_capture(capture, _request(typed), look, named=model is not None)
-    names = [str(before), str(after)] if gradient is None else [str(gradient), "--params", str(before)]
-    return found, ["attack", *names, *_spelled(typed, but=("--gradient",))]
+    refuse_own(own)
+    tables = change(named_tables(own, of_files=True), own.settings or [])
+    capture = capture_of(before, after, own, facts, tables)
+    found = check_capture(capture, _request(own), look, named=own.model is not None)
+    return found, ["attack", str(before), *([str(after)] if after else []), *_spelled(typed(own) | typed(facts))]
 
 
-def _refuse_own(typed: Mapping[str, Any]) -> None:
-    """Raise for options that are for one's own batch, beside files or a folder."""
-    strange = next((name for name in OWN if typed[name] is not None), None)
-    if strange is not None:
-        raise SeepageError(f"{strange} is for a batch of your own, which is recorded first; leave it out, or the files")
-
-
-def _request(typed: Mapping[str, Any]) -> "AttackRequest":
+def _request(own: Simulated) -> "AttackRequest":
     """The attacks of `seepage attack` where nobody chooses any."""
     from seepage.audit.recorded import AttackRequest
 
     attacks = attack_tables(None, {}, None)["attack"]
-    return AttackRequest(attacks=attacks, default=True, minutes=MINUTES, trust=bool(typed["--trust"]))
+    return AttackRequest(attacks=attacks, default=True, minutes=MINUTES, trust=own.trust)
 
 
-def _spelled(typed: Mapping[str, Any], but: Sequence[str] = ()) -> Iterator[str]:
+def _spelled(options: Mapping[str, Any]) -> Iterator[str]:
     """Options as they were typed, for another command."""
-    for name, value in typed.items():
-        if value is not None and name not in but:
+    for name, value in options.items():
+        if value is not None:
             for one in value if isinstance(value, list) else [value]:
                 yield from [name] if one is True else [name, str(one)]
 

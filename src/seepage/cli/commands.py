@@ -1,4 +1,4 @@
-"""The commands: `seepage audit`, its parts `record`, `attack` and `score`, and what goes on from a run"""
+"""The commands: `seepage audit`, what goes on from its run, and the verbs of the other files by what they are for"""
 
 import json
 from collections.abc import Callable
@@ -7,60 +7,37 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from seepage.cli.capturing import attack, observe
+from seepage.cli.capturing import attack, record
 from seepage.cli.checking import check
 from seepage.cli.comparing import compare, hold_against
-from seepage.cli.evidence import evidence, keygen, verify
+from seepage.cli.evidence import keygen, pack, verify
 from seepage.cli.frontier import frontier
-from seepage.cli.judging import JudgementsOption, count_judgements, judge
-from seepage.cli.membership import membership
+from seepage.cli.judging import count, judge
 from seepage.cli.options import (
-    AllOption,
-    AllowOption,
-    AttackOption,
-    BaselineOption,
-    BoundsOption,
-    ClientOption,
-    DataOption,
-    DefenseOption,
-    DeviceOption,
-    GateOption,
-    JobsOption,
+    Attacker,
+    Gate,
     JsonOption,
-    LossOption,
-    MembershipOption,
-    MinutesOption,
-    ModelOption,
-    NoPicturesOption,
-    NormalizeOption,
-    OnOption,
+    More,
     OutOption,
-    ProveOption,
-    QuietOption,
     RecipeArgument,
     RetryOption,
-    ReuseOption,
-    SeedOption,
-    SetOption,
-    SizeOption,
+    Shown,
+    Simulated,
     ToldOption,
-    TrustModelOption,
     TuneOption,
-    UndefendedOption,
-    WeightsOption,
-    WhyOption,
+    Workers,
     ask_for,
-    minutes_of,
     running_on,
+    spread,
     tables_of,
     tune_by,
 )
 from seepage.cli.proving import prove
 from seepage.cli.reproducing import reproduce
 from seepage.cli.settings_file import use_settings
-from seepage.cli.showing import check_asked, command_line, conclude, condition_of, gate, present, write_pages
+from seepage.cli.showing import check_asked, command_line, conclude, condition_of, gate_on, present, write_pages
 from seepage.errors import SeepageError, printable, unknown
 
 
@@ -73,17 +50,68 @@ class NobodyReads(Exception):
 
 
 GONE = {
-    "exposure": "seepage check FOLDER, or seepage check --recipe NAME",
-    "probe": "seepage check --recipe NAME, or seepage check --data FOLDER",
+    "exposure": "seepage check FOLDER, or seepage check RECIPE",
+    "probe": "seepage check RECIPE, or seepage check --data FOLDER",
+    "observe": "seepage record BEFORE AFTER, or seepage record BEFORE --gradient FILE",
+    "membership": "seepage attack OBSERVED --candidates FILE --public FILE",
+    "score": "seepage report RUN --truth FOLDER",
+    "validate": "seepage audit RECIPE --dry-run, or seepage check FOLDER",
+    "keygen": "seepage evidence keygen KEY",
+    "verify": "seepage evidence verify FOLDER",
+    "judge": "seepage evidence judge RUN",
 }
 """Verbs that there were, and what does their work."""
 
+GONE_OPTIONS = {
+    "attack": {"--use": "--attack NAME", "--params": "WEIGHTS --gradient GRADIENT, the weights first"},
+    "check": {"--recipe": "seepage check RECIPE", "--fail-above": "--fail-if 'exposed>NUMBER'"},
+    "prove": {
+        "--function": "--of function:NAME",
+        "--mod": "--of flower:NAME",
+        "--filter": "--of nvflare:NAME",
+        "--engine": "--of opacus:NAME",
+        "--defense": "--of defense:NAME",
+        "--recorded": "--of recorded:FOLDER",
+        "--ledger": "--of ledger:FOLDER",
+        "--budget": "--fail-if 'spent>NUMBER'",
+    },
+}
+"""Options that there were, and how the same is written now."""
 
-class _Commands(TyperGroup):
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in GONE:
-            raise SeepageError(f"seepage {cmd_name} is a part of seepage check now; type {GONE[cmd_name]}")
-        return super().get_command(ctx, cmd_name)
+
+class _Command(TyperCommand):
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        for one in self.params:
+            if one.nargs == -1 or getattr(one, "multiple", False):
+                one.metavar = one.metavar or "TEXT"  # in place of <list[str]>
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        gone = GONE_OPTIONS.get(str(self.name), {})
+        for name in (word.partition("=")[0] for word in args):
+            if name in gone:
+                raise SeepageError(f"seepage {self.name} has no {name} any more; write {gone[name]}")
+        return super().parse_args(ctx, args)
+
+
+class _Verbs(TyperGroup):
+    """A group whose first word must be a verb of it; what follows a verb that there was is named."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0]
+        if word not in self.commands and not word.startswith("-"):
+            known = list(self.commands)
+            if ctx.parent is None and word in GONE:
+                raise SeepageError(f"seepage {word} is a part of another verb now; type {GONE[word]}")
+            if ctx.parent is not None and self.name == "evidence":
+                raise SeepageError(f"seepage evidence takes {', '.join(known)}; type seepage evidence pack {word}")
+            raise unknown("command", word, known)
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        panels = [*PANELS]
+        place = {name: str(getattr(one, "rich_help_panel", "")) for name, one in self.commands.items()}
+        return sorted(place, key=lambda name: panels.index(place[name]) if place[name] in panels else 0)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -94,13 +122,17 @@ class _Commands(TyperGroup):
             raise NobodyReads from error
 
 
-app = typer.Typer(
-    cls=_Commands,
-    name="seepage",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-)
+def _group(**more: Any) -> typer.Typer:
+    return typer.Typer(
+        cls=_Verbs,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+        **more,
+    )
+
+
+app = _group(name="seepage")
 
 
 def _print_version(asked: bool) -> None:
@@ -130,39 +162,24 @@ def _seepage(
 
 def audit(
     recipe: RecipeArgument = None,
-    data: DataOption = None,
-    model: ModelOption = None,
-    normalize: NormalizeOption = None,
-    weights: WeightsOption = None,
-    client: ClientOption = None,
-    loss: LossOption = None,
-    batch_size: SizeOption = None,
-    attack: AttackOption = None,
-    defense: DefenseOption = None,
+    *,
+    own: Simulated,
+    attacker: Attacker,
     told: ToldOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
-    settings: SetOption = None,
     tune: TuneOption = None,
+    more: More,
+    gate: Gate,
     out: OutOption = None,
-    jobs: JobsOption = None,
-    on: OnOption = None,
-    membership: MembershipOption = False,
-    bounds: BoundsOption = False,
-    prove: ProveOption = False,
-    no_undefended: UndefendedOption = False,
-    fail_if: GateOption = None,
-    baseline: BaselineOption = None,
-    allow: AllowOption = False,
-    all_attacks: AllOption = False,
-    minutes: MinutesOption = None,
+    shown: Shown,
+    workers: Workers,
     retry_failed: RetryOption = False,
-    reuse: ReuseOption = False,
-    no_pictures: NoPicturesOption = False,
-    trust: TrustModelOption = False,
-    why: WhyOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check the recipe without running anything; code that it names is imported only with --trust.",
+        ),
+    ] = False,
 ) -> None:
     """Audit a model: simulate clients, attack their updates, score the reconstructions, and write a report.
 
@@ -171,151 +188,103 @@ def audit(
     """
     from seepage.recipe.resolve import cells
 
-    tables = tables_of(
-        recipe, data=data, model=model, weights=weights, client=client, loss=loss, batch_size=batch_size,
-        seed=seed, device=device, told=told, attacks=attack, defenses=defense, settings=settings,
-        normalize=normalize, trust=trust,
-    )  # fmt: skip
-    ask_for(tables, membership=membership, bounds=bounds, prove=prove, defended=bool(defense))
+    if dry_run and not own.trust:
+        from seepage.recipe.files import find_recipe, read_recipe
+        from seepage.recipe.trust import refuse_code
+
+        # Models are built by an audit, and not here.
+        refuse_code(read_recipe(find_recipe(recipe)), str(recipe), models=False)
+    tables = tables_of(recipe, own, attacks=attacker.attack, told=told)
+    ask_for(tables, more, defended=bool(own.defense))
     tune_by(tables, tune)
-    if all_attacks:
+    if attacker.all_attacks:
         tables["all_attacks"] = True
-    if defense and not no_undefended:
-        tables["undefended"] = True
-    elif no_undefended:
-        tables.pop("undefended", None)
-    own = tables.pop("minutes", None)
-    given = minutes_of(minutes, own, all_attacks=all_attacks, parts=attack, settings=settings)
+    given = attacker.time(tables.pop("minutes", None), own.settings)
     if given is not None:
         tables["minutes"] = given
     cases = cells(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
+    if dry_run:
+        for case in cases:
+            print(printable(f"ok: {case.cell}: {case.model} on {case.data}, {len(case.attack)} attacks"))
+        return
     from seepage.audit.budget import recorded_plan
     from seepage.audit.run import run
     from seepage.cli.stored import stored_rows
     from seepage.cli.terminal import progress_bar
 
-    condition = condition_of(fail_if, tables)
+    condition = condition_of(gate.fail_if, tables)
     check_asked(condition, tables)
-    with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
+    with running_on(workers.on) as runner, progress_bar(off=shown.silent) as show:
         finished = run(
             tables,
             out=out,
-            jobs=jobs,
+            jobs=workers.jobs,
             on=runner,
             show=show,
             command=command_line(),
             retry_failed=retry_failed,
             budget=recorded_plan(recipe),
-            reuse=reuse or (condition is None and baseline is None),
+            reuse=gate.reuse or (condition is None and gate.baseline is None),
         )
-        again = retry_failed and finished.fresh
-        write_pages(finished.folder, show, again=again, pictures=False if no_pictures else None)
-    present(finished.folder, finished, as_json, quiet, why=why, stored=stored_rows(recipe, cases))
-    gate(finished.result, condition)
-    hold_against(finished.result, baseline)
-    conclude(finished.result, allow=allow)
-
-
-def record(
-    recipe: RecipeArgument = None,
-    data: DataOption = None,
-    model: ModelOption = None,
-    normalize: NormalizeOption = None,
-    weights: WeightsOption = None,
-    client: ClientOption = None,
-    loss: LossOption = None,
-    batch_size: SizeOption = None,
-    defense: DefenseOption = None,
-    told: ToldOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
-    settings: SetOption = None,
-    out: OutOption = None,
-    trust: TrustModelOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Simulate clients and record their updates (observed/ and private/), without attacking."""
-    from seepage.audit.run import record_only
-    from seepage.cli.terminal import progress_bar
-
-    tables = tables_of(
-        recipe, data=data, model=model, weights=weights, client=client, loss=loss, batch_size=batch_size,
-        seed=seed, device=device, told=told, defenses=defense, settings=settings, normalize=normalize,
-        trust=trust,
-    )  # fmt: skip
-    with progress_bar(off=as_json or quiet) as show:
-        folder = record_only(tables, out=out, show=show)
-    if as_json:
-        print(json.dumps({"schema": 1, "run": str(folder)}))
-    else:
-        print(f"recorded: {folder}/observed (what a server sees) and {folder}/private (the truth; keep it)")
-
-
-def score(
-    run: Annotated[Path, typer.Argument(help="A run folder of `seepage attack` or `seepage audit`.")],
-    truth: Annotated[
-        Path | None, typer.Option("--truth", help="The private/ folder, or the batch itself: image folder or .npz.")
-    ] = None,
-    judgements: JudgementsOption = None,
-    settings: SetOption = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Run the code that the run folder names; it is yours.")
-    ] = False,
-    fail_if: GateOption = None,
-    allow: AllowOption = False,
-    why: WhyOption = False,
-    reuse: ReuseOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Score a finished attack against the private examples."""
-    from seepage.audit.recorded import score_run
-    from seepage.core.vouching import refuse_foreign
-    from seepage.recipe.overrides import change
-
-    if judgements:
-        if truth is not None or settings or fail_if or trust:
-            raise SeepageError("--judgements counts what people said and nothing else; leave out the other options")
-        count_judgements(run, judgements, as_json=as_json, quiet=quiet)
-        return
-    own = [setting for setting in settings or [] if setting.strip().startswith("score.")]
-    condition = condition_of(fail_if, change({}, own) if fail_if else {})
-    if condition is not None and not reuse:
-        refuse_foreign(run)
-    finished = score_run(run, truth, settings or [], trust=trust)
-    write_pages(run, lambda *_: None, again=finished.fresh)
-    present(run, finished, as_json, quiet, note_old=False, why=why)
-    gate(finished.result, condition)
-    conclude(finished.result, allow=allow)
+        write_pages(finished.folder, show, again=retry_failed and finished.fresh, pictures=shown.pictures)
+    present(finished, shown, stored=stored_rows(recipe, cases))
+    gate_on(finished.result, condition)
+    hold_against(finished.result, gate.baseline)
+    conclude(finished.result, allow=gate.allow)
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    truth: Annotated[
+        Path | None,
+        typer.Option(
+            "--truth",
+            help="Score a run of `seepage attack` first, against the private/ folder or the batch itself: an image "
+            "folder or .npz.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="With --truth: a threshold, such as score.exact_db=45. Repeatable."),
+    ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run the code that the run folder names; it is yours.")
+    ] = False,
     sheet: Annotated[
         Path | None, typer.Option("--sheet", help="Write all pictures, private and rebuilt, to this PNG instead.")
     ] = None,
     cell: Annotated[str | None, typer.Option("--cell", help="For --sheet: this cell.")] = None,
     attack: Annotated[str | None, typer.Option("--attack", help="For --sheet: this attack.")] = None,
-    no_pictures: NoPicturesOption = False,
-    pictures: Annotated[
-        bool, typer.Option("--pictures", help="Show pictures again after --no-pictures, which a run remembers.")
-    ] = False,
+    *,
+    gate: Gate,
+    shown: Shown,
 ) -> None:
-    """Write report.html and grid.png of a finished run again."""
-    from seepage.report import write_sheet
+    """Show a finished run and write its report.html and grid.png again; with --truth, score it first."""
+    from seepage.audit.recorded import score_run
+    from seepage.core.vouching import refuse_foreign
+    from seepage.recipe.overrides import change
+    from seepage.report.run import open_run
 
-    if sheet is not None and no_pictures:
-        raise SeepageError("--sheet writes nothing but pictures; leave out --no-pictures")
     if sheet is not None:
+        from seepage.report import write_sheet
+
+        if shown.pictures is False:
+            raise SeepageError("--sheet writes nothing but pictures; leave out --no-pictures")
         print(write_sheet(run, sheet, cell=cell, attack=attack))
         return
-    if pictures and no_pictures:
-        raise SeepageError("--pictures and --no-pictures are each other's opposite; leave one out")
     if cell or attack:
         raise SeepageError("--cell and --attack choose what --sheet FILE.png shows; add it")
-    write_pages(run, lambda *_: None, again=True, pictures=True if pictures else False if no_pictures else None)
-    print(run / "report.html")
+    scoring = [setting for setting in settings or [] if setting.strip().startswith("score.")]
+    condition = condition_of(gate.fail_if, change({}, scoring) if gate.fail_if else {})
+    if (condition is not None or gate.baseline is not None) and not gate.reuse:
+        refuse_foreign(run)
+    open_run(run)  # what is no finished run is refused before the truth is read
+    finished = score_run(run, truth, settings or [], trust=trust)
+    write_pages(run, lambda *_: None, again=True, pictures=shown.pictures)
+    present(finished, shown, note_old=False)
+    gate_on(finished.result, condition)
+    hold_against(finished.result, gate.baseline)
+    conclude(finished.result, allow=gate.allow)
 
 
 def list_(
@@ -336,38 +305,9 @@ def list_(
         print_kind(found[kind], explained(kind))
 
 
-def validate(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Recipes, or observed/ folders.")],
-    settings: SetOption = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Import the code that a recipe names, to check its options; it is yours.")
-    ] = False,
-) -> None:
-    """Check recipes and recorded folders without running anything."""
-    for path in paths:
-        _validate(path, settings or [], trust)
+Verbs = dict[Callable[..., None], tuple[str, ...]]
 
-
-def _validate(path: str, settings: list[str], trust: bool) -> None:
-    if Path(path).is_dir():
-        from seepage.audit.recorded import validate_folder
-
-        for line in validate_folder(Path(path)):
-            print(printable(line))
-        return
-    from seepage.recipe.files import find_recipe, read_recipe
-    from seepage.recipe.overrides import change
-    from seepage.recipe.resolve import cells
-    from seepage.recipe.trust import refuse_code
-
-    tables = read_recipe(find_recipe(path))
-    if not trust:
-        refuse_code(tables, path, models=False)  # which are built by an audit, and not here
-    for recipe in cells(change(tables, settings)):
-        print(printable(f"ok: {recipe.cell}: {recipe.model} on {recipe.data}, {len(recipe.attack)} attacks"))
-
-
-PANELS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
+PANELS: dict[str, Verbs] = {
     "Audit": {
         audit: ("seepage audit --data photos/ --set data.size=32", "seepage audit --model mynet:factory --minutes 5"),
         check: (
@@ -376,42 +316,56 @@ PANELS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         attack: (
             "seepage attack before.pt after.pt --lr 0.1 --model mynet:factory",
-            "seepage attack observed/ --use linear --use gradient_matching",
+            "seepage attack observed/ --candidates batch.npz --public others.npz",
         ),
-        score: ("seepage score RUN --truth my-batch.npz", "seepage score RUN --truth private/"),
-        membership: (
-            "seepage membership observed/ --candidates batch.npz --public others.npz",
-            "seepage membership observed/ --candidates photos/ --public more-photos/",
-        ),
-        report: ("seepage report RUN", "seepage report RUN --no-pictures"),
-        record: ("seepage record --data photos/ --set data.size=32", "seepage record recipe.toml --out recorded"),
-        observe: ("seepage observe before.pt after.pt --lr 0.1", "seepage observe --gradient grad.pt model.pt"),
+        record: ("seepage record --data photos/ --set data.size=32", "seepage record before.pt after.pt --lr 0.1"),
+        report: ("seepage report RUN --no-pictures", "seepage report RUN --truth my-batch.npz"),
     },
     "Defenses and epsilon": {
         frontier: ("seepage frontier", "seepage frontier --data digits"),
         prove: (
-            "seepage prove --defense gaussian_noise:sigma=2.4,clip=1 --epsilon 2",
-            "seepage prove --function mine:filter --trust --epsilon 8",
+            "seepage prove --of defense:gaussian_noise:sigma=2.4,clip=1 --epsilon 2",
+            "seepage prove --of function:mine:filter --trust --epsilon 8",
         ),
     },
     "CI and evidence": {
         compare: ("seepage compare OLD NEW", "seepage compare OLD NEW --json"),
-        evidence: ("seepage evidence RUN --pdf", "seepage evidence RUN --sign auditor.pem"),
-        verify: ("seepage verify RUN", "seepage verify RUN-evidence --key auditor.pem.pub"),
-        keygen: ("seepage keygen auditor.pem",),
     },
     "Research": {
         reproduce: ("seepage reproduce", "seepage reproduce cafe/table-3"),
-        judge: ("seepage judge RUN",),
     },
     "Tools": {
         list_: ("seepage list attacks", "seepage list recipes"),
-        validate: ("seepage validate recipe.toml", "seepage validate observed/"),
     },
 }
 """The verbs by what they are for, each with examples, in the order of `seepage --help`."""
 
+GROUPS: dict[str, tuple[str, str, Verbs]] = {
+    "evidence": (
+        "CI and evidence",
+        "What is filed of a run: a pack, its signature, the check that it is unchanged, and people's judgements.",
+        {
+            pack: ("seepage evidence pack RUN --pdf", "seepage evidence pack RUN --sign auditor.pem"),
+            verify: ("seepage evidence verify RUN", "seepage evidence verify RUN-evidence --key auditor.pem.pub"),
+            keygen: ("seepage evidence keygen auditor.pem",),
+            judge: ("seepage evidence judge RUN", "seepage evidence judge RUN --pairs 40"),
+            count: ("seepage evidence count RUN judgements.json", "seepage evidence count RUN a.json b.json --json"),
+        },
+    ),
+}
+"""Verbs with verbs of their own: the panel, what they are for, and these."""
+
+
+def _add(to: typer.Typer, verbs: Verbs, panel: str | None = None) -> None:
+    for verb, examples in verbs.items():
+        name, text = verb.__name__.rstrip("_"), "\n\n".join(("Examples:", *examples))
+        to.command(name, cls=_Command, rich_help_panel=panel, epilog=text)(spread(verb))
+
+
 for _panel, _verbs in PANELS.items():
-    for _verb, _examples in _verbs.items():
-        _text = "\n\n".join(("Examples:", *_examples))
-        app.command(_verb.__name__.rstrip("_"), rich_help_panel=_panel, epilog=_text)(_verb)
+    _add(app, _verbs, _panel)
+    for _name, (_place, _help, _own) in GROUPS.items():
+        if _place == _panel:
+            _within = _group(help=_help)
+            _add(_within, _own)
+            app.add_typer(_within, name=_name, rich_help_panel=_panel)

@@ -1,4 +1,4 @@
-"""`seepage evidence`, `seepage keygen` and `seepage verify`: what is filed, who vouches for it, and whether it holds"""
+"""`seepage evidence pack`, `keygen` and `verify`: what is filed, who vouches for it, and whether it holds"""
 
 import json
 import sys
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from seepage.evidence import Checked
 
 
-def evidence(
+def pack(
     run: Annotated[Path, typer.Argument(help="A finished run folder.")],
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the pack; default: RUN-evidence beside the run.")
@@ -51,7 +51,7 @@ def evidence(
         sys.stdout.write(export(run, only, request))
         return
     folder = write_pack(run, out or Path(f"{run.resolve()}-evidence"), request)
-    signed = "signed" if sign is not None else "not signed: add --sign KEY, a key that seepage keygen makes"
+    signed = "signed" if sign is not None else "not signed: add --sign KEY, a key that seepage evidence keygen makes"
     print(printable(f"{folder} ({signed})"))
 
 
@@ -78,10 +78,10 @@ def verify(
 
     if not folder.is_dir():
         raise SeepageError(f"{folder} is no folder; name an evidence pack or a run folder")
-    pack = is_pack(folder)
-    if not pack and (key is not None or run is not None):
+    packed = is_pack(folder)
+    if not packed and (key is not None or run is not None):
         raise SeepageError(f"{folder} is no evidence pack, so nothing is signed; leave out --key and --run")
-    checked = verify_pack(folder, key=key, run=run) if pack else verify_run(folder)
+    checked = verify_pack(folder, key=key, run=run) if packed else verify_run(folder)
     if as_json:
         found = {
             "schema": 1,
@@ -95,7 +95,7 @@ def verify(
         }
         print(json.dumps(found))
     else:
-        _print(folder, checked, pack=pack, named=key is not None, run=run)
+        _print(folder, checked, pack=packed, named=key is not None, run=run)
     if not checked.good:
         raise typer.Exit(1)
 

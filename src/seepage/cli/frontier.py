@@ -2,29 +2,19 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seepage.cli.completing import names_of
 from seepage.cli.options import (
     AttackOption,
-    ClientOption,
-    DataOption,
-    DeviceOption,
-    JobsOption,
-    JsonOption,
-    LossOption,
     MembershipOption,
-    ModelOption,
-    OnOption,
     OutOption,
-    QuietOption,
+    Printed,
     RecipeArgument,
-    SeedOption,
-    SetOption,
-    SizeOption,
-    WeightsOption,
+    Simulated,
+    Workers,
     running_on,
     tables_of,
 )
@@ -36,61 +26,47 @@ if TYPE_CHECKING:
 
 def frontier(
     recipe: RecipeArgument = None,
-    data: DataOption = None,
-    model: ModelOption = None,
-    weights: WeightsOption = None,
-    client: ClientOption = None,
-    loss: LossOption = None,
-    batch_size: SizeOption = None,
+    *,
+    own: Simulated,
     attack: AttackOption = None,
-    defense: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--defense",
-            help="Only this defense, of those swept, or at strengths of yours, such as gaussian_noise:clip=1,"
-            "sigma=[0.01,0.1]. Repeatable.",
-            autocompletion=names_of("defenses"),
-        ),
-    ] = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Federated rounds that the accuracy is measured after.")
     ] = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
     membership: MembershipOption = False,
-    settings: SetOption = None,
     out: OutOption = None,
-    jobs: JobsOption = None,
-    on: OnOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    workers: Workers,
+    printed: Printed,
 ) -> None:
-    """Compare defenses: leakage against accuracy, time and bytes, with advice."""
+    """Compare defenses: leakage against accuracy, time and bytes, with advice.
+
+    With --defense only this one is swept, of those of the recipe, or at strengths of yours, such as
+    gaussian_noise:clip=1,sigma=[0.01,0.1].
+    """
     from seepage.cli.parts import part_of
     from seepage.cli.terminal import progress_bar
     from seepage.frontier import run_frontier
     from seepage.registry import defenses
 
     more = [] if rounds is None else [f"utility.rounds={rounds}"]
-    tables = tables_of(
-        "frontier" if recipe is None else recipe, data=data, model=model, weights=weights, client=client,
-        loss=loss, batch_size=batch_size, seed=seed, device=device, attacks=attack, settings=[*(settings or []), *more],
-    )  # fmt: skip
+    swept = replace(own, defense=None, settings=[*(own.settings or []), *more])
+    tables = tables_of("frontier" if recipe is None else recipe, swept, attacks=attack)
     if membership:
         tables.setdefault("membership", {})
-    only = [part_of(name, "--defense", defenses) for name in defense or ()]
-    with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
-        found = run_frontier(tables, only=only, out=out, jobs=jobs, on=runner, show=show, command=command_line())
+    only = [part_of(name, "--defense", defenses) for name in own.defense or ()]
+    with running_on(workers.on) as runner, progress_bar(off=printed.silent) as show:
+        found = run_frontier(
+            tables, only=only, out=out, jobs=workers.jobs, on=runner, show=show, command=command_line()
+        )
         write_pages(found.folder, show, again=False)
-    if as_json:
+    if printed.as_json:
         rows = [row.record() for row in found.rows]
         print(json.dumps({"schema": 1, "run": str(found.folder), "advice": found.advice, "rows": rows}))
         return
-    if not quiet:
+    if not printed.quiet:
         _print_table(found.rows)
         _print_lacking(found.rows)
     print(found.advice)
-    if not quiet:
+    if not printed.quiet:
         shown = "pictures" if any(row.ssim is not None for row in found.rows) else "report"
         print(f"\npage: {found.folder / 'frontier.html'}; {shown}: {found.folder / 'report.html'}")
 

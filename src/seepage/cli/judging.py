@@ -1,4 +1,4 @@
-"""`seepage judge`, and what `seepage score --judgements` does."""
+"""`seepage evidence judge`, and `seepage evidence count` of what people said."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,8 @@ from typing import Annotated
 
 import typer
 
-from seepage.cli.options import JsonOption
+from seepage.cli.options import JsonOption, Printed
 from seepage.errors import SeepageError, printable
-
-JudgementsOption = Annotated[
-    list[Path] | None,
-    typer.Option("--judgements", help="Count what a person saved on a page of `seepage judge`. Repeatable."),
-]
 
 
 def judge(
@@ -47,17 +42,18 @@ def judge(
     controls = page.pairs - page.guesses
     print(f"{page.path}: {page.pairs} pairs, {page.guesses} guesses and {controls} control pairs among them")
     print("This page contains private pictures, so only you can open it: store, share and delete it like the data.")
-    print(f"Open it in a browser, judge, save; then: seepage score {run} --judgements judgements.json")
+    print(f"Open it in a browser, judge, save; then: seepage evidence count {run} judgements.json")
     if machine is not None:
-        print(f"A machine judged too, which is no person: seepage score {run} --judgements {machine}")
+        print(f"A machine judged too, which is no person: seepage evidence count {run} {machine}")
 
 
-def count_judgements(run: Path, files: list[Path], *, as_json: bool, quiet: bool) -> None:
-    """Count what judges saved, print it, and write it into the run folder and its report.
-
-    Raises:
-        SeepageError: For a damaged run, files that are not what the page saves, and where no judge can be counted.
-    """
+def count(
+    run: Annotated[Path, typer.Argument(help="The run folder that was judged.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What people saved on its page.")],
+    *,
+    printed: Printed,
+) -> None:
+    """Count what people said on a page of `seepage evidence judge`, and write it into the run and its report."""
     from seepage.core.lock import held
     from seepage.judging import lines, read_answers, tally, write_judged
     from seepage.report import write_report
@@ -68,13 +64,13 @@ def count_judgements(run: Path, files: list[Path], *, as_json: bool, quiet: bool
     with held(run):
         path = write_judged(run, judged)
         write_report(run)
-    if as_json:
+    if printed.as_json:
         print(json.dumps({"schema": 1, "run": str(run), **judged.model_dump(mode="json")}, allow_nan=False))
         return
     found = lines(judged, {cell.name: cell.heading for cell in opened.cells})
     for line in (
         found[: len(judged.rows) + bool(judged.machine)]
-        if quiet
+        if printed.quiet
         else [*found, f"written: {path} and {run / 'report.html'}"]
     ):
         print(printable(line))

@@ -1,14 +1,16 @@
-"""`seepage membership`: which candidates were in the batch behind a recorded update."""
+"""`seepage attack --candidates`: which candidates were in the batch behind a recorded update."""
 
 import hashlib
 import json
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seepage.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption, SeedOption, SizeOption
+from seepage.cli.options import Network, Printed
 from seepage.errors import SeepageError, printable, unknown
 
 if TYPE_CHECKING:
@@ -19,34 +21,38 @@ if TYPE_CHECKING:
     from seepage.membership import Membership
     from seepage.types import Batch
 
+_members = partial(typer.Option, rich_help_panel="Membership inference")
 
-def membership(
-    observed: Annotated[Path, typer.Argument(help="An observed/ folder, also somebody else's.")],
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Examples that may have been in the batch, and how they are tested."""
+
     candidates: Annotated[
-        str, typer.Option("--candidates", help="Examples to test: a folder, zip, npz or name of data.")
-    ],
+        str | None,
+        _members(
+            "--candidates",
+            help="Test which of these examples were in the batch: a folder, zip, npz or name of data. --attack names "
+            "the test; default: matched_filter.",
+        ),
+    ] = None
     public: Annotated[
-        str,
-        typer.Option(
+        str | None,
+        _members(
             "--public",
             help="Known non-members from the same distribution, for calibration: some hundreds, with every class.",
         ),
-    ],
-    test: Annotated[str, typer.Option("--test", help="Membership test; see seepage list.")] = "matched_filter",
+    ] = None
     level: Annotated[
-        float, typer.Option("--level", help="False positive rate at which a candidate counts as a member.")
-    ] = 0.01,
+        float, _members("--level", help="False positive rate at which a candidate counts as a member.")
+    ] = 0.01
     round_: Annotated[
         list[int] | None,
-        typer.Option("--round", min=0, help="The round to look at, or several with the same data behind them."),
-    ] = None,
-    model: ModelOption = None,
-    batch_size: SizeOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
+        _members("--round", min=0, help="The round to look at, or several with the same data behind them."),
+    ] = None
+
+
+def infer(observed: Path, asked: Candidates, tests: list[str] | None, own: Network, printed: Printed) -> None:
     """Membership inference on a recorded update: a p-value for each candidate. No truth is needed."""
     from seepage.attacks.base import Shown
     from seepage.cli.parts import part_of
@@ -56,14 +62,21 @@ def membership(
     from seepage.registry import models
     from seepage.transcript.recorded import open_transcript
 
-    tester = part_of(test, "--test", MEMBERSHIP_TESTS)
+    candidates, public, level = asked.candidates, asked.public, asked.level
+    if candidates is None or public is None:
+        raise SeepageError("--candidates FILE and --public FILE go together: what is tested, and what calibrates it")
+    if len(tests or ()) > 1:
+        raise SeepageError("--candidates are tested by one membership test; leave out all but one --attack")
+    tester = part_of((tests or ["matched_filter"])[0], "--attack", MEMBERSHIP_TESTS)
     chosen = MEMBERSHIP_TESTS.build(tester)
     if not 0 < level < 1:
         raise SeepageError(f"--level must lie between 0 and 1, got {level}; 0.01 is usual")
-    where = device or "cpu"
-    architecture = None if model is None else part_of(model, "--model", models)
-    seen = open_transcript(observed, architecture=architecture, batch_size=batch_size, device=where)
-    rounds = round_ or [0]
+    where = own.device or "cpu"
+    architecture = None if own.model is None else part_of(own.model, "--model", models)
+    seen = open_transcript(
+        observed, architecture=architecture, batch_size=own.batch_size, device=where, trust=own.trust
+    )
+    rounds = asked.round_ or [0]
     for t in rounds:
         if not 0 <= t < len(seen):
             count = "1 round" if len(seen) == 1 else f"{len(seen)} rounds"
@@ -82,18 +95,18 @@ def membership(
             f"{twice} candidates are among the public examples too, which must have been in no batch; take them out of "
             f"{public}"
         )
-    with progress_bar(off=as_json or quiet) as show:
+    with progress_bar(off=printed.silent) as show:
         found = infer_membership(
             seen,
             chosen,
             suspects.to(where),
             shown.to(where),
             t=rounds,
-            seed=seed or 0,
+            seed=own.seed or 0,
             progress=Shown(lambda done, total: show(done, total, Doing(tester.use))),
         )
     names = _names(tested, suspects)
-    _present(found, names, level, tester.use, resized, as_json=as_json, quiet=quiet)
+    _present(found, names, level, tester.use, resized, printed)
 
 
 def _digests(inputs: "Tensor") -> set[bytes]:
@@ -147,21 +160,19 @@ def _present(
     level: float,
     test: str,
     resized: str | None,
-    *,
-    as_json: bool,
-    quiet: bool,
+    printed: Printed,
 ) -> None:
     named = found.named(level).tolist()
     rows = [
         {"candidate": place, "class": name, "statistic": round(float(value), 6), "p_value": float(p), "named": hit}
         for place, (name, value, p, hit) in enumerate(zip(names, found.statistics, found.p_values, named, strict=True))
     ]
-    if as_json:
+    if printed.as_json:
         facts = {"test": test, "level": level, "reference": found.reference, "calibration": len(found.calibration)}
         facts |= {"resized": resized}
         print(json.dumps({"schema": 1, **facts, "candidates": rows}, allow_nan=False))
         return
-    if not quiet:
+    if not printed.quiet:
         from rich.table import Table
 
         from seepage.cli.console import open_console

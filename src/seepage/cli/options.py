@@ -1,9 +1,12 @@
-"""Options that several commands share, and their conversion to a recipe's tables."""
+"""Options that several commands share, in groups that a command takes as one object, and their recipe tables."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -15,176 +18,106 @@ if TYPE_CHECKING:
     from seepage.core.executor import Executor
     from seepage.registry import Spec
 
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        help="Name, image folder, .zip, .npz, or table (.csv, .parquet) of private examples.",
-        autocompletion=names_of("data"),
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of its groups as options of its own; it is called with one object for each group.
+
+    Groups are dataclasses with a default for every field, each of which has its `typer.Option`.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            own = get_type_hints(groups[name], include_extras=True)
+            spelled = [parameter.replace(name=one.name, default=one.default) for one in fields(groups[name])]
+            parameters += [one.replace(annotation=own[one.name]) for one in spelled]
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+    parameters = sorted((one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters), key=_box_of)
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        made = {
+            name: group(**{one.name: given.pop(one.name) for one in fields(group)}) for name, group in groups.items()
+        }
+        command(**given, **made)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called
+
+
+def _box_of(parameter: inspect.Parameter) -> int:
+    """Where an option's box stands in the help; arguments and options without a box come first."""
+    box = parameter.annotation.__metadata__[0].rich_help_panel
+    return BOXES.index(box) if box in BOXES else -1
+
+
+def typed(*groups: Any) -> dict[str, Any]:
+    """What was given of some groups, by the options as they are typed; None where an option was left out."""
+    found = {}
+    for group in groups:
+        hints = get_type_hints(type(group), include_extras=True)
+        for one in fields(group):
+            value = getattr(group, one.name)
+            spelling = str(hints[one.name].__metadata__[0].default)  # where typer keeps an option's first spelling
+            found[spelling] = None if value is False else value
+    return found
+
+
+BOXES = ("What is audited", "Client", "Captured files", "Attacker", "Measure more", "Gate", "Output", "Machine")
+_what, _client, _files, _attacker, _more, _gate, _output, _machine = (
+    partial(typer.Option, rich_help_panel=title) for title in BOXES
+)
+
+JsonOption = Annotated[bool, _output("--json", help="Print one JSON object on stdout and nothing else.")]
+QuietOption = Annotated[bool, _output("--quiet", help="Print the result in one line and nothing else.")]
+OutOption = Annotated[Path | None, _output("--out", help="Folder to write to.")]
+PicturesOption = Annotated[
+    bool | None,
+    _output(
+        "--pictures/--no-pictures",
+        help="Whether report.html shows pictures and grid.png is written; a run remembers it.",
     ),
 ]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="fc2, convnet, resnet, vit, gpt, torchvision:NAME, timm:NAME, module:factory (a function, a class or a "
-        "network), or with --trust a saved network (.pt2, .pt).",
-        autocompletion=names_of("models"),
-    ),
-]
-NormalizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--normalize",
-        metavar="imagenet|0.5|MEAN,STD",
-        help="What the client does to its inputs before the model; no key of the weights changes by it.",
-    ),
-]
-TrustModelOption = Annotated[
-    bool, typer.Option("--trust", help="Read the saved network of --model, which may hold code; it is yours.")
-]
-TrustOption = Annotated[
+WhyOption = Annotated[bool, _output("--why", help="Also say why attacks do not apply, which is counted else.")]
+ReuseOption = Annotated[
     bool,
-    typer.Option("--trust", help="Run the code that the folder names, or the saved network of --model; it is yours."),
-]
-WeightsOption = Annotated[
-    str | None,
-    typer.Option("--weights", help="Start from this file (.safetensors or a state_dict), or: pretrained."),
-]
-ClientOption = Annotated[
-    str | None,
-    typer.Option(
-        "--client",
-        help="What clients compute: fedsgd, fedavg:lr=0.1,epochs=2, or your own training loop, module:function.",
-        autocompletion=names_of("clients"),
+    _gate(
+        "--reuse",
+        help="Judge a run that is there already although nothing shows that you made it, as one from another machine.",
     ),
 ]
-LossOption = Annotated[
-    str | None,
-    typer.Option(
-        "--loss",
-        help="What clients train on: cross_entropy, mse (values), bce, binary (one logit), or your own module:function "
-        "of outputs and targets, which is called as it is.",
-        autocompletion=loss_names,
-    ),
-]
-SizeOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Private examples behind one update.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Seeds everything.")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
+SeedOption = Annotated[int | None, _machine("--seed", help="Seeds everything.")]
+DeviceOption = Annotated[str | None, _machine("--device", help="cpu, cuda, cuda:1, mps.")]
 AttackOption = Annotated[
     list[str] | None,
-    typer.Option(
+    _attacker(
         "--attack",
-        help="Only this attack, such as inverting_gradients:steps=500. Repeatable.",
+        help="Only this attack: NAME, module:Attack or NAME:OPTION=VALUE,..., such as inverting_gradients:steps=500. "
+        "Repeatable.",
         autocompletion=names_of("attacks"),
     ),
 ]
-DefenseOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--defense",
-        help="Let clients use this defense, such as gaussian_noise:sigma=1,clip=1. Repeatable, in order.",
-        autocompletion=names_of("defenses"),
-    ),
+MembershipOption = Annotated[
+    bool, _more("--membership", help="Also run membership inference: who was in the attacked batches.")
 ]
 ToldOption = Annotated[
     list[str] | None,
-    typer.Option("--told", help="Side information for the attacker: labels, indices (of rounds), defense. Repeatable."),
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Any recipe value, such as attack.steps=500. Repeatable.")
+    _attacker("--told", help="Side information for the attacker: labels, indices (of rounds), defense. Repeatable."),
 ]
 TuneOption = Annotated[
     list[str] | None,
-    typer.Option(
+    _attacker(
         "--tune",
         metavar="attack.OPTION=V1,V2,...",
         help="Pick the best value on a batch that is not scored: attack.tv=1e-4,1e-3. Repeatable: all combinations.",
     ),
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
-JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Attacks at a time; default: one per core.")]
-OnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--on", metavar="ray", help="Run on a Ray cluster, or start one here: ray, ray:HOST:PORT or ray://HOST:PORT."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Print the result in one line and nothing else.")]
-NoPicturesOption = Annotated[
-    bool,
-    typer.Option("--no-pictures", help="Leave every picture out of report.html, and write no grid.png."),
-]
-GateOption = Annotated[
-    str | None,
-    typer.Option(
-        "--fail-if",
-        help="CI gate: exit 1 if any attack result meets this, e.g. 'recovered>0' (an example was recovered), "
-        "'named>0.1', 'contradicted>0'.",
-    ),
-]
-BaselineOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--baseline",
-        help="Exit with code 1 if anything got worse than in this run, evidence pack or result.json, with 2 if that "
-        "cannot be told.",
-    ),
-]
-AllowOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-inconclusive",
-        help="End with exit code 0, not 2, where nothing could be scored or the verdict is inconclusive.",
-    ),
-]
-WhyOption = Annotated[bool, typer.Option("--why", help="Also say why attacks do not apply, which is counted else.")]
-UndefendedOption = Annotated[
-    bool,
-    typer.Option(
-        "--no-undefended",
-        help="With --defense: do not attack the case without it as well, which shows whether these attacks work here.",
-    ),
-]
-ReuseOption = Annotated[
-    bool,
-    typer.Option(
-        "--reuse",
-        help="Judge a run that is there already although nothing shows that you made it, as one from another machine.",
-    ),
-]
-AllOption = Annotated[
-    bool,
-    typer.Option(
-        "--all", help="Run every attack, also where cheaper ones certified all examples already; a recipe: all_attacks."
-    ),
-]
-MINUTES = 10.0
-"""What the attacks of `seepage attack` may take where nothing else is asked for; an audit's recipe says it."""
-MinutesOption = Annotated[
-    float | None,
-    typer.Option(
-        "--minutes",
-        help="What the attacks may take: searches that need longer make fewer steps, or are left out, which is said; "
-        "default: 10, and no limit with --all, a recipe of yours, or steps that you state.",
-    ),
-]
 RetryOption = Annotated[
     bool,
-    typer.Option("--retry-failed", help="Run again what failed in a finished run: attacks with an error, lost cases."),
-]
-MembershipOption = Annotated[
-    bool,
-    typer.Option("--membership", help="Also run membership inference: who was in the attacked batches."),
-]
-BoundsOption = Annotated[
-    bool,
-    typer.Option("--bounds", help="Also bound what no attacker can exceed. With --defense this is done anyway."),
-]
-ProveOption = Annotated[
-    bool,
-    typer.Option("--prove", help="Also measure the epsilon of the defense, by calling it many thousand times."),
+    _machine("--retry-failed", help="Run again what failed in a finished run: attacks with an error, lost cases."),
 ]
 RecipeArgument = Annotated[
     str | None,
@@ -194,6 +127,263 @@ RecipeArgument = Annotated[
         autocompletion=recipe_names,
     ),
 ]
+AfterArgument = Annotated[Path | None, typer.Argument(help="Weights that came back, after one file of weights.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """A batch of one's own, whose update is simulated."""
+
+    data: Annotated[
+        str | None,
+        _what(
+            "--data",
+            help="Name, image folder, .zip, .npz, or table (.csv, .parquet) of private examples.",
+            autocompletion=names_of("data"),
+        ),
+    ] = None
+    weights: Annotated[
+        str | None, _what("--weights", help="Start from this file (.safetensors or a state_dict), or: pretrained.")
+    ] = None
+    defense: Annotated[
+        list[str] | None,
+        _client(
+            "--defense",
+            help="Let clients use this defense, such as gaussian_noise:sigma=1,clip=1. Repeatable, in order.",
+            autocompletion=names_of("defenses"),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The model and the client behind an update, and where to compute."""
+
+    model: Annotated[
+        str | None,
+        _what(
+            "--model",
+            help="fc2, convnet, resnet, vit, gpt, torchvision:NAME, timm:NAME, module:factory (a function, a class or "
+            "a network), or with --trust a saved network (.pt2, .pt).",
+            autocompletion=names_of("models"),
+        ),
+    ] = None
+    normalize: Annotated[
+        str | None,
+        _what(
+            "--normalize",
+            metavar="imagenet|0.5|MEAN,STD",
+            help="What the client does to its inputs before the model; no key of the weights changes by it.",
+        ),
+    ] = None
+    client: Annotated[
+        str | None,
+        _client(
+            "--client",
+            help="What clients compute: fedsgd, fedavg:lr=0.1,epochs=2, or your own training loop, module:function.",
+            autocompletion=names_of("clients"),
+        ),
+    ] = None
+    loss: Annotated[
+        str | None,
+        _client(
+            "--loss",
+            help="What clients train on: cross_entropy, mse (values), bce, binary (one logit), or your own "
+            "module:function of outputs and targets, which is called as it is.",
+            autocompletion=loss_names,
+        ),
+    ] = None
+    batch_size: Annotated[int | None, _client("--batch-size", min=1, help="Private examples behind one update.")] = None
+    seed: SeedOption = None
+    device: DeviceOption = None
+    settings: Annotated[
+        list[str] | None,
+        _what("--set", help="Any recipe value, such as attack.steps=500. Repeatable."),
+    ] = None
+    trust: Annotated[
+        bool,
+        _what("--trust", help="Run code that a folder names, or the saved network of --model; it is yours."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated(Network, Own):
+    """All of a simulation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of captured files: two checkpoints, or one and a gradient."""
+
+    gradient: Annotated[Path | None, _files("--gradient", help="The gradient that came back, in place of AFTER.")] = (
+        None
+    )
+    shape: Annotated[
+        str | None, _files("--shape", help="Shape of one example, such as 3,32,32; default: one the weights fit.")
+    ] = None
+    classes: Annotated[
+        int | None,
+        _files(
+            "--classes",
+            help="How many classes the model tells apart, as many as it has outputs; default: as many as the weights "
+            "fit.",
+        ),
+    ] = None
+    target: Annotated[
+        str | None,
+        _files(
+            "--target",
+            help="Task: class, value (regression), map (segmentation) or input (an autoencoder, with its --loss); "
+            "default: from the model's outputs and the loss.",
+        ),
+    ] = None
+    lr: Annotated[
+        float | None,
+        _files("--lr", help="The client's learning rate; default: inferred, where the last bias tells it."),
+    ] = None
+    steps: Annotated[
+        int | None, _files("--steps", help="Steps that the client took at that rate; default: inferred, else 1.")
+    ] = None
+    weight_decay: Annotated[
+        float | None,
+        _files(
+            "--weight-decay",
+            help="Weight decay of that SGD, which is taken out of the update; default: inferred for cross-entropy, "
+            "else 0.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacker:
+    """The attacks, and how long they may take."""
+
+    attack: AttackOption = None
+    all_attacks: Annotated[
+        bool,
+        _attacker(
+            "--all",
+            help="Run every attack, also where cheaper ones certified all examples already; a recipe: all_attacks.",
+        ),
+    ] = False
+    minutes: Annotated[
+        float | None,
+        _attacker(
+            "--minutes",
+            help="What the attacks may take: searches that need longer make fewer steps, or are left out, which is "
+            "said; default: 10, and no limit with --all, a recipe of yours, or steps that you state.",
+        ),
+    ] = None
+
+    def time(self, default: float | None, settings: list[str] | None) -> float | None:
+        """Minutes that the attacks may take, with `default` where nothing was typed; None: no limit."""
+        return minutes_of(
+            self.minutes, default, all_attacks=self.all_attacks, parts=self.attack, settings=settings
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Where attacks run."""
+
+    jobs: Annotated[int | None, _machine("--jobs", min=1, help="Attacks at a time; default: one per core.")] = None
+    on: Annotated[
+        str | None,
+        _machine(
+            "--on",
+            metavar="ray",
+            help="Run on a Ray cluster, or start one here: ray, ray:HOST:PORT or ray://HOST:PORT.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class More:
+    """Further parts of the verdict."""
+
+    membership: MembershipOption = False
+    bounds: Annotated[
+        bool, _more("--bounds", help="Also bound what no attacker can exceed. With --defense this is done anyway.")
+    ] = False
+    prove: Annotated[
+        bool, _more("--prove", help="Also measure the epsilon of the defense, by calling it many thousand times.")
+    ] = False
+    no_undefended: Annotated[
+        bool,
+        _more(
+            "--no-undefended",
+            help="With --defense: do not attack the case without it as well, which shows whether these attacks work "
+            "here.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """What ends a command with exit code 1 or 2."""
+
+    fail_if: Annotated[
+        str | None,
+        _gate(
+            "--fail-if",
+            help="CI gate: exit 1 if any attack result meets this, e.g. 'recovered>0' (an example was recovered), "
+            "'named>0.1', 'contradicted>0'.",
+        ),
+    ] = None
+    baseline: Annotated[
+        Path | None,
+        _gate(
+            "--baseline",
+            help="Exit with code 1 if anything got worse than in this run, evidence pack or result.json, with 2 if "
+            "that cannot be told.",
+        ),
+    ] = None
+    allow: Annotated[
+        bool,
+        _gate(
+            "--allow-inconclusive",
+            help="End with exit code 0, not 2, where nothing could be scored or the verdict is inconclusive.",
+        ),
+    ] = False
+    reuse: ReuseOption = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifiedGate(Gate):
+    """The same where no truth is at hand."""
+
+    fail_if: Annotated[
+        str | None,
+        _gate(
+            "--fail-if",
+            help="CI gate: exit 1 if any row meets this: 'certified>0', all that can be judged without a truth.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printed:
+    """How a result is printed."""
+
+    as_json: JsonOption = False
+    quiet: QuietOption = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing but the result is wanted, so that no progress is shown."""
+        return self.as_json or self.quiet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown(Printed):
+    """How a run is shown."""
+
+    pictures: PicturesOption = None
+    why: WhyOption = False
+
+
+MINUTES = 10.0
+"""What the attacks of `seepage attack` may take where nothing else is asked for; an audit's recipe says it."""
 
 
 TEXT_FILES = (".txt", ".jsonl")
@@ -230,21 +420,10 @@ def running_on(place: str | None) -> "Iterator[Executor]":
 
 def tables_of(
     recipe: str | None,
+    own: Simulated = Simulated(),
     *,
-    data: str | None = None,
-    model: str | None = None,
-    weights: str | None = None,
-    client: str | None = None,
-    loss: str | None = None,
-    batch_size: int | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    told: list[str] | None = None,
     attacks: list[str] | None = None,
-    defenses: list[str] | None = None,
-    settings: list[str] | None = None,
-    normalize: str | None = None,
-    trust: bool = False,
+    told: list[str] | None = None,
 ) -> dict[str, Any]:
     """A recipe's tables with the command line's changes; an option that was not given changes nothing.
 
@@ -258,9 +437,9 @@ def tables_of(
     from seepage.registry import KINDS, models
 
     tables = read_recipe(find_recipe(recipe))
-    if recipe is None and attacks is None and data is not None and _is_text(data, model):
+    if recipe is None and attacks is None and own.data is not None and _is_text(own.data, own.model):
         attacks = list(OF_TEXT)
-    for key, names in (("attack", attacks), ("defense", defenses)):
+    for key, names in (("attack", attacks), ("defense", own.defense)):
         if names:
             parts = [part_of(name, f"--{key}", KINDS[f"{key}s"]) for name in names]
             listed = tables.get(key)
@@ -269,29 +448,29 @@ def tables_of(
             drop_cases(tables, key)
             put(tables, key, [{**known.get(part.use, {}), **part.table()} for part in parts])
     for key, chosen in (
-        ("data", None if data is None else _data_of(data)),
-        ("model", None if model is None else part_of(model, "--model", KINDS["models"])),
-        ("client", None if client is None else part_of(client, "--client", KINDS["clients"])),
+        ("data", None if own.data is None else _data_of(own.data)),
+        ("model", None if own.model is None else part_of(own.model, "--model", KINDS["models"])),
+        ("client", None if own.client is None else part_of(own.client, "--client", KINDS["clients"])),
     ):
         if chosen is not None:
             choose_part(tables, key, chosen.use)
             for option, value in chosen.options.items():
                 put(tables, f"{key}.{option}", value)
     for key, value in (
-        ("client.loss", loss),
-        ("batch.size", batch_size),
-        ("training.weights", weights),
-        ("seed", seed),
-        ("device", device),
+        ("client.loss", own.loss),
+        ("batch.size", own.batch_size),
+        ("training.weights", own.weights),
+        ("seed", own.seed),
+        ("device", own.device),
         ("knowledge.told", told),
     ):
         if value is not None:
             drop_cases(tables, key.partition(".")[0])
             put(tables, key, value)
-    if weights is not None or (recipe is None and model is not None and tables["model"]["use"] not in models):
+    if own.weights is not None or (recipe is None and own.model is not None and tables["model"]["use"] not in models):
         put(tables, "training.steps", 0)
-    add_to_model(tables, normalize, trust=trust)
-    return change(tables, settings or [])
+    add_to_model(tables, own.normalize, trust=own.trust)
+    return change(tables, own.settings or [])
 
 
 def add_to_model(tables: dict[str, Any], normalize: str | None, *, trust: bool) -> None:
@@ -384,21 +563,20 @@ def minutes_of(
     return default if minutes is None and not (stated or all_attacks) else minutes
 
 
-def ask_for(tables: dict[str, Any], *, membership: bool, bounds: bool, prove: bool, defended: bool) -> None:
-    """Ask a recipe's tables for further sides of the verdict, with the recipe's own settings where it has them.
+def ask_for(tables: dict[str, Any], more: More, *, defended: bool) -> None:
+    """Ask a recipe's tables for further sides of the verdict, in place, with its own settings where it has them.
 
-    Args:
-        tables: The recipe's tables, which are changed.
-        membership: Test who was in the batches.
-        bounds: Bound what no attacker can exceed, with or without a defense.
-        prove: Measure the epsilon of the defense.
-        defended: A defense was named on the command line, which is bounded in any case.
+    A defense that was named on the command line (`defended`) is bounded in any case, and the case without it attacked.
     """
-    if membership:
+    if more.membership:
         tables.setdefault("membership", {})
-    if bounds or defended:
+    if more.bounds or defended:
         tables.setdefault("bounds", {})
-    if bounds and isinstance(tables["bounds"], dict):
+    if more.bounds and isinstance(tables["bounds"], dict):
         tables["bounds"] = {"where": "all", **tables["bounds"]}
-    if prove:
+    if more.prove:
         tables.setdefault("epsilon", {})
+    if defended and not more.no_undefended:
+        tables["undefended"] = True
+    elif more.no_undefended:
+        tables.pop("undefended", None)

@@ -1,18 +1,18 @@
 """`seepage prove`: the epsilon of the filter that really runs, beside what is stated and what is computed."""
 
 import json
-import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from seepage.cli.options import JsonOption, QuietOption, SeedOption
-from seepage.errors import SeepageError, printable, short
+from seepage.cli.options import Printed, SeedOption
+from seepage.errors import SeepageError, printable, short, unknown
 
 if TYPE_CHECKING:
     from seepage.audit.gate import Condition
@@ -23,192 +23,106 @@ KNOWN = ("flwr", "nvflare", "opacus", "seepage")
 """Packages whose code is called without `--trust`."""
 Shapes = Mapping[str, tuple[int, ...]]
 
-
-def prove(
-    function: Annotated[
-        str | None,
-        typer.Option(
-            "--function", help="Your filter, module:function: dict of tensors in, dict of tensors out; with --trust."
-        ),
-    ] = None,
-    mod: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mod", help="A Flower client mod, module:thing[:OPTION=VALUE,...]. Repeatable, outermost first."
-        ),
-    ] = None,
-    filter_: Annotated[
-        list[str] | None,
-        typer.Option("--filter", help="An NVFlare filter, module:Class[:OPTION=VALUE,...]. Repeatable, in order."),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            "--engine", help="module:function of yours that returns Opacus' model, optimizer, loss, inputs and labels."
-        ),
-    ] = None,
-    defense: Annotated[
-        list[str] | None,
-        typer.Option("--defense", help="A defense, such as gaussian_noise:sigma=1,clip=1. Repeatable, in order."),
-    ] = None,
-    recorded: Annotated[
-        Path | None, typer.Option("--recorded", help="A recorder's folder, of rounds with canaries; with --canaries.")
-    ] = None,
-    canaries: Annotated[
-        Path | None, typer.Option("--canaries", help='JSON or TOML: {"with": [...], "without": [...], "canary": FILE}.')
-    ] = None,
-    ledger: Annotated[
-        Path | None, typer.Option("--ledger", help="A folder with a ledger: what its clients spent, and by whose word.")
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option("--budget", help="With --ledger: exit with code 1 if a client spent more than this.")
-    ] = None,
-    epsilon: Annotated[float | None, typer.Option("--epsilon", help="The stated epsilon, over all rounds.")] = None,
-    delta: Annotated[float | None, typer.Option("--delta", help="The delta of all epsilons; default 1e-5.")] = None,
-    sigma: Annotated[
-        float | None, typer.Option("--sigma", help="Noise multiplier, to compute an epsilon where no option tells it.")
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that the epsilons are over.")] = 1,
-    clip: Annotated[float | None, typer.Option("--clip", help="Norm that the filter clips to; default 1.")] = None,
-    neighbors: Annotated[
-        str, typer.Option("--neighbors", help="Neighboring relation: join (add or remove one update) or replace.")
-    ] = "join",
-    shapes: Annotated[
-        str | None,
-        typer.Option("--shapes", help="Shapes of the test update, e.g. weight=6x8,bias=6 (a scalar: name=1)."),
-    ] = None,
-    config: Annotated[
-        list[str] | None, typer.Option("--config", help="KEY=VALUE of the server's message to a mod. Repeatable.")
-    ] = None,
-    calls: Annotated[int | None, typer.Option("--calls", help="Most calls; default 120,000.")] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="Stop calling after this time.")] = 50.0,
-    trust: Annotated[bool, typer.Option("--trust", help="Run the code that --function and the like name.")] = False,
-    fail_if: Annotated[
-        str | None,
-        typer.Option("--fail-if", help="Exit with code 1 if: contradicted, or such as measured_epsilon>8."),
-    ] = None,
-    seed: SeedOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Empirical privacy audit: a lower bound on the epsilon of a defense, by calling it on canaries."""
-    from seepage.cli.parts import pair
-    from seepage.cli.terminal import progress_bar
-    from seepage.core.progress import Doing, Phase
-    from seepage.privacy.measured import CALLS, SHAPES
-
-    if neighbors not in ("join", "replace"):
-        raise SeepageError(f"--neighbors takes join or replace, got {neighbors!r}")
-    if budget is not None and (ledger is None or not 0 < budget < math.inf):
-        raise SeepageError("--budget takes a number above 0 and needs --ledger FOLDER; correct it")
-    if ledger is not None:
-        _spent(ledger, budget, as_json=as_json, quiet=quiet)
-        return
-    condition = _condition_of(fail_if)
-    asked = _Asked(
-        epsilon=epsilon, delta=delta, sigma=sigma, rounds=rounds, clip=clip,
-        neighbors="join" if neighbors == "join" else "replace", shapes=_shapes(shapes) if shapes else SHAPES,
-        config=dict(pair(one, "--config") for one in config or []), seconds=seconds,
-        calls=CALLS if calls is None else calls, trust=trust, seed=seed or 0,
-    )  # fmt: skip
-    kinds: dict[str, Callable[[Progress | None], MeasuredEpsilon]] = {}
-    if function is not None:
-        kinds["--function"] = lambda show: asked.of_function(function, show)
-    if mod:
-        kinds["--mod"] = lambda show: asked.of_mods(mod, show)
-    if filter_:
-        kinds["--filter"] = lambda show: asked.of_filters(filter_, show)
-    if engine is not None:
-        kinds["--engine"] = lambda show: asked.of_engine(engine, show)
-    if defense:
-        kinds["--defense"] = lambda show: asked.of_defense(defense, show)
-    if recorded is not None:
-        kinds["--recorded"] = lambda show: asked.of_recorded(recorded, canaries)
-    if len(kinds) != 1:
-        raise SeepageError(
-            f"prove measures one thing, got {' and '.join(kinds) or 'none'}; give --function, --mod, --filter, "
-            "--engine, --defense, --recorded or --ledger"
-        )
-    what, measure = next(iter(kinds.items()))
-    with progress_bar(off=as_json or quiet) as show:
-        found = measure(lambda done, total: show(done, total, Doing(f"calls of the {what[2:]}", Phase.MEASURING)))
-    _present(found, as_json=as_json, quiet=quiet)
-    _gate(found, condition)
+_claimed, _calling = (partial(typer.Option, rich_help_panel=title) for title in ("What is claimed", "Calls"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """The options, and how each kind of thing is measured with them."""
+class Measuring:
+    """What is claimed of a filter, and how it is called."""
 
-    epsilon: float | None
-    delta: float | None
-    sigma: float | None
-    rounds: int
-    clip: float | None
-    neighbors: Literal["join", "replace"]
-    shapes: Mapping[str, Any]
-    config: Mapping[str, Any]
-    calls: int
-    seconds: float
-    trust: bool
-    seed: int
+    epsilon: Annotated[float | None, _claimed("--epsilon", help="The stated epsilon, over all rounds.")] = None
+    delta: Annotated[float | None, _claimed("--delta", help="The delta of all epsilons; default 1e-5.")] = None
+    sigma: Annotated[
+        float | None, _claimed("--sigma", help="Noise multiplier, to compute an epsilon where no option tells it.")
+    ] = None
+    rounds: Annotated[int, _claimed("--rounds", min=1, help="Rounds that the epsilons are over.")] = 1
+    neighbors: Annotated[
+        str, _claimed("--neighbors", help="Neighboring relation: join (add or remove one update) or replace.")
+    ] = "join"
+    clip: Annotated[float | None, _calling("--clip", help="Norm that the filter clips to; default 1.")] = None
+    shapes: Annotated[
+        str | None,
+        _calling("--shapes", help="Shapes of the test update, e.g. weight=6x8,bias=6 (a scalar: name=1)."),
+    ] = None
+    config: Annotated[
+        list[str] | None, _calling("--config", help="KEY=VALUE of the server's message to a mod. Repeatable.")
+    ] = None
+    canaries: Annotated[
+        Path | None,
+        _calling(
+            "--canaries", help='Of recorded rounds, JSON or TOML: {"with": [...], "without": [...], "canary": FILE}.'
+        ),
+    ] = None
+    calls: Annotated[int | None, _calling("--calls", help="Most calls; default 120,000.")] = None
+    seconds: Annotated[float, _calling("--seconds", help="Stop calling after this time.")] = 50.0
+    trust: Annotated[bool, _calling("--trust", help="Run the code that --of names; it is yours.")] = False
+    seed: SeedOption = None
 
-    def of_function(self, name: str, show: "Progress | None") -> "MeasuredEpsilon":
+    def function(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
+        """A user's filter: dict of tensors in, dict of tensors out."""
         from seepage.privacy.measured import Claim
 
-        return self._called(_guarded(self._made(name, "--function"), name, list(self.shapes)), Claim(), show)
+        name = _one(names, "function")
+        return self._called(_guarded(self._made(name), name, list(self._shapes)), Claim(), show)
 
-    def of_mods(self, names: list[str], show: "Progress | None") -> "MeasuredEpsilon":
+    def flower(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
+        """Flower client mods, the outermost first."""
         from seepage.integrations.flower_filter import claim_of, mod_filter
+        from seepage.privacy.measured import Claim
 
-        mods = [self._made(name, "--mod") for name in names]
-        claim = claim_of(mods[0], rounds=self.rounds) if len(mods) == 1 else _no_claim()
-        return self._called(mod_filter(*mods, config=self.config), claim, show)
+        mods = [self._made(name) for name in names]
+        claim = claim_of(mods[0], rounds=self.rounds) if len(mods) == 1 else Claim()
+        config = dict(_pair(one) for one in self.config or [])
+        return self._called(mod_filter(*mods, config=config), claim, show)
 
-    def of_filters(self, names: list[str], show: "Progress | None") -> "MeasuredEpsilon":
+    def nvflare(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
+        """NVFlare filters of task results, in their order."""
         from seepage.integrations.nvflare_filter import claim_of, dxo_filter
+        from seepage.privacy.measured import Claim
 
-        filters = [self._made(name, "--filter") for name in names]
-        claim = (
-            claim_of(filters[0], rounds=self.rounds, shapes=self.shapes) if len(filters) == 1 else _no_claim()
-        )  # fmt: skip
+        filters = [self._made(name) for name in names]
+        claim = claim_of(filters[0], rounds=self.rounds, shapes=self._shapes) if len(filters) == 1 else Claim()
         return self._called(dxo_filter(*filters), claim, show)
 
-    def of_engine(self, name: str, show: "Progress | None") -> "MeasuredEpsilon":
+    def opacus(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
+        """A user's function that returns Opacus' model, optimizer, loss, inputs and labels."""
         from seepage.integrations.opacus_steps import step_pairs
         from seepage.privacy.measured import measure_pairs
 
-        model, optimizer, loss, inputs, labels = self._made(name, "--engine", call=True)
+        model, optimizer, loss, inputs, labels = self._made(_one(names, "opacus"), call=True)
         noise = float(optimizer.noise_multiplier) if self.sigma is None else self.sigma
         return measure_pairs(
-            step_pairs(model, optimizer, loss, inputs, labels, seed=self.seed), delta=self._delta(),
-            stated=self.epsilon, computed=self._computed(noise), rounds=self.rounds, calls=self.calls,
+            step_pairs(model, optimizer, loss, inputs, labels, seed=self.seed or 0), delta=self._delta,
+            stated=self.epsilon, computed=self._computed(noise), rounds=self.rounds, calls=self._calls,
             seconds=self.seconds, unit="example", progress=show,
         )  # fmt: skip
 
-    def of_defense(self, names: list[str], show: "Progress | None") -> "MeasuredEpsilon":
+    def defense(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
+        """Defenses, in their order."""
         from seepage.cli.parts import part_of
         from seepage.defenses import DEFENSES, joined
         from seepage.privacy.measured import measure_defense
 
-        parts = [part_of(name, "--defense", DEFENSES) for name in names]
+        parts = [part_of(name, "--of defense", DEFENSES) for name in names]
         for part in parts:
             self._check_trust(part.use)
         defense = joined([DEFENSES.build(part) for part in parts])
         assert defense is not None
         return measure_defense(
-            defense, delta=self._delta(), rounds=self.rounds, stated=self.epsilon, calls=self.calls,
-            seconds=self.seconds, neighbors=self.neighbors, seed=self.seed, progress=show,
+            defense, delta=self._delta, rounds=self.rounds, stated=self.epsilon, calls=self._calls,
+            seconds=self.seconds, neighbors=self._neighbors, seed=self.seed or 0, progress=show,
         )  # fmt: skip
 
-    def of_recorded(self, folder: Path, listed: Path | None) -> "MeasuredEpsilon":
+    def recorded(self, names: Sequence[str], _: "Progress | None") -> "MeasuredEpsilon":
+        """A recorder's folder, of rounds with and without canaries."""
         from seepage.integrations.recorded_rounds import CanaryList, measure_recorded
 
-        if listed is None:
-            raise SeepageError("--recorded needs --canaries FILE, which says in which rounds the canary was; add it")
+        if self.canaries is None:
+            raise SeepageError("recorded rounds need --canaries FILE, which says in which the canary was; add it")
         return measure_recorded(
-            folder, CanaryList.read(listed), delta=self._delta(), stated=self.epsilon,
-            computed=None if self.sigma is None else self._computed(self.sigma), rounds=self.rounds, seed=self.seed,
+            Path(_one(names, "recorded")), CanaryList.read(self.canaries), delta=self._delta, stated=self.epsilon,
+            computed=None if self.sigma is None else self._computed(self.sigma), rounds=self.rounds,
+            seed=self.seed or 0,
         )  # fmt: skip
 
     def _called(self, call: Any, claim: "Claim", show: "Progress | None") -> "MeasuredEpsilon":
@@ -219,25 +133,52 @@ class _Asked:
         return measure_epsilon(
             call, delta=self.delta or claim.delta or 1e-5,
             stated=claim.stated if self.epsilon is None else self.epsilon,
-            computed=computed if self.neighbors == "join" else None, rounds=self.rounds, calls=self.calls,
-            seconds=self.seconds, clip=clip, shapes=self.shapes, neighbors=self.neighbors,
-            seed=self.seed, progress=show,
+            computed=computed if self.neighbors == "join" else None, rounds=self.rounds, calls=self._calls,
+            seconds=self.seconds, clip=clip, shapes=self._shapes, neighbors=self._neighbors,
+            seed=self.seed or 0, progress=show,
         )  # fmt: skip
 
+    @property
     def _delta(self) -> float:
         return 1e-5 if self.delta is None else self.delta
+
+    @property
+    def _calls(self) -> int:
+        from seepage.privacy.measured import CALLS
+
+        return CALLS if self.calls is None else self.calls
+
+    @property
+    def _neighbors(self) -> Literal["join", "replace"]:
+        return "join" if self.neighbors == "join" else "replace"
+
+    @property
+    def _shapes(self) -> Shapes:
+        """`weight=6x8,bias=6`; `=1` is a single number without a dimension."""
+        from seepage.privacy.measured import SHAPES
+
+        if self.shapes is None:
+            return SHAPES
+        found = {}
+        for part in self.shapes.split(","):
+            match = re.fullmatch(r"\s*([\w.]+)\s*=\s*(\d+(?:x\d+)*)\s*", part)
+            if match is None:
+                raise SeepageError(f"--shapes takes NAME=6x8,... with sizes, got {short(part)}")
+            sizes = tuple(int(size) for size in match[2].split("x"))
+            found[match[1]] = () if sizes == (1,) else sizes
+        return found
 
     def _computed(self, sigma: float) -> float:
         from seepage.privacy.accounting import epsilon
 
-        return epsilon(sigma=sigma, rounds=self.rounds, delta=self._delta())
+        return epsilon(sigma=sigma, rounds=self.rounds, delta=self._delta)
 
-    def _made(self, text: str, option: str, *, call: bool = False) -> Any:
+    def _made(self, text: str, *, call: bool = False) -> Any:
         """What a name stands for: a class is called with the options, a function is not, unless it is to be."""
         from seepage.cli.parts import part_of
         from seepage.registry import import_dotted
 
-        part = part_of(text, option)
+        part = part_of(text, "--of")
         self._check_trust(part.use)
         found = import_dotted(part.use)
         if isinstance(found, type) or part.options or call:
@@ -250,6 +191,73 @@ class _Asked:
     def _check_trust(self, use: str) -> None:
         if ":" in use and not self.trust and use.partition(".")[0].partition(":")[0] not in KNOWN:
             raise SeepageError(f"{short(use)} is code that would be run; add --trust if it is yours")
+
+
+MEASURED: Mapping[str, Callable[..., "MeasuredEpsilon"]] = {
+    kind: getattr(Measuring, kind) for kind in ("defense", "function", "flower", "nvflare", "opacus", "recorded")
+}
+"""What `--of` takes and calls; beside these a ledger, which is read."""
+
+
+def prove(
+    of: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--of",
+            metavar="KIND:NAME",
+            help="What is called: defense:gaussian_noise:sigma=1,clip=1; function:module:filter, yours, from named "
+            "tensors to named tensors; flower:module:mod or nvflare:module:Filter, with :OPTION=VALUE,...; "
+            "opacus:module:function, which returns model, optimizer, loss, inputs and labels; recorded:FOLDER of a "
+            "recorder, with --canaries; or ledger:FOLDER, what its clients spent. Repeatable: a chain, in order.",
+        ),
+    ] = None,
+    *,
+    measuring: Measuring,
+    fail_if: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-if", help="Exit with code 1 if: contradicted, or such as measured_epsilon>8; of a ledger: spent>8."
+        ),
+    ] = None,
+    printed: Printed,
+) -> None:
+    """Empirical privacy audit: a lower bound on the epsilon of a defense, by calling it on canaries."""
+    from seepage.audit.gate import EPSILON_SCORES, parse_condition
+    from seepage.cli.terminal import progress_bar
+    from seepage.core.progress import Doing, Phase
+
+    if not of:
+        raise SeepageError("there is nothing to measure; name it with --of KIND:NAME, such as --of defense:NAME")
+    split = [one.partition(":")[::2] for one in of]
+    kind, names = split[0][0], [name for _, name in split]
+    if kind not in (*MEASURED, "ledger"):
+        raise unknown("kind in --of KIND:NAME", kind, [*MEASURED, "ledger"])
+    if {other for other, _ in split} != {kind} or not all(names):
+        raise SeepageError(f"--of takes KIND:NAME, and several of one kind, got {' and '.join(map(short, of))}")
+    if measuring.neighbors not in ("join", "replace"):
+        raise SeepageError(f"--neighbors takes join or replace, got {measuring.neighbors!r}")
+    scores = ("spent",) if kind == "ledger" else EPSILON_SCORES
+    condition = None if fail_if is None else parse_condition(fail_if, scores=scores)
+    if kind == "ledger":
+        _spent(Path(_one(names, kind)), condition, printed)
+        return
+    doing = Doing(f"calls of the {kind}", Phase.MEASURING)
+    with progress_bar(off=printed.silent) as show:
+        found = MEASURED[kind](measuring, names, lambda done, total: show(done, total, doing))
+    _present(found, printed)
+    _gate(found, condition)
+
+
+def _one(names: Sequence[str], kind: str) -> str:
+    if len(names) != 1:
+        raise SeepageError(f"--of {kind}:NAME is given once; leave out {short(names[1])}")
+    return names[0]
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    from seepage.cli.parts import pair
+
+    return pair(text, "--config")
 
 
 def _guarded(call: Any, name: str, given: list[str]) -> Any:
@@ -277,46 +285,11 @@ def _guarded(call: Any, name: str, given: list[str]) -> Any:
     return guarded
 
 
-def _no_claim() -> "Claim":
-    from seepage.privacy.measured import Claim
-
-    return Claim()
-
-
-def _shapes(text: str) -> Shapes:
-    """`weight=6x8,bias=6`; `=1` is a single number without a dimension."""
-    found = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([\w.]+)\s*=\s*(\d+(?:x\d+)*)\s*", part)
-        if match is None:
-            raise SeepageError(f"--shapes takes NAME=6x8,... with sizes, got {short(part)}")
-        sizes = tuple(int(size) for size in match[2].split("x"))
-        found[match[1]] = () if sizes == (1,) else sizes
-    return found
-
-
-def _condition_of(fail_if: str | None) -> "Condition | None":
-    """What `--fail-if` says, in the words of an audit's; `contradicted` alone is short for `contradicted>0`.
-
-    Raises:
-        SeepageError: For a condition on something else.
-    """
-    from seepage.audit.gate import EPSILON_SCORES, parse_condition
-
-    if fail_if is None:
-        return None
-    condition = parse_condition("contradicted>0" if fail_if.strip() == "contradicted" else fail_if)
-    if condition.score not in EPSILON_SCORES:
-        known = ", ".join(EPSILON_SCORES)
-        raise SeepageError(f"--fail-if takes {known} here, got {fail_if!r}; an audit has the others")
-    return condition
-
-
-def _present(found: "MeasuredEpsilon", *, as_json: bool, quiet: bool) -> None:
-    if as_json:
+def _present(found: "MeasuredEpsilon", printed: Printed) -> None:
+    if printed.as_json:
         print(json.dumps({"schema": 1, **found.table()}, allow_nan=False))
         return
-    if not quiet:
+    if not printed.quiet:
         from seepage.cli.console import open_console
 
         open_console().print(_rows(found))
@@ -378,24 +351,27 @@ def _verdict(found: "MeasuredEpsilon") -> str:
     return f"{words[0].upper()}{words[1:]}.{end}"
 
 
-def _spent(folder: Path, budget: float | None, *, as_json: bool, quiet: bool) -> None:
+def _spent(folder: Path, condition: "Condition | None", printed: Printed) -> None:
     """What a ledger's clients spent; a line without an epsilon is over any budget."""
     from seepage.integrations.opacus import Ledger
 
+    if condition is not None and condition.limit < 0:
+        raise SeepageError(f"--fail-if {condition}: no epsilon is below 0; give a budget such as spent>8")
     clients = Ledger(folder).clients()
     over = [
         name
         for name, entry in clients.items()
-        if budget is not None and (entry.epsilon is None or entry.epsilon > budget)
+        if condition is not None and (entry.epsilon is None or condition.meets(entry.epsilon))
     ]
-    if as_json:
+    if printed.as_json:
         rows = [{"client": name, **entry.table()} for name, entry in clients.items()]
+        budget = None if condition is None else condition.limit
         print(json.dumps({"schema": 1, "clients": rows, "budget": budget, "over": over}, allow_nan=False))
-    elif not quiet:
+    elif not printed.quiet:
         for name, entry in clients.items():
             print(printable(f"client {name}: {entry.line}; the word of {entry.stated_by}, for one {entry.unit}"))
     if over:
-        words = f"{len(over)} of {len(clients)} clients are over the budget of {budget:g}: {', '.join(over[:3])}"
+        words = f"{condition} in {len(over)} of {len(clients)} clients: {', '.join(over[:3])}"
         print(printable(f"failed: {words}"), file=sys.stderr)
         raise typer.Exit(1)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from seepage.cli.options import DeviceOption, JobsOption, JsonOption, OnOption, QuietOption, running_on
+from seepage.cli.options import DeviceOption, Printed, Workers, running_on
 from seepage.errors import SeepageError, unknown
 
 if TYPE_CHECKING:
@@ -30,21 +30,20 @@ def reproduce(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds, each a run of its own.")] = 1,
+    *,
     device: DeviceOption = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for run folders.")] = Path("runs"),
     results: Annotated[Path, typer.Option("--results", help="Folder for the numbers.")] = Path("results/reproduce"),
     book: Annotated[Path | None, typer.Option("--book", help="Write the results book into this folder.")] = None,
-    jobs: JobsOption = None,
-    on: OnOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    workers: Workers,
+    printed: Printed,
 ) -> None:
     """Run tables and figures of the three papers beside the printed numbers."""
     from seepage import papers as room
     from seepage.cli.terminal import progress_bar
 
     if not items and book is None:
-        _print_list(results, as_json)
+        _print_list(results, printed.as_json)
         return
     failed = []
     if items:
@@ -52,15 +51,17 @@ def reproduce(
         chosen = sorted(room.find_items(items), key=lambda item: item.needs[size].total)
         changes = _device(chosen, size, device)
         work, missing = room.plan(chosen, size, _given(data or []), range(seed, seed + seeds), changes)
-        if not (as_json or quiet):
+        if not printed.silent:
             _say_before(work, missing, size)
-        with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
-            ended = list(room.reproduce(work, size, out=out, results=results, workers=jobs, on=runner, show=show))
-        _print_done(ended, size, as_json, quiet)
+        with running_on(workers.on) as runner, progress_bar(off=printed.silent) as show:
+            ended = list(
+                room.reproduce(work, size, out=out, results=results, workers=workers.jobs, on=runner, show=show)
+            )
+        _print_done(ended, size, printed.as_json, printed.quiet)
         failed = [done for done in ended if done.failed]
     if book is not None:
         pages = room.write_book(results, book)
-        if not (as_json or quiet):
+        if not printed.silent:
             print(f"book: {pages[0]}")
             if not any(results.glob("*.jsonl")):
                 print(_nowhere(results))

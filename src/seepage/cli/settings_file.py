@@ -21,7 +21,7 @@ FILES = (("seepage.toml", ()), ("pyproject.toml", ("tool", "seepage")))
 OPTIONS: Mapping[str, type] = {
     "recipe": str, "data": str, "model": str, "weights": str, "client": str, "batch_size": int, "attack": str,
     "defense": str, "told": str, "seed": int, "device": str, "settings": str, "tune": str, "out": str, "jobs": int,
-    "membership": bool, "bounds": bool, "prove": bool, "fail_if": str, "baseline": str, "no_pictures": bool,
+    "membership": bool, "bounds": bool, "prove": bool, "fail_if": str, "baseline": str, "pictures": bool,
 }  # fmt: skip
 """What it may set, by the name of the parameter, and of what type. Not `--on`: to join a cluster is to run its code;
 not `--reuse`: whose a run is, only who types the command can say."""
@@ -117,15 +117,12 @@ def _refuse_power(name: str, options: Mapping[str, Any]) -> None:
     That is: code to run, what counts as recovered (which would open a gate), that names of data are written down, a
     folder that data sets are kept in, and whatever has to be fetched.
     """
-    from seepage.cli.options import tables_of
+    from seepage.cli.options import Simulated, tables_of
     from seepage.recipe.contents import texts_in
     from seepage.recipe.trust import own_code
 
-    taken = {"recipe", "data", "model", "weights", "client", "batch_size", "seed", "device", "told", "settings"}
-    given = {key: value for key, value in options.items() if key in taken}
-    tables = tables_of(
-        given.pop("recipe", None), attacks=options.get("attack"), defenses=options.get("defense"), **given
-    )
+    own = Simulated(**{key: value for key, value in options.items() if key in Simulated.__dataclass_fields__})
+    tables = tables_of(options.get("recipe"), own, attacks=options.get("attack"), told=options.get("told"))
     found = own_code(tables)
     if found:
         raise SeepageError(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from seepage.audit.folder import Run
     from seepage.audit.gate import Condition
     from seepage.audit.row import Result
+    from seepage.cli.options import Shown
     from seepage.cli.stored import Stored
     from seepage.core.progress import ProgressCallback
 
@@ -61,40 +62,24 @@ def _write_both(folder: Path, *, pictures: bool) -> None:
     write_report(folder)
 
 
-def present(
-    folder: Path,
-    finished: "Run",
-    as_json: bool,
-    quiet: bool,
-    *,
-    note_old: bool = True,
-    why: bool = False,
-    stored: "Stored | None" = None,
-) -> None:
-    """Print a finished run.
-
-    Args:
-        folder: Its folder.
-        finished: The run.
-        as_json: One JSON object and nothing else.
-        quiet: The verdict and nothing else.
-        note_old: Say where it was finished earlier.
-        why: Say why attacks do not apply.
-        stored: Rows of other attacks on the same cases, to stand below those of this run.
-    """
+def present(finished: "Run", shown: "Shown", *, note_old: bool = True, stored: "Stored | None" = None) -> None:
+    """Print a finished run, and that it was finished earlier where that is so; `stored` rows stand below its own."""
     from seepage.cli.stored import Stored
     from seepage.cli.terminal import print_result
     from seepage.core.storage import read_json
     from seepage.report.run import open_run
 
+    folder = finished.folder
     if not finished.fresh:
         open_run(folder)  # it may be somebody else's, and damaged
-    if as_json:
+    if shown.as_json:
         found = {**read_json(folder / "result.json"), "run": str(folder), "finished_earlier": not finished.fresh}
         print(json.dumps(found, allow_nan=False))
     else:
         note_old = note_old and not finished.fresh
-        print_result(folder, finished.result, quiet=quiet, note_old=note_old, why=why, stored=stored or Stored())
+        print_result(
+            folder, finished.result, quiet=shown.quiet, note_old=note_old, why=shown.why, stored=stored or Stored()
+        )
 
 
 def condition_of(text: str | None, tables: Mapping[str, Any]) -> "Condition | None":
@@ -131,7 +116,7 @@ def check_asked(condition: "Condition | None", tables: Mapping[str, Any]) -> Non
             raise SeepageError(f"--fail-if {condition} needs what was not asked for; add {option}, or [{table}]")
 
 
-def gate(result: "Result", condition: "Condition | None") -> None:
+def gate_on(result: "Result", condition: "Condition | None") -> None:
     """End with exit code 1 where a row meets the condition of `--fail-if`."""
     from seepage.audit.gate import met
 

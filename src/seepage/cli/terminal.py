@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,18 +23,6 @@ from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.errors import printable
 from seepage.report.formatting import measured_on, number
 from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, plain_text
-
-LONG = 60.0
-"""Seconds that a phase must have left for the rest to be told."""
-
-TELLING = 20.0
-"""Seconds that a phase must have taken before the rest is told."""
-
-APART, AGREEING = 10.0, 0.25
-"""Seconds between two estimates, and the share of what is left by which their ends may differ, to be believed."""
-
-FINEST = 1.0
-"""Least seconds between two places that are remembered."""
 
 LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""
@@ -50,100 +38,39 @@ COUNTED_ATTACKS = 10
 
 @contextmanager
 def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
-    """A bar on a terminal, a plain line now and then elsewhere, always on stderr."""
+    """A bar on a terminal; elsewhere a plain line where there is something new, at most one in `LINE_EVERY` seconds."""
     if off:
         yield no_progress
-    elif sys.stderr.isatty():
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-        )
-        label, pace = _Label(), _Pace()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("starting", total=1, left="")
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    drawn = sys.stderr.isatty()
+    at, printed, named, things = time.monotonic(), "", Doing("", Phase.RECORDING), 0.0
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not drawn) as bar:
+        task = bar.add_task("starting", total=1)
 
-            def show(done: float, total: float, doing: Doing) -> None:
-                named = label.of(total, doing)
+        def show(done: float, total: float, doing: Doing) -> None:
+            nonlocal at, printed, named, things
+            before = named.phase, things
+            # The meter of the attacks names none where nothing is new: then the last one stands.
+            if doing.what or doing.phase is not Phase.ATTACKING or (doing.phase, total) != before:
+                named = Doing(printable(doing.what), doing.phase)
+            things = total
+            if drawn:
+                if (named.phase, things) != before:
+                    bar.reset(task)  # by which the rest is told from what this phase took
                 words = ": ".join(filter(None, (named.phase, named.what)))
-                left = pace.left(named.phase, done, total, time.monotonic())
-                bar.update(task, completed=done, total=total, description=escape(words), left=left)
+                bar.update(task, completed=done, total=total, description=escape(words))
+                return
+            count = f"{done:.0f} of {total:g}" if total > 1 else ""
+            if named.phase is Phase.ATTACKING and total < COUNTED_ATTACKS:
+                count = f"{done / total:.0%}"
+            line = ": ".join(filter(None, (named.phase, ", ".join(filter(None, (count, named.what))))))
+            now = time.monotonic()
+            if now - at >= LINE_EVERY and line != printed:
+                at, printed = now, line
+                print(line, file=sys.stderr, flush=True)
 
-            yield show
-    else:
-        yield _Lines().show
-
-
-class _Label:
-    """What goes on, for people. The meter of the attacks names none where nothing is new: then the last one stands."""
-
-    def __init__(self) -> None:
-        self.total, self.last = 0.0, Doing("", Phase.RECORDING)
-
-    def of(self, total: float, doing: Doing) -> Doing:
-        """What is shown, for a phase with `total` things to do."""
-        if doing.what or doing.phase is not Phase.ATTACKING:
-            self.last = Doing(printable(doing.what), doing.phase)
-        elif self.last.phase is not Phase.ATTACKING or total != self.total:
-            self.last = doing
-        self.total = total
-        return self.last
-
-
-class _Pace:
-    """How long a phase still takes, in words, once two estimates agree on when it ends.
-
-    An estimate is what is left by the pace of the later half of the phase: attacks that ended at once say nothing of
-    one that takes an hour. Of several attacks that are yet to begin none tells how long it takes, and the dearest go
-    first, so that nothing is said of them before half of them are done.
-    """
-
-    def __init__(self) -> None:
-        self.phase: Phase | None = None
-        self.places: list[tuple[float, float]] = []
-        self.ends: list[tuple[float, float]] = []
-
-    def left(self, phase: Phase, done: float, total: float, now: float) -> str:
-        """The rest in words, where so much of a phase is done; empty where it cannot be told, or is short."""
-        share = done / total
-        if phase is not self.phase or share < self.places[-1][1]:
-            self.phase, self.places, self.ends = phase, [(now, share)], []
-        elif share > self.places[-1][1] and now - self.places[-1][0] >= FINEST:
-            self.places.append((now, share))
-            self._estimate(now, share)
-        unlike = phase in (Phase.ATTACKING, Phase.RECORDING) and total > 1
-        if not self.ends or now - self.places[0][0] < TELLING or (unlike and share < 0.5):
-            return ""
-        made, end = self.ends[-1]
-        earlier = next((before for at, before in reversed(self.ends) if made - at >= APART), None)
-        left = end - now
-        agreed = earlier is not None and abs(end - earlier) <= AGREEING * left
-        return f"about {left / 60:.0f} min left" if agreed and left >= LONG else ""
-
-    def _estimate(self, now: float, share: float) -> None:
-        """When the phase ends, by the pace since the last place in its first half."""
-        half, before = [place for place in self.places if place[0] <= (self.places[0][0] + now) / 2][-1]
-        self.ends.append((now, now + (1 - share) * (now - half) / (share - before)))
-
-
-class _Lines:
-    """Progress as plain lines: one where there is something new, and at most one in `LINE_EVERY` seconds."""
-
-    def __init__(self) -> None:
-        self.at, self.line, self.label, self.pace = time.monotonic(), "", _Label(), _Pace()
-
-    def show(self, done: float, total: float, doing: Doing) -> None:
-        named = self.label.of(total, doing)
-        count = f"{done:.0f} of {total:g}" if total > 1 else ""
-        if named.phase is Phase.ATTACKING and total < COUNTED_ATTACKS:
-            count = f"{done / total:.0%}"
-        line = ": ".join(filter(None, (named.phase, ", ".join(filter(None, (count, named.what))))))
-        now = time.monotonic()
-        left = self.pace.left(named.phase, done, total, now)
-        if now - self.at >= LINE_EVERY and line != self.line:
-            self.at, self.line = now, line
-            print("; ".join(filter(None, (line, left))), file=sys.stderr, flush=True)
+        yield show
 
 
 def plain(value: Any) -> Any:

@@ -201,7 +201,7 @@ def refuse_changed(folder: Path, path: str | None = None) -> None:
     if wrong is not None:
         raise SeepageError(
             f"{folder / wrong} is not what the run wrote: its digest differs from that in {FILE}; "
-            "see seepage verify, and audit again in a fresh folder"
+            "see seepage evidence verify, and audit again in a fresh folder"
         )
 
 

@@ -344,7 +344,9 @@ def refuse_changed_pack(folder: Path) -> None:
     checked = verify_pack(folder)
     if not checked.good:
         first = next((str(one) for one in checked.differences), None) or checked.problems[0]
-        raise SeepageError(f"{folder} is not as it was written ({first}); see seepage verify, and write the pack anew")
+        raise SeepageError(
+            f"{folder} is not as it was written ({first}); see seepage evidence verify, and write the pack anew"
+        )
 
 
 def _signature(folder: Path, path: Path, key: Path | None) -> tuple[str | None, list[str]]:

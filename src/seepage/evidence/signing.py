@@ -63,9 +63,9 @@ def open_private_key(path: Path) -> "Ed25519PrivateKey":
     except TypeError as error:
         raise SeepageError(f"{path} is protected by a passphrase; sign with a key without one") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise SeepageError(f"{path} is no private key in PEM; make one with seepage keygen") from error
+        raise SeepageError(f"{path} is no private key in PEM; make one with seepage evidence keygen") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise SeepageError(f"{path} is no Ed25519 key; make one with seepage keygen")
+        raise SeepageError(f"{path} is no Ed25519 key; make one with seepage evidence keygen")
     return key
 
 
@@ -88,9 +88,9 @@ def parse_public_key(text: bytes, where: str) -> "Ed25519PublicKey":
     try:
         key = load_pem_public_key(text)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise SeepageError(f"{where} is no public key in PEM; pass the .pub file of seepage keygen") from error
+        raise SeepageError(f"{where} is no public key in PEM; pass the .pub file of seepage evidence keygen") from error
     if not isinstance(key, Ed25519PublicKey):
-        raise SeepageError(f"{where} is no Ed25519 key; pass the .pub file of seepage keygen")
+        raise SeepageError(f"{where} is no Ed25519 key; pass the .pub file of seepage evidence keygen")
     if has_small_order(key.public_bytes_raw()):
         raise SeepageError(f"{where} is a key under which anybody can sign anything; ask the auditor for theirs")
     return key

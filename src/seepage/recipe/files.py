@@ -48,7 +48,7 @@ def find_recipe(name: str | None) -> Path:
         return BUILT_IN / "default.toml"
     path = Path(name)
     if path.is_dir() or path.suffix.lower() in (".zip", ".npz"):
-        recorded = f", or attack recorded updates with: seepage attack {path} --use NAME" if path.is_dir() else ""
+        recorded = f", or attack recorded updates with: seepage attack {path} --attack NAME" if path.is_dir() else ""
         raise SeepageError(
             f"{path} is no recipe but looks like data; audit your own images with --data {path}{recorded}"
         )

@@ -83,7 +83,7 @@ class TokenSet(Attack):
             raise Inapplicable(
                 f"every row of {name} moved in a way of its own: noise was added, the decay of an optimizer that "
                 "divides each entry by a size of its own is in it, or every token was used",
-                "use token_sequences for one step of SGD, or seepage membership with candidate texts",
+                "use token_sequences for one step of SGD, or seepage attack with candidate texts",
             )
         return LookedUp(name, rows, padding_row(knowledge.model))
 
