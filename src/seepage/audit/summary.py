@@ -212,9 +212,7 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     cell = _cell_of(source, transcript)
     said = {**(cell.inferred or {}), **said}
     told = {"inferred": said, "exposure": look.get("line"), "promise": promise, "taken_for": taken_for(transcript)}
-    # Rounds that are made anew are slow to read, and an attack on all of them would read them all.
-    tried = {part.use for part in recipe.attack}
-    refused = refusals(transcript, tried) if source.kept else None
+    refused = refusals(transcript, {part.use for part in recipe.attack})
     closed = {"given_away": _given_away(look), "given_of": look.get("batch_size") or look.get("at_least")}
     cell = cell.model_copy(update={**told, **closed, "kind": _kind(transcript.knowledge), "refusals": refused})
     flags = [
