@@ -10,11 +10,10 @@ import torch
 from pydantic_core import to_jsonable_python
 from torch import Tensor
 
-from seepage.audit.candidates import save_candidates
-from seepage.audit.doubts import taken_for
+from seepage.audit.candidates import save_candidates, save_unseen
+from seepage.audit.caveats import taken_for
 from seepage.audit.gallery import save_gallery, wants_gallery
 from seepage.audit.row import Cell, DrawnRounds
-from seepage.audit.unseen import save_unseen
 from seepage.clients import OwnStep, make_client
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import parse

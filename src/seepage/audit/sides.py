@@ -5,6 +5,7 @@ Each side states the worst of all cases with its interval, or that it was not tr
 
 from collections.abc import Collection, Mapping, Sequence
 
+from seepage.audit.findings import membership_strength, strength
 from seepage.audit.row import BoundRow, Cell, EpsilonRow, MembershipRow, Row, Side
 from seepage.core.schema import Share
 
@@ -116,8 +117,7 @@ def _given_share(cell: Cell) -> float:
 def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
     """What the attacks rebuilt."""
     scored = [row for row in rows if row.scored and row.examples]
-    proofs = ("certified_examples", "certified_features", "named_tokens")
-    best = max(rows, key=lambda row: [getattr(row, proof) for proof in proofs], default=None)
+    best = max(rows, key=strength, default=None)
     if not scored and best is not None and best.certificate:
         lacking = "; no truth at hand" if best.certified_examples else ""  # which no score of features would need
         words = f"{_proof(best)}, by {best.attack} on {headings[best.cell]}{lacking}"
@@ -127,7 +127,7 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
         near = min((row for row in rows if row.misfit is not None), key=lambda row: row.misfit or 0.0, default=None)
         fits = "" if near is None else f"; {near.attack}'s guesses: {near.misfit_words}"
         return Side(name="came_back", tried=False, words=f"not known: {why}{fits}")
-    worst = max(scored, key=lambda row: (row.mean("exact") or 0.0, row.mean("recovered") or 0.0, row.examples or 0))
+    worst = max(scored, key=strength)
     exact = bool(worst.mean("exact"))
     assert worst.examples is not None
     found = Share.count(worst.count("exact" if exact else "recovered") or 0, worst.examples)
@@ -155,7 +155,7 @@ def named(members: Sequence[MembershipRow], headings: Mapping[str, str]) -> Side
     if not judged:
         lacking = next((row.reason for row in members if row.reason), None)
         return Side(name="named", tried=False, words=f"not tried: {lacking or 'ask with --membership'}")
-    worst = max(judged, key=lambda row: (row.tpr or 0.0, row.auc or 0.0))
+    worst = max(judged, key=membership_strength)
     assert worst.named is not None
     assert worst.false is not None
     hit, false = worst.named, worst.false

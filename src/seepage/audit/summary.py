@@ -15,19 +15,25 @@ from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
 from seepage.audit.budget import read_budget
 from seepage.audit.candidates import FILE, open_members
+from seepage.audit.caveats import (
+    alignment_diagnostics,
+    attack_diagnostics,
+    caveats,
+    compared_to_sent,
+    contradicts,
+    refusals,
+    taken_for,
+    weak_claims,
+)
 from seepage.audit.cell import Kind
-from seepage.audit.conclusive import inconclusive
-from seepage.audit.doubts import contradicts, doubts, taken_for
+from seepage.audit.findings import inconclusive
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
-from seepage.audit.misfit import compared_to_sent
 from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
-from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, weak_claims
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
-from seepage.audit.untried import refusals
 from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
 from seepage.core.manifest import JudgedFile, write_manifest
 from seepage.core.nn import vocabulary_of
@@ -233,7 +239,7 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     if any(row.certified is not None and row.certified.wrong for row in rows):
         cell = cell.model_copy(update={"given_away": None})  # by the truth equal rows prove nothing here
     if source.recipe is None:
-        cell = cell.model_copy(update={"doubts": doubts(transcript, rows, look.get("at_least"), said, off)})
+        cell = cell.model_copy(update={"doubts": caveats(transcript, rows, look.get("at_least"), said, off)})
     return CellSummary(cell, rows, flags, lines, look)
 
 

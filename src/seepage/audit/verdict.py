@@ -1,10 +1,9 @@
 """A run in plain words, from its rows."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from seepage.audit.cell import Kind
-from seepage.audit.conclusive import inconclusive
+from seepage.audit.findings import inconclusive, membership_strength, strength
 from seepage.audit.row import Cell, Diagnostic, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
 from seepage.core.units import in_words
 
@@ -83,11 +82,11 @@ def _without_defense(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
     """
     controls = [cell for cell in cells if cell.control]
     scored = [row for row in rows if row.scored and row.cell in {cell.name for cell in controls}]
-    best = [max(own, key=_strength) for cell in controls if (own := [row for row in scored if row.cell == cell.name])]
+    best = [max(own, key=strength) for cell in controls if (own := [row for row in scored if row.cell == cell.name])]
     leaking = [row for row in best if row.leaks]
     if not leaking:
         return ""  # then it is said why nothing came back
-    most = max(leaking, key=_strength)
+    most = max(leaking, key=strength)
     if len(controls) == 1:
         return f"Without the defense {most.attack} rebuilt {_share(most)}."
     return (
@@ -133,7 +132,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
             f"can: {score}"
         )
     best = {
-        cell: max((row for row in scored if row.cell == cell), key=_strength)
+        cell: max((row for row in scored if row.cell == cell), key=strength)
         for cell in cells
         if any(row.cell == cell for row in scored)
     }
@@ -143,7 +142,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
         doubt = _doubt(doubtful, cells)
         level = "inconclusive" if doubt else "traces" if traces else "nothing"
         return level, f"{_quiet_verdict(best, traces, doubt)} {silent}".strip()
-    worst = max(leaking, key=_strength)
+    worst = max(leaking, key=strength)
     level = "exact" if worst.mean("exact") else "recognizable"
     parts = [
         f"LEAKS. Private examples can be read back out of {len(leaking)} of {_cases(len(best))}.",
@@ -191,7 +190,7 @@ def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
     back = [row for row in rows if row.returned and row.space != "feature"]
     if not back:
         return "no attack returned any guess."
-    best = max(back, key=_standing)
+    best = max(back, key=strength)
     of_them = "it" if best.returned == 1 else f"{best.certified_examples} of them"
     sure = (
         f" and certifies {of_them} without any truth" if best.certified_examples else ", none of which it can certify"
@@ -207,11 +206,6 @@ def _beside(best: Row, back: Sequence[Row]) -> str:
         return ""
     named = [f"{row.attack} ({row.misfit_words or 'update not known'})" for row in others]
     return f" So did {' and '.join(named)}; an update that is nearer need not be of a guess that is nearer."
-
-
-def _standing(row: Row) -> tuple[int, float, int]:
-    """Sort key of guesses without a truth: the certified ones, then those that give nearly the update that was sent."""
-    return row.certified_examples, -math.inf if row.misfit is None else -row.misfit, row.returned or 0
 
 
 def _misfit(row: Row) -> str:
@@ -279,13 +273,6 @@ def _causes(rows: Sequence[Row], mute: Sequence[Cell]) -> str:
 
 def _cases(count: int, which: str = "audited") -> str:
     return f"{count} {which} case{'' if count == 1 else 's'}"
-
-
-def _strength(row: Row) -> tuple[float, float, float, float]:
-    """Sort key for the severity of a case: the share of recovered examples, then their number."""
-    exact, recovered = row.mean("exact") or 0.0, row.mean("recovered") or 0.0
-    median = row.median("rouge_1" if row.of_text else "psnr")
-    return exact, recovered, exact * (row.examples or 0), -1e9 if median is None else median
 
 
 def _fitted(row: Row) -> list[str]:
@@ -436,7 +423,7 @@ def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
             f"NOBODY NAMED. In {_cases(len(tested))} no membership test told members from others better than chance. "
             f"That is no proof that they cannot be told. {missing}"
         ).strip()
-    best = max(telling, key=lambda row: (row.tpr or 0.0, row.auc or 0.0))
+    best = max(telling, key=membership_strength)
     assert best.named is not None
     assert best.false is not None
     assert best.level is not None

@@ -301,7 +301,8 @@ def _condition_of(fail_if: str | None) -> "Condition | None":
     Raises:
         SeepageError: For a condition on something else.
     """
-    from seepage.audit.gate import EPSILON_SCORES, parse_condition
+    from seepage.audit.findings import EPSILON_SCORES
+    from seepage.audit.gate import parse_condition
 
     if fail_if is None:
         return None

@@ -116,7 +116,7 @@ def condition_of(text: str | None, tables: Mapping[str, Any]) -> "Condition | No
 
 def check_asked(condition: "Condition | None", tables: Mapping[str, Any]) -> None:
     """Raise where a gate's score is of a side of the verdict that the recipe's tables do not ask for."""
-    from seepage.audit.gate import BOUND_SCORES, EPSILON_SCORES
+    from seepage.audit.findings import BOUND_SCORES, EPSILON_SCORES
     from seepage.audit.row import MEMBERSHIP_SCORES
 
     sides = (

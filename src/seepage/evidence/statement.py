@@ -5,12 +5,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from seepage.attacks.agreement import MULTIPLE
+from seepage.audit.findings import failed, findings, leaked, strength
 from seepage.audit.row import (
     PASSED_OVER,
     Cell,
@@ -379,7 +380,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     result = run.result
     cases = [_case(run, cell, _letter(place)) for place, cell in enumerate(result.cells)]
     judged = [case for case in cases if not case.control]
-    tried = [*_attacks(run), *_tests(result)]
+    tried = _attacks(run)
     told = list(dict.fromkeys(word for row in result.rows for word in row.told))
     extra = list(dict.fromkeys(word for row in result.rows for word in row.told_extra))
     used = [known_attacks.get(_use(name, _uses(run))) for name in run.attacks]
@@ -446,7 +447,7 @@ def _letter(place: int) -> str:
 
 def _case(run: RunFolder, cell: Cell, letter: str) -> CaseEvidence:
     rows = [row for row in run.rows_of(cell) if row.scored and row.examples]
-    best = max(run.rows_of(cell), key=_strength, default=None)
+    best = max(run.rows_of(cell), key=lambda row: strength(row, "recovered"), default=None)
     sent, private = _sent(run.folder, cell), _private(run.folder, cell)
     return CaseEvidence(
         letter=letter,
@@ -537,15 +538,6 @@ def _unscored(rows: Sequence[Row], cell: Cell) -> str:
     return "no guess could be scored" if cell.baselines else "no truth was at hand"
 
 
-def _strength(row: Row) -> tuple[float, float, int, float]:
-    return (
-        row.mean("recovered") or 0.0,
-        row.mean("exact") or 0.0,
-        row.certified_examples,
-        row.median("psnr") or row.named_tokens,
-    )
-
-
 def _most(rows: Sequence[Row], share: str, cell: Cell) -> CaseShare | None:
     """The largest share of examples that an attack brought back, or that is given away in closed form."""
     counts = [(row.count(share), row.examples, False) for row in rows]
@@ -633,72 +625,13 @@ def _published(use: str, registry: Mapping[str, Any]) -> tuple[str, int | None]:
 
 
 def _attacks(run: RunFolder) -> list[AttackEvidence]:
-    uses, doubtful = _uses(run), {cell.name for cell in run.cells if cell.inconclusive is not None}
-    tried = [
-        _Tried(
-            name=row.attack,
-            cell=row.cell,
-            options=row.options,
-            ran=row.gave_result,
-            leaked=leaked(row),
-            unknown=not leaked(row) and (row.cell in doubtful or unjudged(row)),
-            otherwise=row.reason or row.phrase,
-            seconds=row.cost.seconds,
-        )
-        for row in run.result.judged_rows
-    ]
-    published = {name: _published(_use(name, uses), known_attacks) for name in run.attacks}
-    return _by_name(tried, published, run.result.titles)
-
-
-def leaked(row: Row) -> bool:
-    """Whether an attack recovered any example, named its tokens, or certified one where no truth is at hand."""
-    return row.leaks or row.named_tokens > 0 or (not row.scored and row.certified_examples > 0)
-
-
-def unjudged(row: Row) -> bool:
-    """Whether an attack returned something that nothing could be compared with."""
-    return row.gave_result and not row.scored and row.returned != 0 and not leaked(row)
-
-
-def _tests(result: Result) -> list[AttackEvidence]:
-    tried = [
-        _Tried(
-            name=row.test,
-            cell=row.cell,
-            options=row.options,
-            ran=row.status == "ok",
-            leaked=row.tells,
-            unknown=False,
-            otherwise=row.reason or row.status,
-            seconds=row.seconds,
-        )
-        for row in result.membership
-    ]
-    published = {row.test: _published(row.test, membership_tests) for row in result.membership}
-    return _by_name(tried, published, result.titles)
-
-
-class _Tried(NamedTuple):
-    """One attack or membership test on one cell, as far as evidence speaks of it."""
-
-    name: str
-    cell: str
-    options: str
-    ran: bool
-    leaked: bool
-    unknown: bool
-    otherwise: str
-    seconds: float | None
-
-
-def _by_name(
-    tried: Sequence[_Tried], published: Mapping[str, tuple[str, int | None]], titles: Mapping[str, str]
-) -> list[AttackEvidence]:
-    """One entry for each name in `published`, over all of its cells."""
-    found = []
-    for name, (source, year) in published.items():
-        own = [one for one in tried if one.name == name]
+    """One entry for each attack, then for each membership test, over all of its cases."""
+    uses, listed, found = _uses(run), findings(run.result), []
+    names = [("attack", name, _published(_use(name, uses), known_attacks)) for name in run.attacks]
+    tests = dict.fromkeys(row.test for row in run.result.membership)
+    names += [("membership", name, _published(name, membership_tests)) for name in tests]
+    for kind, name, (source, year) in names:
+        own = [one for one in listed if (one.kind, one.by) == (kind, name)]
         options = {one.options for one in own}
         found.append(
             AttackEvidence(
@@ -706,11 +639,11 @@ def _by_name(
                 source=source,
                 year=year,
                 options=options.pop() if len(options) == 1 else "",
-                ran_on=[titles[one.cell] for one in own if one.ran],
-                leaked_on=[titles[one.cell] for one in own if one.leaked],
-                unknown_on=[titles[one.cell] for one in own if one.ran and one.unknown],
-                not_on={titles[one.cell]: one.otherwise for one in own if not one.ran},
-                seconds=round(sum(one.seconds or 0.0 for one in own), 3),
+                ran_on=[one.case for one in own if one.ran],
+                leaked_on=[one.case for one in own if one.state == "leaks"],
+                unknown_on=[one.case for one in own if one.ran and one.state in ("unjudged", "open")],
+                not_on={one.case: one.why for one in own if not one.ran},
+                seconds=round(sum(one.seconds for one in own), 3),
             )
         )
     return found
@@ -755,11 +688,6 @@ def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any], refused
     found = [f"{kind} of seepage {which}: {', '.join(names)}"] if names else []
     said = f"{kind} that apply to no case as it was recorded, with what the attacker was told: {', '.join(barred)}"
     return [*found, said] if barred else found
-
-
-def failed(row: Row) -> bool:
-    """Whether an attack was asked for, may apply, and has no result: what it would have found is not known."""
-    return row.status == "error" or row.outcome in (Outcome.FAILED, Outcome.NOT_RECORDED, Outcome.NOT_TRIED)
 
 
 def json_schema() -> dict[str, Any]:
