@@ -131,13 +131,13 @@ class DiagnosticGroup:
     messages: list[tuple[str, list[str]]]
 
 
-def write_report(run: Path, *, pictures: bool | None = None) -> Path:
+def write_report(run: Path | RunFolder, *, pictures: bool | None = None) -> Path:
     """Write `report.html` into a finished run's folder: one file, no script, nothing from the network.
 
     With pictures the page holds private data, and must be kept like them.
 
     Args:
-        run: The run folder, with `result.json`.
+        run: The run folder, with `result.json`, or what was read of it.
         pictures: Whether to show private pictures and their reconstructions; otherwise only text and numbers. None: as
             it was last said of this run, and with pictures where nothing was said.
 
@@ -147,10 +147,10 @@ def write_report(run: Path, *, pictures: bool | None = None) -> Path:
     Raises:
         SeepageError: Where the run is unfinished or damaged, or the folder cannot be written.
     """
-    opened = open_run(run)
-    path = run / "report.html"
-    write_whole(path, _render(opened, shows_pictures(run) if pictures is None else pictures))
-    renew(run, [path.name])
+    opened = open_run(run) if isinstance(run, Path) else run
+    path = opened.folder / "report.html"
+    write_whole(path, _render(opened, shows_pictures(opened.folder) if pictures is None else pictures))
+    renew(opened.folder, [path.name])
     return path
 
 
