@@ -17,7 +17,7 @@ from seepage.audit.findings import UNTRUSTED, findings
 from seepage.audit.gate import Condition, met, parse_condition
 from seepage.audit.row import SCORE_NAMES, Cell, Diagnostic, Outcome, Result, Row, Thresholds
 from seepage.audit.score import skipped_row, worst_status
-from seepage.audit.sides import came_back, sides
+from seepage.audit.sides import reconstructed, sides
 from seepage.audit.verdict import named_members, reasons, verdict
 from seepage.core.schema import Summary, parse
 from seepage.errors import SeepageError
@@ -454,7 +454,7 @@ def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]
     assert level == "unscored"
     assert "LEAKS" not in text
     assert "1 inner feature certified, which is no example" in text
-    found = came_back(rows, TITLES)
+    found = reconstructed(rows, TITLES)
     assert found.words.startswith("1 inner feature certified, which is no example, by cocktail_party on ")
     assert violations(rows, parse_condition("certified>0")) == []
     result = Result(rows=[features], cells=cells_of(TITLES), verdict=text, verdict_level=level, thresholds=Thresholds())
@@ -472,7 +472,7 @@ def test_certified_examples_beside_certified_features_leak_and_are_the_ones_name
     assert level == "certified"
     assert "linear returned 1 guess" in text
     assert "certifies it without any truth" in text
-    assert came_back(rows, TITLES).words.startswith("1 guess certified, by linear on ")
+    assert reconstructed(rows, TITLES).words.startswith("1 guess certified, by linear on ")
     assert [one.name for one in violations(rows, parse_condition("certified>0"))] == ["linear"]
 
 

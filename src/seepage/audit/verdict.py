@@ -6,6 +6,7 @@ from seepage.audit.cell import Kind
 from seepage.audit.findings import inconclusive, membership_strength, strength
 from seepage.audit.row import Cell, Diagnostic, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
 from seepage.core.units import in_words
+from seepage.core.words import places_of, plural
 
 LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
@@ -176,12 +177,14 @@ def _unaware(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
 
 def _doubt(doubtful: Mapping[str, str], cells: Mapping[str, Cell]) -> str:
     """Sentences on where it says nothing that nothing came back, each reason once with its cases; empty for none."""
-    found: dict[str, list[Cell]] = {}
-    for name, why in doubtful.items():
-        found.setdefault(why, []).append(cells[name])
     return " ".join(
-        (f"{why[0].upper()}{why[1:]}" if len(some) == len(cells) else f"In {_named(some, cells)} {why}") + "."
-        for why, some in found.items()
+        (
+            f"{why[0].upper()}{why[1:]}"
+            if len(names) == len(cells)
+            else f"In {_named([cells[n] for n in names], cells)} {why}"
+        )
+        + "."
+        for why, names in places_of(doubtful.items()).items()
     )
 
 
@@ -195,7 +198,7 @@ def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
     sure = (
         f" and certifies {of_them} without any truth" if best.certified_examples else ", none of which it can certify"
     )
-    guesses = "1 guess" if best.returned == 1 else f"{best.returned} guesses"
+    guesses = plural(best.returned or 0, "guess")
     return f"{best.attack} returned {guesses} on {cells[best.cell].heading}{sure}.{_misfit(best)}{_beside(best, back)}"
 
 
@@ -272,7 +275,7 @@ def _causes(rows: Sequence[Row], mute: Sequence[Cell]) -> str:
 
 
 def _cases(count: int, which: str = "audited") -> str:
-    return f"{count} {which} case{'' if count == 1 else 's'}"
+    return plural(count, f"{which} case")
 
 
 def _fitted(row: Row) -> list[str]:
@@ -372,12 +375,11 @@ def false_certificates(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
         given = row.certified
         if given is None or not given.wrong:
             continue
-        guesses = "1 guess" if given.n == 1 else f"{given.n} guesses"
         # Somebody who brings a truth may bring that of another update; an audit has its own.
         brought = named[row.cell].data is None and given.wrong == given.n
         other = " Or the truth is that of another update: then the scores say nothing." if brought else ""
         parts.append(
-            f"Of {guesses} that {row.attack} certified on {named[row.cell].heading}, {given.wrong} "
+            f"Of {plural(given.n, 'guess')} that {row.attack} certified on {named[row.cell].heading}, {given.wrong} "
             f"{_no_copies(row, given.wrong)}: do not rely on what it calls certain here."
             f"{_passed_over(rows, row)}{other}"
         )
@@ -531,8 +533,9 @@ def guarantee_lines(cells: Sequence[Cell]) -> list[str]:
     >>> guarantee_lines([Cell(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
     ['Claimed by the defense: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
     """
-    promised = [(cell, cell.promise.phrase) for cell in cells if cell.promise and cell.promise.epsilon is not None]
-    return [f"Claimed by the defense: {words}{where}." for words, where in _once(promised, len(cells))]
+    promised = [cell for cell in cells if cell.promise and cell.promise.epsilon is not None]
+    said = ((cell.heading, f"Claimed by the defense: {cell.promise.phrase}.") for cell in promised if cell.promise)
+    return once(said, len(cells))
 
 
 def doubt_lines(cells: Sequence[Cell]) -> list[str]:
@@ -541,8 +544,7 @@ def doubt_lines(cells: Sequence[Cell]) -> list[str]:
     >>> doubt_lines([Cell(name="a", title="net", doubts=["Contradicted: this."]), Cell(name="b", title="other")])
     ['Contradicted: this. (net)']
     """
-    found = [(cell, words) for cell in cells for words in cell.doubts]
-    return [f"{words}{where}" for words, where in _once(found, len(cells))]
+    return once(((cell.heading, words) for cell in cells for words in cell.doubts), len(cells))
 
 
 def warning_lines(flags: Sequence[Diagnostic], cells: Sequence[Cell]) -> list[str]:
@@ -555,28 +557,30 @@ def warning_lines(flags: Sequence[Diagnostic], cells: Sequence[Cell]) -> list[st
     ['a failed. (net) 1 more warning of this kind: flags.json.']
     """
     shown = {cell.name: cell.heading for cell in cells if not cell.control}
-    kinds: dict[str, dict[str, list[str]]] = {}
+    kinds: dict[str, list[tuple[str, str]]] = {}
     for flag in flags:
         if flag.severity == "warning" and (flag.cell is None or flag.cell in shown):
-            where = [] if flag.cell is None else [shown[flag.cell]]
-            kinds.setdefault(flag.name, {}).setdefault(flag.message, []).extend(where)
+            kinds.setdefault(flag.name, []).append((shown[flag.cell] if flag.cell else "", flag.message))
     lines = []
-    for said in kinds.values():
+    for said in map(places_of, kinds.values()):
         (message, where), *rest = said.items()
-        titles = list(dict.fromkeys(where))
+        titles = list(filter(None, dict.fromkeys(where)))
         place = f" ({'; '.join(titles) if len(titles) <= LISTED_NAMES else f'{len(titles)} cases'})"
-        many = f" {len(rest)} more {'warning' if len(rest) == 1 else 'warnings'} of this kind: flags.json."
+        many = f" {plural(len(rest), 'more warning')} of this kind: flags.json."
         lines.append(f"{message}{place if titles and len(shown) > 1 else ''}{many if rest else ''}")
     return lines
 
 
-def _once(said: Sequence[tuple[Cell, str]], cells: int) -> list[tuple[str, str]]:
-    """Each sentence once, with the cases that it is said of in brackets, where these are not all."""
-    places: dict[str, list[str]] = {}
-    for cell, words in said:
-        places.setdefault(words, []).append(cell.heading)
-    where = {
-        words: "; ".join(titles) if len(titles) <= LISTED_NAMES else f"{len(titles)} of {cells} cases"
-        for words, titles in places.items()
-    }
-    return [(words, f" ({where[words]})" if len(titles) < cells else "") for words, titles in places.items()]
+def once(said: Iterable[tuple[str, str]], cases: int) -> list[str]:
+    """Each sentence once, with the cases that it is said of in brackets, where these are not all.
+
+    Args:
+        said: Title of the case and words.
+        cases: Number of all cases.
+    """
+    return [
+        f"{words} ({'; '.join(titles) if len(titles) <= LISTED_NAMES else f'{len(titles)} of {cases} cases'})"
+        if len(titles) < cases
+        else words
+        for words, titles in places_of(said).items()
+    ]

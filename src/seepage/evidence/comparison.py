@@ -13,11 +13,11 @@ from seepage.audit.row import PASSED_OVER, Outcome, Result
 from seepage.core.manifest import refuse_changed
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import check_schema, read_json
+from seepage.core.words import plural
 from seepage.errors import SeepageError, short
 from seepage.evidence.differences import Difference, contradictory, differences
 from seepage.evidence.pack import is_pack, refuse_changed_pack
 from seepage.evidence.statement import CLOSED_FORM
-from seepage.report.formatting import plural
 
 LEVEL = 0.05
 """Chance that a comparison of two runs of the same thing calls anything worse."""

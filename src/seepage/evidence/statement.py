@@ -22,10 +22,11 @@ from seepage.audit.row import (
     counted_features,
     counted_guesses,
 )
-from seepage.audit.verdict import warning_lines
+from seepage.audit.verdict import once, warning_lines
 from seepage.core.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
 from seepage.core.schema import JsonRecord, Share
 from seepage.core.storage import read_json
+from seepage.core.words import plural
 from seepage.errors import SeepageError
 from seepage.evidence.frameworks import Reference, ThreatModel, references, threat_model
 from seepage.registry import attacks as known_attacks
@@ -75,7 +76,7 @@ def counted_given(n: int) -> str:
     >>> counted_given(1), counted_given(2)
     ('1 example given away exactly in closed form', '2 examples given away exactly in closed form')
     """
-    return f"{n} example{'' if n == 1 else 's'} given away exactly in closed form"
+    return f"{plural(n, 'example')} given away exactly in closed form"
 
 
 class CaseShare(Share):
@@ -347,26 +348,7 @@ class Evidence(JsonRecord):
     @property
     def doubts(self) -> list[str]:
         """What is doubted of what was told of the updates, each once, with its cases where these are not all."""
-        found = by_words((case.case, words) for case in self.cases for words in case.doubts)
-        all_of_them = len(self.cases)
-        return [
-            words
-            if len(those) == all_of_them
-            else f"{words} ({those[0] if len(those) == 1 else f'{len(those)} cases'})"
-            for words, those in found.items()
-        ]
-
-
-def by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Words to the cases of which they are said.
-
-    >>> by_words([("a", "told"), ("b", "not told"), ("c", "told")])
-    {'told': ['a', 'c'], 'not told': ['b']}
-    """
-    found: dict[str, list[str]] = {}
-    for case, words in said:
-        found.setdefault(words, []).append(case)
-    return found
+        return once(((case.case, words) for case in self.cases for words in case.doubts), len(self.cases))
 
 
 def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
@@ -449,20 +431,14 @@ def _case(run: RunFolder, cell: Cell, letter: str) -> CaseEvidence:
     rows = [row for row in run.rows_of(cell) if row.scored and row.examples]
     best = max(run.rows_of(cell), key=lambda row: strength(row, "recovered"), default=None)
     sent, private = _sent(run.folder, cell), _private(run.folder, cell)
+    alike = (CaseEvidence.model_fields.keys() & Cell.model_fields.keys()) - {"inferred", "files"}
     return CaseEvidence(
+        **{name: getattr(cell, name) for name in alike},
         letter=letter,
         case=cell.heading,
         cell=cell.name,
-        control=cell.control,
-        inconclusive=cell.inconclusive,
-        given_away=cell.given_away,
-        data=cell.data,
         source=cell.data_source,
-        model=cell.model,
-        parameters=cell.parameters,
         stage="; ".join(filter(None, (cell.history, accuracy_words(cell)))) or None,
-        client=cell.client,
-        defense=cell.defense,
         examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),
         recovered=_most(rows, "recovered", cell),
         exact=_most(rows, "exact", cell),
@@ -477,9 +453,7 @@ def _case(run: RunFolder, cell: Cell, letter: str) -> CaseEvidence:
         ratio=None if not sent or not private else round(sent / private, 4),
         labels=_labels(run.rows_of(cell), cell),
         inferred=list(cell.inferred or {}),
-        taken_for=cell.taken_for,
         signs=_signs(run, cell),
-        doubts=cell.doubts,
         files=_judged(run, cell),
     )
 
