@@ -170,7 +170,7 @@ class FactsOfRounds(_Observed):
                 )
             ]
         # Options and sizes are spoiled more often than the names that all else hangs on.
-        keep = ("use", "architecture", "told", "schema", "rounds", "kept") if rng.random() < 0.6 else ()
+        keep = ("use", "architecture", "told", "schema", "rounds") if rng.random() < 0.6 else ()
         self.put("knowledge.json", as_json(rng, spoiled(rng, facts, keep=keep) if rng.random() < 0.9 else facts))
 
 

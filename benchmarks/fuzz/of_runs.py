@@ -14,8 +14,7 @@ from mutations import HOSTILE, as_json, damaged, odd, spoiled, spoiled_file
 from of_observed import write_observed
 from watch import answered, check_markdown, check_page, ran
 
-from seepage.audit.candidates import open_candidates, open_members
-from seepage.audit.unseen import open_unseen
+from seepage.audit.candidates import open_candidates, open_members, open_unseen
 from seepage.cli.options import Simulated, tables_of
 from seepage.core.manifest import write_manifest
 from seepage.core.storage import read_tensors

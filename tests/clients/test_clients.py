@@ -14,8 +14,8 @@ from tests.clients.upstream import CLIENTS
 from torch import nn
 
 from seepage.audit import checking
+from seepage.audit.caveats import WITHOUT_RUN, causes
 from seepage.audit.checking import Look, check_capture
-from seepage.audit.doubts import WITHOUT_RUN, causes
 from seepage.audit.facts import Fact
 from seepage.audit.outcome import Outcome
 from seepage.audit.recorded import AttackRequest

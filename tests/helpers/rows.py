@@ -1,8 +1,20 @@
 """Rows of a result for tests, by the flat names of their numbers: those of `Row.numbers`."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from seepage.audit.row import NUMBER_NAMES, SCORE_NAMES, Cost, Outcome, Row, judge_outcome
+from seepage.audit.gate import Condition, JudgedScore, met
+from seepage.audit.row import (
+    NUMBER_NAMES,
+    SCORE_NAMES,
+    Cell,
+    Cost,
+    Outcome,
+    Result,
+    Row,
+    Thresholds,
+    judge_outcome,
+)
 
 GUESSES = ("mean_color", "grey", "random")
 
@@ -56,3 +68,9 @@ def put(row: dict[str, Any], **changes: Any) -> None:
 def _is_score(key: str) -> bool:
     own = key in SCORE_NAMES and key not in ("certified", "tokens_named") and not key.startswith(("psnr_", "error_"))
     return (own or key == "psnr_nearest") and not key.startswith(GUESSES)
+
+
+def violations(rows: Sequence[Row], condition: Condition) -> list[JudgedScore]:
+    """What of these rows alone meets a condition."""
+    cells = [Cell(name=name) for name in dict.fromkeys(row.cell for row in rows)]
+    return met(Result(verdict="", verdict_level="", rows=list(rows), cells=cells, thresholds=Thresholds()), condition)

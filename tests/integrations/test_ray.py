@@ -73,15 +73,6 @@ utility = { rounds = 3 }
 attack = [{ use = "linear" }]
 frontier = [{ use = "gaussian_noise", clip = 1.0, sigma = 0.1 }, { use = "selective_encryption", share = 0.2 }]
 """
-MANY = """
-name = "many"
-data = { use = "digits", size = 8 }
-model = { use = "fc2", hidden = 8 }
-batch = { size = 2 }
-rounds = { count = 6, samples = 8 }
-knowledge = { told = ["indices"] }
-attack = [{ use = "linear" }]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +276,6 @@ def test_an_attack_travels_without_truth_and_recipe(home: Path) -> None:
     task = task_of(home)
     assert task.source.recipe is not None
     parcel = task.serialized()
-    assert parcel is not None
     sent = pickle.dumps((parcel, parcel.load()))
     task.run(1)
     near = task.outcome.with_suffix(".safetensors").read_bytes()
@@ -298,22 +288,13 @@ def test_an_attack_travels_without_truth_and_recipe(home: Path) -> None:
     assert far.read_bytes() == near
 
 
-def task_of(home: Path, recipe: str = "tiny.toml", keep: int = sys.maxsize) -> Task:
+def task_of(home: Path, recipe: str = "tiny.toml") -> Task:
     recipes = cells(read_recipe(find_recipe(recipe)))[:1]
-    record_cells(recipes, home / "run", keep=keep)
+    record_cells(recipes, home / "run")
     source = own_source(recipes[0], recipes, home / "run").for_attack()
     return Task(
         cell="cell", name="linear", part=Spec("linear"), t=0, seed=0, device="cpu", source=source, folder=home / "run"
     )
-
-
-def test_rounds_made_anew_from_the_truth_stay_here(home: Path) -> None:
-    (home / "many.toml").write_text(MANY)
-    assert task_of(home, "many.toml").serialized() is not None
-    shutil.rmtree(home / "run")
-    kept = task_of(home, "many.toml", keep=0)
-    assert kept.source.private is not None
-    assert kept.serialized() is None
 
 
 def test_a_training_travels_with_its_data(home: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.helpers.rows import put
 
+from seepage.audit.findings import findings, reported
 from seepage.evidence.annex import annex
-from seepage.evidence.findings import findings
 from seepage.evidence.junit import junit
 from seepage.evidence.markdown import model_card, summary
 from seepage.evidence.statement import state
@@ -32,7 +32,7 @@ def test_the_evidence_tells_certified_features_from_certified_examples(
     run = build_run(tmp_path, truth=False)
     change(run, lambda result: put(result["rows"][0], vouched=1, space=space, returned=1))
     opened = open_run(run)
-    evidence, listed = state(opened), findings(opened.result)
+    evidence, listed = state(opened), reported(findings(opened.result))
     assert sum(case.certified for case in evidence.cases) == found
     assert sum(case.certified_features for case in evidence.cases) == (not found)
     assert any(one.leaked_on for one in evidence.attacks) == found
@@ -168,7 +168,7 @@ def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
     page = annex(state(open_run(run)), digest="0")
     assert page.count("No attack here explains") == 1  # of every case, so said once and of none
     assert "--loss" not in page, "what to do about it is not for print"
-    for text in (summary(evidence, findings(opened.result)), model_card(evidence)):
+    for text in (summary(evidence, reported(findings(opened.result))), model_card(evidence)):
         assert text.count("\n\nContradicted: a batch of 2.") == 1
         assert text.count(f"\n\n{ask}\n\n") == 1
     change(run, lambda result: result["cells"][0].update(doubts=[wrong, "Contradicted: b.", "Contradicted: c."]))

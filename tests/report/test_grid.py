@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -29,14 +28,6 @@ def test_both_files_are_the_same_bytes_each_time(tmp_path: Path, build_run: Buil
     first = write_report(run).read_bytes(), write_grid(run).read_bytes()
     assert (write_report(run).read_bytes(), write_grid(run).read_bytes()) == first
     assert "Software" not in picture(run / "grid.png").info
-
-
-def test_the_users_matplotlib_style_neither_changes_nor_is_changed(tmp_path: Path, build_run: Build) -> None:
-    run = build_run(tmp_path)
-    plain = write_grid(run).read_bytes()
-    with matplotlib.rc_context({"font.size": 31.0, "savefig.facecolor": "red", "text.usetex": True}):
-        assert write_grid(run).read_bytes() == plain
-        assert matplotlib.rcParams["font.size"] == 31.0
 
 
 def test_the_grid_shows_what_was_recovered_best(tmp_path: Path, build_run: Build, picture: Picture) -> None:
@@ -65,7 +56,7 @@ def test_titles_say_what_differs_between_the_cases_on_two_lines_at_the_most(
 
     change(run, named)
     written: list[str] = []
-    monkeypatch.setattr(grid, "_text", lambda axes, x, y, text, **_: written.append(text))
+    monkeypatch.setattr(grid, "_text", lambda canvas, x, y, text, **_: written.append(text))
     write_grid(run)
     bold = [text for text in written if "defense" in text or "gaussian" in text]
     assert bold[0] == "no defense"

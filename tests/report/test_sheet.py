@@ -9,7 +9,7 @@ from PIL import Image
 
 from seepage import SeepageError
 from seepage.report import write_sheet
-from seepage.report.sheet import EMPTY, GAP
+from seepage.report.grid import EMPTY, GAP
 from seepage.transcript.truth import open_truth
 
 

@@ -13,10 +13,10 @@ from seepage.audit import budget
 from seepage.audit import run as audit
 from seepage.audit.budget import Planner, Searching, estimated, fitting, recorded_plan, timed, update_seconds
 from seepage.audit.cell import RunBudget
+from seepage.audit.findings import findings
 from seepage.audit.row import Outcome, Result
 from seepage.cli.options import minutes_of
 from seepage.errors import SeepageError
-from seepage.evidence.findings import findings
 from seepage.recipe.files import BUILT_IN, read_recipe
 from seepage.transcript.recorded import open_transcript
 from seepage.types import Transcript
@@ -78,7 +78,7 @@ def test_below_the_floor_the_dearest_is_left_out_and_is_no_search_that_found_not
     assert "about 80 minutes, which --minutes 1 does not have" in str(rows["gradient_matching"].reason)
     words = "Stopped at 1 minute: what was not tried (gradient_matching) would take about 80 minutes; --minutes"
     assert words in found.verdict
-    states = {one.rule: one.state for one in findings(found)}
+    states = {one.by: one.state for one in findings(found)}
     assert states["gradient_matching"] == "untried"
 
 

@@ -10,13 +10,13 @@ import pytest
 from seepage.attacks import ATTACKS, Attack
 from seepage.audit import run as audit
 from seepage.audit.decided import in_stages
-from seepage.audit.gate import parse_condition, violations
+from seepage.audit.findings import findings, reported
+from seepage.audit.gate import met, parse_condition
 from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.row import Outcome, Result
 from seepage.audit.verdict import false_certificates
 from seepage.core.executor import Plan
 from seepage.evidence.comparison import compare, summary_line
-from seepage.evidence.findings import findings
 from seepage.evidence.junit import _counts
 from seepage.evidence.sarif import KINDS
 from seepage.recipe.files import BUILT_IN, read_recipe
@@ -97,9 +97,9 @@ def test_those_that_certify_go_first_from_the_cheapest_and_those_that_cannot_wai
 
 def test_it_is_neither_a_failure_nor_a_finding_of_nothing(decided: Path) -> None:
     result = result_of(decided)
-    assert violations(result.rows, parse_condition("exact>0.99"))[0].attack == "linear"
-    found = [one for one in findings(result) if one.state == "unneeded"]
-    assert {one.rule for one in found} == {"gradient_matching", "dlg"}
+    assert met(result, parse_condition("exact>0.99"))[0].name == "linear"
+    found = [one for one in reported(findings(result)) if one.state == "unneeded"]
+    assert {one.by for one in found} == {"gradient_matching", "dlg"}
     assert {one.severity for one in found} == {"note"}
     assert _counts(found)["skipped"] == str(len(found))
     assert KINDS["unneeded"] == "informational"

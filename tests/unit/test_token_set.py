@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.rows import violations
 from torch import Tensor, nn, optim
 
 from seepage import Architecture, Batch, GaussianNoise, Inapplicable, Transcript, Update, build, observe, record
 from seepage.attacks.text import TokenSet
 from seepage.attacks.text.moved_rows import moved_rows
-from seepage.audit.gate import parse_condition, violations
+from seepage.audit.gate import parse_condition
 from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.row import Cell, Outcome, Row
 from seepage.audit.sides import sides
@@ -236,8 +237,8 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
     assert "NO RESULT" not in words
     assert sides([refused, NAMED], [], [], [], [CELL])[0].words == "198 of 200 tokens named, by token_set on net"
     assert RowTexts.of(NAMED).outcome == "198 of 200 tokens named, none wrong"
-    assert violations([refused, NAMED], parse_condition("token_recall>0.5")) == [NAMED]
-    assert violations([refused, NAMED], parse_condition("tokens_named>0")) == [NAMED]
+    assert [one.name for one in violations([refused, NAMED], parse_condition("token_recall>0.5"))] == ["token_set"]
+    assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_named>0"))] == ["token_set"]
     assert not NAMED.certified_examples
     assert not NAMED.scored
     assert Row.model_validate(NAMED.model_dump(mode="json")) == NAMED

@@ -7,7 +7,7 @@ import torch
 
 from seepage import Architecture, Batch, FedSGD, build, record
 from seepage.attacks import ATTACKS
-from seepage.audit.untried import refusals
+from seepage.audit.caveats import refusals
 from seepage.errors import Inapplicable
 from seepage.registry import Spec
 from seepage.types import Transcript

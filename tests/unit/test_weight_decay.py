@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seepage import Update, attack, observe
 from seepage.attacks.rounded import rounding_of
-from seepage.audit.doubts import taken_for
+from seepage.audit.caveats import taken_for
 from seepage.audit.observe import Files, observe_files
 from seepage.clients import FedSGD
 from seepage.core.nn import last_linear

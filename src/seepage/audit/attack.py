@@ -20,8 +20,7 @@ from seepage.audit.candidates import FILE
 from seepage.audit.cell import RunBudget
 from seepage.audit.decided import decided_by, in_stages, not_needed
 from seepage.audit.membership import judge_members, save_judgment
-from seepage.audit.record import cell_folders, is_all_recorded, is_skipped, made_anew
-from seepage.audit.serving import served
+from seepage.audit.record import cell_folders, is_all_recorded, is_skipped
 from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.core.lock import scratch
 from seepage.core.nn import generator
@@ -33,7 +32,6 @@ from seepage.registry import Spec
 from seepage.transcript.foreign import Facts, read_facts
 from seepage.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.transcript.simulated import OneRound
-from seepage.transcript.vertical import IndexedTranscript
 from seepage.types import Architecture, Reconstruction, Transcript
 
 POLL_SECONDS = 0.3
@@ -74,15 +72,8 @@ class Source:
         """The content of `knowledge.json`, read without building the model."""
         return read_facts(self.observed)
 
-    @property
-    def kept(self) -> bool:
-        """Whether the rounds are stored in the folder; otherwise they are recomputed from the private data."""
-        return self.recipe is None or self.facts.kept
-
-    def open(self, device: str) -> RecordedTranscript | IndexedTranscript:
-        """The rounds, in this process; those that were not kept are computed from the truth: for scoring alone."""
-        if self.recipe is not None and self.private is not None and not self.kept:
-            return made_anew(self.recipe, self.observed, self.private, device)
+    def open(self, device: str) -> RecordedTranscript:
+        """The recorded rounds."""
         return open_transcript(
             self.observed,
             architecture=self.architecture,
@@ -92,18 +83,9 @@ class Source:
             trust=self.trust,
         )
 
-    @contextmanager
-    def opened(self, device: str, threads: int) -> Iterator[Transcript]:
-        """The rounds for an attack, whose process never opens the truth: see `seepage.audit.serving`."""
-        if self.recipe is None or self.private is None or self.kept:
-            yield self.open(device)
-            return
-        with served(self.recipe, self.observed, self.private, device=device, threads=threads) as transcript:
-            yield transcript
-
     def for_attack(self) -> "Source":
-        """This source without the truth; where rounds have to be recomputed from it, with the folder's name alone."""
-        return replace(self, private=None) if self.kept else self
+        """This source without the truth."""
+        return replace(self, private=None)
 
     def rounds(self, attack: Attack) -> int:
         """Number of runs of an attack on this cell: one on all rounds together, or one per round."""
@@ -173,8 +155,8 @@ class Task:
         """Run the attack and save the attempt. An exception in the attack is saved as well, so the others continue."""
         torch.set_num_threads(threads)
         attack: Attack = ATTACKS.build(self.part)
-        with self.source.opened(self.device, threads) as transcript:
-            outcome = self._attempt(attack, OneRound(transcript, self.t) if attack.rounds == "one" else transcript)
+        transcript = self.source.open(self.device)
+        outcome = self._attempt(attack, OneRound(transcript, self.t) if attack.rounds == "one" else transcript)
         if outcome.status == "interrupted":
             raise KeyboardInterrupt
         save_attempt(outcome, self.outcome)
@@ -197,9 +179,9 @@ class Task:
             reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
             return Attempt("error", repr(attack), None, reason)
 
-    def serialized(self) -> "SerializedAttack | None":
-        """The attack with the files it may read. Not possible where rounds are recomputed from the truth."""
-        return SerializedAttack(self) if self.source.kept else None
+    def serialized(self) -> "SerializedAttack":
+        """The attack with the files it may read."""
+        return SerializedAttack(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,10 +201,14 @@ class MembershipTask(Task):
         """Run the test and save the judgment."""
         torch.set_num_threads(threads)
         test: MembershipTest = MEMBERSHIP_TESTS.build(self.part)
-        with self.source.opened(self.device, threads) as transcript:
-            judgment = judge_members(
-                test, transcript, self.source.observed, seed=self.seed, device=self.device, progress=self.progress
-            )
+        judgment = judge_members(
+            test,
+            self.source.open(self.device),
+            self.source.observed,
+            seed=self.seed,
+            device=self.device,
+            progress=self.progress,
+        )
         save_judgment(judgment, self.outcome)
 
 
@@ -563,8 +549,7 @@ def _searches(tasks: Iterable[Task]) -> list[Searching]:
     """The attacks of these tasks, for the planner."""
     by_attack: dict[tuple[str, str], list[Task]] = {}
     for task in tasks:
-        # Rounds that are made anew for each attack cannot be looked at here.
-        if task.is_attack and task.source.kept:
+        if task.is_attack:
             by_attack.setdefault((task.cell, task.name), []).append(task)
     return [_searching(own) for own in by_attack.values()]
 

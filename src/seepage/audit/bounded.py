@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from seepage.audit.attack import Source
+from seepage.audit.candidates import open_unseen
 from seepage.audit.row import BoundRow, Row
-from seepage.audit.unseen import open_unseen
 from seepage.bounds import BoundOptions, UpperBounds, upper_bounds
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.storage import SCHEMA, check_schema, read_json, write_json

@@ -1,7 +1,8 @@
-"""The examples of a membership test in a run folder: candidates and public ones, and apart from them who is a member.
+"""Examples set aside in a run folder: those of membership tests, apart from them who is a member, and those for bounds.
 
 observed/membership.safetensors    public/inputs, public/labels, 000000/inputs, 000000/labels (candidates of round 0)
 private/membership.safetensors     000000/member: [k] bool
+private/unseen.safetensors         inputs, labels: neither trained on nor attacked, the attacker's prior of the bounds
 """
 
 from pathlib import Path
@@ -9,12 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from seepage.core.nn import generator
 from seepage.core.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
-from seepage.simulate.setting import MembershipParts
+from seepage.simulate.setting import MembershipParts, Setting
 from seepage.types import Batch, Tensors
 
-FILE = "membership.safetensors"
+FILE, UNSEEN = "membership.safetensors", "unseen.safetensors"
 
 
 def save_candidates(parts: MembershipParts, observed: Path, private: Path) -> None:
@@ -56,3 +58,30 @@ def open_members(private: Path) -> list[Tensor]:
     if any(tensor.dtype != torch.bool or tensor.ndim != 1 for tensor in tensors.values()):
         raise SeepageError(f"{path} does not say of each candidate whether it was in the batch; record it again")
     return [tensors[name] for name in sorted(tensors)]
+
+
+def save_unseen(setting: Setting, private: Path) -> None:
+    """Write the examples that the bounds take for the attacker's prior, if the cell is bounded and has any."""
+    plan = setting.case.bounds
+    if plan is None or not setting.case.bounded or not len(setting.unseen) or not plan.public:
+        return
+    draw = generator(setting.case.seed, "bounds")
+    places = setting.unseen[torch.randperm(len(setting.unseen), generator=draw)[: plan.public]]
+    batch = setting.batch(places)
+    write_tensors(private / UNSEEN, {"inputs": batch.inputs.cpu(), "labels": batch.labels.cpu()})
+
+
+def open_unseen(private: Path) -> Batch | None:
+    """Read them; None where there are none.
+
+    Raises:
+        SeepageError: For a damaged file.
+    """
+    path = private / UNSEEN
+    if not path.exists():
+        return None
+    tensors = read_tensors(path)
+    try:
+        return Batch(tensors["inputs"], tensors["labels"])
+    except KeyError as error:
+        raise SeepageError(f"{path} lacks {str(error)[:80]}; record it again") from error

@@ -6,6 +6,7 @@ from pydantic import Field, JsonValue
 
 from seepage.core.limits import GAIN_DB
 from seepage.core.schema import Guarantee, JsonRecord
+from seepage.core.words import plural
 
 
 class DrawnRounds(JsonRecord):
@@ -234,8 +235,7 @@ class TunedRow(JsonRecord):
     @property
     def words(self) -> str:
         """One line for people."""
-        batches = "1 other batch" if self.batches == 1 else f"{self.batches} other batches"
-        where = f"of {len(self.tried)} tried on {batches}, none of whose examples is scored"
+        where = f"of {len(self.tried)} tried on {plural(self.batches, 'other batch')}, none of whose examples is scored"
         if not self.chosen:
             return f"{self.attack} keeps its own options: none {where}, gave a result"
         said = ", ".join(f"{name} = {value}" for name, value in self.chosen.items())
@@ -315,5 +315,4 @@ def minutes_words(seconds: float) -> str:
     >>> minutes_words(20.0), minutes_words(60.0), minutes_words(4800.0)
     ('1 minute', '1 minute', '80 minutes')
     """
-    count = max(1, round(seconds / 60))
-    return f"{count} minute{'' if count == 1 else 's'}"
+    return plural(max(1, round(seconds / 60)), "minute")

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from seepage.attacks.text.token_set import TokenSet
-from seepage.audit.doubts import OPTIMIZERS, dropping_layers
+from seepage.audit.caveats import OPTIMIZERS, dropping_layers
 from seepage.clients import FedAvg
 from seepage.core.nn import has_batch_norm
 from seepage.core.schema import JsonRecord

@@ -1,18 +1,15 @@
-"""The gate of `--fail-if`: a condition on a score, and the rows that meet it."""
+"""The gate of `--fail-if`: a condition on a score, and the findings that meet it."""
 
 import operator
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from seepage.audit.row import MEMBERSHIP_SCORES, SCORE_NAMES, EpsilonRow, Outcome, Result, Row
+from seepage.audit.findings import BOUND_SCORES, EPSILON_SCORES, AuditFinding, Kind, findings
+from seepage.audit.row import MEMBERSHIP_SCORES, SCORE_NAMES, Outcome, Result, Row
 from seepage.core.schema import Summary
 from seepage.errors import SeepageError, unknown
 
-BOUND_SCORES = {"bound_psnr": "psnr_db", "bound_named": "tpr", "bound_exact": "exact_share"}
-"""Bounds in a condition, and what they bound."""
-EPSILON_SCORES = ("measured_epsilon", "fitted_epsilon", "contradicted")
-"""Measurements of a defense's epsilon in a condition; `contradicted` is how many claims are."""
 SHARES = frozenset(
     {"recovered", "exact", "certified", "label_accuracy", "named", "false", "token_recall", "token_precision"}
 )
@@ -80,60 +77,6 @@ def parse_condition(text: str, metrics: Collection[str] = (), scores: Collection
     return condition
 
 
-def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
-    """Rows that meet a `--fail-if` condition.
-
-    Raises:
-        SeepageError: If no row meets it but a cell could not be recorded, an attack was not tried for want of time, or
-            a cell has no row with that score: missing numbers must not let the gate pass. A cell with a zero update has
-            nothing to leak and passes.
-    """
-    values = [(row, judged_value(row, condition.score)) for row in rows]
-    found = [row for row, value in values if value is not None and condition.meets(value)]
-    if found:
-        return found
-    lost = {row.cell: row.reason for row in rows if row.outcome is Outcome.NOT_RECORDED}
-    if lost:
-        raise SeepageError(
-            f"--fail-if cannot be judged: {_first(lost)} could not be recorded "
-            f"({next(iter(lost.values()))}); mend the recipe there, or take the case out of it"
-        )
-    untried = [row.attack for row in rows if row.outcome is Outcome.NOT_TRIED]
-    if untried:
-        raise SeepageError(
-            f"--fail-if cannot be judged: {_first(dict.fromkeys(untried))} was not tried for want of time; give more "
-            "with --minutes, or --all"
-        )
-    seen = {row.cell for row, value in values if value is not None or row.outcome is Outcome.ZERO_UPDATE}
-    blind = dict.fromkeys(row.cell for row in rows if row.cell not in seen)
-    if blind or not rows:
-        where = f" in {_first(blind)}" if blind and len({row.cell for row in rows}) > 1 else ""
-        raise SeepageError(
-            f"--fail-if cannot be judged: no attack has the score {condition.score!r}{where}; "
-            f"{_remedy(rows, condition)}"
-        )
-    return []
-
-
-def _remedy(rows: Sequence[Row], condition: Condition) -> str:
-    """What to do where no row of a case has the score of a condition."""
-    if not any(row.gave_result for row in rows):
-        return "add attacks that apply: none of these gave a result, and the table says why"
-    if condition.score == "certified" and not any(row.scored for row in rows):
-        return "add an attack that can certify its guesses and applies, such as linear or gauss_newton"
-    return "score the run against the truth, name another score, or leave out cases that no attack applies to"
-
-
-def judged_value(row: Row, score: str) -> float | None:
-    """A score of a row. Without a truth, `certified` counts all certified guesses: none is known to be wrong.
-
-    Certified inner features are no certified examples, so they do not count.
-    """
-    if score == "certified" and not row.scored and row.certified is not None:
-        return row.certified_examples / (row.examples or row.returned or row.certified.n or 1)
-    return row.value(score)
-
-
 class JudgedScore(NamedTuple):
     """A score that a condition is held against.
 
@@ -148,75 +91,86 @@ class JudgedScore(NamedTuple):
     value: float
 
 
-GIVEN_AWAY = ("recovered", "exact", "certified")
-"""Scores that examples have which are given away exactly in closed form, whatever attacks were run."""
+REMEDIES: dict[Kind, tuple[Collection[str], str]] = {
+    "membership": (MEMBERSHIP_SCORES, "add --membership, or [membership] to the recipe, with enough data for it"),
+    "bound": (BOUND_SCORES, "add --bounds, and use a defense that can be bounded: the report says which"),
+    "epsilon": (EPSILON_SCORES, "add --prove, with a defense that can be called on canaries"),
+}
+"""Scores that no attack has: what has them, and what to do where a case lacks them."""
 
 
 def met(result: Result, condition: Condition) -> list[JudgedScore]:
-    """All of a result that meets a `--fail-if` condition.
+    """All of a result that meets a `--fail-if` condition, what is given away in closed form last.
 
     Cells that only show that the attacks work are not judged. What is given away in closed form counts like rows of an
     attack.
 
     Raises:
-        SeepageError: As `violations` and `side_violations` do.
+        SeepageError: If nothing meets it, and a cell that was asked for such a score has none: missing numbers must not
+            let the gate pass. A cell with a zero update has nothing to leak and passes.
     """
-    if condition.score in SIDE_SCORES:
-        return side_violations(result, condition)
-    given = [(cell.name, *cell.closed_form) for cell in result.judged if cell.given_away]
-    found = [JudgedScore("closed form", cell, away / of) for cell, away, of in given if condition.score in GIVEN_AWAY]
-    found = [one for one in found if condition.meets(one.value)]
-    try:
-        rows = violations(result.judged_rows, condition)
-    except SeepageError:
-        if found:
-            return found  # one leak is enough
-        raise
-    judged = [(row, judged_value(row, condition.score)) for row in rows]
-    return [*(JudgedScore(row.attack, row.cell, value) for row, value in judged if value is not None), *found]
-
-
-def side_violations(result: Result, condition: Condition) -> list[JudgedScore]:
-    """Membership tests, bounds and measured epsilons that meet a `--fail-if` condition on one of `SIDE_SCORES`.
-
-    Raises:
-        SeepageError: If none meets it, and none has that score or a case that was bounded or measured lacks it: missing
-            numbers must not let the gate pass.
-    """
-    score = condition.score
-    values, lacking, remedy = _side_values(result, score)
-    found = [one for one in values if condition.meets(one.value)]
-    if not found and (lacking or not values):
+    own = next(((kind, remedy) for kind, (scores, remedy) in REMEDIES.items() if condition.score in scores), None)
+    kinds = ("attack", "closed_form") if own is None else own[:1]
+    listed = [one for one in findings(result) if one.kind in kinds]
+    having = [(one, one.numbers[condition.score]) for one in listed if condition.score in one.numbers]
+    hits = [JudgedScore(_name(one), one.cell, value) for one, value in having if condition.meets(value)]
+    if hits:
+        return sorted(hits, key=lambda one: one.name == "closed form")
+    seen = {one.cell for one, _ in having if one.kind != "closed_form"}
+    if own is None:
+        _refuse_lost(result.judged_rows, condition, seen)
+        return []
+    kind, remedy = own
+    asked = [one.cell for one in listed]
+    asked += [cell.name for cell in result.cells if kind == "membership" and cell.membership_skipped]
+    lacking = dict.fromkeys(cell for cell in asked if cell not in seen)
+    if lacking or not having:
         where = f" in {_first(lacking)}" if lacking else ""
-        raise SeepageError(f"--fail-if cannot be judged: there is no {score!r}{where}; {remedy}")
-    return found
+        raise SeepageError(f"--fail-if cannot be judged: there is no {condition.score!r}{where}; {remedy}")
+    return []
 
 
-def _side_values(result: Result, score: str) -> tuple[list[JudgedScore], list[str], str]:
-    """All values of a score, the cells that were asked for one and have none, and what to do about it."""
-    if score in MEMBERSHIP_SCORES:
-        pairs = [(row, row.value(score)) for row in result.membership]
-        values = [JudgedScore(row.test, row.cell, value) for row, value in pairs if value is not None]
-        asked = [*(row.cell for row in result.membership), *(c.name for c in result.cells if c.membership_skipped)]
-        lacking = dict.fromkeys(cell for cell in asked if cell not in {one.cell for one in values})
-        return values, list(lacking), "add --membership, or [membership] to the recipe, with enough data for it"
-    if score in BOUND_SCORES:
-        rows = [row for row in result.bounds if row.measure == BOUND_SCORES[score] and row.value is not None]
-        values = [JudgedScore(row.words, row.cell, row.value) for row in rows if row.value is not None]
-        lacking = dict.fromkeys(row.cell for row in result.bounds if row.cell not in {one.cell for one in values})
-        return values, list(lacking), "add --bounds, and use a defense that can be bounded: the report says which"
-    values = [
-        JudgedScore("the defense", row.cell, number)
-        for row in result.epsilons
-        if row.measured is not None and (number := _epsilon(row, score)) is not None
-    ]
-    lacking = dict.fromkeys(row.cell for row in result.epsilons if row.cell not in {one.cell for one in values})
-    return values, list(lacking), "add --prove, with a defense that can be called on canaries"
+def _name(one: AuditFinding) -> str:
+    return {"closed_form": "closed form", "bound": one.words, "epsilon": "the defense"}.get(one.kind, one.by)
 
 
-def _epsilon(row: EpsilonRow, score: str) -> float | None:
-    found = {"measured_epsilon": row.measured, "fitted_epsilon": row.fitted, "contradicted": len(row.contradicted)}
-    return found[score]
+def _refuse_lost(rows: Sequence[Row], condition: Condition, seen: set[str]) -> None:
+    """Raise where a cell could not be recorded, an attack was not tried for want of time, or a score is lacking.
+
+    Args:
+        rows: Rows of the judged cells, none of which meets the condition.
+        condition: The condition.
+        seen: Cells with a row that has the score.
+    """
+    lost = {row.cell: row.reason for row in rows if row.outcome is Outcome.NOT_RECORDED}
+    if lost:
+        raise SeepageError(
+            f"--fail-if cannot be judged: {_first(lost)} could not be recorded "
+            f"({next(iter(lost.values()))}); mend the recipe there, or take the case out of it"
+        )
+    untried = [row.attack for row in rows if row.outcome is Outcome.NOT_TRIED]
+    if untried:
+        raise SeepageError(
+            f"--fail-if cannot be judged: {_first(dict.fromkeys(untried))} was not tried for want of time; give more "
+            "with --minutes, or --all"
+        )
+    seen = seen | {row.cell for row in rows if row.outcome is Outcome.ZERO_UPDATE}
+    blind = dict.fromkeys(row.cell for row in rows if row.cell not in seen)
+    if blind or not rows:
+        where = f" in {_first(blind)}" if blind and len({row.cell for row in rows}) > 1 else ""
+        raise SeepageError(
+            f"--fail-if cannot be judged: no attack has the score {condition.score!r}{where}; "
+            f"{_remedy(rows, condition)}"
+        )
+
+
+def _remedy(rows: Sequence[Row], condition: Condition) -> str:
+    """What to do where no row of a case has the score of a condition."""
+    if not any(row.gave_result for row in rows):
+        return "add attacks that apply: none of these gave a result, and the table says why"
+    if condition.score == "certified" and not any(row.scored for row in rows):
+        return "add an attack that can certify its guesses and applies, such as linear or gauss_newton"
+    return "score the run against the truth, name another score, or leave out cases that no attack applies to"
 
 
 def _first(cells: Collection[str]) -> str:

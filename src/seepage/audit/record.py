@@ -10,11 +10,10 @@ import torch
 from pydantic_core import to_jsonable_python
 from torch import Tensor
 
-from seepage.audit.candidates import save_candidates
-from seepage.audit.doubts import taken_for
+from seepage.audit.candidates import save_candidates, save_unseen
+from seepage.audit.caveats import taken_for
 from seepage.audit.gallery import save_gallery, wants_gallery
 from seepage.audit.row import Cell, DrawnRounds
-from seepage.audit.unseen import save_unseen
 from seepage.clients import OwnStep, make_client
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import parse
@@ -28,12 +27,12 @@ from seepage.models.trial import own_faults, sigmoid_words
 from seepage.recipe.case import Recipe
 from seepage.recipe.places import is_own, kind_of
 from seepage.registry import Spec
-from seepage.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, taken_outputs, victim_of
+from seepage.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, taken_outputs
 from seepage.simulate.training import accuracy
-from seepage.transcript.recorded import open_knowledge, save_transcript
+from seepage.transcript.recorded import save_transcript
 from seepage.transcript.simulated import Victim
-from seepage.transcript.truth import open_truth, save_truth
-from seepage.transcript.vertical import IndexedTranscript, IndexedVictim
+from seepage.transcript.truth import save_truth
+from seepage.transcript.vertical import IndexedVictim
 from seepage.types import Batch, Round, Transcript
 
 
@@ -49,14 +48,10 @@ def cell_folders(folder: Path, cell: str, cells: int) -> tuple[Path, Path]:
 
 PIECES = "pieces.json"
 COLUMNS = "columns.json"
-"""File in `private/` with what each token number stands for, for the report."""
-MAX_KEPT_BYTES = 2**28
-"""Largest total size of rounds, in bytes, that is written to disk; larger recordings are recomputed when read."""
+"""Files in `private/` with what token numbers and a table's columns stand for, for the report."""
 
 
-def record_cells(
-    recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress, *, keep: int = MAX_KEPT_BYTES
-) -> None:
+def record_cells(recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress) -> None:
     """Write `observed/` and `private/` of every cell that is not recorded yet.
 
     If one of several cells cannot be recorded, the others are, and its `private/` states the reason.
@@ -65,7 +60,6 @@ def record_cells(
         recipes: The cells.
         folder: The run folder.
         show: Called with progress messages.
-        keep: Largest size in bytes of rounds over one data set that is written; larger ones are recomputed when read.
 
     Raises:
         SeepageError: For mistakes in the recipe or the data, and where no cell can be recorded.
@@ -79,7 +73,7 @@ def record_cells(
         show(number, len(recipes), Doing(recipe.cell if len(recipes) > 1 else "", Phase.RECORDING))
         try:
             with own_faults(recipe.model.use):
-                _record_cell(recipe, observed, private, shared, keep, folder, show)
+                _record_cell(recipe, observed, private, shared, folder, show)
         except (Skipped, Inapplicable, Diverged) as error:
             skipped.append(error)
             if len(skipped) == len(recipes):
@@ -145,7 +139,6 @@ def _record_cell(
     observed: Path,
     private: Path,
     shared: SharedParts,
-    keep: int,
     folder: Path,
     show: ProgressCallback,
 ) -> None:
@@ -170,10 +163,8 @@ def _record_cell(
     if wants_gallery(recipe.score) and not isinstance(setting.dataset, TextDataset):
         save_gallery(setting.gallery(), private)
     save_unseen(setting, private)
-    size = sum(p.nbytes for p in setting.state[0].values())
-    kept = recipe.rounds is None or recipe.rounds.count * size <= keep
-    check_space(observed, size * (len(transcript) if kept else 1))
-    save_transcript(transcript, observed, rounds=kept, first=first, inferred=getattr(victim, "inferred", None))
+    check_space(observed, len(transcript) * sum(p.nbytes for p in setting.state[0].values()))
+    save_transcript(transcript, observed, first=first, inferred=getattr(victim, "inferred", None))
     cell = _cell(setting, list(truth)).model_copy(update={"read_as": _read_as(victim, transcript)})
     write_json(private / "cell.json", cell.model_copy(update={"membership_skipped": skipped}).record())
 
@@ -200,15 +191,6 @@ def _record_membership(setting: Setting, observed: Path, private: Path) -> str |
     except Skipped as error:
         return str(error)
     return None
-
-
-def made_anew(recipe: Recipe, observed: Path, private: Path, device: str) -> IndexedTranscript:
-    """The transcript of a cell whose rounds are too large to store, recomputed from its private data."""
-    knowledge, state = open_knowledge(observed, device=device)
-    victim, _ = victim_of(recipe, knowledge, state, [open_truth(private).whole.to(device)])
-    transcript = victim.transcript()
-    assert isinstance(transcript, IndexedTranscript)  # only rounds drawn from one data set are not stored
-    return transcript
 
 
 def _first_round(transcript: Transcript, recipe: Recipe) -> Round:

@@ -27,6 +27,7 @@ from seepage.audit.side_rows import (
     SideName,
 )
 from seepage.core.schema import JsonRecord, Summary
+from seepage.core.words import plural
 
 __all__ = [
     "MEMBERSHIP_SCORES", "NUMBER_NAMES", "PASSED_OVER", "PROTOCOL", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell",
@@ -57,7 +58,7 @@ def counted_guesses(n: int) -> str:
     >>> counted_guesses(1), counted_guesses(2)
     ('1 guess certified', '2 guesses certified')
     """
-    return f"{n} guess{'' if n == 1 else 'es'} certified"
+    return f"{plural(n, 'guess')} certified"
 
 
 def counted_features(n: int) -> str:
@@ -77,7 +78,7 @@ def counted_tokens(n: int, certified: int) -> str:
     ('3 tokens named, 2 of them certified', '1 token named, certified')
     """
     of_them = "certified" if certified == n == 1 else f"{certified:,} of them certified"
-    return f"{n:,} token{'' if n == 1 else 's'} named, {of_them}"
+    return f"{plural(n, 'token')} named, {of_them}"
 
 
 FITS = 0.01

@@ -10,7 +10,6 @@ tune/                                with [tune]: a run of its own, on batches t
 progress.jsonl  scores.jsonl  flags.json  exposure.json  result.json
 """
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -130,7 +129,7 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Pro
         claim(folder, "recipe.toml", text, sweeps=True)
         with undone_on_mistake(made):
             take(folder, "recipe.toml", text)
-            record_cells(recipes, folder, show, keep=sys.maxsize)
+            record_cells(recipes, folder, show)
     return folder
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seepage.attacks import Attack
 from seepage.audit.attempt import Attempt
-from seepage.audit.misfit import misfit
+from seepage.audit.caveats import misfit
 from seepage.audit.row import PASSED_OVER, PROTOCOL, Certified, Cost, Outcome, Row, Status, judge_outcome
 from seepage.core.nn import padding_row, vocabulary_of
 from seepage.core.schema import Summary

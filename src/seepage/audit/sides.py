@@ -1,12 +1,14 @@
-"""The sides of a verdict: what came back, who was named, what none can exceed, and how private a defense measures.
+"""Summary of a verdict: what was reconstructed, who was named, what none can exceed, how private a defense measures.
 
 Each side states the worst of all cases with its interval, or that it was not tried and how to ask for it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 
+from seepage.audit.findings import membership_strength, strength
 from seepage.audit.row import BoundRow, Cell, EpsilonRow, MembershipRow, Row, Side
 from seepage.core.schema import Share
+from seepage.core.words import plural
 
 
 def sides(
@@ -35,8 +37,8 @@ def sides(
     rows = [row for row in rows if row.cell not in controls]
     doubtful = any(cell.inconclusive is not None for cell in cells)
     found = [
-        came_back(rows, headings, [cell for cell in cells if not cell.control]),
-        _asked(named(members, headings), "membership" in asked, _untested(cells)),
+        reconstructed(rows, headings, [cell for cell in cells if not cell.control]),
+        _asked(members_named(members, headings), "membership" in asked, _untested(cells)),
         cannot_exceed(bounds, headings),
         _asked(measured_epsilon(epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]
@@ -76,7 +78,7 @@ def _untested(cells: Sequence[Cell]) -> str:
     return next((cell.membership_skipped for cell in cells if cell.membership_skipped), "no case could be tested")
 
 
-def came_back(rows: Sequence[Row], headings: Mapping[str, str], cells: Sequence[Cell] = ()) -> Side:
+def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cells: Sequence[Cell] = ()) -> Side:
     """The largest share of private examples that an attack rebuilt, or that is given away in closed form.
 
     Exact ones count where there are any, else recognizable ones. The interval is Clopper and Pearson's, which takes
@@ -84,7 +86,7 @@ def came_back(rows: Sequence[Row], headings: Mapping[str, str], cells: Sequence[
 
     >>> row = Row(cell="a", attack="x", outcome="exact", examples=4, scores={"exact": {"mean": 1.0}, "psnr":
     ...     {"mean": 99.0}, "recovered": {"mean": 1.0}})
-    >>> came_back([row], {"a": "net"}).words
+    >>> reconstructed([row], {"a": "net"}).words
     '4 of 4 examples exactly [40 %, 100 %], by x on net'
     """
     side, given = _attacked(rows, headings), max(cells, key=_given_share, default=None)
@@ -116,8 +118,7 @@ def _given_share(cell: Cell) -> float:
 def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
     """What the attacks rebuilt."""
     scored = [row for row in rows if row.scored and row.examples]
-    proofs = ("certified_examples", "certified_features", "named_tokens")
-    best = max(rows, key=lambda row: [getattr(row, proof) for proof in proofs], default=None)
+    best = max(rows, key=strength, default=None)
     if not scored and best is not None and best.certificate:
         lacking = "; no truth at hand" if best.certified_examples else ""  # which no score of features would need
         words = f"{_proof(best)}, by {best.attack} on {headings[best.cell]}{lacking}"
@@ -127,7 +128,7 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
         near = min((row for row in rows if row.misfit is not None), key=lambda row: row.misfit or 0.0, default=None)
         fits = "" if near is None else f"; {near.attack}'s guesses: {near.misfit_words}"
         return Side(name="came_back", tried=False, words=f"not known: {why}{fits}")
-    worst = max(scored, key=lambda row: (row.mean("exact") or 0.0, row.mean("recovered") or 0.0, row.examples or 0))
+    worst = max(scored, key=strength)
     exact = bool(worst.mean("exact"))
     assert worst.examples is not None
     found = Share.count(worst.count("exact" if exact else "recovered") or 0, worst.examples)
@@ -145,17 +146,17 @@ def _proof(row: Row) -> str:
     return row.phrase if "token_recall" in row.scores else row.certificate
 
 
-def named(members: Sequence[MembershipRow], headings: Mapping[str, str]) -> Side:
+def members_named(members: Sequence[MembershipRow], headings: Mapping[str, str]) -> Side:
     """The largest share of members that a membership test named.
 
-    >>> named([], {}).words
+    >>> members_named([], {}).words
     'not tried: ask with --membership'
     """
     judged = [row for row in members if row.named is not None]
     if not judged:
         lacking = next((row.reason for row in members if row.reason), None)
         return Side(name="named", tried=False, words=f"not tried: {lacking or 'ask with --membership'}")
-    worst = max(judged, key=lambda row: (row.tpr or 0.0, row.auc or 0.0))
+    worst = max(judged, key=membership_strength)
     assert worst.named is not None
     assert worst.false is not None
     hit, false = worst.named, worst.false
@@ -232,7 +233,7 @@ def measured_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]
         if claimed is not None and not any(name in against for against in worst.contradicted)
     ]
     verdict = "; ".join([*worst.contradicted, *held]) or "nothing is claimed"
-    over = f"over {worst.rounds} round{'' if worst.rounds == 1 else 's'} at delta {worst.delta:g}"
+    over = f"over {plural(worst.rounds or 0, 'round')} at delta {worst.delta:g}"
     own = worst.words.removeprefix("measured epsilon ").removeprefix("lower bound on epsilon ")
     words = f"{own}; {verdict}; {over}, on {headings[worst.cell]}"
     return Side(

@@ -15,19 +15,25 @@ from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
 from seepage.audit.budget import read_budget
 from seepage.audit.candidates import FILE, open_members
+from seepage.audit.caveats import (
+    alignment_diagnostics,
+    attack_diagnostics,
+    caveats,
+    compared_to_sent,
+    contradicts,
+    refusals,
+    taken_for,
+    weak_claims,
+)
 from seepage.audit.cell import Kind
-from seepage.audit.conclusive import inconclusive
-from seepage.audit.doubts import contradicts, doubts, taken_for
+from seepage.audit.findings import inconclusive
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
-from seepage.audit.misfit import compared_to_sent
 from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
-from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, weak_claims
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
-from seepage.audit.untried import refusals
 from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
 from seepage.core.manifest import JudgedFile, write_manifest
 from seepage.core.nn import vocabulary_of
@@ -99,12 +105,10 @@ def summarize(
     exposures = [part.exposure for part in found if part.exposure is not None]
     write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": without_places(exposures, places)})
     rows, cells = [row for part in found for row in part.rows], [_with_files(part.cell, files) for part in found]
-    members = [
-        row for source, recipe in zip(sources, recipes, strict=True) for row in membership_rows(source, recipe, folder)
-    ]
-    bounds = [row for source, recipe in zip(sources, recipes, strict=True) for row in bound_rows(source, recipe)]
-    measured = (epsilon_row(source, recipe, folder) for source, recipe in zip(sources, recipes, strict=True))
-    epsilons = [row for row in measured if row is not None]
+    pairs = list(zip(sources, recipes, strict=True))
+    members = [row for source, recipe in pairs for row in membership_rows(source, recipe, folder)]
+    bounds = [row for source, recipe in pairs for row in bound_rows(source, recipe)]
+    epsilons = [row for source, recipe in pairs if (row := epsilon_row(source, recipe, folder)) is not None]
     flags = [*(flag for part in found for flag in part.diagnostics), *weak_claims(epsilons)]
     said_of = without_places([flag.model_dump(mode="json") for flag in flags], places)
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": said_of})
@@ -112,12 +116,13 @@ def summarize(
     doubtful = inconclusive(rows, cells, warnings)
     cells = [cell.model_copy(update={"inconclusive": doubtful.get(cell.name)}) for cell in cells]
     level, words = verdict(rows, cells, warnings, own_code=_takes_own_code(sources, recipes))
-    said = named_members(members, [cell for cell in cells if not cell.control])
-    first = level in ("exact", "recognizable", "certified") or not any(row.tells for row in members)
-    words = " ".join(filter(None, (words, said) if first else (said, words)))  # what was found comes first
-    words = " ".join(filter(None, (contradicted(epsilons, cells), _false(rows, cells), words)))
-    budget = read_budget(folder)
-    words = " ".join(filter(None, (words, "" if budget is None else budget.words)))
+    judged, budget = [cell for cell in cells if not cell.control], read_budget(folder)
+    names = {cell.name for cell in judged}
+    said = [words, named_members(members, judged)]
+    if level not in ("exact", "recognizable", "certified") and any(row.tells for row in members):
+        said.reverse()  # what was found comes first
+    first = [contradicted(epsilons, cells), false_certificates([row for row in rows if row.cell in names], cells)]
+    words = " ".join(filter(None, (*first, *said, "" if budget is None else budget.words)))
     scoring = recipes[0].score
     result = Result(
         run=folder.name if folder.is_absolute() else str(folder),
@@ -140,12 +145,6 @@ def summarize(
         write_manifest(folder, {"result.json": text})
         write_whole(folder / "result.json", text)
     return result
-
-
-def _false(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
-    """What was certified falsely in the cells that are judged."""
-    judged = {cell.name for cell in cells if not cell.control}
-    return false_certificates([row for row in rows if row.cell in judged], cells)
 
 
 def _with_files(cell: Cell, files: Sequence[JudgedFile]) -> Cell:
@@ -212,9 +211,7 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     cell = _cell_of(source, transcript)
     said = {**(cell.inferred or {}), **said}
     told = {"inferred": said, "exposure": look.get("line"), "promise": promise, "taken_for": taken_for(transcript)}
-    # Rounds that are made anew are slow to read, and an attack on all of them would read them all.
-    tried = {part.use for part in recipe.attack}
-    refused = refusals(transcript, tried) if source.kept else None
+    refused = refusals(transcript, {part.use for part in recipe.attack})
     closed = {"given_away": _given_away(look), "given_of": look.get("batch_size") or look.get("at_least")}
     cell = cell.model_copy(update={**told, **closed, "kind": _kind(transcript.knowledge), "refusals": refused})
     flags = [
@@ -224,8 +221,7 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     brought = truth if source.recipe is None and transcript.knowledge.client.linear_in_gradient else None
     off = None if brought is None else compared_to_sent(transcript, brought.of_round(0))
     for name, attack in _named_attacks(recipe):
-        own = AttackedCell(source, name, attack, folder)
-        row, scores = _score_attack(own, transcript, truth, recipe)
+        row, scores = _score_attack(source, name, attack, folder, transcript, truth, recipe)
         row = row.model_copy(update={"told": [item for item in row.told if item not in said]})
         rows.append(row)
         findings = [*attack_diagnostics(row, contradicted=contradicts(off)), *alignment_diagnostics(row)]
@@ -235,7 +231,7 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     if any(row.certified is not None and row.certified.wrong for row in rows):
         cell = cell.model_copy(update={"given_away": None})  # by the truth equal rows prove nothing here
     if source.recipe is None:
-        cell = cell.model_copy(update={"doubts": doubts(transcript, rows, look.get("at_least"), said, off)})
+        cell = cell.model_copy(update={"doubts": caveats(transcript, rows, look.get("at_least"), said, off)})
     return CellSummary(cell, rows, flags, lines, look)
 
 
@@ -339,30 +335,26 @@ def _cell_diagnostics(source: Source, transcript: Transcript, truth: Truth | Non
     return found
 
 
-@dataclass(frozen=True)
-class AttackedCell:
-    """One attack on one cell, and the folder of its attempts."""
-
-    source: Source
-    name: str
-    attack: Attack
-    folder: Path
-
-    def attempts(self) -> dict[int, Attempt]:
-        """Round to attempt; an attack on all rounds together has one attempt, at round 0."""
-        place = self.folder / "attacks" / self.source.name / self.name
-        found = {int(path.stem): path for path in sorted(place.glob("*.json")) if path.stem.isdigit()}
-        if not found:
-            raise SeepageError(f"{place} has no outcome, so the run was cut short; run the same command again to go on")
-        return {t: open_attempt(path.with_suffix("")) for t, path in found.items()}
+def _attempts(place: Path) -> dict[int, Attempt]:
+    """Round to attempt of one attack on one cell; an attack on all rounds together has one attempt, at round 0."""
+    found = {int(path.stem): path for path in sorted(place.glob("*.json")) if path.stem.isdigit()}
+    if not found:
+        raise SeepageError(f"{place} has no outcome, so the run was cut short; run the same command again to go on")
+    return {t: open_attempt(path.with_suffix("")) for t, path in found.items()}
 
 
 def _score_attack(
-    one: AttackedCell, transcript: Transcript, truth: Truth | None, recipe: Recipe
+    source: Source,
+    name: str,
+    attack: Attack,
+    folder: Path,
+    transcript: Transcript,
+    truth: Truth | None,
+    recipe: Recipe,
 ) -> tuple[Row, Scores | None]:
     """Score an attack on a cell, and write its guesses, aligned with the truth, for the report."""
-    attempts = one.attempts()
-    everything = one.attack.rounds == "all"
+    attempts = _attempts(folder / "attacks" / source.name / name)
+    everything = attack.rounds == "all"
     views = [transcript if everything else OneRound(transcript, t) for t in attempts]
     batches = None
     if truth is not None:
@@ -370,7 +362,7 @@ def _score_attack(
     value_range, found = transcript.knowledge.value_range, list(attempts.values())
     scored = None
     if batches is not None:
-        gallery = open_gallery(one.source.private, recipe.score, value_range)
+        gallery = open_gallery(source.private, recipe.score, value_range)
         scored = score_attempts(
             found,
             batches,
@@ -391,8 +383,8 @@ def _score_attack(
         for t, attempt in attempts.items():
             tensors |= _as_found(t, attempt, value_range)
     if tensors:
-        write_tensors(one.folder / "reconstructions" / one.source.name / f"{one.name}.safetensors", tensors)
-    row = make_row(one.source.name, one.name, found, views, batches, scored, one.attack)
+        write_tensors(folder / "reconstructions" / source.name / f"{name}.safetensors", tensors)
+    row = make_row(source.name, name, found, views, batches, scored, attack)
     return row, None if scored is None else scored.scores
 
 

@@ -1,12 +1,12 @@
 """A run in plain words, from its rows."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from seepage.audit.cell import Kind
-from seepage.audit.conclusive import inconclusive
+from seepage.audit.findings import inconclusive, membership_strength, strength
 from seepage.audit.row import Cell, Diagnostic, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
 from seepage.core.units import in_words
+from seepage.core.words import places_of, plural
 
 LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
@@ -83,11 +83,11 @@ def _without_defense(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
     """
     controls = [cell for cell in cells if cell.control]
     scored = [row for row in rows if row.scored and row.cell in {cell.name for cell in controls}]
-    best = [max(own, key=_strength) for cell in controls if (own := [row for row in scored if row.cell == cell.name])]
+    best = [max(own, key=strength) for cell in controls if (own := [row for row in scored if row.cell == cell.name])]
     leaking = [row for row in best if row.leaks]
     if not leaking:
         return ""  # then it is said why nothing came back
-    most = max(leaking, key=_strength)
+    most = max(leaking, key=strength)
     if len(controls) == 1:
         return f"Without the defense {most.attack} rebuilt {_share(most)}."
     return (
@@ -133,7 +133,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
             f"can: {score}"
         )
     best = {
-        cell: max((row for row in scored if row.cell == cell), key=_strength)
+        cell: max((row for row in scored if row.cell == cell), key=strength)
         for cell in cells
         if any(row.cell == cell for row in scored)
     }
@@ -143,7 +143,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
         doubt = _doubt(doubtful, cells)
         level = "inconclusive" if doubt else "traces" if traces else "nothing"
         return level, f"{_quiet_verdict(best, traces, doubt)} {silent}".strip()
-    worst = max(leaking, key=_strength)
+    worst = max(leaking, key=strength)
     level = "exact" if worst.mean("exact") else "recognizable"
     parts = [
         f"LEAKS. Private examples can be read back out of {len(leaking)} of {_cases(len(best))}.",
@@ -177,12 +177,14 @@ def _unaware(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
 
 def _doubt(doubtful: Mapping[str, str], cells: Mapping[str, Cell]) -> str:
     """Sentences on where it says nothing that nothing came back, each reason once with its cases; empty for none."""
-    found: dict[str, list[Cell]] = {}
-    for name, why in doubtful.items():
-        found.setdefault(why, []).append(cells[name])
     return " ".join(
-        (f"{why[0].upper()}{why[1:]}" if len(some) == len(cells) else f"In {_named(some, cells)} {why}") + "."
-        for why, some in found.items()
+        (
+            f"{why[0].upper()}{why[1:]}"
+            if len(names) == len(cells)
+            else f"In {_named([cells[n] for n in names], cells)} {why}"
+        )
+        + "."
+        for why, names in places_of(doubtful.items()).items()
     )
 
 
@@ -191,12 +193,12 @@ def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
     back = [row for row in rows if row.returned and row.space != "feature"]
     if not back:
         return "no attack returned any guess."
-    best = max(back, key=_standing)
+    best = max(back, key=strength)
     of_them = "it" if best.returned == 1 else f"{best.certified_examples} of them"
     sure = (
         f" and certifies {of_them} without any truth" if best.certified_examples else ", none of which it can certify"
     )
-    guesses = "1 guess" if best.returned == 1 else f"{best.returned} guesses"
+    guesses = plural(best.returned or 0, "guess")
     return f"{best.attack} returned {guesses} on {cells[best.cell].heading}{sure}.{_misfit(best)}{_beside(best, back)}"
 
 
@@ -207,11 +209,6 @@ def _beside(best: Row, back: Sequence[Row]) -> str:
         return ""
     named = [f"{row.attack} ({row.misfit_words or 'update not known'})" for row in others]
     return f" So did {' and '.join(named)}; an update that is nearer need not be of a guess that is nearer."
-
-
-def _standing(row: Row) -> tuple[int, float, int]:
-    """Sort key of guesses without a truth: the certified ones, then those that give nearly the update that was sent."""
-    return row.certified_examples, -math.inf if row.misfit is None else -row.misfit, row.returned or 0
 
 
 def _misfit(row: Row) -> str:
@@ -278,14 +275,7 @@ def _causes(rows: Sequence[Row], mute: Sequence[Cell]) -> str:
 
 
 def _cases(count: int, which: str = "audited") -> str:
-    return f"{count} {which} case{'' if count == 1 else 's'}"
-
-
-def _strength(row: Row) -> tuple[float, float, float, float]:
-    """Sort key for the severity of a case: the share of recovered examples, then their number."""
-    exact, recovered = row.mean("exact") or 0.0, row.mean("recovered") or 0.0
-    median = row.median("rouge_1" if row.of_text else "psnr")
-    return exact, recovered, exact * (row.examples or 0), -1e9 if median is None else median
+    return plural(count, f"{which} case")
 
 
 def _fitted(row: Row) -> list[str]:
@@ -385,12 +375,11 @@ def false_certificates(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
         given = row.certified
         if given is None or not given.wrong:
             continue
-        guesses = "1 guess" if given.n == 1 else f"{given.n} guesses"
         # Somebody who brings a truth may bring that of another update; an audit has its own.
         brought = named[row.cell].data is None and given.wrong == given.n
         other = " Or the truth is that of another update: then the scores say nothing." if brought else ""
         parts.append(
-            f"Of {guesses} that {row.attack} certified on {named[row.cell].heading}, {given.wrong} "
+            f"Of {plural(given.n, 'guess')} that {row.attack} certified on {named[row.cell].heading}, {given.wrong} "
             f"{_no_copies(row, given.wrong)}: do not rely on what it calls certain here."
             f"{_passed_over(rows, row)}{other}"
         )
@@ -436,7 +425,7 @@ def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
             f"NOBODY NAMED. In {_cases(len(tested))} no membership test told members from others better than chance. "
             f"That is no proof that they cannot be told. {missing}"
         ).strip()
-    best = max(telling, key=lambda row: (row.tpr or 0.0, row.auc or 0.0))
+    best = max(telling, key=membership_strength)
     assert best.named is not None
     assert best.false is not None
     assert best.level is not None
@@ -544,8 +533,9 @@ def guarantee_lines(cells: Sequence[Cell]) -> list[str]:
     >>> guarantee_lines([Cell(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
     ['Claimed by the defense: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
     """
-    promised = [(cell, cell.promise.phrase) for cell in cells if cell.promise and cell.promise.epsilon is not None]
-    return [f"Claimed by the defense: {words}{where}." for words, where in _once(promised, len(cells))]
+    promised = [cell for cell in cells if cell.promise and cell.promise.epsilon is not None]
+    said = ((cell.heading, f"Claimed by the defense: {cell.promise.phrase}.") for cell in promised if cell.promise)
+    return once(said, len(cells))
 
 
 def doubt_lines(cells: Sequence[Cell]) -> list[str]:
@@ -554,8 +544,7 @@ def doubt_lines(cells: Sequence[Cell]) -> list[str]:
     >>> doubt_lines([Cell(name="a", title="net", doubts=["Contradicted: this."]), Cell(name="b", title="other")])
     ['Contradicted: this. (net)']
     """
-    found = [(cell, words) for cell in cells for words in cell.doubts]
-    return [f"{words}{where}" for words, where in _once(found, len(cells))]
+    return once(((cell.heading, words) for cell in cells for words in cell.doubts), len(cells))
 
 
 def warning_lines(flags: Sequence[Diagnostic], cells: Sequence[Cell]) -> list[str]:
@@ -568,28 +557,30 @@ def warning_lines(flags: Sequence[Diagnostic], cells: Sequence[Cell]) -> list[st
     ['a failed. (net) 1 more warning of this kind: flags.json.']
     """
     shown = {cell.name: cell.heading for cell in cells if not cell.control}
-    kinds: dict[str, dict[str, list[str]]] = {}
+    kinds: dict[str, list[tuple[str, str]]] = {}
     for flag in flags:
         if flag.severity == "warning" and (flag.cell is None or flag.cell in shown):
-            where = [] if flag.cell is None else [shown[flag.cell]]
-            kinds.setdefault(flag.name, {}).setdefault(flag.message, []).extend(where)
+            kinds.setdefault(flag.name, []).append((shown[flag.cell] if flag.cell else "", flag.message))
     lines = []
-    for said in kinds.values():
+    for said in map(places_of, kinds.values()):
         (message, where), *rest = said.items()
-        titles = list(dict.fromkeys(where))
+        titles = list(filter(None, dict.fromkeys(where)))
         place = f" ({'; '.join(titles) if len(titles) <= LISTED_NAMES else f'{len(titles)} cases'})"
-        many = f" {len(rest)} more {'warning' if len(rest) == 1 else 'warnings'} of this kind: flags.json."
+        many = f" {plural(len(rest), 'more warning')} of this kind: flags.json."
         lines.append(f"{message}{place if titles and len(shown) > 1 else ''}{many if rest else ''}")
     return lines
 
 
-def _once(said: Sequence[tuple[Cell, str]], cells: int) -> list[tuple[str, str]]:
-    """Each sentence once, with the cases that it is said of in brackets, where these are not all."""
-    places: dict[str, list[str]] = {}
-    for cell, words in said:
-        places.setdefault(words, []).append(cell.heading)
-    where = {
-        words: "; ".join(titles) if len(titles) <= LISTED_NAMES else f"{len(titles)} of {cells} cases"
-        for words, titles in places.items()
-    }
-    return [(words, f" ({where[words]})" if len(titles) < cells else "") for words, titles in places.items()]
+def once(said: Iterable[tuple[str, str]], cases: int) -> list[str]:
+    """Each sentence once, with the cases that it is said of in brackets, where these are not all.
+
+    Args:
+        said: Title of the case and words.
+        cases: Number of all cases.
+    """
+    return [
+        f"{words} ({'; '.join(titles) if len(titles) <= LISTED_NAMES else f'{len(titles)} of {cases} cases'})"
+        if len(titles) < cases
+        else words
+        for words, titles in places_of(said).items()
+    ]

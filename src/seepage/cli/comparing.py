@@ -99,7 +99,7 @@ def _how(one: "Difference") -> str:
 
 def _first(changes: "list[Change]") -> str:
     """The first of some changes in words, and how many more there are."""
-    from seepage.report.formatting import plural
+    from seepage.core.words import plural
 
     more = f"; and {plural(len(changes) - 1, 'more count')}" if len(changes) > 1 else ""
     return f"{changes[0].words}{more}"

@@ -222,7 +222,8 @@ def prove(
     printed: Printed,
 ) -> None:
     """Empirical privacy audit: a lower bound on the epsilon of a defense, by calling it on canaries."""
-    from seepage.audit.gate import EPSILON_SCORES, parse_condition
+    from seepage.audit.findings import EPSILON_SCORES
+    from seepage.audit.gate import parse_condition
     from seepage.cli.terminal import progress_bar
     from seepage.core.progress import Doing, Phase
 

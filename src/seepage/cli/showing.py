@@ -36,30 +36,25 @@ def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures
             written anew and `grid.png` goes. None: as the run remembers, with pictures where nobody said otherwise.
     """
     from seepage.core.lock import held
+    from seepage.core.manifest import renew
     from seepage.core.progress import Doing, Phase
+    from seepage.report import write_grid, write_report
     from seepage.report.picture_choice import keep_choice, shows_pictures
     from seepage.report.run import open_run
 
     if pictures is None and not again and shows_pictures(folder) and (folder / "report.html").exists():
         return
-    open_run(folder)  # what is refused is refused before anything is written, the lock too
+    run = open_run(folder)  # what is refused is refused before anything is written, the lock too
     with held(folder):
         if pictures is not None:
             keep_choice(folder, pictures=pictures)
         show(0.99, 1, Doing("the report", Phase.WRITING))
-        _write_both(folder, pictures=shows_pictures(folder))
-
-
-def _write_both(folder: Path, *, pictures: bool) -> None:
-    from seepage.core.manifest import renew
-    from seepage.report import write_grid, write_report
-
-    if pictures:
-        write_grid(folder)
-    else:
-        (folder / "grid.png").unlink(missing_ok=True)
-        renew(folder, ["grid.png"])
-    write_report(folder)
+        if shows_pictures(folder):
+            write_grid(run)
+        else:
+            (folder / "grid.png").unlink(missing_ok=True)
+            renew(folder, ["grid.png"])
+        write_report(run)
 
 
 def present(finished: "Run", shown: "Shown", *, note_old: bool = True, stored: "Stored | None" = None) -> None:
@@ -101,7 +96,7 @@ def condition_of(text: str | None, tables: Mapping[str, Any]) -> "Condition | No
 
 def check_asked(condition: "Condition | None", tables: Mapping[str, Any]) -> None:
     """Raise where a gate's score is of a side of the verdict that the recipe's tables do not ask for."""
-    from seepage.audit.gate import BOUND_SCORES, EPSILON_SCORES
+    from seepage.audit.findings import BOUND_SCORES, EPSILON_SCORES
     from seepage.audit.row import MEMBERSHIP_SCORES
 
     sides = (

@@ -6,6 +6,7 @@ writing around is spelled out everywhere (`\x1b`); what a format would take for 
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~$#])")
@@ -78,3 +79,28 @@ def for_xml(text: str) -> str:
     'a\\x00b\\ud800'
     """
     return _NOT_XML.sub("", spelled(text))
+
+
+def plural(count: int, word: str) -> str:
+    """A count with its word.
+
+    >>> plural(1, "note"), plural(1200, "batch")
+    ('1 note', '1,200 batches')
+    """
+    ending = "es" if word.endswith(("ch", "s", "x")) else "s"
+    return f"{count:,} {word if count == 1 else word + ending}"
+
+
+def places_of(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Each sentence once, with the places of which it is said.
+
+    Args:
+        said: Place and words.
+
+    >>> places_of([("a", "told"), ("b", "not told"), ("c", "told")])
+    {'told': ['a', 'c'], 'not told': ['b']}
+    """
+    found: dict[str, list[str]] = {}
+    for place, words in said:
+        found.setdefault(words, []).append(place)
+    return found

@@ -10,8 +10,9 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from seepage.core.lock import scratch
+from seepage.core.words import places_of
 from seepage.errors import SeepageError, short
-from seepage.evidence.statement import CaseEvidence, Evidence, by_words
+from seepage.evidence.statement import CaseEvidence, Evidence
 from seepage.report.formatting import duration
 from seepage.report.page import STRONG
 from seepage.report.templates import page_environment
@@ -60,9 +61,9 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             cases=shown,
             left=len(evidence.cases) - len(shown),
             judged=[case for case in shown if case.files],
-            labels=by_words((case.letter, case.labels or NO_LABELS) for case in evidence.cases),
-            taken=by_words((case.letter, case.taken_for) for case in evidence.cases if case.taken_for),
-            signs=by_words((case.letter, words) for case in shown for words in case.signs),
+            labels=places_of((case.letter, case.labels or NO_LABELS) for case in evidence.cases),
+            taken=places_of((case.letter, case.taken_for) for case in evidence.cases if case.taken_for),
+            signs=places_of((case.letter, words) for case in shown for words in case.signs),
             inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred)),
             system=_system(evidence),
             sides={name: evidence.lettered(words) for name, words in evidence.sides.items()},
@@ -89,7 +90,7 @@ def _system(evidence: Evidence) -> dict[str, dict[str, list[str]]]:
         "Defense": lambda case: case.defense_words,
         "Training stage": lambda case: case.stage or "not known",
     }
-    return {what: by_words((case.letter, said(case)) for case in evidence.cases) for what, said in facts.items()}
+    return {what: places_of((case.letter, said(case)) for case in evidence.cases) for what, said in facts.items()}
 
 
 def _begun(words: str) -> str:

@@ -8,15 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from seepage.audit.findings import Measure, findings
 from seepage.audit.row import PASSED_OVER, Outcome, Result
 from seepage.core.manifest import refuse_changed
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import check_schema, read_json
+from seepage.core.words import plural
 from seepage.errors import SeepageError, short
 from seepage.evidence.differences import Difference, contradictory, differences
 from seepage.evidence.pack import is_pack, refuse_changed_pack
 from seepage.evidence.statement import CLOSED_FORM
-from seepage.report.formatting import plural
 
 LEVEL = 0.05
 """Chance that a comparison of two runs of the same thing calls anything worse."""
@@ -25,8 +26,6 @@ Kind = Literal["worse", "new leak", "lost", "not compared", "not needed", "more"
 """`worse` and `better`: beyond chance. `more` and `less`: within it. `new leak`: the attack did not apply to what was
 sent before, and now it does. `lost`: the older run had a result and the newer has none. `not compared`: the newer run
 has a result and the older one did not look, so nobody can say whether that is worse."""
-
-Measure = Literal["recovered", "exact", "named", "certified", "contradicted"]
 
 Key = tuple[str, str, Measure]
 
@@ -324,29 +323,13 @@ def _judge(old: Count, new: Count, chance: float) -> tuple[Kind, float | None, f
 
 
 def _counts(result: Result) -> dict[Key, Count]:
-    """All counts of a run, by case, attack and measure. What has no result has none."""
-    found: dict[Key, Count] = {}
-    for row in result.rows:
-        if not row.gave_result:
-            continue
-        for measure in ("recovered", "exact"):
-            hits = row.count(measure)
-            if row.scored and hits is not None and row.examples:
-                found[row.cell, row.attack, measure] = Count(hits=hits, of=row.examples)
-        if row.certified is not None or not row.scored:
-            # Inner features that are certified are no certified examples.
-            found[row.cell, row.attack, "certified"] = Count(hits=row.certified_examples)
-        if row.named_tokens:
-            share = row.scores.get("token_recall")
-            count = (row.named_tokens, None) if share is None or not share.n else (round(share.mean * share.n), share.n)
-            found[row.cell, row.attack, "named"] = Count(hits=count[0], of=count[1])
-    for test in result.membership:
-        if test.named is not None:
-            found[test.cell, test.test, "named"] = Count(hits=test.named.hits, of=test.named.of)
-    for one in result.epsilons:
-        if one.measured is not None:
-            found[one.cell, "epsilon", "contradicted"] = Count(hits=len(one.contradicted))
-    return found
+    """All counts of a run, by case, attack and measure, but for closed forms, which are compared where both looked."""
+    return {
+        (one.cell, one.by, measure): Count(hits=hits, of=of)
+        for one in findings(result)
+        if one.kind != "closed_form"
+        for measure, (hits, of) in one.counts.items()
+    }
 
 
 def _comparable(old: dict[Key, Count], new: dict[Key, Count]) -> tuple[dict[Key, Count], dict[Key, Count], list[str]]:

@@ -3,15 +3,15 @@
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
+from seepage.audit.findings import AuditFinding
 from seepage.core.words import for_xml
-from seepage.evidence.findings import Found
 from seepage.evidence.statement import Evidence
 
 ERRORS = ("untried", "open")
 """States of findings of which nobody knows what they would be."""
 
 
-def junit(evidence: Evidence, found: Sequence[Found]) -> str:
+def junit(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
     """The document.
 
     A finding that leaks is a failure; one whose attack does not apply or was not needed, or whose guesses no truth
@@ -28,7 +28,7 @@ def junit(evidence: Evidence, found: Sequence[Found]) -> str:
         stamp = {} if evidence.started is None else {"timestamp": for_xml(evidence.started.removesuffix("Z"))}
         suite = ET.SubElement(root, "testsuite", {"name": for_xml(case), **stamp, **_counts(inside)})
         for one in inside:
-            names = {"name": for_xml(one.rule), "classname": for_xml(f"seepage.{one.kind}.{one.cell}")}
+            names = {"name": for_xml(one.by), "classname": for_xml(f"seepage.{one.kind}.{one.cell}")}
             element = ET.SubElement(suite, "testcase", {**names, "time": f"{one.seconds:.3f}"})
             if one.state == "leaks":
                 ET.SubElement(element, "failure", message=for_xml(one.words), type=one.severity)
@@ -42,7 +42,7 @@ def junit(evidence: Evidence, found: Sequence[Found]) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _counts(found: Sequence[Found]) -> dict[str, str]:
+def _counts(found: Sequence[AuditFinding]) -> dict[str, str]:
     states = [one.state for one in found]
     return {
         "tests": str(len(states)),

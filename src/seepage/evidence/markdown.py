@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from seepage.audit.findings import AuditFinding
 from seepage.audit.row import counted_features, counted_guesses
 from seepage.core.words import for_markdown
-from seepage.evidence.findings import Found
 from seepage.evidence.statement import Evidence, counted_given
 
 WORDS = {
@@ -22,7 +22,7 @@ TELLING = ("leaks", "untried", "open")
 """States that a reader must see at once."""
 
 
-def summary(evidence: Evidence, found: Sequence[Found]) -> str:
+def summary(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
     """What `$GITHUB_STEP_SUMMARY`, or a comment on a merge request, shows of a run."""
     lines = [
         "# seepage: what the updates give back",
@@ -112,8 +112,6 @@ def _risks(evidence: Evidence) -> list[str]:
     ]
 
 
-def _table(found: Sequence[Found]) -> list[str]:
-    rows = (
-        (for_markdown(one.case), for_markdown(one.rule), WORDS[one.state], for_markdown(one.words)) for one in found
-    )
+def _table(found: Sequence[AuditFinding]) -> list[str]:
+    rows = ((for_markdown(one.case), for_markdown(one.by), WORDS[one.state], for_markdown(one.words)) for one in found)
     return ["| case | attack | state | finding |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seepage.audit import row as rows
+from seepage.audit.findings import AuditFinding, findings, reported
 from seepage.core import manifest
 from seepage.core.hashing import MOST_OF_PACK, Hasher
 from seepage.core.lock import scratch
@@ -33,7 +34,6 @@ from seepage.errors import SeepageError, short
 from seepage.evidence import statement
 from seepage.evidence.annex import annex, print_page
 from seepage.evidence.cyclonedx import cyclonedx
-from seepage.evidence.findings import Found, findings
 from seepage.evidence.junit import junit
 from seepage.evidence.markdown import model_card, summary
 from seepage.evidence.sarif import sarif
@@ -54,7 +54,7 @@ from seepage.report.run import RunFolder, open_run
 SIGNATURE = f"{manifest.FILE}.sig"
 SIGNER = "signer.pub"
 
-FORMATS: Mapping[str, Callable[[Evidence, list[Found], str], str]] = {
+FORMATS: Mapping[str, Callable[[Evidence, list[AuditFinding], str], str]] = {
     "junit": lambda evidence, found, _: junit(evidence, found),
     "sarif": lambda evidence, found, place: json_text(sarif(evidence, found, location=place)),
     "cyclonedx": lambda evidence, found, _: json_text(cyclonedx(evidence, {})),
@@ -181,10 +181,10 @@ def export(run: Path, name: str, request: PackRequest | None = None) -> str:
     return FORMATS[name](*_stated(opened, request), request.location)
 
 
-def _stated(run: RunFolder, request: PackRequest) -> tuple[Evidence, list[Found]]:
+def _stated(run: RunFolder, request: PackRequest) -> tuple[Evidence, list[AuditFinding]]:
     """The evidence and the findings, in words that act nowhere: many of them are a stranger's."""
     evidence = statement.state(run, subject=request.subject, auditor=request.auditor)
-    found = [replace(one, **all_spelled(asdict(one))) for one in findings(run.result)]
+    found = [replace(one, **all_spelled(asdict(one))) for one in reported(findings(run.result))]
     return Evidence.model_validate(all_spelled(evidence.model_dump())), found
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from seepage.audit.findings import AuditFinding
 from seepage.core.words import for_sarif
-from seepage.evidence.findings import Found
 from seepage.evidence.statement import AttackEvidence, Evidence
 from seepage.registry import attacks as known_attacks
 from seepage.registry import membership_tests
@@ -18,7 +18,7 @@ KINDS = {
 """What SARIF calls the state of a finding; only a `fail` has a level."""
 
 
-def sarif(evidence: Evidence, found: Sequence[Found], *, location: str = "recipe.toml") -> dict[str, Any]:
+def sarif(evidence: Evidence, found: Sequence[AuditFinding], *, location: str = "recipe.toml") -> dict[str, Any]:
     """The log.
 
     Args:
@@ -26,7 +26,7 @@ def sarif(evidence: Evidence, found: Sequence[Found], *, location: str = "recipe
         found: Its findings.
         location: The file that findings are shown at, relative to the root of the repository: a recipe, or the model.
     """
-    rules = list(dict.fromkeys(one.rule for one in found))
+    rules = list(dict.fromkeys(one.by for one in found))
     sources = {one.name: one for one in evidence.attacks}
     driver = {
         "name": "seepage",
@@ -37,7 +37,7 @@ def sarif(evidence: Evidence, found: Sequence[Found], *, location: str = "recipe
     lacking = [one for one in found if one.state == "untried"]
     if lacking:
         invocation["toolExecutionNotifications"] = [
-            {"level": "error", "message": {"text": _sentence(f"{one.rule} on {one.case} has no result. {one.words}")}}
+            {"level": "error", "message": {"text": _sentence(f"{one.by} on {one.case} has no result. {one.words}")}}
             for one in lacking
         ]
     return {
@@ -48,7 +48,7 @@ def sarif(evidence: Evidence, found: Sequence[Found], *, location: str = "recipe
                 "tool": {"driver": driver},
                 "automationDetails": {"id": "seepage/"},
                 "invocations": [invocation],
-                "results": [_result(one, rules.index(one.rule), location) for one in found],
+                "results": [_result(one, rules.index(one.by), location) for one in found],
                 "properties": {"verdict": evidence.verdict, "threatModel": evidence.threat_model.letter},
             }
         ],
@@ -77,9 +77,9 @@ def _rule(name: str, told: AttackEvidence | None) -> dict[str, Any]:
     }
 
 
-def _result(one: Found, index: int, location: str) -> dict[str, Any]:
+def _result(one: AuditFinding, index: int, location: str) -> dict[str, Any]:
     return {
-        "ruleId": f"seepage/{one.rule}",
+        "ruleId": f"seepage/{one.by}",
         "ruleIndex": index,
         "kind": KINDS[one.state],
         "level": one.severity if one.state == "leaks" else "none",

@@ -5,12 +5,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from seepage.attacks.agreement import MULTIPLE
+from seepage.audit.findings import failed, findings, leaked, strength
 from seepage.audit.row import (
     PASSED_OVER,
     Cell,
@@ -21,10 +22,11 @@ from seepage.audit.row import (
     counted_features,
     counted_guesses,
 )
-from seepage.audit.verdict import warning_lines
+from seepage.audit.verdict import once, warning_lines
 from seepage.core.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
 from seepage.core.schema import JsonRecord, Share
 from seepage.core.storage import read_json
+from seepage.core.words import plural
 from seepage.errors import SeepageError
 from seepage.evidence.frameworks import Reference, ThreatModel, references, threat_model
 from seepage.registry import attacks as known_attacks
@@ -74,7 +76,7 @@ def counted_given(n: int) -> str:
     >>> counted_given(1), counted_given(2)
     ('1 example given away exactly in closed form', '2 examples given away exactly in closed form')
     """
-    return f"{n} example{'' if n == 1 else 's'} given away exactly in closed form"
+    return f"{plural(n, 'example')} given away exactly in closed form"
 
 
 class CaseShare(Share):
@@ -346,26 +348,7 @@ class Evidence(JsonRecord):
     @property
     def doubts(self) -> list[str]:
         """What is doubted of what was told of the updates, each once, with its cases where these are not all."""
-        found = by_words((case.case, words) for case in self.cases for words in case.doubts)
-        all_of_them = len(self.cases)
-        return [
-            words
-            if len(those) == all_of_them
-            else f"{words} ({those[0] if len(those) == 1 else f'{len(those)} cases'})"
-            for words, those in found.items()
-        ]
-
-
-def by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Words to the cases of which they are said.
-
-    >>> by_words([("a", "told"), ("b", "not told"), ("c", "told")])
-    {'told': ['a', 'c'], 'not told': ['b']}
-    """
-    found: dict[str, list[str]] = {}
-    for case, words in said:
-        found.setdefault(words, []).append(case)
-    return found
+        return once(((case.case, words) for case in self.cases for words in case.doubts), len(self.cases))
 
 
 def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
@@ -379,7 +362,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     result = run.result
     cases = [_case(run, cell, _letter(place)) for place, cell in enumerate(result.cells)]
     judged = [case for case in cases if not case.control]
-    tried = [*_attacks(run), *_tests(result)]
+    tried = _attacks(run)
     told = list(dict.fromkeys(word for row in result.rows for word in row.told))
     extra = list(dict.fromkeys(word for row in result.rows for word in row.told_extra))
     used = [known_attacks.get(_use(name, _uses(run))) for name in run.attacks]
@@ -446,22 +429,16 @@ def _letter(place: int) -> str:
 
 def _case(run: RunFolder, cell: Cell, letter: str) -> CaseEvidence:
     rows = [row for row in run.rows_of(cell) if row.scored and row.examples]
-    best = max(run.rows_of(cell), key=_strength, default=None)
+    best = max(run.rows_of(cell), key=lambda row: strength(row, "recovered"), default=None)
     sent, private = _sent(run.folder, cell), _private(run.folder, cell)
+    alike = (CaseEvidence.model_fields.keys() & Cell.model_fields.keys()) - {"inferred", "files"}
     return CaseEvidence(
+        **{name: getattr(cell, name) for name in alike},
         letter=letter,
         case=cell.heading,
         cell=cell.name,
-        control=cell.control,
-        inconclusive=cell.inconclusive,
-        given_away=cell.given_away,
-        data=cell.data,
         source=cell.data_source,
-        model=cell.model,
-        parameters=cell.parameters,
         stage="; ".join(filter(None, (cell.history, accuracy_words(cell)))) or None,
-        client=cell.client,
-        defense=cell.defense,
         examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),
         recovered=_most(rows, "recovered", cell),
         exact=_most(rows, "exact", cell),
@@ -476,9 +453,7 @@ def _case(run: RunFolder, cell: Cell, letter: str) -> CaseEvidence:
         ratio=None if not sent or not private else round(sent / private, 4),
         labels=_labels(run.rows_of(cell), cell),
         inferred=list(cell.inferred or {}),
-        taken_for=cell.taken_for,
         signs=_signs(run, cell),
-        doubts=cell.doubts,
         files=_judged(run, cell),
     )
 
@@ -535,15 +510,6 @@ def _unscored(rows: Sequence[Row], cell: Cell) -> str:
     if all(row.outcome in (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY) for row in spoke):
         return "inner features came back mixed, and not separated"
     return "no guess could be scored" if cell.baselines else "no truth was at hand"
-
-
-def _strength(row: Row) -> tuple[float, float, int, float]:
-    return (
-        row.mean("recovered") or 0.0,
-        row.mean("exact") or 0.0,
-        row.certified_examples,
-        row.median("psnr") or row.named_tokens,
-    )
 
 
 def _most(rows: Sequence[Row], share: str, cell: Cell) -> CaseShare | None:
@@ -633,72 +599,13 @@ def _published(use: str, registry: Mapping[str, Any]) -> tuple[str, int | None]:
 
 
 def _attacks(run: RunFolder) -> list[AttackEvidence]:
-    uses, doubtful = _uses(run), {cell.name for cell in run.cells if cell.inconclusive is not None}
-    tried = [
-        _Tried(
-            name=row.attack,
-            cell=row.cell,
-            options=row.options,
-            ran=row.gave_result,
-            leaked=leaked(row),
-            unknown=not leaked(row) and (row.cell in doubtful or unjudged(row)),
-            otherwise=row.reason or row.phrase,
-            seconds=row.cost.seconds,
-        )
-        for row in run.result.judged_rows
-    ]
-    published = {name: _published(_use(name, uses), known_attacks) for name in run.attacks}
-    return _by_name(tried, published, run.result.titles)
-
-
-def leaked(row: Row) -> bool:
-    """Whether an attack recovered any example, named its tokens, or certified one where no truth is at hand."""
-    return row.leaks or row.named_tokens > 0 or (not row.scored and row.certified_examples > 0)
-
-
-def unjudged(row: Row) -> bool:
-    """Whether an attack returned something that nothing could be compared with."""
-    return row.gave_result and not row.scored and row.returned != 0 and not leaked(row)
-
-
-def _tests(result: Result) -> list[AttackEvidence]:
-    tried = [
-        _Tried(
-            name=row.test,
-            cell=row.cell,
-            options=row.options,
-            ran=row.status == "ok",
-            leaked=row.tells,
-            unknown=False,
-            otherwise=row.reason or row.status,
-            seconds=row.seconds,
-        )
-        for row in result.membership
-    ]
-    published = {row.test: _published(row.test, membership_tests) for row in result.membership}
-    return _by_name(tried, published, result.titles)
-
-
-class _Tried(NamedTuple):
-    """One attack or membership test on one cell, as far as evidence speaks of it."""
-
-    name: str
-    cell: str
-    options: str
-    ran: bool
-    leaked: bool
-    unknown: bool
-    otherwise: str
-    seconds: float | None
-
-
-def _by_name(
-    tried: Sequence[_Tried], published: Mapping[str, tuple[str, int | None]], titles: Mapping[str, str]
-) -> list[AttackEvidence]:
-    """One entry for each name in `published`, over all of its cells."""
-    found = []
-    for name, (source, year) in published.items():
-        own = [one for one in tried if one.name == name]
+    """One entry for each attack, then for each membership test, over all of its cases."""
+    uses, listed, found = _uses(run), findings(run.result), []
+    names = [("attack", name, _published(_use(name, uses), known_attacks)) for name in run.attacks]
+    tests = dict.fromkeys(row.test for row in run.result.membership)
+    names += [("membership", name, _published(name, membership_tests)) for name in tests]
+    for kind, name, (source, year) in names:
+        own = [one for one in listed if (one.kind, one.by) == (kind, name)]
         options = {one.options for one in own}
         found.append(
             AttackEvidence(
@@ -706,11 +613,11 @@ def _by_name(
                 source=source,
                 year=year,
                 options=options.pop() if len(options) == 1 else "",
-                ran_on=[titles[one.cell] for one in own if one.ran],
-                leaked_on=[titles[one.cell] for one in own if one.leaked],
-                unknown_on=[titles[one.cell] for one in own if one.ran and one.unknown],
-                not_on={titles[one.cell]: one.otherwise for one in own if not one.ran},
-                seconds=round(sum(one.seconds or 0.0 for one in own), 3),
+                ran_on=[one.case for one in own if one.ran],
+                leaked_on=[one.case for one in own if one.state == "leaks"],
+                unknown_on=[one.case for one in own if one.ran and one.state in ("unjudged", "open")],
+                not_on={one.case: one.why for one in own if not one.ran},
+                seconds=round(sum(one.seconds for one in own), 3),
             )
         )
     return found
@@ -755,11 +662,6 @@ def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any], refused
     found = [f"{kind} of seepage {which}: {', '.join(names)}"] if names else []
     said = f"{kind} that apply to no case as it was recorded, with what the attacker was told: {', '.join(barred)}"
     return [*found, said] if barred else found
-
-
-def failed(row: Row) -> bool:
-    """Whether an attack was asked for, may apply, and has no result: what it would have found is not known."""
-    return row.status == "error" or row.outcome in (Outcome.FAILED, Outcome.NOT_RECORDED, Outcome.NOT_TRIED)
 
 
 def json_schema() -> dict[str, Any]:

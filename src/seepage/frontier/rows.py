@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from seepage.audit.cell import Measure
+from seepage.audit.findings import membership_strength, strength
 from seepage.audit.row import MembershipRow, Outcome, Row
 from seepage.core.schema import Guarantee, Share
 from seepage.core.storage import SCHEMA
@@ -146,11 +147,11 @@ def rows_of(
 
 
 def _best(results: Sequence[Row]) -> dict[str, Any]:
-    """The attack that recovered most: by number of examples, then SSIM, then PSNR."""
+    """The attack that recovered most."""
     scored = [row for row in results if row.scored]
     if not scored:
         return {}
-    best = max(scored, key=_strength)
+    best = max(scored, key=lambda row: strength(row, "recovered"))
     count, examples = best.count("recovered") or 0, best.examples or 0
     share = Share.count(count, examples)
     return {
@@ -169,7 +170,7 @@ def _members(tests: Sequence[MembershipRow], untested: str | None) -> dict[str, 
     scored = [row for row in tests if row.named is not None]
     if not scored:
         return {"untested": untested or next((row.reason for row in tests if row.reason), None)}
-    best = max(scored, key=lambda row: (row.named.hits if row.named else 0, row.auc or 0.0))
+    best = max(scored, key=membership_strength)
     assert best.named is not None
     return {
         "membership_test": best.test,
@@ -181,10 +182,6 @@ def _members(tests: Sequence[MembershipRow], untested: str | None) -> dict[str, 
         "false_named": None if best.false is None else best.false.hits,
         "others": None if best.false is None else best.false.of,
     }
-
-
-def _strength(row: Row) -> tuple[float, float, float]:
-    return row.mean("recovered") or 0.0, row.mean("ssim") or -1.0, row.median("psnr") or 0.0
 
 
 def _lacking(results: Sequence[Row], bare: Mapping[str, Row]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from math import isfinite
 from markupsafe import Markup, escape
 
 from seepage.audit.cell import Measure
+from seepage.core.words import plural
 
 NONE = "\N{EM DASH}"
 """Stands where a number does not apply."""
@@ -80,16 +81,6 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, left = divmod(minutes, 60)
     return f"{hours} h {left} min" if hours else f"{minutes} min {rest} s"
-
-
-def plural(count: int, word: str) -> str:
-    """A count with its word.
-
-    >>> plural(1, "note"), plural(1200, "batch")
-    ('1 note', '1,200 batches')
-    """
-    ending = "es" if word.endswith(("ch", "s", "x")) else "s"
-    return f"{count:,} {word if count == 1 else word + ending}"
 
 
 def measured_on(measure: Measure, examples: int, which: str = "unseen") -> str:

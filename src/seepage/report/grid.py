@@ -1,52 +1,46 @@
-"""`grid.png`: private pictures beside each attack's reconstructions."""
+"""`grid.png`: private pictures beside each attack's reconstructions; and a contact sheet of one attack's."""
 
 import io
 import textwrap
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from seepage.audit.row import Cell
 from seepage.core.manifest import renew
-from seepage.core.storage import write_whole
-from seepage.report.drawing import import_matplotlib
+from seepage.core.storage import OWNER_ONLY, write_whole
+from seepage.errors import SeepageError, unknown
 from seepage.report.formatting import number
 from seepage.report.pictures import Pictures, Place, open_pictures, pixels
 from seepage.report.run import RunFolder, open_run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_CELLS, MOST_ATTACKS, MOST_EXAMPLES = 10, 8, 4
 LARGEST_FILE = 1_000_000
 """Largest size of the picture in bytes, so that it can be embedded in a README or an issue."""
 
-# Inches: side of a picture, height of the line under it, and the margins around a block of pictures.
-SIDE, UNDER, GAP, HEAD, MARGIN, FOOT = 0.9, 0.19, 0.08, 0.78, 0.25, 0.3
-LETTER, SMALL_LETTER, LINE = 0.09, 0.06, 0.13
-"""Inches: mean width of a letter in a heading and in the footer, and the height of the footer's lines."""
+# Pixels: side of a picture, height of the line under it, and the margins around a block of pictures.
+SIDE, UNDER, SPACE, HEAD, MARGIN, FOOT, NARROWEST = 108, 23, 10, 94, 30, 36, 720
+TITLE, NAME, SMALL, LINE = 16, 13, 12, 16
+"""Pixels: height of a title's letters, of an attack's, of all others, and of a line of the footer."""
+LETTER, SMALL_LETTER = 11, 7
+"""Pixels: mean width of a letter in a title and in the footer."""
 INK, QUIET, HATCH, FLAT = "#1b2430", "#535f6d", "#b4bcc5", "#edf0f2"
 
+GAP = 12
+"""Pixels between the two halves of a contact sheet."""
+LARGEST_SHEET = 2000
+"""Pictures on a sheet."""
+EMPTY = 235
+"""Brightness of a place of a sheet where the attack returned nothing."""
 
 NOT_RETURNED = "not returned"
-
-
-@dataclass(frozen=True)
-class GridPlace:
-    """One place of the grid.
-
-    Attributes:
-        picture: `[C, H, W]`, or None.
-        words: The line under the picture, or the reason why there is no picture.
-    """
-
-    picture: Tensor | None
-    words: str
 
 
 @dataclass(frozen=True)
@@ -57,29 +51,29 @@ class GridBlock:
         title: Heading.
         columns: `private`, where available, then the attacks. Cells with the same attacks have the same columns, so
             that the columns of different cells are aligned.
-        rows: Examples; each has one place per column.
+        rows: Examples; for each column a picture `[C, H, W]` and the line under it, or None and why there is none.
     """
 
     title: str
     columns: list[str]
-    rows: list[list[GridPlace]]
+    rows: list[list[tuple[Tensor | None, str]]]
 
     @property
-    def width(self) -> float:
-        return len(self.columns) * (SIDE + GAP) - GAP
+    def width(self) -> int:
+        return len(self.columns) * (SIDE + SPACE) - SPACE
 
     @property
-    def height(self) -> float:
-        return HEAD + len(self.rows) * (SIDE + UNDER + GAP)
+    def height(self) -> int:
+        return HEAD + len(self.rows) * (SIDE + UNDER + SPACE)
 
 
-def write_grid(run: Path) -> Path:
+def write_grid(run: Path | RunFolder) -> Path:
     """Write `grid.png` into a finished run's folder. The picture shows private examples.
 
     It shows at most ten cells, eight attacks and four examples per cell, the best recovered examples first.
 
     Args:
-        run: The run folder, with `result.json`.
+        run: The run folder, with `result.json`, or what was read of it.
 
     Returns:
         Path of the picture, smaller than 1 MB.
@@ -87,45 +81,85 @@ def write_grid(run: Path) -> Path:
     Raises:
         SeepageError: Where the run is unfinished or damaged, or the folder cannot be written.
     """
-    import_matplotlib()
-    import matplotlib
-
-    opened = open_run(run)
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()  # a user's own style must not change the picture
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        data = _png(_figure(_blocks(opened), _footer(opened)))
-    path = run / "grid.png"
+    opened = open_run(run) if isinstance(run, Path) else run
+    whole, data = _drawn(_blocks(opened), _footer(opened)), b""
+    for percent in (100, 83, 67, 50, 38):
+        data = _png(whole.resize((whole.width * percent // 100, whole.height * percent // 100)))
+        if len(data) < LARGEST_FILE:
+            break
+    path = opened.folder / "grid.png"
     write_whole(path, data)
-    renew(run, [path.name])
+    renew(opened.folder, [path.name])
     return path
 
 
-def _png(figure: "Figure") -> bytes:
-    data = b""
-    for dpi in (120, 100, 80, 60, 45):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
-        data = buffer.getvalue()
-        if len(data) < LARGEST_FILE:
-            break
-    return data
+def write_sheet(folder: Path, path: Path, *, cell: str | None = None, attack: str | None = None) -> Path:
+    """Write a PNG with all pictures of a cell, and at the same places on the right an attack's reconstructions.
+
+    Args:
+        folder: A finished run folder.
+        path: The PNG to write.
+        cell: The cell; None: the first one that has pictures.
+        attack: The attack; None: the cell's first one that returned pictures.
+
+    Raises:
+        SeepageError: Where the run has no such cell, attack or pictures.
+    """
+    run = open_run(folder)
+    if cell is not None and cell not in [known.name for known in run.cells]:
+        raise unknown("cell", cell, [known.name for known in run.cells])
+    found = {known.name: open_pictures(run, known) for known in run.cells if cell in (None, known.name)}
+    pictures = next((one for one in found.values() if one.truth and one.guesses), None)
+    if pictures is None:
+        raise SeepageError(f"{folder} has no private and rebuilt pictures to put side by side; audit a set of images")
+    if attack is not None and attack not in pictures.guesses:
+        raise unknown("attack with pictures", attack, pictures.guesses)
+    guesses = pictures.guesses[attack or next(iter(pictures.guesses))]
+    places = pictures.places[:LARGEST_SHEET]
+    across = max(1, round((len(places) / 2) ** 0.5))
+    height, width = _pixels_of(pictures.private(places[0])).shape[:2]
+    half = across * width
+    sheet = Image.new("RGB", (2 * half + GAP, -(-len(places) // across) * height), "white")
+    for i, place in enumerate(places):
+        x, y, guess = i % across * width, i // across * height, guesses.at(place)
+        sheet.paste(Image.fromarray(_pixels_of(pictures.private(place))), (x, y))
+        blank = Image.new("RGB", (width, height), (EMPTY,) * 3)
+        sheet.paste(blank if guess is None else Image.fromarray(pixels(guess)), (half + GAP + x, y))
+    write_whole(path, _png(sheet), mode=OWNER_ONLY)
+    return path
+
+
+def _pixels_of(picture: Tensor | None) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    assert picture is not None  # `places` lists examples of the truth
+    return pixels(picture)
+
+
+def _png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
 
 
 # --- what to show ------------------------------------------------------------------------------------------------
 
 
 def _blocks(run: RunFolder) -> list[GridBlock]:
-    per_cell = 2 if len(run.cells) > 4 else MOST_EXAMPLES - (len(run.cells) > 2)
+    examples = 2 if len(run.cells) > 4 else MOST_EXAMPLES - (len(run.cells) > 2)
     opened = [(cell, open_pictures(run, cell)) for cell in run.cells[:MOST_CELLS]]
     found = [(cell, pictures) for cell, pictures in opened if pictures.places]
     attacks = _attacks(run, found)
     held = any(pictures.truth for _, pictures in found)
     blocks = []
     for cell, pictures in found:
-        own = {row.attack for row in run.rows_of(cell)}
-        block = _block(run, cell, pictures, [attack for attack in attacks if attack in own], per_cell, held)
-        blocks.append(replace(block, title=what_differs(cell, [one for one, _ in found])))
+        phrases = {row.attack: row.phrase for row in run.rows_of(cell)}
+        own = [attack for attack in attacks if attack in phrases]
+        rows = []
+        for place in sorted(pictures.places, key=lambda at: -_best(run, cell, own, at))[:examples]:
+            picture = pictures.private(place)
+            private = [(picture, "" if picture is not None else "not here")] * held
+            rows.append([*private, *(_shown(run, cell, pictures, name, place, phrases[name]) for name in own)])
+        title = what_differs(cell, [one for one, _ in found])
+        blocks.append(GridBlock(title, ["private"] * held + own, rows))
     return blocks
 
 
@@ -141,22 +175,14 @@ def what_differs(cell: Cell, cells: Sequence[Cell]) -> str:
     return ", ".join(own) or cell.heading
 
 
-def _block(run: RunFolder, cell: Cell, pictures: Pictures, attacks: list[str], examples: int, held: bool) -> GridBlock:
-    places = sorted(pictures.places, key=lambda place: -_best(run, cell, attacks, place))[:examples]
-    rows = []
-    for place in places:
-        picture = pictures.private(place)
-        private = [GridPlace(picture, "" if picture is not None else "not here")] * held
-        rows.append([*private, *(_shown(run, cell, pictures, attack, place) for attack in attacks)])
-    return GridBlock(cell.heading, ["private"] * held + attacks, rows)
-
-
-def _shown(run: RunFolder, cell: Cell, pictures: Pictures, attack: str, place: Place) -> GridPlace:
+def _shown(
+    run: RunFolder, cell: Cell, pictures: Pictures, attack: str, place: Place, phrase: str
+) -> tuple[Tensor | None, str]:
     if attack not in pictures.guesses:
-        return GridPlace(None, next(row.phrase for row in run.rows_of(cell) if row.attack == attack))
+        return None, phrase
     picture = pictures.guesses[attack].at(place)
     psnr = run.scores.get((cell.name, attack, *place, "psnr"))
-    return GridPlace(picture, NOT_RETURNED if picture is None else "" if psnr is None else f"{number(psnr)} dB")
+    return picture, NOT_RETURNED if picture is None else "" if psnr is None else f"{number(psnr)} dB"
 
 
 def _attacks(run: RunFolder, found: list[tuple[Cell, Pictures]]) -> list[str]:
@@ -190,79 +216,62 @@ def _footer(run: RunFolder) -> str:
 # --- how to lay it out -------------------------------------------------------------------------------------------
 
 
-def _figure(blocks: list[GridBlock], footer: str) -> "Figure":
-    from matplotlib.figure import Figure
-
+def _drawn(blocks: list[GridBlock], footer: str) -> Image.Image:
     if not blocks:
-        figure = Figure(figsize=(6, 1), facecolor="white")
-        figure.text(0.5, 0.5, "This run has no pictures to show.", ha="center", va="center", color=INK)
-        return figure
+        empty = Image.new("RGB", (NARROWEST, 120), "white")
+        _text(empty, NARROWEST // 2, 60, "This run has no pictures to show.", anchor="mm")
+        return empty
     across = 2 if len(blocks) > 1 and max(len(block.columns) for block in blocks) <= 7 else 1
-    width = max(6.0, across * (max(block.width for block in blocks) + MARGIN) + MARGIN)
+    width = max(NARROWEST, across * (max(block.width for block in blocks) + MARGIN) + MARGIN)
     bands = [blocks[start : start + across] for start in range(0, len(blocks), across)]
-    lines = textwrap.wrap(footer, int((width - 2 * MARGIN) / SMALL_LETTER))
-    foot = FOOT + (len(lines) - 1) * LINE
+    lines = textwrap.wrap(footer, (width - 2 * MARGIN) // SMALL_LETTER)
+    foot, top, room = FOOT + (len(lines) - 1) * LINE, MARGIN // 2, (width - MARGIN) // across
     height = sum(max(block.height for block in band) for band in bands) + MARGIN + foot
-    figure = Figure(figsize=(width, height), facecolor="white")
-    # One coordinate system for all pictures, in inches: to make one takes longer than to draw a picture.
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height))
-    axes.set_axis_off()
-    top = height - MARGIN / 2
+    canvas = Image.new("RGB", (width, height), "white")
     for band in bands:
         for place, block in enumerate(band):
-            _draw(axes, block, MARGIN + place * (width - MARGIN) / across, top, (width - MARGIN) / across)
-        top -= max(block.height for block in band)
-    _text(axes, MARGIN, foot / 2, "\n".join(lines), size=7, color=QUIET, ha="left", va="center")
-    return figure
+            _draw(canvas, block, MARGIN + place * room, top, room)
+        top += max(block.height for block in band)
+    _text(canvas, MARGIN, height - foot // 2, "\n".join(lines), color=QUIET, anchor="lm")
+    return canvas
 
 
-def _draw(axes: "Axes", block: GridBlock, left: float, top: float, room: float) -> None:
-    """Draw a block with its top left corner at `(left, top)`, in inches from the bottom left."""
-    title = "\n".join(two_lines(block.title, int((room - MARGIN) / LETTER)))
-    _text(axes, left, top - 0.1, title, size=9.5, weight="bold", ha="left")
+def _draw(canvas: Image.Image, block: GridBlock, left: int, top: int, room: int) -> None:
+    """Draw a block with its top left corner at `(left, top)`."""
+    title = "\n".join(two_lines(block.title, (room - MARGIN) // LETTER))
+    _text(canvas, left, top + 12, title, size=TITLE, anchor="la")
     for column, name in enumerate(block.columns):
-        x = left + column * (SIDE + GAP) + SIDE / 2
-        _text(axes, x, top - HEAD + 0.05, _wrapped(name), size=8, color=QUIET if column else INK, va="bottom")
-    for row, shown in enumerate(block.rows):
-        y = top - HEAD - SIDE - row * (SIDE + UNDER + GAP)
-        for column, place in enumerate(shown):
-            x = left + column * (SIDE + GAP)
-            if place.picture is None:
-                _box(axes, x, y, place.words)
-            else:
-                _picture(axes, x, y, place.picture)
-                _text(axes, x + SIDE / 2, y - UNDER / 2, place.words, size=7.5, va="center")
+        x = left + column * (SIDE + SPACE)
+        color = QUIET if column else INK
+        _text(canvas, x + SIDE // 2, top + HEAD - 6, _wrapped(name), size=NAME, color=color, anchor="md")
+        for row, places in enumerate(block.rows):
+            (picture, words), y = places[column], top + HEAD + row * (SIDE + UNDER + SPACE)
+            if picture is not None:
+                levels = Image.fromarray(pixels(picture))
+                smooth = Image.Resampling.NEAREST if max(levels.size) <= 96 else Image.Resampling.LANCZOS
+                canvas.paste(levels.resize((SIDE, SIDE), smooth), (x, y))
+                _text(canvas, x + SIDE // 2, y + SIDE + UNDER // 2, words, anchor="mm")
+                continue
+            box = Image.new("RGB", (SIDE, SIDE), FLAT)
+            for start in range(-SIDE, SIDE, 12) if words == NOT_RETURNED else ():  # hatched where the attack ran
+                ImageDraw.Draw(box).line((start, SIDE, start + SIDE, 0), fill=HATCH)
+            canvas.paste(box, (x, y))
+            _text(canvas, x + SIDE // 2, y + SIDE // 2, textwrap.fill(words, 12), color=QUIET, anchor="mm")
 
 
-def _picture(axes: "Axes", x: float, y: float, picture: Tensor) -> None:
-    levels = pixels(picture)
-    smooth = "nearest" if max(levels.shape) <= 96 else "antialiased"
-    axes.imshow(levels, extent=(x, x + SIDE, y, y + SIDE), aspect="auto", interpolation=smooth)
+def _text(canvas: Image.Image, x: int, y: int, text: str, *, anchor: str, size: int = SMALL, color: str = INK) -> None:
+    align = "left" if anchor[0] == "l" else "center"
+    ImageDraw.Draw(canvas).text((x, y), text, fill=color, font=_font(size), anchor=anchor, align=align)
 
 
-def _box(axes: "Axes", x: float, y: float, words: str) -> None:
-    """A place without a picture; hatched where the attack ran and returned none for this example."""
-    from matplotlib.patches import Rectangle
-
-    hatch = "///" if words == NOT_RETURNED else None
-    axes.add_patch(Rectangle((x, y), SIDE, SIDE, facecolor=FLAT, edgecolor=HATCH, hatch=hatch, linewidth=0))
-    _text(axes, x + SIDE / 2, y + SIDE / 2, textwrap.fill(words, 9), size=7, color=QUIET, va="center")
-
-
-def _text(
-    axes: "Axes",
-    x: float,
-    y: float,
-    text: str,
-    *,
-    size: float,
-    color: str = INK,
-    weight: str = "normal",
-    ha: str = "center",
-    va: str = "top",
-) -> None:
-    # Names may come from foreign files; an unescaped dollar sign would start a matplotlib formula.
-    axes.text(x, y, text, fontsize=size, color=color, fontweight=weight, ha=ha, va=va, parse_math=False)
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which comes with matplotlib and has letters of many languages; titles are bold."""
+    spec = find_spec("matplotlib")
+    assert spec is not None
+    assert spec.origin is not None
+    name = "DejaVuSans-Bold.ttf" if size == TITLE else "DejaVuSans.ttf"
+    return ImageFont.truetype(str(Path(spec.origin).with_name("mpl-data") / "fonts" / "ttf" / name), size)
 
 
 def two_lines(text: str, most: int) -> list[str]:

@@ -12,6 +12,7 @@ from seepage.audit.row import PASSED_OVER, Cell, Diagnostic, Row
 from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
 from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
+from seepage.core.words import places_of, plural
 from seepage.recipe.places import shown_recipe
 from seepage.report import formatting as words
 from seepage.report.human_study import JudgedRow, JudgedStudy, open_judged
@@ -131,13 +132,13 @@ class DiagnosticGroup:
     messages: list[tuple[str, list[str]]]
 
 
-def write_report(run: Path, *, pictures: bool | None = None) -> Path:
+def write_report(run: Path | RunFolder, *, pictures: bool | None = None) -> Path:
     """Write `report.html` into a finished run's folder: one file, no script, nothing from the network.
 
     With pictures the page holds private data, and must be kept like them.
 
     Args:
-        run: The run folder, with `result.json`.
+        run: The run folder, with `result.json`, or what was read of it.
         pictures: Whether to show private pictures and their reconstructions; otherwise only text and numbers. None: as
             it was last said of this run, and with pictures where nothing was said.
 
@@ -147,10 +148,10 @@ def write_report(run: Path, *, pictures: bool | None = None) -> Path:
     Raises:
         SeepageError: Where the run is unfinished or damaged, or the folder cannot be written.
     """
-    opened = open_run(run)
-    path = run / "report.html"
-    write_whole(path, _render(opened, shows_pictures(run) if pictures is None else pictures))
-    renew(run, [path.name])
+    opened = open_run(run) if isinstance(run, Path) else run
+    path = opened.folder / "report.html"
+    write_whole(path, _render(opened, shows_pictures(opened.folder) if pictures is None else pictures))
+    renew(opened.folder, [path.name])
     return path
 
 
@@ -164,7 +165,7 @@ def _render(run: RunFolder, pictures: bool) -> str:
         words.percent,
         words.count_of,
         words.duration,
-        words.plural,
+        plural,
     )
     return page_environment("report", filters=filters).get_template("template.html.j2").render(_content(run, pictures))
 
@@ -349,7 +350,7 @@ def _proof(row: Row) -> str:
         return "guesses that it cannot certify, not scored"
     if not row.certified_examples:
         return "no guess certified, not scored"
-    return f"{row.certified_examples} of {words.plural(row.returned or row.certified_examples, 'guess')} certified"
+    return f"{row.certified_examples} of {plural(row.returned or row.certified_examples, 'guess')} certified"
 
 
 PROOF = {
@@ -384,11 +385,7 @@ def _remark(pictures: Pictures, kind: Kind) -> str:
     parts = [
         f"The first {STRIP_LENGTH} of {total:,} examples, in batch order; {total - STRIP_LENGTH:,} more are not shown."
     ]
-    parts = (
-        parts
-        if total > STRIP_LENGTH
-        else [f"All {words.plural(total, 'example')}." if total > 1 else "The one example."]
-    )
+    parts = parts if total > STRIP_LENGTH else [f"All {plural(total, 'example')}." if total > 1 else "The one example."]
     parts += ["The private pictures are not in this folder."] * (pictures.truth is None)
     if pictures.truth is None and any(guess.certified for guess in pictures.guesses.values()):
         parts += [f"{word.capitalize()}: {meaning}." for word, meaning in PROOF.values()]
@@ -423,14 +420,14 @@ def _judged(run: RunFolder) -> People | None:
 
 def _findings(run: RunFolder) -> list[DiagnosticGroup]:
     """The diagnostics grouped by kind, warnings first; a message that was raised in several places appears once."""
-    titles = run.result.titles
-    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
+    titles, groups = run.result.titles, dict[tuple[str, str], list[tuple[str, str]]]()
     for flag in sorted(run.flags, key=lambda flag: flag.severity != "warning"):
         severity = "warning" if flag.severity == "warning" else "note"
-        places = groups.setdefault((severity, flag.name), {}).setdefault(flag.message, [])
-        if (place := _where(flag, titles)) not in places:
-            places.append(place)
-    return [DiagnosticGroup(severity, list(messages.items())) for (severity, _), messages in groups.items()]
+        groups.setdefault((severity, flag.name), []).append((_where(flag, titles), flag.message))
+    return [
+        DiagnosticGroup(severity, list(places_of(dict.fromkeys(said)).items()))
+        for (severity, _), said in groups.items()
+    ]
 
 
 def _where(flag: Diagnostic, titles: dict[str, str]) -> str:

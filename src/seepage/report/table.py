@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from seepage.audit.row import Outcome, Row
 from seepage.core.units import in_words
+from seepage.core.words import plural
 from seepage.metrics import default_metrics
-from seepage.report.formatting import NONE, count_of, duration, number, percent, plural, signed
+from seepage.report.formatting import NONE, count_of, duration, number, percent, signed
 
 STATUSES = {
     "ok": "finished",

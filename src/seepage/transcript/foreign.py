@@ -42,7 +42,6 @@ class Facts:
     told: list[str]
     rounds: int
     batch_size: int | None = None
-    kept: bool = True
     defense: list[dict[str, Any]] | None = None
     inferred: dict[str, Any] | None = None
     personal: list[str] = field(default_factory=list)

@@ -232,7 +232,6 @@ def save_transcript(
     transcript: Transcript,
     folder: Path,
     *,
-    rounds: bool = True,
     inferred: Mapping[str, str] | None = None,
     first: Round | None = None,
 ) -> None:
@@ -241,7 +240,6 @@ def save_transcript(
     Args:
         transcript: The transcript to write.
         folder: The folder to write to.
-        rounds: Whether to write the rounds as well. Without them an attack needs the private data to recompute them.
         inferred: Name of each fact that was inferred instead of stated, to its source.
         first: The first round, if the caller has computed it already.
 
@@ -250,14 +248,14 @@ def save_transcript(
     """
     # Each round is asked for once: it may be computed when it is.
     knowledge, first = transcript.knowledge, transcript[0] if first is None else first
-    table = _table(knowledge, first.batch_size, len(transcript), kept=rounds)
+    table = _table(knowledge, first.batch_size, len(transcript))
     table |= {"inferred": dict(inferred)} if inferred else {}
     table |= {"personal": sorted(first.personal)} if first.personal else {}
     known = first.params.keys() | first.personal
     frozen = {name: p for name, p in knowledge.model.named_parameters() if name not in known}
     state = _over("params", first.params) | _over("buffers", first.buffers) | _over("frozen", frozen)
     write_tensors(folder / "model.safetensors", state)
-    for t in range(len(transcript) if rounds else 0):
+    for t in range(len(transcript)):
         write_tensors(round_file(folder, t), _round_tensors(transcript[t] if t else first, first))
     if knowledge.auxiliary is not None:
         write_tensors(folder / "auxiliary.safetensors", {"inputs": knowledge.auxiliary})
@@ -288,7 +286,7 @@ def save_update(
     Raises:
         SeepageError: If the model has no name from which it can be rebuilt, or the disk is full.
     """
-    table = _table(knowledge, batch_size, 1, kept=True)
+    table = _table(knowledge, batch_size, 1)
     table |= {"inferred": dict(inferred)} if inferred else {}
     table |= {"personal": sorted(personal)} if personal else {}
     write_tensors(folder / "model.safetensors", state)
@@ -296,7 +294,7 @@ def save_update(
     write_json(folder / "knowledge.json", table)
 
 
-def _table(knowledge: Knowledge, batch_size: int | None, rounds: int, *, kept: bool) -> dict[str, Any]:
+def _table(knowledge: Knowledge, batch_size: int | None, rounds: int) -> dict[str, Any]:
     if knowledge.architecture is None:
         raise SeepageError(
             "this transcript's model has no name to build it from, so it cannot be written to a folder; "
@@ -316,7 +314,6 @@ def _table(knowledge: Knowledge, batch_size: int | None, rounds: int, *, kept: b
         "defense": None if knowledge.defense is None else defense_tables(knowledge.defense),
         "batch_size": batch_size,
         "rounds": rounds,
-        "kept": kept,
         **({} if knowledge.target == "class" else {"target": knowledge.target}),
     }
 
@@ -378,21 +375,11 @@ def open_transcript(
     """
     refuse_links(folder)
     facts = read_facts(folder)
-    if not facts.kept:
-        raise SeepageError(
-            f"{folder} holds no rounds, since they were too many to keep and its run makes them anew; "
-            "write them with seepage record, and attack that folder"
-        )
     check_rounds(folder, facts.rounds)
     knowledge, first = _open_knowledge(folder, facts, architecture, device, trust)
     size, personal = _batch_size(folder, facts, batch_size), frozenset(facts.personal)
     inferred = size_inferred if batch_size is not None else "batch size" in facts.said
     return RecordedTranscript(folder, knowledge, facts.rounds, first, size, device, personal, inferred)
-
-
-def open_knowledge(folder: Path, *, device: str = "cpu") -> tuple[Knowledge, tuple[Tensors, Tensors]]:
-    """The attacker's knowledge and the model's `(params, buffers)` of the first round, from a trusted folder."""
-    return _open_knowledge(folder, read_facts(folder), None, device, trust=True)
 
 
 def _open_knowledge(

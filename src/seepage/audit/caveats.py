@@ -1,16 +1,155 @@
-"""What attacks take an update for, what of it the update contradicts, and what to question where none explains it."""
+"""What to know before believing a result: of a row's numbers, of what was said of the client, of attacks not run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import torch
 from torch import nn
 
+from seepage.attacks import ATTACKS, Attack
+from seepage.attacks.agreement import compared
+from seepage.attacks.base import SingleRound
+from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
-from seepage.audit.row import FITS, Row, share_words
+from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
 from seepage.clients import FedAvg
 from seepage.clients.base import TrainingRule
 from seepage.core.nn import has_batch_norm
+from seepage.errors import Inapplicable
 from seepage.leakage.analysis import OTHER_OUTPUTS, UpdateAnalysis, size_doubt
-from seepage.types import Transcript
+from seepage.leakage.finding import Finding, note, warning
+from seepage.registry import Spec
+from seepage.types import Batch, Reconstruction, Transcript
+
+# --- of a row's numbers ------------------------------------------------------------------------------------------
+
+
+def attack_diagnostics(row: Row, *, contradicted: bool = False) -> list[Finding]:
+    """Findings about one attack's result row: failed, diverged, not settled, or led astray by its objective.
+
+    Args:
+        row: The row.
+        contradicted: The private examples do not give the update that was sent by the client's rule as it was told.
+    """
+    found, name = [], row.attack
+    if row.status == "error":
+        words = f"{name} failed ({row.reason}); that it has no score is no evidence of safety."
+        found.append(warning("failed", words))
+    if row.status == "diverged":
+        words = f"{name} diverged (NaN or infinite objective); its score is no evidence of safety."
+        found.append(warning("diverged", words))
+    if row.status == "exhausted":
+        words = f"{name} was still improving when its {row.cost.steps} steps ended"
+        if row.cost.steps is None:
+            words = f"{name} ended before all its guesses fitted to its own measure"
+        found.append(note("not-settled", f"{words}; more steps may recover more."))
+    wrong = row.certified.wrong if row.certified is not None else None
+    if wrong:
+        guesses = "1 guess that is" if wrong == 1 else f"{wrong} guesses that are"
+        words = f"{name} vouches for {guesses} not exact: do not rely on what it calls certain here."
+        found.append(warning("false-certificate", words, guesses=wrong))
+    found += _objective_diagnostics(row, contradicted=contradicted)
+    if row.told_extra:
+        words = f"{name} was told more than the protocol shows: {', '.join(row.told_extra)}."
+        found.append(note("told", words))
+    return found
+
+
+def _objective_diagnostics(row: Row, *, contradicted: bool) -> list[Finding]:
+    """Whether the objective or the search was the limit of an attack that did not recover everything."""
+    name, reached, truth = row.attack, row.objective, row.objective_at_truth
+    if reached is None or truth is None or row.mean("recovered"):
+        return []
+    if reached < truth - 1e-6 * abs(truth):  # beyond rounding
+        words = (
+            f"{name} found inputs that fit its objective better ({reached:.3g}) than the truth does ({truth:.3g}): "
+            f"{'what was told of the client' if contradicted else 'the objective'} is the limit, not the search."
+        )
+        return [warning("objective-limits", words, reached=reached, truth=truth)]
+    if reached > truth:
+        words = (
+            f"{name} stopped at objective {reached:.3g} where the truth has {truth:.3g}: "
+            "a better search would see more."
+        )
+        return [note("search-limits", words, reached=reached, truth=truth)]
+    return []
+
+
+def alignment_diagnostics(row: Row) -> list[Finding]:
+    """A finding where the score fitted a quantity, such as a scale, that the attack cannot determine."""
+    if not row.fitted:
+        return []
+    words = f"{row.attack} cannot know {row.fitted}; the score fitted it with the truth, which an attacker could not."
+    return [warning("fitted", words)]
+
+
+def weak_claims(rows: Sequence[EpsilonRow]) -> list[Diagnostic]:
+    """A warning on each claim of an epsilon that the measurement could not have contradicted without an assumption."""
+    return [
+        Diagnostic(
+            cell=row.cell,
+            name="cannot-contradict",
+            severity="warning",
+            message=f"{row.short_of}.",
+            evidence={"ceiling": row.ceiling},
+        )
+        for row in rows
+        if row.short_of
+    ]
+
+
+# --- whether guesses give the update that was sent ---------------------------------------------------------------
+
+MOST_STEPS = 100
+"""Local steps up to which an update is computed again: an attack on it took many times as long."""
+
+
+def misfit(views: Sequence[Transcript], attempts: Sequence[Attempt]) -> float | None:
+    """Relative difference between the update that guesses give and the one that was sent, the mean over batches.
+
+    Up to the update's size, which clipping to a norm or a rate that was told wrongly changes.
+    Norm over all tensors that were sent, as a share of the sent update's: 0 where the guesses give just that update,
+    which others may too. None where no batch has as many guesses of examples as there were, with their labels, or where
+    it matters which examples are in which local step.
+
+    Args:
+        views: What each attempt observed.
+        attempts: One per batch.
+    """
+    found = [
+        _misfit(view, attempt.reconstruction)
+        for view, attempt in zip(views, attempts, strict=True)
+        if attempt.reconstruction is not None
+    ]
+    known = [value for value in found if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else None
+
+
+def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
+    labels = guess.labels
+    if view.knowledge.client.target == "input":
+        labels = torch.zeros(len(guess), dtype=torch.long)  # which no such rule reads
+    if guess.space != "input" or labels is None:
+        return None
+    found = compared_to_sent(view, Batch(guess.inputs, labels))
+    return None if found is None else found[0]
+
+
+def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | None:
+    """`compared` of the update that was sent and these examples, by the client's rule as it was told.
+
+    None where it matters which examples are in which local step, and where that takes too long.
+    """
+    observed, knowledge = view[0], view.knowledge
+    if len(view) > 1 or observed.personal or not len(batch) or len(batch) != observed.batch_size:
+        return None
+    steps = knowledge.client.batches(len(batch))
+    if len(steps) > MOST_STEPS or any(len(step) < len(batch) for step in steps):
+        return None
+    return compared(observed, knowledge, batch.inputs, batch.labels)
+
+
+# --- what the client is taken to have done, and what of it the update contradicts --------------------------------
 
 WITHOUT_RUN = {Outcome.INAPPLICABLE, Outcome.NOT_RECORDED, Outcome.NOT_NEEDED, Outcome.NOT_TRIED}
 """Outcomes of attacks that did not run."""
@@ -64,7 +203,7 @@ def contradicts(off: tuple[float, float] | None) -> bool:
     return off is not None and max(off[0], abs(off[1] - 1)) > FITS
 
 
-def doubts(
+def caveats(
     transcript: Transcript,
     rows: Sequence[Row],
     at_least: int | None,
@@ -189,3 +328,34 @@ def _questions(transcript: Transcript) -> Iterator[str]:
         yield "the mode of batch norm: --set client.mode=train or eval"
     yield f"{'an unknown number of' if size is None else size} example{'' if size == 1 else 's'}: --batch-size"
     yield "whatever else the client may have done: a rule of your own, --client module:Rule"
+
+
+# --- attacks that nobody asked for -------------------------------------------------------------------------------
+
+
+def refusals(transcript: Transcript, asked: Collection[str]) -> dict[str, str]:
+    """Why attacks of this package that were not asked for can say nothing of a transcript, by name.
+
+    One that is not named here was asked for, or is not ruled out: whoever asks for it may learn more.
+
+    Args:
+        transcript: What the attacks would be given.
+        asked: Registered names of the attacks that were tried.
+    """
+    first = SingleRound(transcript.knowledge, transcript[0])  # read once, for all of them
+    found = {}
+    for name in ATTACKS:
+        if name in asked:
+            continue
+        try:
+            attack: Attack = ATTACKS.build(Spec(name))
+            # Some solve for minutes before they know whether they apply: of those only what they declare is looked at.
+            if ATTACKS[name].facts.get("slow_check"):
+                attack.needs.check(first.knowledge, first.observed)
+            else:
+                attack.check(first if attack.rounds == "one" else transcript)
+        except Inapplicable as refused:
+            found[name] = str(refused)
+        except Exception:  # an attack may be somebody's own code; a fault of it rules nothing out
+            continue
+    return found

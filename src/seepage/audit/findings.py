@@ -1,0 +1,362 @@
+"""One finding per attack, closed form, membership test, bound and measured epsilon of a result, each made here once.
+
+Gate, comparison, evidence pack and its formats go over `findings(result)`. Which attack is the worst is said by
+`strength` alone.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any, Literal
+
+from seepage.audit.outcome import PASSED_OVER
+from seepage.audit.row import (
+    MEMBERSHIP_SCORES,
+    BoundRow,
+    Cell,
+    Diagnostic,
+    EpsilonRow,
+    MembershipRow,
+    Outcome,
+    Result,
+    Row,
+)
+
+State = Literal["leaks", "quiet", "unjudged", "skipped", "unneeded", "untried", "open"]
+"""`leaks`: data came back, members were named, or a claim is contradicted. `quiet`: tried, and nothing. `unjudged`:
+guesses came back, and no truth is at hand to compare them with. `skipped`: it does not apply. `unneeded`: another
+attack shows as much. `untried`: it was asked for and has no result, so what it would have found is not known. `open`:
+nobody knows what comes back in its case, since nothing there could be scored, no attack applies, or it says nothing
+that nothing came back."""
+
+Severity = Literal["error", "warning", "note"]
+
+Measure = Literal["recovered", "exact", "named", "certified", "contradicted"]
+
+Kind = Literal["attack", "closed_form", "membership", "bound", "epsilon"]
+
+BOUND_SCORES = {"bound_psnr": "psnr_db", "bound_named": "tpr", "bound_exact": "exact_share"}
+"""Bounds in a condition of the gate, and what they bound."""
+
+EPSILON_SCORES = ("measured_epsilon", "fitted_epsilon", "contradicted")
+"""Measurements of a defense's epsilon in a condition; `contradicted` is how many claims are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFinding:
+    """One finding.
+
+    Attributes:
+        kind: What looked.
+        by: Its name: that of the attack or test, the bounded measure, `closed_form` or `epsilon`.
+        case: Title of the case.
+        cell: Its name, which stays the same where the title is worded anew.
+        state: What came of it.
+        severity: `error`: exact copies, named members or a contradicted claim; `warning`: recognizable copies, or no
+            result; `note`: all else.
+        words: The finding in words.
+        ran: Whether it has a result.
+        seconds: Wall time.
+        options: Every option with its value.
+        why: Why it has no result.
+        numbers: Scores that a condition of the gate may ask for.
+        counts: Measure to so many, of so many; None: of how many is not known.
+    """
+
+    kind: Kind
+    by: str
+    case: str
+    cell: str
+    state: State
+    severity: Severity
+    words: str
+    ran: bool = True
+    seconds: float = 0.0
+    options: str = ""
+    why: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[Measure, tuple[int, int | None]] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """The same in every run of the same attack on the same case, so that a platform knows it again."""
+        return sha256(f"{self.kind}\0{self.by}\0{self.cell}".encode()).hexdigest()[:32]
+
+
+def findings(result: Result) -> list[AuditFinding]:
+    """All findings of a run in its order; cases that only show that the attacks work have none of attacks."""
+    titles, found = result.titles, list[AuditFinding]()
+    for cell in result.judged:
+        rows = result.rows_of(cell)
+        found += _opened(cell, [_of_attack(row, cell.heading) for row in rows])
+        found += [_of_closed_form(cell, rows)] if cell.given_away else []
+    makers: list[tuple[Iterable[Any], Callable[[Any, str], AuditFinding]]] = [
+        (result.membership, _of_test),
+        (result.epsilons, _of_epsilon),
+        (result.bounds, _of_bound),
+    ]
+    return found + [make(row, titles.get(row.cell, row.cell)) for rows, make in makers for row in rows]
+
+
+def reported(found: Iterable[AuditFinding]) -> list[AuditFinding]:
+    """Those that a report lists one by one: no bounds, and no closed form that an attack shows as well."""
+    return [one for one in found if one.kind != "bound" and (one.kind, one.state) != ("closed_form", "unneeded")]
+
+
+def strength(row: Row, first: Literal["exact", "recovered"] = "exact") -> tuple[float, ...]:
+    """Sort key of what an attack found: the larger, the worse for whose data it is.
+
+    The share of examples that it rebuilt exactly, and recognizably; without a truth what it certifies or names, and how
+    near its guesses come to the update that was sent; then how many examples that was, and how good the median is.
+
+    Args:
+        row: The attack's row.
+        first: Which of the two shares counts before the other.
+    """
+    exact, recovered = row.mean("exact") or 0.0, row.mean("recovered") or 0.0
+    median = row.median("rouge_1" if row.of_text else "psnr")
+    return (
+        *((exact, recovered) if first == "exact" else (recovered, exact)),
+        row.certified_examples,
+        row.certified_features,
+        row.named_tokens,
+        -math.inf if row.misfit is None else -row.misfit,
+        row.examples or 0,
+        row.mean("ssim") or -1.0,
+        -math.inf if median is None else median,
+        row.returned or 0,
+    )
+
+
+def membership_strength(row: MembershipRow) -> tuple[float, float]:
+    """Sort key of a membership test: the share of members that it names, then the area under its curve."""
+    return row.tpr or 0.0, row.auc or 0.0
+
+
+def leaked(row: Row) -> bool:
+    """Whether an attack recovered any example, named its tokens, or certified one where no truth is at hand."""
+    return row.leaks or row.named_tokens > 0 or (not row.scored and row.certified_examples > 0)
+
+
+def failed(row: Row) -> bool:
+    """Whether an attack was asked for, may apply, and has no result: what it would have found is not known."""
+    return row.status == "error" or row.outcome in (Outcome.FAILED, Outcome.NOT_RECORDED, Outcome.NOT_TRIED)
+
+
+# --- where nothing was found: whether that says anything ---------------------------------------------------------
+
+UNTRUSTED = {
+    "failed": "{attack} failed",
+    "diverged": "{attack} diverged",
+    "confident-examples": "the model is already sure of examples, whose part of the update is next to nothing",
+}
+"""Warnings with which a count of nothing is no finding, in words for the headline."""
+
+UNSHOWN = "nothing in this run shows that these attacks work here without the defense"
+
+
+def inconclusive(rows: Sequence[Row], cells: Sequence[Cell], flags: Sequence[Diagnostic] = ()) -> dict[str, str]:
+    """Cells whose attacks recovered nothing, to why that says nothing; the others are left out.
+
+    Args:
+        rows: All rows.
+        cells: All cells.
+        flags: The diagnostics of the run.
+
+    >>> row = Row(cell="a", attack="x", outcome="nothing_recovered", scores={"psnr": {"mean": 9.0}})
+    >>> inconclusive([row], [Cell(name="a", defense="noise")])["a"].partition(";")[0]
+    'nothing in this run shows that these attacks work here without the defense'
+    >>> inconclusive([row], [Cell(name="a")])
+    {}
+    """
+    found = {}
+    for cell in cells:
+        own = [row for row in rows if row.cell == cell.name]
+        if cell.control or not any(row.scored for row in own) or _gives(cell, own):
+            continue
+        flagged = [flag for flag in flags if flag.cell == cell.name and flag.severity == "warning"]
+        why = [UNTRUSTED[flag.name].format(attack=flag.attack) for flag in flagged if flag.name in UNTRUSTED]
+        why += [f"{row.attack} was not tried for want of time" for row in own if row.outcome is Outcome.NOT_TRIED]
+        why += [words] if cell.defense and (words := _unshown(cell, rows, cells)) else []
+        if why:
+            found[cell.name] = "; ".join(dict.fromkeys(why))
+    return found
+
+
+def _gives(cell: Cell, rows: Sequence[Row]) -> bool:
+    """Whether anything of the examples came back, by an attack or in closed form."""
+    proved = any(row.leaks or row.named_tokens or row.certified_examples for row in rows)
+    return proved or bool(cell.given_away)
+
+
+def _unshown(cell: Cell, rows: Sequence[Row], cells: Sequence[Cell]) -> str:
+    """That nothing shows that the attacks on a defended cell would work without the defense; empty where that is shown.
+
+    An attack that does not apply behind the defense is one that it stops; one that failed or was passed over is not.
+    """
+    tried = {row.attack for row in rows if row.cell == cell.name and row.status not in ("error", *PASSED_OVER)}
+    twin = cell.undefended
+    elsewhere = [row for row in rows if row.cell == twin] if twin is not None else rows
+    if tried & {row.attack for row in elsewhere if row.leaks or row.named_tokens}:
+        return ""
+    compared = {one.name for one in cells if not one.defense} if twin is None else {twin}
+    if any(row.scored and row.cell in compared for row in rows):
+        return "these attacks recover nothing without the defense either; raise attack.steps or lower batch.size"
+    return f"{UNSHOWN}; leave out --no-undefended, or put undefended = true into the recipe"
+
+
+# --- one maker for each kind -------------------------------------------------------------------------------------
+
+
+def _of_attack(row: Row, case: str) -> AuditFinding:
+    if failed(row):
+        state: State = "untried"
+    elif row.outcome is Outcome.NOT_NEEDED:
+        state = "unneeded"
+    elif row.outcome is Outcome.ZERO_UPDATE:
+        state = "quiet"  # there is nothing in it
+    elif not row.gave_result:
+        state = "skipped"
+    elif leaked(row):
+        state = "leaks"
+    else:
+        state = "unjudged" if not row.scored and row.returned != 0 else "quiet"
+    exact = bool(row.mean("exact")) or (not row.scored and state == "leaks")
+    severity: Severity = "note" if state not in ("leaks", "untried") else "error" if exact else "warning"
+    return AuditFinding(
+        kind="attack", by=row.attack, case=case, cell=row.cell, state=state, severity=severity, words=_words(row),
+        ran=row.gave_result, seconds=row.cost.seconds or 0.0, options=row.options, why=row.reason or row.phrase,
+        numbers=_numbers(row), counts=_counts(row),
+    )  # fmt: skip
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    """A row's numbers. Without a truth `certified` counts all certified guesses: none is known to be wrong.
+
+    Certified inner features are no certified examples, so they do not count.
+    """
+    found = row.numbers()
+    if not row.scored and row.certified is not None:
+        found["certified"] = row.certified_examples / (row.examples or row.returned or row.certified.n or 1)
+    return found
+
+
+def _counts(row: Row) -> dict[Measure, tuple[int, int | None]]:
+    """What an attack with a result counted; what has no result has no count."""
+    found: dict[Measure, tuple[int, int | None]] = {}
+    if not row.gave_result:
+        return found
+    shares: tuple[Measure, ...] = ("recovered", "exact")
+    for measure in shares if row.scored and row.examples else ():
+        if (hits := row.count(measure)) is not None:
+            found[measure] = hits, row.examples
+    if row.certified is not None or not row.scored:
+        found["certified"] = row.certified_examples, None
+    if row.named_tokens:
+        share = row.scores.get("token_recall")
+        found["named"] = (round(share.mean * share.n), share.n) if share and share.n else (row.named_tokens, None)
+    return found
+
+
+def _words(row: Row) -> str:
+    if not row.gave_result:
+        return f"{row.phrase}: {row.reason or 'no reason was recorded'}"
+    parts = [row.phrase]
+    recovered, exact, psnr = row.count("recovered"), row.count("exact"), row.median("psnr")
+    if recovered is not None:
+        parts.append(f"{recovered} of {row.examples} examples recovered, {exact or 0} exactly")
+    if psnr is not None:
+        known = {"mean_color": "mean color" if "ssim" in row.scores else "own mean", "typical": "mean of other rows"}
+        beside = [(what, row.baselines.get(name, {}).get("psnr")) for name, what in known.items()]
+        closer = "".join(f", {what} {one:.1f} dB" for what, one in beside if one is not None)
+        parts.append(f"median PSNR {psnr:.1f} dB{closer}")
+    if row.certified is not None and not row.scored and "token_recall" not in row.scores:
+        parts.append(f"{row.certificate or 'no guess certified'}, without a truth")
+    if row.told_extra:
+        parts.append(f"told beyond the protocol: {', '.join(row.told_extra)}")
+    return "; ".join(parts)
+
+
+def _opened(cell: Cell, found: list[AuditFinding]) -> list[AuditFinding]:
+    """Findings on the attacks of a case, where nothing is known of it as open ones."""
+    states, change = {one.state for one in found}, tuple[State, ...]()
+    if cell.inconclusive is not None:
+        change, why = ("quiet", "unjudged"), f"inconclusive: {cell.inconclusive}"
+    elif cell.given_away or states & {"leaks", "quiet"}:
+        return found
+    else:
+        change, why = ("unjudged",) if "unjudged" in states else ("skipped",), "nothing is known of this case"
+    return [
+        replace(one, state="open", severity="warning", words=f"{one.words}; {why}") if one.state in change else one
+        for one in found
+    ]
+
+
+def _of_closed_form(cell: Cell, rows: Iterable[Row]) -> AuditFinding:
+    """What an update gives away with no attack run; not needed where an attack shows as much."""
+    (away, of), shown = cell.closed_form, any(row.mean("exact") or row.certified_examples for row in rows)
+    return AuditFinding(
+        kind="closed_form",
+        by="closed_form",
+        case=cell.heading,
+        cell=cell.name,
+        state="unneeded" if shown else "leaks",
+        severity="error",
+        words=f"{away} of {of} examples are given away exactly, in closed form, with no attack",
+        numbers=dict.fromkeys(("recovered", "exact", "certified"), away / of),
+        counts={"exact": (away, of)},
+    )
+
+
+def _of_test(row: MembershipRow, case: str) -> AuditFinding:
+    values = {name: row.value(name) for name in MEMBERSHIP_SCORES}
+    if row.status != "ok" or row.named is None or row.false is None:
+        state: State = "skipped" if row.status == "inapplicable" else "untried"
+        severity: Severity = "note" if state == "skipped" else "warning"
+        words = row.reason or row.status
+    else:
+        state, severity = ("leaks", "error") if row.tells else ("quiet", "note")
+        words = (
+            f"{row.named.hits} of {row.named.of} members named, and {row.false.hits} of {row.false.of} others, "
+            f"at a level of {100 * (row.level or 0.0):g} %"
+        )
+    return AuditFinding(
+        kind="membership", by=row.test, case=case, cell=row.cell, state=state, severity=severity, words=words,
+        ran=row.status == "ok", seconds=row.seconds or 0.0, options=row.options, why=row.reason or row.status,
+        numbers={name: value for name, value in values.items() if value is not None},
+        counts={} if row.named is None else {"named": (row.named.hits, row.named.of)},
+    )  # fmt: skip
+
+
+def _of_epsilon(row: EpsilonRow, case: str) -> AuditFinding:
+    none, wrong = row.measured is None, len(row.contradicted)
+    numbers = zip(EPSILON_SCORES, (row.measured, row.fitted, wrong), strict=True)
+    return AuditFinding(
+        kind="epsilon",
+        by="epsilon",
+        case=case,
+        cell=row.cell,
+        state="untried" if none else "leaks" if wrong else "quiet",
+        severity="warning" if none else "error" if wrong else "note",
+        words=row.reason or "not measured" if none else "; ".join([row.words, *row.contradicted]),
+        ran=not none,
+        seconds=row.seconds or 0.0,
+        numbers={} if none else {name: number for name, number in numbers if number is not None},
+        counts={} if none else {"contradicted": (wrong, None)},
+    )
+
+
+def _of_bound(row: BoundRow, case: str) -> AuditFinding:
+    scores = [score for score, measure in BOUND_SCORES.items() if measure == row.measure]
+    return AuditFinding(
+        kind="bound",
+        by=row.measure,
+        case=case,
+        cell=row.cell,
+        state="quiet",
+        severity="note",
+        words=row.words or row.reason or "",
+        ran=row.value is not None,
+        numbers={} if row.value is None else dict.fromkeys(scores, row.value),
+    )
