@@ -28,7 +28,7 @@ from seepage.core.schema import Share
 from seepage.core.storage import read_lines
 from seepage.papers.records import RESULTS, keep_measured
 from seepage.privacy.accounting import epsilon
-from seepage.privacy.measured import MeasuredEpsilon, Pair, measure_defense, measure_epsilon, measure_pairs
+from seepage.privacy.measured import MeasuredEpsilon, Measurement, Pair, measure_defense
 
 DELTA, SECONDS = 1e-5, 20.0
 Tensors = Mapping[str, Tensor]
@@ -97,7 +97,9 @@ def functions() -> Iterator[Case]:
     defaults = 1e-4 * math.sqrt(2 * math.log(1.25 / DELTA)) / 10
 
     def measured(call: Callable[[Tensors], Any], stated: float, **options: Any) -> Measure:
-        return lambda seed: measure_epsilon(call, delta=DELTA, stated=stated, seconds=None, seed=seed, **options)
+        clip = options.pop("clip", 1.0)
+        how = Measurement(delta=DELTA, stated=stated, seconds=None, **options)
+        return lambda seed: how.epsilon(call, clip=clip, seed=seed)
 
     for name, deviation, stated in (
         ("clip 1, sensitivity 1e-4, epsilon 10", defaults, 10.0),
@@ -118,7 +120,7 @@ def functions() -> Iterator[Case]:
     yield Case(
         "our dp_sgd, sigma 1",
         False,
-        lambda seed: measure_defense(step, delta=DELTA, stated=true, seed=seed, seconds=SECONDS),
+        lambda seed: measure_defense(step, Measurement(delta=DELTA, stated=true, seconds=SECONDS), seed=seed),
         true,
     )
 
@@ -133,16 +135,14 @@ def frameworks() -> Iterator[Case]:
     def of_mod(sensitivity: float) -> Measure:
         mod = LocalDpMod(1.0, sensitivity, 10.0, DELTA)
         claim, call = flower_filter.claim_of(mod), flower_filter.mod_filter(mod)
-        return lambda seed: measure_epsilon(
-            call, delta=DELTA, stated=claim.stated, computed=claim.computed, clip=1.0, seed=seed, seconds=SECONDS
-        )
+        how = Measurement(delta=DELTA, stated=claim.stated, computed=claim.computed, seconds=SECONDS)
+        return lambda seed: how.epsilon(call, seed=seed)
 
     def of_filter(each: Any, stated: float | None, **options: Any) -> Measure:
         claim, call = nvflare_filter.claim_of(each), nvflare_filter.dxo_filter(each)
         own = claim.stated if stated is None else stated
-        return lambda seed: measure_epsilon(
-            call, delta=DELTA, stated=own, clip=claim.clip or 1.0, seed=seed, seconds=SECONDS, **options
-        )
+        how = Measurement(delta=DELTA, stated=own, seconds=SECONDS)
+        return lambda seed: how.epsilon(call, clip=claim.clip or 1.0, seed=seed, **options)
 
     for name, sensitivity, false in (("1e-4", 1e-4, True), ("0.1", 0.1, True)):
         yield Case(f"Flower LocalDpMod, clip 1, sensitivity {name}, epsilon 10", false, of_mod(sensitivity))
@@ -171,7 +171,7 @@ def opacus_step(seed: int) -> MeasuredEpsilon:
     )  # fmt: skip
     pairs = step_pairs(model, optimizer, F.cross_entropy, *data[:2], seed=seed)
     true = epsilon(sigma=1.0, delta=DELTA)
-    return measure_pairs(pairs, delta=DELTA, stated=true, computed=true, unit="example", seconds=SECONDS)
+    return Measurement(delta=DELTA, stated=true, computed=true, unit="example", seconds=SECONDS).pairs(pairs)
 
 
 def measure_cases(cases: Iterator[Case], seeds: int, only: Sequence[str] | None) -> None:
@@ -225,7 +225,7 @@ def nulls(count: int) -> None:
         shares = []
         for _ in range(number):
             pair, truth, rounds = known(draw, law)
-            found = measure_pairs([pair], delta=DELTA, stated=truth, rounds=rounds, calls=3000, seconds=None)
+            found = Measurement(delta=DELTA, stated=truth, rounds=rounds, calls=3000, seconds=None).pairs([pair])
             above += found.low > truth
             shares.append(found.low / truth)
             if found.fit is not None and found.fit.plausible:

@@ -13,7 +13,7 @@ from torch import nn
 from seepage.cli import main
 from seepage.errors import SeepageError
 from seepage.privacy.accounting import epsilon
-from seepage.privacy.measured import measure_epsilon, measure_pairs
+from seepage.privacy.measured import Measurement
 
 pytestmark = pytest.mark.filterwarnings("default")
 DELTA = 1e-5
@@ -59,9 +59,9 @@ class TestFlower:
         claim = claim_of(mod)
         assert (claim.stated, claim.clip, claim.delta) == (10.0, 1.0, DELTA)
         assert claim.computed == pytest.approx(2.13e8, rel=0.01)
-        found = measure_epsilon(
-            mod_filter(mod), delta=DELTA, stated=claim.stated, computed=claim.computed, calls=1000, seconds=None
-        )
+        found = Measurement(
+            delta=DELTA, stated=claim.stated, computed=claim.computed, calls=1000, seconds=None
+        ).epsilon(mod_filter(mod))
         assert found.stated_verdict == "contradicted by Gaussian fit"
         assert found.computed_verdict == "not contradicted"
         assert found.fit is not None
@@ -104,7 +104,7 @@ class TestNVFlare:
 
         each = PercentilePrivacy()
         assert claim_of(each).clip == 0.01
-        found = measure_epsilon(dxo_filter(each), delta=DELTA, stated=5.0, clip=0.01, calls=2000, seconds=None)
+        found = Measurement(delta=DELTA, stated=5.0, calls=2000, seconds=None).epsilon(dxo_filter(each), clip=0.01)
         assert found.stated_verdict == "contradicted"
         assert found.deterministic
 
@@ -117,11 +117,11 @@ class TestNVFlare:
         claim = claim_of(each, rounds=2)
         assert claim.stated == pytest.approx(2 * (0.1 + 6 * 0.1))  # of 54 entries 6 are sent, at 0.1 each
         shapes = {"w": (3, 2), "single": ()}
-        found = measure_epsilon(
-            dxo_filter(each), delta=DELTA, stated=claim.stated, clip=1e-5, calls=2000, shapes=shapes, seconds=None
+        found = Measurement(delta=DELTA, stated=claim.stated, calls=2000, seconds=None).epsilon(
+            dxo_filter(each), clip=1e-5, shapes=shapes
         )
         assert found.stated_verdict == "contradicted"
-        honest = measure_epsilon(dxo_filter(each), delta=DELTA, stated=0.7, clip=1e-5, calls=2000, seconds=None)
+        honest = Measurement(delta=DELTA, stated=0.7, calls=2000, seconds=None).epsilon(dxo_filter(each), clip=1e-5)
         assert honest.stated_verdict == "not contradicted"
         assert "single number" in honest.notes[0]
 
@@ -158,8 +158,8 @@ class TestOpacus:
         before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
         pairs = step_pairs(model, optimizer, F.cross_entropy, inputs[:2], labels[:2])
         computed = epsilon(sigma=0.5, delta=DELTA)
-        found = measure_pairs(
-            pairs, delta=DELTA, computed=computed, stated=1.0, calls=1200, unit="example", seconds=None
+        found = Measurement(delta=DELTA, computed=computed, stated=1.0, calls=1200, unit="example", seconds=None).pairs(
+            pairs
         )
         assert found.computed_verdict == "not contradicted"
         assert found.stated_verdict in ("contradicted", "contradicted by Gaussian fit")

@@ -12,7 +12,7 @@ from torch import Tensor
 from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, LaplaceNoise
 from seepage.errors import Inapplicable, SeepageError
 from seepage.privacy.accounting import epsilon
-from seepage.privacy.measured import Batched, MeasuredEpsilon, measure_defense, measure_epsilon
+from seepage.privacy.measured import Batched, MeasuredEpsilon, Measurement, measure_defense
 
 DELTA = 1e-5
 Many = Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
@@ -75,7 +75,7 @@ def _hospital() -> Many:
     ],
 )
 def test_an_epsilon_of_ten_is_contradicted_where_it_is_false(filters: Many, contradicted: bool) -> None:
-    found = measure_epsilon(Batched(filters), delta=DELTA, stated=10.0, seconds=None)
+    found = Measurement(delta=DELTA, stated=10.0, seconds=None).epsilon(Batched(filters))
     assert found.contradicted is contradicted
     assert found.ceiling > 10
     assert found.calls <= 120_000
@@ -87,7 +87,9 @@ def test_an_epsilon_of_ten_is_contradicted_where_it_is_false(filters: Many, cont
 def test_twenty_rounds_of_sigma_2_4_are_not_contradicted() -> None:
     computed = epsilon(sigma=2.4, rounds=20, delta=DELTA)
     assert computed == pytest.approx(9.2, abs=0.1)
-    found = measure_epsilon(Batched(_noisy(2.4)), delta=DELTA, stated=10.0, computed=computed, rounds=20, seconds=None)
+    found = Measurement(delta=DELTA, stated=10.0, computed=computed, rounds=20, seconds=None).epsilon(
+        Batched(_noisy(2.4))
+    )
     assert (found.stated_verdict, found.computed_verdict) == ("not contradicted", "not contradicted")
     assert found.fit is not None
     assert found.fit.alike
@@ -98,7 +100,7 @@ def test_twenty_rounds_of_sigma_2_4_are_not_contradicted() -> None:
 
 def test_the_fit_sees_what_no_number_of_calls_can_show() -> None:
     """20,640 times the deviation: 2e8 from a few thousand calls."""
-    found = measure_epsilon(Batched(_hospital()), delta=DELTA, stated=1e4, calls=4000, seconds=None)
+    found = Measurement(delta=DELTA, stated=1e4, calls=4000, seconds=None).epsilon(Batched(_hospital()))
     assert found.stated_verdict == "contradicted by Gaussian fit"
     assert found.fit is not None
     assert found.fit.mu[0] < 20640 < found.fit.mu[2]
@@ -119,7 +121,7 @@ def test_the_fit_sees_what_no_number_of_calls_can_show() -> None:
 def test_the_fit_of_our_defenses_agrees_with_the_accountant(
     defense: GaussianNoise | DecayingNoise | DPSGD, rounds: int, unit: str
 ) -> None:
-    found = measure_defense(defense, delta=DELTA, rounds=rounds, calls=2000, seconds=None)
+    found = measure_defense(defense, Measurement(delta=DELTA, rounds=rounds, calls=2000, seconds=None))
     assert found.unit == unit
     assert not found.contradicted
     assert found.computed is not None
@@ -130,7 +132,7 @@ def test_the_fit_of_our_defenses_agrees_with_the_accountant(
 
 def test_replacing_doubles_what_joining_tells() -> None:
     defense = GaussianNoise(sigma=2.0, clip=1.0)
-    found = measure_defense(defense, delta=DELTA, neighbors="replace", calls=2000, seconds=None)
+    found = measure_defense(defense, Measurement(delta=DELTA, neighbors="replace", calls=2000, seconds=None))
     assert found.computed is None
     assert found.fit is not None
     assert found.fit.mu[0] < 2 / 2.0 < found.fit.mu[2]
@@ -138,7 +140,9 @@ def test_replacing_doubles_what_joining_tells() -> None:
 
 def test_laplace_noise_stays_below_its_epsilon_and_has_no_fit() -> None:
     """Scale b on a sum of magnitudes clipped to 1 is (1/b)-private (Dwork and Roth 2014, Theorem 3.6)."""
-    found = measure_defense(LaplaceNoise(scale=0.5, clip=1.0), delta=DELTA, calls=6000, stated=2.0, seconds=None)
+    found = measure_defense(
+        LaplaceNoise(scale=0.5, clip=1.0), Measurement(delta=DELTA, calls=6000, stated=2.0, seconds=None)
+    )
     assert 0.5 < found.low < 2
     assert found.stated_verdict == "not contradicted"
     assert found.fit is not None
@@ -147,11 +151,11 @@ def test_laplace_noise_stays_below_its_epsilon_and_has_no_fit() -> None:
 
 def test_a_clip_of_its_own_behind_the_noise_costs_nothing() -> None:
     defense = Compose((GaussianNoise(sigma=1.0, clip=1.0), GaussianNoise(sigma=0.0, clip=0.5)))
-    assert not measure_defense(defense, delta=DELTA, calls=2000, seconds=None).contradicted
+    assert not measure_defense(defense, Measurement(delta=DELTA, calls=2000, seconds=None)).contradicted
 
 
 def test_json_has_words_for_infinity_and_says_both_verdicts() -> None:
-    found = measure_epsilon(Batched(_noisy(0.0)), delta=DELTA, stated=math.inf, computed=3.0, calls=2000)
+    found = Measurement(delta=DELTA, stated=math.inf, computed=3.0, calls=2000).epsilon(Batched(_noisy(0.0)))
     table = json.loads(json.dumps(found.table(), allow_nan=False))
     assert table["stated"] == "Infinity"
     assert (table["stated_verdict"], table["computed_verdict"]) == ("not contradicted", "contradicted")
@@ -160,16 +164,13 @@ def test_json_has_words_for_infinity_and_says_both_verdicts() -> None:
 
 
 def test_sameness_contradicts_any_finite_epsilon() -> None:
-    found = measure_epsilon(Batched(_noisy(0.0)), delta=DELTA, stated=1000.0, calls=1000)
+    found = Measurement(delta=DELTA, stated=1000.0, calls=1000).epsilon(Batched(_noisy(0.0)))
     assert found.stated_verdict == "contradicted by sameness"
 
 
 def test_a_filter_that_gives_nothing_away_measures_zero() -> None:
-    found = measure_epsilon(
-        Batched(lambda update, count: {name: torch.randn(count, *t.shape) for name, t in update.items()}),
-        delta=DELTA,
-        stated=0.5,
-        calls=5000,
+    found = Measurement(delta=DELTA, stated=0.5, calls=5000).epsilon(
+        Batched(lambda update, count: {name: torch.randn(count, *t.shape) for name, t in update.items()})
     )
     assert found.low < 0.1
     assert not found.contradicted
@@ -182,17 +183,14 @@ def test_a_filter_may_write_into_what_it_is_given() -> None:
             tensor.add_(5.0 * torch.randn(tensor.shape))
         return update
 
-    found = measure_epsilon(call, delta=DELTA, calls=1000, seconds=None, shapes={"w": (3,)})
+    found = Measurement(delta=DELTA, calls=1000, seconds=None).epsilon(call, shapes={"w": (3,)})
     assert found.fit is not None
     assert found.canary
 
 
 def test_the_clock_stops_it_and_what_was_counted_counts() -> None:
-    found = measure_epsilon(
-        lambda update: {name: t + torch.randn(t.shape) for name, t in update.items()},
-        delta=DELTA,
-        seconds=0.5,
-        calls=10_000_000,
+    found = Measurement(delta=DELTA, seconds=0.5, calls=10_000_000).epsilon(
+        lambda update: {name: t + torch.randn(t.shape) for name, t in update.items()}
     )
     assert found.seconds < 10
     assert found.calls < 100_000
@@ -213,18 +211,24 @@ def test_the_clock_stops_it_and_what_was_counted_counts() -> None:
     ],
 )
 def test_what_is_out_of_range_is_said(wrong: dict[str, object]) -> None:
-    options = {"delta": DELTA, "calls": 1000, **wrong}
+    of_call = {name: value for name, value in wrong.items() if name in ("clip", "shapes")}
+    options = {"delta": DELTA, "calls": 1000, **{name: wrong[name] for name in wrong.keys() - of_call.keys()}}
     with pytest.raises(SeepageError):
-        measure_epsilon(Batched(_noisy(1.0)), **options)  # type: ignore[arg-type]
+        Measurement(**options).epsilon(Batched(_noisy(1.0)), **of_call)  # type: ignore[arg-type]
+
+
+def test_a_measurement_without_pairs_is_refused() -> None:
+    with pytest.raises(SeepageError, match="at least one pair"):
+        Measurement(delta=DELTA, calls=1000).pairs([])
 
 
 def test_a_filter_that_returns_something_else_is_said() -> None:
     with pytest.raises(SeepageError, match="named tensors"):
-        measure_epsilon(lambda update: [np.zeros(3)], delta=DELTA, calls=1000)  # type: ignore[arg-type,return-value]
+        Measurement(delta=DELTA, calls=1000).epsilon(lambda update: [np.zeros(3)])  # type: ignore[arg-type,return-value]
 
 
 def test_a_defense_that_looks_at_examples_is_refused() -> None:
     from seepage.defenses import Soteria
 
     with pytest.raises(Inapplicable):
-        measure_defense(Soteria(ratio=0.5), delta=DELTA, calls=1000)
+        measure_defense(Soteria(ratio=0.5), Measurement(delta=DELTA, calls=1000))

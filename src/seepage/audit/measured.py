@@ -11,7 +11,7 @@ from seepage.core.schema import parse
 from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
 from seepage.errors import Inapplicable
 from seepage.privacy.guarantee import guarantee_of
-from seepage.privacy.measured import MeasuredEpsilon, measure_defense
+from seepage.privacy.measured import MeasuredEpsilon, Measurement, measure_defense
 from seepage.recipe.case import Recipe
 
 
@@ -65,17 +65,16 @@ def _measured(cell: str, recipe: Recipe, progress: Any) -> EpsilonRow:
     assert defense is not None
     row = EpsilonRow(cell=cell, defense=repr(defense), delta=plan.delta, stated=plan.stated)
     try:
-        found = measure_defense(
-            defense,
+        how = Measurement(
             delta=plan.delta,
             rounds=len(rounds_taken(recipe)),
-            participations=recipe.make_client().per_client.max_participations(recipe.batch.size),
             stated=plan.stated,
             calls=plan.calls,
             seconds=plan.seconds,
-            seed=recipe.seed,
             progress=progress,
         )
+        participations = recipe.make_client().per_client.max_participations(recipe.batch.size)
+        found = measure_defense(defense, how, participations=participations, seed=recipe.seed)
     except Inapplicable as error:
         return row.model_copy(update={"reason": str(error)})
     return row.model_copy(update=_facts(found))

@@ -87,31 +87,32 @@ class Measuring:
     def opacus(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """A user's function that returns Opacus' model, optimizer, loss, inputs and labels."""
         from seepage.integrations.opacus_steps import step_pairs
-        from seepage.privacy.measured import measure_pairs
+        from seepage.privacy.measured import Measurement
 
         model, optimizer, loss, inputs, labels = self._made(_one(names, "opacus"), call=True)
         noise = float(optimizer.noise_multiplier) if self.sigma is None else self.sigma
-        return measure_pairs(
-            step_pairs(model, optimizer, loss, inputs, labels, seed=self.seed or 0), delta=self._delta,
-            stated=self.epsilon, computed=self._computed(noise), rounds=self.rounds, calls=self._calls,
-            seconds=self.seconds, unit="example", progress=show,
+        how = Measurement(
+            delta=self._delta, stated=self.epsilon, computed=self._computed(noise), rounds=self.rounds,
+            calls=self._calls, seconds=self.seconds, unit="example", progress=show,
         )  # fmt: skip
+        return how.pairs(step_pairs(model, optimizer, loss, inputs, labels, seed=self.seed or 0))
 
     def defense(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """Defenses, in their order."""
         from seepage.cli.parts import part_of
         from seepage.defenses import DEFENSES, joined
-        from seepage.privacy.measured import measure_defense
+        from seepage.privacy.measured import Measurement, measure_defense
 
         parts = [part_of(name, "--of defense", DEFENSES) for name in names]
         for part in parts:
             self._check_trust(part.use)
         defense = joined([DEFENSES.build(part) for part in parts])
         assert defense is not None
-        return measure_defense(
-            defense, delta=self._delta, rounds=self.rounds, stated=self.epsilon, calls=self._calls,
-            seconds=self.seconds, neighbors=self._neighbors, seed=self.seed or 0, progress=show,
+        how = Measurement(
+            delta=self._delta, rounds=self.rounds, stated=self.epsilon, calls=self._calls, seconds=self.seconds,
+            neighbors=self._neighbors, progress=show,
         )  # fmt: skip
+        return measure_defense(defense, how, seed=self.seed or 0)
 
     def recorded(self, names: Sequence[str], _: "Progress | None") -> "MeasuredEpsilon":
         """A recorder's folder, of rounds with and without canaries."""
@@ -126,17 +127,16 @@ class Measuring:
         )  # fmt: skip
 
     def _called(self, call: Any, claim: "Claim", show: "Progress | None") -> "MeasuredEpsilon":
-        from seepage.privacy.measured import measure_epsilon
+        from seepage.privacy.measured import Measurement
 
         computed = claim.computed if self.sigma is None else self._computed(self.sigma)
         clip = next((one for one in (self.clip, claim.clip) if one is not None), 1.0)
-        return measure_epsilon(
-            call, delta=self.delta or claim.delta or 1e-5,
-            stated=claim.stated if self.epsilon is None else self.epsilon,
+        how = Measurement(
+            delta=self.delta or claim.delta or 1e-5, stated=claim.stated if self.epsilon is None else self.epsilon,
             computed=computed if self.neighbors == "join" else None, rounds=self.rounds, calls=self._calls,
-            seconds=self.seconds, clip=clip, shapes=self._shapes, neighbors=self._neighbors,
-            seed=self.seed or 0, progress=show,
+            seconds=self.seconds, neighbors=self._neighbors, progress=show,
         )  # fmt: skip
+        return how.epsilon(call, clip=clip, shapes=self._shapes, seed=self.seed or 0)
 
     @property
     def _delta(self) -> float:

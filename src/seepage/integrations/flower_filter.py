@@ -1,7 +1,7 @@
 """Flower: a client's mods as a filter whose epsilon can be measured. Needs `seepage[flower]`.
 
     filter = mod_filter(LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=5.0, delta=1e-5))
-    print(measure_epsilon(filter, delta=1e-5, stated=5.0).line)
+    print(Measurement(delta=1e-5, stated=5.0).epsilon(filter).line)
 
 The mods are called with real messages: weights go out as zeros, the client's reply holds them moved by the canary, and
 what the mods let through, less what went out, is what is measured. Numbers in the reply's metrics are measured too.

@@ -1,7 +1,7 @@
 """NVFlare: a chain of task-result filters as one whose epsilon can be measured. Needs `seepage[nvflare]`.
 
     filter = dxo_filter(SVTPrivacy(epsilon=0.1))
-    print(measure_epsilon(filter, delta=1e-5, stated=0.1, clip=1e-5).line)
+    print(Measurement(delta=1e-5, stated=0.1).epsilon(filter, clip=1e-5).line)
 
 The filters are called with real shareables and an empty context, as a runner does with a client's result.
 """

@@ -1,7 +1,7 @@
 """Opacus: steps of a private optimizer as outputs whose epsilon can be measured. Needs `seepage[opacus]`.
 
     pairs = step_pairs(model, optimizer, F.cross_entropy, inputs, labels)
-    print(measure_pairs(pairs, delta=1e-5, unit="example", computed=epsilon(sigma=1.1)).line)
+    print(Measurement(delta=1e-5, unit="example", computed=epsilon(sigma=1.1)).pairs(pairs).line)
 
 Each call is a real step from the same weights: forward pass, backward pass, `optimizer.step()`. What is measured is how
 the weights moved. The canary is one example that is in the batch, or is not.

@@ -16,7 +16,7 @@ import numpy as np
 from seepage.core.storage import check_regular, read_json, read_tensors
 from seepage.core.toml import LARGEST, load_toml
 from seepage.errors import SeepageError, short
-from seepage.privacy.measured import MeasuredEpsilon, measure_outputs
+from seepage.privacy.measured import EpsilonClaims, MeasuredEpsilon, measure_outputs
 from seepage.privacy.measured.canaries import Array
 from seepage.transcript.recorded import open_transcript
 
@@ -92,9 +92,8 @@ def measure_recorded(
     kinds = (_some(listed.without), _some(listed.included))
     without, included = (np.stack([_row(folder / name, names, count) for name in kind]) for kind in kinds)
     direction = None if listed.canary is None else _flat(read_tensors(listed.canary), names, listed.canary)
-    return measure_outputs(
-        without, included, delta=delta, direction=direction, stated=stated, computed=computed, rounds=rounds, seed=seed
-    )
+    claims = EpsilonClaims(delta=delta, rounds=rounds, stated=stated, computed=computed)
+    return measure_outputs(without, included, claims, direction=direction, seed=seed)
 
 
 def _some(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from seepage.attacks.adapters import LoraLeak
 from seepage.attacks.base import ignore
-from seepage.attacks.cpa.ica.spectrum import spectrum
 from seepage.core.adapters import AdaptedLayer, adapted_layers
+from seepage.core.algebra.lowrank import low_rank
 from seepage.core.nn import calls_in_pass
 from seepage.errors import Inapplicable
 from seepage.leakage.finding import Finding
@@ -77,10 +77,10 @@ def _leak(layer: AdaptedLayer, observed: Round, gradient: Mapping[str, Tensor], 
     shows: Shows = "nothing"
     shown = 0
     if down is not None and bool(down.any()):
-        shown = min(spectrum(down, sources=inputs if inputs is not None and inputs < rank else None).rank, rank)
+        shown = min(low_rank(down, sources=inputs if inputs is not None and inputs < rank else None).rank, rank)
         shows = "whole" if inputs is not None and inputs <= rank and up is not None else "part"
     elif up is not None and bool(up.any()):
-        shown, shows = min(spectrum(up.T).rank, rank), "shadow"
+        shown, shows = min(low_rank(up.T).rank, rank), "shadow"
     return AdapterLeak(layer.name, (layer.down, layer.up), rank, width, inputs, shown, shows)
 
 

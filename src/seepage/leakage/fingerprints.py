@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.attacks.cpa.ica.spectrum import noise_floor
 from seepage.attacks.rounded import Rounding
+from seepage.core.algebra.lowrank import noise_floor
 from seepage.leakage.finding import Finding
 from seepage.types import Tensors
 

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.cpa.ica.spectrum import spectrum
 from seepage.core.adapters import inside_adapters
+from seepage.core.algebra.lowrank import low_rank
 from seepage.core.nn import as_inputs, calls_in_pass, input_layer, last_linear, normalized_layers
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round
@@ -213,7 +213,7 @@ def _rank(rows: Tensor, shifts: Tensor | None, ends: bool) -> tuple[int, bool]:
         return 0, False
     whole = whole[whole.norm(dim=1).argsort(descending=True, stable=True)[:MAX_ROWS]]
     # Rows of the layer of the classes sum to zero, as softmax minus label does: one less is independent.
-    rank, most = spectrum(whole).rank, min(len(whole) - ends, whole.shape[1])
+    rank, most = low_rank(whole).rank, min(len(whole) - ends, whole.shape[1])
     return rank, rank >= most and most > 1
 
 

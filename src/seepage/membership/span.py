@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from seepage.core.algebra.lowrank import low_rank
 from seepage.core.nn import captured_calls, forward, in_mode
 from seepage.errors import Inapplicable
 from seepage.membership.base import Detector, Done, MembershipTest, nothing
@@ -38,15 +39,14 @@ class _Span(Detector):
         """`[k]` minus the logarithm of the share of each input that lies outside the row space; a member's is large."""
         # [out, d] = sum_i delta_i x_i'
         sent = observed.gradient(self.knowledge.client)[f"{self.layer}.weight"].double()
-        _, values, rows = torch.linalg.svd(sent, full_matrices=False)
-        rank = int((values > ROUNDING * values[0]).sum())
-        rank = min(rank, observed.batch_size or rank)  # more than n directions are noise, or rounding
+        parts = low_rank(sent, rounding=ROUNDING, clear=1.0)
+        rank = min(parts.rank, observed.batch_size or parts.rank)  # more than n directions are noise, or rounding
         if rank >= sent.shape[1]:
             raise Inapplicable(
                 f"the first layer's update has rank {rank}, so that its row space holds every input",
                 "use matched_filter, or a batch smaller than the number of inputs",
             )
-        basis = rows[:rank]  # [rank, d], orthonormal
+        basis = parts.right[:rank]  # [rank, d], orthonormal
         outside: Tensor = templates - (templates @ basis.T) @ basis
         shares: Tensor = outside.norm(dim=1).clamp_min(1e-12)
         return -shares.log10()

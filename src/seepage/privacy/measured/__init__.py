@@ -3,7 +3,14 @@
 from seepage.privacy.measured.canaries import SHAPES, Batched, Filter, InRounds, Pair, pairs_of
 from seepage.privacy.measured.defended import filter_of, measure_defense
 from seepage.privacy.measured.gaussian import GaussianFit
-from seepage.privacy.measured.measure import CALLS, Claim, MeasuredEpsilon, Verdict, measure_epsilon, measure_pairs
+from seepage.privacy.measured.measure import (
+    CALLS,
+    Claim,
+    EpsilonClaims,
+    MeasuredEpsilon,
+    Measurement,
+    Verdict,
+)
 from seepage.privacy.measured.samples import measure_outputs
 
 __all__ = [
@@ -11,16 +18,16 @@ __all__ = [
     "SHAPES",
     "Batched",
     "Claim",
+    "EpsilonClaims",
     "Filter",
     "GaussianFit",
     "InRounds",
     "MeasuredEpsilon",
+    "Measurement",
     "Pair",
     "Verdict",
     "filter_of",
     "measure_defense",
-    "measure_epsilon",
     "measure_outputs",
-    "measure_pairs",
     "pairs_of",
 ]

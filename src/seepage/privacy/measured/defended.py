@@ -12,26 +12,14 @@ from seepage.core.nn import generator
 from seepage.errors import Inapplicable
 from seepage.privacy.guarantee import guarantee_of
 from seepage.privacy.measured.canaries import LONG, Array, InRounds, Neighbors, Pair
-from seepage.privacy.measured.measure import CALLS, MeasuredEpsilon, Progress, measure_epsilon, measure_pairs
+from seepage.privacy.measured.measure import MeasuredEpsilon, Measurement
 from seepage.types import Batch, ClientView, Defense, GaussianMechanism, Tensors, Update
 
 INPUTS = 16
 """Inputs of the linear model whose examples are canaries."""
 
 
-def measure_defense(
-    defense: Defense,
-    *,
-    delta: float,
-    rounds: int = 1,
-    participations: int = 1,
-    stated: float | None = None,
-    calls: int = CALLS,
-    seconds: float | None = 50.0,
-    neighbors: Neighbors = "join",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> MeasuredEpsilon:
+def measure_defense(defense: Defense, how: Measurement, *, participations: int = 1, seed: int = 0) -> MeasuredEpsilon:
     """Measure a defense's epsilon, beside what is computed from its options.
 
     The unit is what its mechanism protects: an example, for a defense such as `dp_sgd` that makes the update anew from
@@ -39,47 +27,38 @@ def measure_defense(
 
     Args:
         defense: The defense.
-        delta: In (0, 1).
-        rounds: Rounds that the client takes part in.
+        how: The measurement. What it says of the unit, of a computed epsilon, and of whether rounds are alike, is
+            replaced by what the defense's own options say; for neighbors that `replace`, none is computed.
         participations: Local steps of a round in which one example is used, for noise in each: the claims are over
             all of them, and each is a round here.
-        stated: The epsilon that somebody states, over all rounds.
-        calls: Most calls.
-        seconds: Stop calling after this time; None: never.
-        neighbors: `join` is what is computed; `replace` has none computed.
         seed: Draws canaries and noise.
-        progress: Told of calls.
 
     Raises:
         Inapplicable: For a defense that needs other examples, or other clients, than canaries.
     """
-    stages = defense.stages()
-    mechanism = next((found for stage in stages if (found := stage.mechanism(range(rounds))) is not None), None)
-    guarantee = guarantee_of(defense, range(rounds), delta, participations=participations)
-    computed = None if guarantee is None or neighbors == "replace" else guarantee.epsilon
-    steps = rounds * (participations if mechanism is not None and mechanism.every_step else 1)
-    alike = mechanism is None or not isinstance(mechanism.sigma, tuple)
+    stages, rounds = defense.stages(), range(how.rounds)
+    mechanism = next((found for stage in stages if (found := stage.mechanism(rounds)) is not None), None)
+    guarantee = guarantee_of(defense, rounds, how.delta, participations=participations)
+    how = replace(
+        how,
+        computed=None if guarantee is None or how.neighbors == "replace" else guarantee.epsilon,
+        rounds=how.rounds * (participations if mechanism is not None and mechanism.every_step else 1),
+        alike=mechanism is None or not isinstance(mechanism.sigma, tuple),
+        unit="example" if stages[0].from_batch else "update",
+    )
     if any(stage.acts_on != "update" for stage in stages):
         raise Inapplicable(
             "what it does cancels in a sum of clients, or the server's sum is as without it",
             "measure a defense that changes each update by itself",
         )
     if stages[0].from_batch:
-        pairs = _example_pairs(defense, mechanism, neighbors, seed)
-        return measure_pairs(
-            pairs, delta=delta, stated=stated, computed=computed, rounds=steps, alike=alike, calls=calls,
-            seconds=seconds, unit="example", neighbors=neighbors, progress=progress,
-        )  # fmt: skip
+        return how.pairs(_example_pairs(defense, mechanism, how.neighbors, seed))
     if any(stage.reads_examples for stage in stages):
         raise Inapplicable(
             "it looks at the client's examples, which a canary update has none of",
-            "measure the defenses behind it alone, or call the client's own code by measure_pairs",
+            "measure the defenses behind it alone, or call the client's own code by Measurement.pairs",
         )
-    return measure_epsilon(
-        filter_of(defense, seed=seed), delta=delta, stated=stated, computed=computed, rounds=steps, alike=alike,
-        calls=calls, seconds=seconds, clip=(mechanism.clip if mechanism else None) or 1.0, neighbors=neighbors,
-        seed=seed, progress=progress,
-    )  # fmt: skip
+    return how.epsilon(filter_of(defense, seed=seed), clip=(mechanism.clip if mechanism else None) or 1.0, seed=seed)
 
 
 def filter_of(defense: Defense, *, seed: int = 0) -> InRounds:

@@ -32,7 +32,7 @@ from seepage.privacy.measured.statistics import Statistic, statistics_of
 
 Verdict = Literal["contradicted", "contradicted by Gaussian fit", "contradicted by sameness", "not contradicted"]
 Progress = Callable[[float, float], None]
-"""Told how many calls were made, of how many."""
+"""Called with how many calls were made, of how many."""
 Unit = Literal["update", "example"]
 
 CALLS = 120_000
@@ -56,16 +56,32 @@ DOUBT = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredEpsilon:
+class EpsilonClaims:
+    """What the epsilons of a filter are about, and those that are claimed for it.
+
+    Attributes:
+        delta: The delta of all epsilons, in (0, 1).
+        rounds: Rounds that they are over.
+        unit: What joins, leaves or is replaced: a client's whole `update`, or one `example`.
+        neighbors: `join`: the unit is there or is not, for which the zero update stands. `replace`: it is one or
+            another, which a clip leaves twice as far apart. Accountants of this package count `join`.
+        stated: What somebody stated, over all rounds; None: nothing.
+        computed: What an accountant computed, over all rounds; None: nothing.
+    """
+
+    delta: float
+    rounds: int = 1
+    unit: Unit = "update"
+    neighbors: Neighbors = "join"
+    stated: float | None = None
+    computed: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredEpsilon(EpsilonClaims):
     """What a filter's epsilon is at least, and what that says of the epsilons claimed for it.
 
     Attributes:
-        delta: The delta of all epsilons.
-        rounds: Rounds that they are over.
-        unit: What joins, leaves or is replaced: a client's whole `update`, or one `example`.
-        neighbors: `join`: the unit is there or is not. `replace`: it is one or another.
-        stated: What somebody stated; None: nothing.
-        computed: What an accountant computed; None: nothing.
         low: The measured epsilon: a lower bound that exceeds the true one in 5 % of measurements at most, whatever
             the filter does, as long as its calls are independent of each other.
         ceiling: The largest `low` that so many trials could have given.
@@ -83,12 +99,6 @@ class MeasuredEpsilon:
         notes: What else was seen, one sentence each.
     """
 
-    delta: float
-    rounds: int
-    unit: Unit
-    neighbors: Neighbors
-    stated: float | None
-    computed: float | None
     low: float
     ceiling: float
     canary: str
@@ -182,141 +192,103 @@ class Claim:
     by: str = ""
 
 
-def measure_epsilon(
-    call: Filter | InRounds | Batched,
-    *,
-    delta: float,
-    stated: float | None = None,
-    computed: float | None = None,
-    rounds: int = 1,
-    alike: bool = True,
-    calls: int = CALLS,
-    seconds: float | None = 50.0,
-    clip: float = 1.0,
-    shapes: Mapping[str, Sequence[int]] = SHAPES,
-    neighbors: Neighbors = "join",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> MeasuredEpsilon:
-    """Measure the epsilon of a filter that takes a client's update and gives what is sent.
+@dataclass(frozen=True, kw_only=True)
+class Measurement(EpsilonClaims):
+    """A measurement to make: of a filter by `epsilon`, or of pairs of one's own by `pairs`.
 
-    The unit is the client's whole update of each round. With `join` it is there or is not, for which the zero update
-    stands; with `replace` it is any or any other, which a clip leaves twice as far apart. Use that which the claim is
-    about: accountants of this package count `join`.
+    Part of the calls serves to choose the pair, the score and the event; the bound rests on fresh ones.
 
-    Args:
-        call: The filter: named tensors for named tensors, with fresh randomness in each call. `InRounds` where it
-            needs the round, `Batched` where it can treat many in one call, which is faster.
-        delta: In (0, 1).
-        stated: The epsilon that somebody states, over all rounds.
-        computed: The epsilon that an accountant computes, over all rounds.
-        rounds: Rounds that the claims are over.
+    Attributes:
         alike: All rounds have the same noise, drawn anew in each, so that one stands for all in the Gaussian fit. Else
             each trial is all rounds, which takes as many calls. The bound without assumption rests on trials of
             all rounds, or of the first one, in either case.
         calls: Most calls.
         seconds: Stop calling after this time; None: never. What is measured by then counts.
-        clip: Norm of the canaries: the norm that the filter clips to, in the claim.
-        shapes: Shapes of the update's tensors, as few and small as the filter's options allow.
-        neighbors: Which inputs are neighbors.
-        seed: Draws the canaries. The filter's own randomness is its own.
-        progress: Told of calls.
+        progress: Called with how many calls were made, of how many.
 
     Raises:
-        SeepageError: For values out of range, and a filter that returns no named tensors. What the filter raises goes
-            through.
+        SeepageError: For values out of range.
 
     Example:
         >>> import torch
         >>> def forgotten(update):  # clips, and adds no noise
         ...     norm = torch.cat([t.flatten() for t in update.values()]).norm()
         ...     return {name: t / max(norm, 1.0) for name, t in update.items()}
-        >>> found = measure_epsilon(forgotten, delta=1e-5, stated=3.0, calls=2000)
+        >>> found = Measurement(delta=1e-5, stated=3.0, calls=2000).epsilon(forgotten)
         >>> found.stated_verdict, found.deterministic, found.low > 5
         ('contradicted', True, True)
     """
-    pairs = pairs_of(call, shapes=shapes, clip=clip, neighbors=neighbors, seed=seed)
-    found = measure_pairs(
-        pairs, delta=delta, stated=stated, computed=computed, rounds=rounds, alike=alike, calls=calls, seconds=seconds,
-        neighbors=neighbors, progress=progress,
-    )  # fmt: skip
-    if () not in map(tuple, shapes.values()) and passes_single_numbers(call, shapes, clip):
-        found = replace(found, notes=(*found.notes, SINGLE_NUMBERS))
-    return found
 
+    alike: bool = True
+    calls: int = CALLS
+    seconds: float | None = 50.0
+    progress: Progress | None = None
 
-def measure_pairs(
-    pairs: Sequence[Pair],
-    *,
-    delta: float,
-    stated: float | None = None,
-    computed: float | None = None,
-    rounds: int = 1,
-    alike: bool = True,
-    calls: int = CALLS,
-    seconds: float | None = 50.0,
-    unit: Unit = "update",
-    neighbors: Neighbors = "join",
-    progress: Progress | None = None,
-) -> MeasuredEpsilon:
-    """Measure on pairs of one's own: whatever gives outputs for two neighboring inputs. Arguments as in the other.
+    def __post_init__(self) -> None:
+        wrong = []
+        if not 0 < self.delta < 1:
+            wrong.append(f"delta in (0, 1), got {self.delta}")
+        for name, claimed in (("stated", self.stated), ("computed", self.computed)):
+            if claimed is not None and not claimed >= 0:
+                wrong.append(f"a {name} epsilon of at least 0, got {claimed}")
+        if self.rounds < 1:
+            wrong.append(f"rounds >= 1, got {self.rounds}")
+        if self.calls < FEWEST:
+            wrong.append(f"calls >= {FEWEST}, got {self.calls}")
+        if wrong:
+            raise SeepageError(f"measuring epsilon needs {'; '.join(wrong)}; correct the value")
 
-    Part of the calls serves to choose the pair, the score and the event; the bound rests on fresh ones.
+    def epsilon(
+        self,
+        call: Filter | InRounds | Batched,
+        *,
+        clip: float = 1.0,
+        shapes: Mapping[str, Sequence[int]] = SHAPES,
+        seed: int = 0,
+    ) -> MeasuredEpsilon:
+        """Measure a filter that takes a client's update and gives what is sent; its unit is the whole update.
 
-    Args:
-        pairs: The pairs.
-        delta: As in `measure_epsilon`, like all up to `seconds`.
-        stated: See there.
-        computed: See there.
-        rounds: See there.
-        alike: See there.
-        calls: See there.
-        seconds: See there.
-        unit: What the pairs differ by.
-        neighbors: How.
-        progress: See there.
-    """
-    check_installed()  # before the calls: the fit states an epsilon
-    _check(pairs, delta, stated, computed, rounds, calls)
-    meter = _CallMeter(calls, seconds, progress)
-    own = 1 if alike else rounds
-    looks = _look(pairs, own, meter)
-    chosen = _choose(looks, rounds if alike else 1, meter, delta)
-    fit = _fit(looks, chosen, own, meter, delta, rounds if alike else 1)
-    event = _tune(chosen, meter, delta)
-    n1 = max(1, round(event.share * meter.left / chosen.calls))
-    n0 = max(1, round((1 - event.share) * meter.left / chosen.calls))
-    k1, n1, k0, n0 = _count(chosen, event, n1, n0, meter)
-    low, ceiling = (
-        float(lower_bound(a, n1, b, n0, delta=delta, error=event.error)) for a, b in ((k1, k0), (n1, 0))
-    )  # fmt: skip
-    meter.done()
-    return MeasuredEpsilon(
-        delta=delta, rounds=rounds, unit=unit, neighbors=neighbors, stated=stated, computed=computed, low=low,
-        ceiling=ceiling, canary=chosen.pair.name, statistic=chosen.statistic.name, hits=(k1, n1), false_hits=(k0, n0),
-        rounds_per_trial=chosen.calls, fit=fit, deterministic=any(look.deterministic for look in looks),
-        calls=meter.made, seconds=meter.seconds, tried=tuple(pair.name for pair in pairs),
-        notes=(BLIND,) if all(look.blind for look in looks) else (),
-    )  # fmt: skip
+        Args:
+            call: The filter: named tensors for named tensors, with fresh randomness in each call. `InRounds` where it
+                needs the round, `Batched` where it can treat many in one call, which is faster.
+            clip: Norm of the canaries: the norm that the filter clips to, in the claim.
+            shapes: Shapes of the update's tensors, as few and small as the filter's options allow.
+            seed: Draws the canaries. The filter's own randomness is its own.
 
+        Raises:
+            SeepageError: For a filter that returns no named tensors. What the filter raises goes through.
+        """
+        found = self.pairs(pairs_of(call, shapes=shapes, clip=clip, neighbors=self.neighbors, seed=seed))
+        if () not in map(tuple, shapes.values()) and passes_single_numbers(call, shapes, clip):
+            found = replace(found, notes=(*found.notes, SINGLE_NUMBERS))
+        return found
 
-def _check(
-    pairs: Sequence[Pair], delta: float, stated: float | None, computed: float | None, rounds: int, calls: int
-) -> None:
-    wrong = []
-    if not pairs:
-        wrong.append("at least one pair of inputs")
-    if not 0 < delta < 1:
-        wrong.append(f"delta in (0, 1), got {delta}")
-    for name, claimed in (("stated", stated), ("computed", computed)):
-        if claimed is not None and not claimed >= 0:
-            wrong.append(f"a {name} epsilon of at least 0, got {claimed}")
-    if rounds < 1:
-        wrong.append(f"rounds >= 1, got {rounds}")
-    if calls < FEWEST:
-        wrong.append(f"calls >= {FEWEST}, got {calls}")
-    if wrong:
-        raise SeepageError(f"measuring epsilon needs {'; '.join(wrong)}; correct the value")
+    def pairs(self, pairs: Sequence[Pair]) -> MeasuredEpsilon:
+        """Measure on pairs of one's own: whatever gives outputs for two neighboring inputs."""
+        check_installed()  # before the calls: the fit states an epsilon
+        if not pairs:
+            raise SeepageError("measuring epsilon needs at least one pair of inputs; correct the value")
+        meter = _CallMeter(self.calls, self.seconds, self.progress)
+        # Rounds drawn together, and those that the fit composes of single ones.
+        own, composed = (1, self.rounds) if self.alike else (self.rounds, 1)
+        looks = _look(pairs, own, meter)
+        chosen = _choose(looks, composed, meter, self.delta)
+        fit = _fit(looks, own, meter, self.delta, composed)
+        event = _tune(chosen, meter, self.delta)
+        n1 = max(1, round(event.share * meter.left / chosen.calls))
+        n0 = max(1, round((1 - event.share) * meter.left / chosen.calls))
+        k1, n1, k0, n0 = _count(chosen, event, n1, n0, meter)
+        low, ceiling = (
+            float(lower_bound(a, n1, b, n0, delta=self.delta, error=event.error)) for a, b in ((k1, k0), (n1, 0))
+        )
+        meter.done()
+        return MeasuredEpsilon(
+            delta=self.delta, rounds=self.rounds, unit=self.unit, neighbors=self.neighbors, stated=self.stated,
+            computed=self.computed, low=low, ceiling=ceiling, canary=chosen.pair.name, statistic=chosen.statistic.name,
+            hits=(k1, n1), false_hits=(k0, n0), rounds_per_trial=chosen.calls, fit=fit,
+            deterministic=any(look.deterministic for look in looks), calls=meter.made, seconds=meter.seconds,
+            tried=tuple(pair.name for pair in pairs), notes=(BLIND,) if all(look.blind for look in looks) else (),
+        )  # fmt: skip
 
 
 class _CallMeter:
@@ -379,17 +351,22 @@ class _Look:
 
     @property
     def blind(self) -> bool:
-        """Whether all outputs of both sides are the same, bit by bit."""
-        first = self.without.reshape(-1, self.without.shape[-1])[:1]
-        sides = [outputs.reshape(-1, outputs.shape[-1]) for outputs in (self.without, self.included)]
-        return all(np.array_equal(side, np.broadcast_to(first, side.shape), equal_nan=True) for side in sides)
+        """Whether all outputs, without the canary and with it, are the same, bit by bit."""
+        return self._constant and self._equal_first
 
     @property
     def deterministic(self) -> bool:
-        """Whether one side or the other never varied, and the sides differ."""
-        sides = [outputs.reshape(-1, outputs.shape[-1]) for outputs in (self.without, self.included)]
-        constant = all(np.array_equal(side, np.broadcast_to(side[:1], side.shape), equal_nan=True) for side in sides)
-        return constant and not np.array_equal(sides[0][0], sides[1][0], equal_nan=True)
+        """Whether neither input's outputs ever varied, and the two differ."""
+        return self._constant and not self._equal_first
+
+    @property
+    def _constant(self) -> bool:
+        rows = (outputs.reshape(-1, outputs.shape[-1]) for outputs in (self.without, self.included))
+        return all(np.array_equal(row, np.broadcast_to(row[:1], row.shape), equal_nan=True) for row in rows)
+
+    @property
+    def _equal_first(self) -> bool:
+        return np.array_equal(self.without[0, 0], self.included[0, 0], equal_nan=True)
 
 
 @dataclass(frozen=True)
@@ -454,9 +431,7 @@ def _grouped(scores: Array, group: int) -> Array:
     return found
 
 
-def _fit(
-    looks: Sequence[_Look], chosen: _Chosen, own: int, meter: _CallMeter, delta: float, composed: int
-) -> GaussianFit | None:
+def _fit(looks: Sequence[_Look], own: int, meter: _CallMeter, delta: float, composed: int) -> GaussianFit | None:
     """A tenth of the calls, more of few, for Gaussian noise on the linear score with the largest mu."""
     best: tuple[float, Pair, Statistic] | None = None
     for look in looks:
@@ -490,9 +465,7 @@ def _scored(pair: Pair, statistic: Statistic, side: int, trials: int, rounds: in
 def _tune(chosen: _Chosen, meter: _CallMeter, delta: float) -> Event:
     """A tenth of the calls left, for the threshold of the event and the division of the trials."""
     n = max(20, int(0.05 * meter.left / chosen.calls))
-    without, included = (
-        _scored(chosen.pair, chosen.statistic, side, n, chosen.calls, meter) for side in (0, 1)
-    )  # fmt: skip
+    without, included = (_scored(chosen.pair, chosen.statistic, side, n, chosen.calls, meter) for side in (0, 1))
     return best_event(without, included, meter.left / chosen.calls, delta)
 
 
@@ -520,4 +493,4 @@ def _words(value: Any) -> Any:
     return [_words(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-__all__ = ["CALLS", "ERROR", "MeasuredEpsilon", "Verdict", "measure_epsilon", "measure_pairs"]
+__all__ = ["CALLS", "ERROR", "MeasuredEpsilon", "Measurement", "Verdict"]

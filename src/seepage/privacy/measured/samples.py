@@ -7,7 +7,7 @@ from seepage.privacy.accounting import check_installed
 from seepage.privacy.measured.canaries import Array
 from seepage.privacy.measured.events import Event, best_event, lower_bound
 from seepage.privacy.measured.gaussian import fitted
-from seepage.privacy.measured.measure import MeasuredEpsilon, Unit
+from seepage.privacy.measured.measure import EpsilonClaims, MeasuredEpsilon
 from seepage.privacy.measured.statistics import Statistic, statistics_of
 
 MIN_OUTPUTS = 8
@@ -17,13 +17,9 @@ MIN_OUTPUTS = 8
 def measure_outputs(
     without: Array,
     included: Array,
+    claims: EpsilonClaims,
     *,
-    delta: float,
     direction: Array | None = None,
-    stated: float | None = None,
-    computed: float | None = None,
-    rounds: int = 1,
-    unit: Unit = "update",
     seed: int = 0,
 ) -> MeasuredEpsilon:
     """Measure on outputs with and without a canary, one of each round.
@@ -35,12 +31,8 @@ def measure_outputs(
     Args:
         without: `[m, d]` outputs without the canary, at least `MIN_OUTPUTS`.
         included: `[n, d]` outputs with it, as many or more or fewer.
-        delta: In (0, 1).
+        claims: What the epsilon is about; the fit takes the rounds to be alike.
         direction: `[d]` the canary itself; with it the Gaussian fit takes all outputs.
-        stated: The epsilon that somebody states, over all rounds.
-        computed: The epsilon that an accountant computes, over all rounds.
-        rounds: Rounds that the claims are over; the fit takes them to be alike.
-        unit: What the canary is.
         seed: Divides the outputs.
 
     Raises:
@@ -48,11 +40,12 @@ def measure_outputs(
 
     >>> draw = np.random.default_rng(0)
     >>> a, b = draw.normal(size=(400, 3)), draw.normal(size=(400, 3)) + [4.0, 0.0, 0.0]
-    >>> found = measure_outputs(a, b, delta=1e-5, direction=np.array([4.0, 0.0, 0.0]), stated=1.0)
+    >>> found = measure_outputs(a, b, EpsilonClaims(delta=1e-5, stated=1.0), direction=np.array([4.0, 0.0, 0.0]))
     >>> found.stated_verdict, found.fit.mu[0] < 4 < found.fit.mu[2]
     ('contradicted', True)
     """
     check_installed()
+    delta, rounds = claims.delta, claims.rounds
     if min(len(without), len(included)) < MIN_OUTPUTS:
         raise SeepageError(
             f"epsilon is measured on {MIN_OUTPUTS} outputs of either kind or more, got {len(without)} without the "
@@ -76,7 +69,7 @@ def measure_outputs(
         rounds=rounds, alike=rounds > 1,
     )  # fmt: skip
     return MeasuredEpsilon(
-        delta=delta, rounds=rounds, unit=unit, neighbors="join", stated=stated, computed=computed, low=low,
+        delta=delta, rounds=rounds, unit=claims.unit, stated=claims.stated, computed=claims.computed, low=low,
         ceiling=ceiling, canary="recorded", statistic=statistic.name, hits=(hits, len(mine)),
         false_hits=(false, len(other)), rounds_per_trial=1, fit=fit, deterministic=False,
         calls=len(without) + len(included), seconds=0.0, tried=("recorded",),
