@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from seepage.attacks.gauss_newton.linearize import Derivative, ForwardPass, LayerUse, VictimNetwork
+from seepage.attacks.gauss_newton.linearize import ForwardPass, LayerUse, VictimNetwork
+from seepage.core.algebra.derivative import Derivative
 from seepage.errors import Inapplicable
 
 FLOOR = 1e-4

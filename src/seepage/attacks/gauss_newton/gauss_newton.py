@@ -17,7 +17,7 @@ from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.gauss_newton.linearize import Held, VictimNetwork
 from seepage.attacks.gauss_newton.peeling import Peeled, peel
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
-from seepage.attacks.gauss_newton.search import Search, Stage
+from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.head import HeadFeatures, head_features
 from seepage.core.checkpoint import history_in, run_steps
 from seepage.core.nn import generator, last_linear, norm
@@ -47,10 +47,7 @@ OFF, ON = 0.5, 4.0
 """A ReLU's feature below, or above, so many times its error is off, or on; between them its side is open."""
 CLOSE = 5e-2
 """The same below which a search that came to rest is near the images, and goes on with what is known of them."""
-FACTS = (
-    "damping", "iterations", "passes", "steps_without_progress", "reopenings", "stage", "rounding_radius",
-    "steps_since_rounding",
-)  # fmt: skip
+FACTS = ("damping", "iterations", "passes", "reopenings", "steps", "steps_without_progress", "rounding_radius")
 """Numbers of a search that its checkpoint keeps."""
 
 
@@ -214,43 +211,50 @@ class GaussNewton(Attack):
         wanted = [gradients[name].to(like) for name in seen.structure.names]
         equations = Equations(replace(seen.network, held=seen.held), seen.structure, seen.known, wanted)
         spectrum = NaturalSpectrum(seen.knowledge.input_shape).to(like)
-        kept = progress.load()
+        kept, step = progress.load(), 0
         history: list[tuple[int, float]] = []
         if kept is None:
             draw = generator(seed, "made-up images")
             at_once = AT_ONCE if seen.center is None else len(seen.head.labels)
             decoder = Decoder(lambda x: _features(seen, x), seen.knowledge.input_shape, draw, at_once)
             guess = decoder(_placed(seen.head.features.to(like), seen.structure))
-            search = Search(equations, spectrum, equations.start(guess), self.inner)
+            search = Search(equations, spectrum, equations.start(guess), self.inner, seen.center)
         else:
-            search, history = _resumed(kept, equations, spectrum, self.inner)
-        search.center = seen.center
+            search, step, history = _resumed(kept, equations, spectrum, self.inner, seen.center)
         error = float("inf")
 
         def advance(step: int) -> float:
             nonlocal error
             value = search.step()
-            if self.rounding and (search.stage or search.last_change < NEAR_ROUND):
+            if self.rounding and (search.before or search.last_change < NEAR_ROUND):
                 error = self._error(seen, to_levels(seen.images(search.point.x)))
             return value
-
-        def ended() -> bool:
-            if error < TO_ROUNDING or not search.ended:
-                return error < TO_ROUNDING
-            # Of another contrast all values would be others, and far from the images none is sure.
-            if not self.rounding or seen.center is not None:
-                return True
-            near = ROUNDED < self._error(seen, seen.images(search.point.x)) < CLOSE
-            return not ((near or search.stage == Stage.ROUNDING) and search.go_on())
 
         def record(step: int, value: float) -> None:
             history.append((step, value))
             progress.report(step, self.steps, value)
             progress.save(_kept(search, step, history))
 
-        first = 0 if kept is None else int(kept.facts["step"])
-        step, interrupted = run_steps(first, self.steps, advance, record, every=1, ended=ended)
+        def ended() -> bool:
+            return error < TO_ROUNDING or search.ended
+
+        # All values, then with weights for a rounded gradient, then fewer and fewer that are not set to 8-bit ones.
+        while True:
+            step, interrupted = run_steps(step, self.steps, advance, record, every=1, ended=ended)
+            over = interrupted or step == self.steps or error < TO_ROUNDING
+            following = None if over else self._following(seen, search)
+            if following is None:
+                break
+            search = following
         return self._result(seen, search, step, interrupted, history)
+
+    def _following(self, seen: Seen, search: Search) -> Search | None:
+        """The search that goes on from where this one came to rest, near the images."""
+        # Of another contrast all values would be others, and far from the images none is sure.
+        if not self.rounding or seen.center is not None:
+            return None
+        near = search.fixed is not None or ROUNDED < self._error(seen, seen.images(search.point.x)) < CLOSE
+        return search.following() if near else None
 
     def _update(self, seen: Seen, unit: Tensor, labels: Tensor) -> Tensors:
         """The update that a client with these images would have sent."""
@@ -322,12 +326,12 @@ class GaussNewton(Attack):
         unit = seen.images(search.point.x)
         error, rounded = self._error(seen, unit), to_levels(unit)
         error_rounded = self._error(seen, rounded) if self.rounding else float("inf")
-        found = error_rounded < (ROUNDED if search.stage == Stage.ROUNDING else min(error, ROUNDED))
+        found = error_rounded < (min(error, ROUNDED) if search.fixed is None else ROUNDED)
         if found:
             unit, error = rounded, error_rounded
         elif search.before:
             # Set values that do not explain the update are wrong somewhere, and spoil the others.
-            several = [seen.images(x) for x in search.before] + [unit] * (search.stage < 2)
+            several = [seen.images(x) for x in search.before] + [unit] * (search.fixed is None)
             error, unit = min(((self._error(seen, one), one) for one in several), key=lambda pair: pair[0])
         rows = search.point.residuals[0].flatten(1).norm(dim=1)
         status: Status = "interrupted" if interrupted else "ok" if found or search.ended else "exhausted"
@@ -493,28 +497,27 @@ def _kept(search: Search, step: int, history: list[tuple[int, float]]) -> Checkp
     assert search.preconditioner is not None
     open_ = search.equations.known.open
     tensors = {"images": search.point.x.detach(), "free": search.point.free, "moved": search.moved, "open": open_}
-    tensors |= {"fixed": search.fixed} | {f"before/{i}": images for i, images in enumerate(search.before)}
+    tensors |= {} if search.fixed is None else {"fixed": search.fixed}
+    tensors |= {f"before/{i}": images for i, images in enumerate(search.before)}
     tensors |= {f"preconditioner/{name}": value for name, value in search.preconditioner.state().items()}
     facts = {name: getattr(search, name) for name in FACTS}
     return Checkpoint(tensors, {"step": step, "history": history, **facts})
 
 
 def _resumed(
-    kept: Checkpoint, equations: Equations, spectrum: NaturalSpectrum, most: int
-) -> tuple[Search, list[tuple[int, float]]]:
-    """The search where the checkpoint left it."""
+    kept: Checkpoint, equations: Equations, spectrum: NaturalSpectrum, most: int, center: Tensor | None
+) -> tuple[Search, int, list[tuple[int, float]]]:
+    """The search where the checkpoint left it, its steps and its history."""
     facts, like = kept.facts, equations.known.value
     tensors = {name: tensor.to(like.device) for name, tensor in kept.tensors.items()}
-    images = tensors["images"]
+    images, before = tensors["images"], tuple(tensors[f"before/{i}"] for i in range(2) if f"before/{i}" in tensors)
     known = replace(equations.known, open=tensors["open"])
-    floor = ROUNDED_FLOOR if facts["stage"] else FLOOR
+    floor = ROUNDED_FLOOR if before else FLOOR
     equations = Equations(equations.network, equations.structure, known, equations.gradients, floor=floor)
-    search = Search(equations, spectrum, equations.at(images, tensors["free"]), most)
-    for name in FACTS:
-        setattr(search, name, facts[name])
-    search.stage = Stage(search.stage)
-    search.moved, search.fixed = tensors["moved"], tensors["fixed"]
-    search.before = [tensors[f"before/{i}"] for i in range(2) if f"before/{i}" in tensors]
     state = {name.split("/")[1]: value for name, value in tensors.items() if name.startswith("preconditioner/")}
-    search.preconditioner = BlockCirculant.of(state, images)
-    return search, history_in(facts)
+    search = Search(
+        equations, spectrum, equations.at(images, tensors["free"]), most, center, before, tensors.get("fixed"),
+        moved=tensors["moved"], preconditioner=BlockCirculant.of(state, images),
+        **{name: facts[name] for name in FACTS},
+    )  # fmt: skip
+    return search, int(facts["step"]), history_in(facts)

@@ -236,29 +236,3 @@ class VictimNetwork:
         """The weight's name of each recorded layer; empty for a weight that is no parameter."""
         known = {id(tensor): name for name, tensor in self.params.items()}
         return [known.get(id(layer.weight), "") for layer in seen.layers]
-
-
-class Derivative:
-    """The derivative J of some quantities `o(x)` at a point, with its transpose, each at the price of one pass.
-
-    `J^T w` is a backward pass. For `J v` the map `u -> J^T u`, which is linear, is differentiated in turn (with any
-    u): `d/du (v . J^T u) = J v`. So no layer needs a rule of its own.
-
-    >>> x = torch.tensor([[1.0, -2.0]], requires_grad=True)
-    >>> slope = Derivative([torch.relu(x) * 3], x)
-    >>> slope.forward(torch.ones(1, 2)), slope.transposed([torch.ones(1, 2)])
-    ([tensor([[3., 0.]])], tensor([[3., 0.]]))
-    """
-
-    def __init__(self, outputs: Sequence[Tensor], x: Tensor) -> None:
-        self.outputs, self.x = list(outputs), x
-        self.dual = [torch.zeros_like(output).requires_grad_(True) for output in self.outputs]
-        (self.pulled,) = torch.autograd.grad(self.outputs, x, self.dual, create_graph=True)
-
-    def forward(self, v: Tensor) -> list[Tensor]:
-        """`J v`, one tensor for each quantity."""
-        return list(torch.autograd.grad(self.pulled, self.dual, v, retain_graph=True))
-
-    def transposed(self, w: Sequence[Tensor]) -> Tensor:
-        """`J^T w`, shaped like `x`."""
-        return torch.autograd.grad(self.outputs, self.x, list(w), retain_graph=True)[0]

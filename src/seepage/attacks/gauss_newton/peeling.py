@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.decoding import NaturalSpectrum
-from seepage.attacks.gauss_newton.linearize import Derivative, ForwardPass, Held, VictimNetwork
+from seepage.attacks.gauss_newton.linearize import ForwardPass, Held, VictimNetwork
 from seepage.attacks.gauss_newton.patches import read_patches
 from seepage.attacks.gauss_newton.readings import Forward, solve_reading
 from seepage.attacks.head import HeadFeatures
+from seepage.core.algebra.derivative import Derivative
 from seepage.core.nn import generator
 from seepage.types import Tensors
 

@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.attacks.gauss_newton.equations import columns_of, slope_matrix
-from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse
-from seepage.attacks.gauss_newton.search import conjugate_gradients
+from seepage.attacks.gauss_newton.linearize import LayerUse
 from seepage.attacks.head.equations import ROUNDING
+from seepage.core.algebra.derivative import Derivative
+from seepage.core.solvers import conjugate_gradients
 
 UNCERTAIN = 1e-3
 """Error of a reading, as a share of its root mean square, above which it is not used."""
@@ -26,6 +27,8 @@ STEPS = 40
 """Newton steps to the non-negative solution."""
 INNER = 100
 """Iterations of the conjugate gradients in one of them."""
+NEWTON_SOLVED = 1e-2
+"""Relative residual at which they stop."""
 SOLVED = 1e-5
 """Root mean square residual of forward and sign equations, in units of what is known, at which zeros are read off."""
 ZERO = (1e-4, 1e-4, 1e-4, 1e-5)
@@ -152,7 +155,7 @@ def _complete(
     """
     scale = float(reading.square().mean().sqrt())
     level, value, zero = float("inf"), reading, 0.0
-    nothing, sharp = reading.new_zeros(0), 0
+    sharp = 0
     for _ in range(STEPS):
         # At first what is negative must not be; then what is nearly zero is meant to be zero.
         below = (value < zero * scale) / scale
@@ -168,15 +171,16 @@ def _complete(
         if sharp > SHARPENINGS:
             return (value * (below == 0), level) if level < SOLVED else None
 
-        def product(v: tuple[Tensor, Tensor], below: Tensor = below) -> tuple[Tensor, Tensor]:
-            change = hidden @ v[0]
+        def product(v: Tensor, below: Tensor = below) -> Tensor:
+            change = hidden @ v
             pushed = change * below.square()
             if forward is not None:
                 forth = forward.product(_map(change, shape).to(forward.derivative.x))
                 pushed = pushed + _rows(forward.transposed(forth)).to(pushed)
-            return hidden.T @ pushed + 1e-9 / scale**2 * v[0], v[1]
+            pulled: Tensor = hidden.T @ pushed
+            return pulled + 1e-9 / scale**2 * v
 
-        (change, _), _, _ = conjugate_gradients(product, (-hidden.T @ pull, nothing), lambda v: v, INNER)
+        change = conjugate_gradients(product, -hidden.T @ pull, lambda v: v, steps=INNER, tolerance=NEWTON_SOLVED)
         value = value + hidden @ change
     return None
 
