@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_input
 
 from seepage.attacks.activations.block import Block, slope_of_channels
 from seepage.attacks.activations.coupled import UNEXPLAINED, Inside, read_coupled
@@ -120,7 +119,7 @@ def _read_before(block: Block, last: Deconvolved, gradient: Tensor) -> Float[Ten
     after, before = block.use(block.last), block.use(block.before)
     constant = slope_of_channels(block.calls[block.last].input, block.calls[block.before].output)
     # W^T D, through the mask of the ReLU and the constants of the normalization.
-    back = conv2d_input(last.read.shape, after.weight.double().cpu(), last.slopes, *after.geometry)
+    back = after.to_reading(after.weight, last.slopes)
     solved = solve_read(before, back * (last.read > 0) * constant[:, None, None], gradient)
     if solved is None:
         raise Inapplicable("the last block reads more positions than its gradient tells", REMEDY)

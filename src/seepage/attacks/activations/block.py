@@ -109,11 +109,12 @@ class Block:
         raise Inapplicable("in front of it is no block of two convolutions", REMEDY)
 
     def use(self, name: str) -> LayerUse:
-        """A layer's call as the linear algebra wants it."""
+        """A convolution's call as the linear algebra wants it: its weight in float64, on a CPU."""
         layer, call = self.knowledge.model.get_submodule(name), self.calls[name]
         assert isinstance(layer, nn.Conv2d)
         geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
-        return LayerUse(self.observed.params[f"{name}.weight"], geometry, call.input.detach(), call.output.detach())
+        weight = self.observed.params[f"{name}.weight"].double().cpu()
+        return LayerUse(weight, geometry, call.input.detach(), call.output.detach())
 
     @cached_property
     def _weight(self) -> Float[Tensor, "C k"]:

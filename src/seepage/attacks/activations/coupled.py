@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.grad import conv2d_input
 
 from seepage.attacks.activations.batch_norm import BatchNorm, CoupledReading, common_factor, factors_of, solve_coupled
 from seepage.attacks.activations.block import Block
@@ -67,7 +66,7 @@ def read_coupled(block: Block, last: Deconvolved, gradients: Mapping[str, Tensor
     each = factors_of(last.slopes)[:, None, None, None]
     read, slopes = last.read / each, last.slopes * each
     read, back, size = _between(first, after, read, slopes)
-    x, deviation = final.normalized(F.conv2d(read, after.weight.double().cpu(), None, *after.geometry))
+    x, deviation = final.normalized(after.applied(read))
     name = block.normalizes(block.last)
     assert name is not None  # `norms` refused it
     # A W of each example where units behind the norm are on, in its own size: A is softmax minus label over n.
@@ -100,7 +99,7 @@ def _between(
         slopes: Gradients of its outputs, over f.
     """
     # W^T D where the units between the convolutions are on: its sum over the batch is the gradient of beta.
-    back = _transposed(after, slopes) * (read > 0)
+    back = after.to_reading(after.weight, slopes) * (read > 0)
     size, off = common_factor(back.sum((0, 2, 3)), first.bias_gradient)
     if not (off < UNEXPLAINED and size > 0):
         raise Inapplicable("the gradients of the last block's layers contradict each other", REMEDY)
@@ -136,15 +135,15 @@ def _block_input(
         reading = _solved(block, block.before, first, back, given, on, gradients, scale, reading)
         read = rectified(reading.read)
         # Through a norm, slopes go with one over the scale of what is read; added as it is, they do not.
-        scaling = _transposed(before, reading.slopes)
+        scaling = before.to_reading(before.weight, reading.slopes)
         fixed = torch.zeros_like(scaling)
         if block.shortcut is None:
             fixed = added
         else:
             name, behind = block.shortcut
             norm, use = block.norm(behind, gradients), block.use(name)
-            x, deviation = norm.normalized(F.conv2d(read, use.weight.double().cpu(), None, *use.geometry), scale)
-            scaling = scaling + _transposed(use, norm.slopes_in(added, x, deviation))
+            x, deviation = norm.normalized(use.applied(read), scale)
+            scaling = scaling + use.to_reading(use.weight, norm.slopes_in(added, x, deviation))
         # All that goes back, where units are on, sums to the gradient of the beta in front.
         factor, off = common_factor(
             (scaling * (read > 0)).sum((0, 2, 3)), front.bias_gradient - (fixed * (read > 0)).sum((0, 2, 3))
@@ -155,13 +154,6 @@ def _block_input(
     assert reading is not None
     features, probabilities, slopes = block.coupled_tail(scale * read, labels)
     return Inside(block, scale * read, slopes, reading.offset_known, features, labels, wanted, probabilities)
-
-
-def _transposed(layer: LayerUse, slopes: Float[Tensor, "n O h w"]) -> Float[Tensor, "n C H W"]:
-    """`W^T D`: from the gradients of a convolution's outputs to that of what it read."""
-    shape = (len(slopes), *layer.input.shape[1:])
-    back: Tensor = conv2d_input(shape, layer.weight.double().cpu(), slopes, *layer.geometry)
-    return back
 
 
 def _further_in(inside: Inside, gradients: Mapping[str, Tensor]) -> Inside:

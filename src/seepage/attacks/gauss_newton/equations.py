@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -246,15 +245,11 @@ def slope_matrix(layer: LayerUse, slopes: Tensor) -> Tensor:
     """The matrix M of `EquationWhitening`, `[O k k, n positions]`; `[O, n]` for a fully connected layer."""
     if not layer.geometry:
         return slopes.T
-    stride, padding, dilation, _ = layer.geometry
-    height, width = layer.input.shape[2:]
-    kernel = layer.weight.shape[2:]
-    # places[k, p]: which input position output position p reads through entry k of the kernel; 0 is the padding.
-    numbers = torch.arange(1, height * width + 1, dtype=torch.float64, device=slopes.device).view(1, 1, height, width)
-    places = F.unfold(numbers, kernel, dilation, padding, stride)[0].long()
+    places = layer.places().to(slopes.device)  # [k k, p]
     n, outputs = slopes.shape[:2]
     flat = slopes.flatten(2).transpose(0, 1)  # [O, n, p]
-    moved = flat.new_zeros(outputs, len(places), n, height * width + 1)
+    # moved[o, k, i, q]: the slope of the output that reads input position q with entry k; q = 0 is the border.
+    moved = flat.new_zeros(outputs, len(places), n, layer.input[0, 0].numel() + 1)
     for k, place in enumerate(places):
         moved[:, k, :, place] = flat
     return moved[..., 1:].reshape(outputs * len(places), -1)
@@ -453,10 +448,8 @@ class Equations:
         example = self.open[:, 0]
         if not layer.geometry:
             return reading[example]
-        stride, padding, dilation, _ = layer.geometry
-        columns = F.unfold(reading, layer.weight.shape[2:], dilation, padding, stride)  # [n, C k k, p]
         place = self.open[:, 2] * layer.output.shape[3] + self.open[:, 3]
-        return columns[example, :, place]
+        return layer.patches(reading)[example, :, place]
 
     def forward(self, point: EquationsAt, v: Tensor, free: Tensor) -> list[Tensor]:
         """`J (v, free)`: what a change of images and open slopes does to the residuals."""

@@ -86,11 +86,36 @@ class LayerUse:
         return gradient
 
     def to_reading(self, matrix: Tensor, slopes: Tensor) -> Tensor:
-        """The adjoint of `weight_gradient` in its first argument: from a weight's shape to that of the input."""
+        """The adjoint of `weight_gradient` in its first argument: from a weight's shape to that of the input.
+
+        With the layer's own weight as the matrix: what goes back to what it read, `W^T D`.
+        """
         if not self.geometry:
             return slopes @ matrix
-        back: Tensor = conv2d_input(self.input.shape, matrix, slopes, *self.geometry)
+        shape = (len(slopes), *self.input.shape[1:])
+        back: Tensor = conv2d_input(shape, matrix, slopes, *self.geometry)
         return back
+
+    def applied(self, reading: Tensor) -> Tensor:
+        """What a convolution gives for another reading, without its bias."""
+        return torch.conv2d(reading, self.weight, None, *self.geometry)
+
+    def patches(self, reading: Tensor) -> Tensor:
+        """`[n, C k k, P]` what a convolution reads at each of its P output positions; 0 beyond the border."""
+        stride, padding, dilation, _ = self.geometry
+        return F.unfold(reading, self.weight.shape[2:], dilation, padding, stride)
+
+    def places(self) -> Tensor:
+        """`[k k, P]` which input position each output position reads with each entry of the kernel; 0 is the border.
+
+        The first input position is 1.
+        """
+        numbers = torch.arange(1, self.input[0, 0].numel() + 1, dtype=torch.float64)
+        return self.patches(numbers.view(1, 1, *self.input.shape[2:]))[0].long()
+
+    def maps(self, rows: Tensor) -> Tensor:
+        """`[n, c, H, W]` maps of its input's size from one row for each position of each example, `[n H W, c]`."""
+        return rows.reshape(-1, *self.input.shape[2:], rows.shape[1]).permute(0, 3, 1, 2).contiguous()
 
 
 @dataclass(frozen=True, eq=False)

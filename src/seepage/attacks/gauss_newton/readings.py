@@ -120,7 +120,7 @@ def solve_reading(
         left_over = (matrix @ reading - rows).norm(dim=0) / max(len(matrix) - size, 1) ** 0.5  # [C]
         errors = inverse.square().sum(1).sqrt()[:, None] * left_over.clamp(min=rounding)
     else:
-        completed = _complete(reading, right[rank:].T, forward, shape)
+        completed = _complete(reading, right[rank:].T, forward, layers[0])
         if completed is None:
             return None
         # Forward equations vouch for what has no zeros only where they are more than what M leaves open.
@@ -132,21 +132,16 @@ def solve_reading(
     negative = float(reading.clamp(max=0).norm() / reading.norm())
     if float(errors.square().mean().sqrt()) > UNCERTAIN * scale or unexplained > MISFIT or negative > NEGATIVE:
         return None
-    return _map(reading, shape), _map(errors, shape)
-
-
-def _map(reading: Float[Tensor, "p C"], shape: torch.Size) -> Float[Tensor, "n C H W"]:
-    """From one row for each position of each example to maps."""
-    return reading.reshape(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2).contiguous()
+    return layers[0].maps(reading), layers[0].maps(errors)
 
 
 def _rows(maps: Float[Tensor, "n C H W"]) -> Float[Tensor, "p C"]:
-    """The reverse of `_map`."""
+    """The reverse of `LayerUse.maps`."""
     return maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])
 
 
 def _complete(
-    reading: Float[Tensor, "p C"], hidden: Float[Tensor, "p d"], forward: Forward | None, shape: torch.Size
+    reading: Float[Tensor, "p C"], hidden: Float[Tensor, "p d"], forward: Forward | None, layer: LayerUse
 ) -> tuple[Float[Tensor, "p C"], float] | None:
     """`h_0 + N a` with the least squared residual of forward equations and negative entries, and that residual.
 
@@ -162,7 +157,7 @@ def _complete(
         off = value * below
         square, pull = float(off.square().sum()), off * below
         if forward is not None:
-            residuals = forward.residuals(_map(value, shape).to(forward.derivative.x))
+            residuals = forward.residuals(layer.maps(value).to(forward.derivative.x))
             square += sum(float(part.double().square().sum()) for part in residuals)
             pull = pull + _rows(forward.transposed(residuals)).to(pull)
         level = (square / value.numel()) ** 0.5
@@ -175,7 +170,7 @@ def _complete(
             change = hidden @ v
             pushed = change * below.square()
             if forward is not None:
-                forth = forward.product(_map(change, shape).to(forward.derivative.x))
+                forth = forward.product(layer.maps(change).to(forward.derivative.x))
                 pushed = pushed + _rows(forward.transposed(forth)).to(pushed)
             pulled: Tensor = hidden.T @ pushed
             return pulled + 1e-9 / scale**2 * v

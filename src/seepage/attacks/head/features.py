@@ -213,7 +213,7 @@ def _by_zeros(
     first = None
     if labels is not None and rank == len(labels):
         first = softmax.start(equations, labels, bias_gradient, 0.1, draw)
-    unmixed = unmix(equations, first, draw)
+    unmixed = unmix(equations.inner, equations.deviation, first, draw, equations.column_if_consistent)
     if unmixed is None:
         return None
     unmixing, count = equations.scaled(unmixed[0]), unmixed[1]
