@@ -35,6 +35,8 @@ TRIMMINGS = 8
 """Times that outlying outputs are left out, at most."""
 LEAST_PIVOT = 1e-5
 """Share of the largest pivot below which a position is not told from the others."""
+UNEXPLAINED = 1e-2
+"""Share of a weight gradient, or of a norm's, that a solution may leave unexplained."""
 REMEDY = "use gradient_matching, or look at the update of a smaller batch"
 
 
