@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from seepage.attacks.activations.deconvolution import REMEDY
 from seepage.attacks.gauss_newton.linearize import LayerUse
+from seepage.attacks.head import HeadFeatures
 from seepage.core.nn import LayerCall, captured_calls, forward, generator, in_mode, last_linear
 from seepage.errors import Inapplicable
 from seepage.types import Knowledge, Round, Tensors
@@ -25,32 +26,19 @@ FAINT = 1e-3
 """A channel whose slope is a smaller share of the median one counts as off for an example."""
 
 
-@dataclass(frozen=True)
-class InnerActivations:
-    """What the last block of a network read and gave for each example.
+@dataclass(frozen=True, kw_only=True)
+class InnerActivations(HeadFeatures):
+    """What the last block of a network read for each example, beside the features that it gave.
 
     Attributes:
         layer: Name of the convolution that reads `activations`: the first one of the last block, or of one further in.
         activations: `[n, C, H, W]` float64.
-        head: Name of the last fully connected layer.
-        features: `[n, k]` float64, what that layer read.
-        labels: `[n]` of each example, ascending.
-        probabilities: `[n, classes]` float64.
-        misfit: Largest relative difference of `probabilities` minus label from what the gradient says it is.
-        offset_known: `[C]` whether the level of a channel of `activations` is known, too.
-        share: The update is so many times the gradient of the mean loss, by clipping or another rate than was told; 1
-            where that contradicts nothing.
+        offset_known: `[C]` channels of `activations` whose additive constant is known.
     """
 
     layer: str
     activations: Float[Tensor, "n C H W"]
-    head: str
-    features: Float[Tensor, "n k"]
-    labels: Int[Tensor, " n"]
-    probabilities: Float[Tensor, "n C"]
-    misfit: float
     offset_known: Bool[Tensor, " C"]
-    share: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,11 +185,15 @@ class Block:
         misfit = float(contradiction(probabilities, labels, wanted).max())
         if not misfit < MAX_DISAGREEMENT:
             raise Inapplicable("the solved activations contradict the network's own class probabilities", REMEDY)
-        every = torch.ones(read.shape[1], dtype=torch.bool)
         order = labels.argsort(stable=True)
+        features, labels, probabilities = features[order], labels[order], probabilities[order]
+        slopes = (probabilities - F.one_hot(labels, probabilities.shape[1])) / len(labels)
+        every = torch.ones(read.shape[1], dtype=torch.bool)
         return InnerActivations(
-            self.before, read[order], self.head, features[order], labels[order], probabilities[order], misfit,
-            every if offset_known is None else offset_known, share,
+            layer=self.before, activations=read[order], offset_known=every if offset_known is None else offset_known,
+            head=self.head, features=features, labels=labels, probabilities=probabilities,
+            signal=slopes @ self._weight, noise=misfit * features.square().mean(1).sqrt(), misfit=misfit,
+            spread=0.0, rounding=misfit, known=torch.ones(len(labels), dtype=torch.bool), doubt=None, share=share,
         )  # fmt: skip
 
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.agreement import multiple_words
@@ -15,7 +14,7 @@ from seepage.attacks.gauss_newton.contrast import with_contrast
 from seepage.attacks.gauss_newton.equations import FLOOR, ROUNDED_FLOOR, Equations, Known, Structure
 from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.gauss_newton.linearize import Held, VictimNetwork
-from seepage.attacks.gauss_newton.peeling import Peeled, peel
+from seepage.attacks.gauss_newton.peeling import peel
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.head import HeadFeatures, head_features
@@ -23,9 +22,6 @@ from seepage.core.checkpoint import history_in, run_steps
 from seepage.core.nn import generator, last_linear, norm
 from seepage.registry import attacks
 from seepage.types import Batch, Knowledge, Reconstruction, Round, Status, Tensors, Transcript
-
-if TYPE_CHECKING:
-    from seepage.attacks.activations import InnerActivations
 
 CERTAIN = 1e-1
 """An image is certified where the whole gradient is off by less than this share of what a change of it would make."""
@@ -195,14 +191,17 @@ class GaussNewton(Attack):
         _ = [sent[name] for name in structure.names]  # refuses a frozen or withheld one
         if structure.activation is None:
             gradients = observed.gradient(knowledge.client)
-            peeled = peel(network, head[0], features, gradients, knowledge.input_shape)
+            peeled = peel(network, features, gradients, structure, knowledge.input_shape)
+            if peeled is not None:
+                structure, features, held = peeled
+                known = known_of(features, structure, like)
+                return replace(seen, structure=structure, head=features, known=known, held=held)
             # Pooled features alone leave images open.
-            if peeled is None and len(features.labels) >= knowledge.num_classes:
+            if len(features.labels) >= knowledge.num_classes:
                 raise Inapplicable(
                     "there are as many examples as classes, or more, and the last block's activations lead no further",
                     "record a smaller batch",
                 )
-            return seen if peeled is None else _further_down(seen, peeled, like)
         return seen
 
     def run(self, seen: Seen, *, seed: int, progress: Progress) -> Reconstruction:
@@ -381,7 +380,7 @@ def _coupled(observed: Round, knowledge: Knowledge, network: VictimNetwork) -> S
     observed = observed.over(found.share)
     structure = Structure.reading(network, f"{found.layer}.weight", two)
     known = Known.of_reading(found.activations.to(like), found.offset_known)
-    head = replace(_as_head(found, observed, knowledge), features=found.activations.flatten(1))
+    head = replace(found, features=found.activations.flatten(1))
     return Seen(knowledge, observed, network, structure, head, known, center=network.zero(two))
 
 
@@ -391,54 +390,9 @@ def _of_last_block(observed: Round, knowledge: Knowledge) -> HeadFeatures | None
     from seepage.attacks.activations import inner_activations
 
     try:
-        return _as_head(inner_activations(observed, knowledge), observed, knowledge)
+        return inner_activations(observed, knowledge)
     except Inapplicable:
         return None
-
-
-def _as_head(found: "InnerActivations", observed: Round, knowledge: Knowledge) -> HeadFeatures:
-    """What the last block gave, in the form of what the head's gradient says."""
-    head = last_linear(knowledge.model, knowledge.num_outputs)
-    assert head is not None  # `inner_activations` refused it
-    n, weight = len(found.labels), observed.params[head[0]].double().cpu()
-    slopes = (found.probabilities - F.one_hot(found.labels, knowledge.num_classes)) / n
-    size = found.features.square().mean(1).sqrt()
-    return HeadFeatures(
-        features=found.features,
-        labels=found.labels,
-        probabilities=found.probabilities,
-        signal=slopes @ weight,
-        noise=found.misfit * size,
-        misfit=found.misfit,
-        spread=0.0,
-        rounding=found.misfit,
-        known=torch.ones(n, dtype=torch.bool),
-        doubt=None,
-        share=found.share,
-    )
-
-
-def _further_down(seen: Seen, peeled: Peeled, like: Tensor) -> Seen:
-    """The same with a deeper activation in the place of the head's features."""
-    with torch.no_grad():
-        shown = seen.network.run(torch.zeros((1, *seen.knowledge.input_shape)))
-    names = seen.network.names(shown)
-    read = shown.activations[peeled.place].input
-    structure = replace(
-        seen.structure,
-        activation=peeled.place,
-        slope=0.0,
-        direct=peeled.direct,
-        fixed=True,
-        matched=peeled.matched,
-        names=tuple(names[place] for place in peeled.matched),
-        shape=tuple(read.shape[1:]),
-    )
-    features = peeled.value.flatten(1).double().cpu()
-    signal = peeled.signal.flatten(1).double().cpu()
-    head = replace(seen.head, features=features, signal=signal, noise=peeled.noise)
-    held = {place: Held(one.on.to(read.device)) for place, one in peeled.held.items()}
-    return replace(seen, structure=structure, head=head, known=known_of(head, structure, like), held=held)
 
 
 def known_of(head: HeadFeatures, structure: Structure, like: Tensor) -> Known:

@@ -103,7 +103,8 @@ class LayerUse:
     def patches(self, reading: Tensor) -> Tensor:
         """`[n, C k k, P]` what a convolution reads at each of its P output positions; 0 beyond the border."""
         stride, padding, dilation, _ = self.geometry
-        return F.unfold(reading, self.weight.shape[2:], dilation, padding, stride)
+        columns: Tensor = F.unfold(reading, self.weight.shape[2:], dilation, padding, stride)
+        return columns
 
     def places(self) -> Tensor:
         """`[k k, P]` which input position each output position reads with each entry of the kernel; 0 is the border.

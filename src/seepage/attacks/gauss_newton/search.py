@@ -269,7 +269,7 @@ class Search:
         circulant = self.preconditioner
         circulant.damp(damping)
         # Open slopes: the diagonal is enough, each stands almost alone. Its scale is that of the whitened equations.
-        weights = 1 / (self._open_diagonal(point) + damping) if point.patches else torch.ones_like(point.free)
+        weights = 1 / (sum(one.open_columns() for one in point.matched) + damping)
 
         def inverse(v: Tensor) -> Tensor:
             images, free = _apart(v, point)
@@ -289,16 +289,6 @@ class Search:
     def _normal(self, point: EquationsAt, v: Tensor) -> tuple[Tensor, Tensor]:
         """`J^T J v` of images and open slopes in one vector, as the two."""
         return self.equations.transposed(point, self.equations.forward(point, *_apart(v, point)))
-
-    def _open_diagonal(self, point: EquationsAt) -> Tensor:
-        """`[m]` squared length of each open slope's column, taking the whitening as its mean gain."""
-        columns = torch.zeros_like(point.free)
-        for patches, whitening, wanted in zip(point.patches, point.whitenings, self.equations.gradients, strict=False):
-            kernel, outputs = patches.shape[1] // wanted.shape[1], wanted.shape[0]
-            # Whitened column of unit j: sum over k of W[:, (o, k)] patch[:, k]; its mean square over directions (o, k).
-            per = whitening.matrix.square().sum(0).view(outputs, kernel)[self.equations.open[:, 1]].mean(1)
-            columns = columns + per * patches.square().sum(1) * self.equations.gain(wanted, whitening) ** 2
-        return columns
 
 
 def _joined(images: Tensor, free: Tensor) -> Tensor:
