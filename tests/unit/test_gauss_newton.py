@@ -25,11 +25,12 @@ from seepage.attacks.base import Checkpoint, Silent
 from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.gauss_newton.equations import FLOOR, Equations, EquationWhitening, Known, Structure, slope_matrix
 from seepage.attacks.gauss_newton.levels import FIRST_NEARNESS, LAST_NEARNESS, sure_values, to_levels
-from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, VictimNetwork
+from seepage.attacks.gauss_newton.linearize import LayerUse, VictimNetwork
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
-from seepage.attacks.gauss_newton.search import conjugate_gradients
 from seepage.attacks.head import head_features
+from seepage.core.algebra.derivative import Derivative
 from seepage.core.nn import frozen_randomness, state_of
+from seepage.core.solvers import conjugate_gradients
 from seepage.defenses.quantize import Quantize
 from seepage.testing import planted_inputs
 from seepage.testing.attack import recovered_db
@@ -208,17 +209,21 @@ def test_conjugate_gradients_solve_what_a_dense_solver_solves() -> None:
     matrix = root @ root.T + torch.eye(12, dtype=torch.float64)
     right = torch.randn(12, generator=draws(1), dtype=torch.float64)
     exact = torch.linalg.solve(matrix, right)
+    for inverse in (lambda v: v, lambda v: v / matrix.diagonal()):
+        for preconditioned in (False, True):
+            used = []
 
-    def product(v: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        whole = matrix @ torch.cat(v)
-        return whole[:8], whole[8:]
+            def product(v: Tensor, used: list[Tensor] = used) -> Tensor:
+                used.append(v)
+                return matrix @ v
 
-    for inverse in (lambda v: v, lambda v: (v[0] / matrix.diagonal()[:8], v[1] / matrix.diagonal()[8:])):
-        solved, used, done = conjugate_gradients(product, (right[:8], right[8:]), inverse, 40)
-        assert done
-        assert used <= 12
-        assert (torch.cat(solved) - exact).norm() < 0.05 * exact.norm()
-    assert not conjugate_gradients(product, (right[:8], right[8:]), lambda v: v, 2)[2]
+            solved = conjugate_gradients(
+                product, right, inverse, steps=40, tolerance=1e-2, preconditioned=preconditioned
+            )
+            assert len(used) <= 12
+            assert (solved - exact).norm() < 0.05 * exact.norm()
+    short = conjugate_gradients(lambda v: matrix @ v, right, lambda v: v, steps=2, tolerance=1e-2)
+    assert (short - exact).norm() > 0.05 * exact.norm()
 
 
 @pytest.mark.parametrize(("reach", "off"), [(0, 1e-6), (1, 0.1)])
@@ -285,13 +290,17 @@ def test_the_preconditioner_never_hinders_where_places_differ() -> None:
         return between_blocks(flipped, there * between_blocks(kernel, x)) + x
 
     x = torch.randn(1, 1, 32, 32, generator=draws(2), dtype=torch.float64)
-    nothing = torch.zeros(0, dtype=torch.float64)
     made = BlockCirculant(product, x)
 
     def used(inverse: Callable[[Tensor], Tensor]) -> int:
-        return conjugate_gradients(
-            lambda v: (product(v[0]), v[1]), (product(x), nothing), lambda v: (inverse(v[0]), v[1]), 2000
-        )[1]
+        counted = []
+
+        def once(v: Tensor) -> Tensor:
+            counted.append(v)
+            return product(v)
+
+        conjugate_gradients(once, product(x), inverse, steps=2000, tolerance=1e-2, preconditioned=True)
+        return len(counted)
 
     assert used(made) < 1.2 * used(lambda v: v)
 
@@ -340,7 +349,7 @@ def test_two_checkpoints_in_single_precision_give_pictures_to_the_bit() -> None:
     assert sorted(order.tolist()) == [0, 1, 2, 3]
     assert torch.equal((found.inputs * 255).round(), (truth[order] * 255).round())
     assert found.certified is not None
-    assert found.certified.all()  # by `Search.go_on` alone: without it none is
+    assert found.certified.all()  # by `Search.following` alone: without it none is
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
@@ -385,7 +394,7 @@ def test_a_search_that_goes_on_is_taken_up_again_with_the_same_bits() -> None:
 
         def save(self, checkpoint: Checkpoint) -> None:
             resumed, self.kept = self.kept is not None, checkpoint
-            if not resumed and checkpoint.facts["stage"] == 2:
+            if not resumed and "fixed" in checkpoint.tensors:
                 raise KeyboardInterrupt
 
     seen, _ = checkpoints(0.01)
@@ -396,7 +405,7 @@ def test_a_search_that_goes_on_is_taken_up_again_with_the_same_bits() -> None:
         if part.status != "interrupted":
             break
     assert progress.kept is not None
-    assert progress.kept.facts["stage"] == 2
+    assert "fixed" in progress.kept.tensors
     assert torch.equal(part.inputs, whole.inputs)
     assert part.notes == whole.notes
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, Transcript, build, record
 from seepage.attacks.gauss_newton import GaussNewton
-from seepage.attacks.gauss_newton.linearize import Derivative, Held, LayerUse, VictimNetwork
+from seepage.attacks.gauss_newton.linearize import Held, LayerUse, VictimNetwork
 from seepage.attacks.gauss_newton.patches import read_patches
 from seepage.attacks.gauss_newton.readings import Forward, solve_reading
+from seepage.core.algebra.derivative import Derivative
 from seepage.core.nn import state_of
 from seepage.testing import planted_inputs
 from seepage.testing.attack import recovered_db

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from seepage.attacks.decoding import NaturalSpectrum
 from seepage.attacks.gauss_newton.equations import EquationWhitening, Structure, slope_matrix
-from seepage.attacks.gauss_newton.linearize import Derivative, VictimNetwork
+from seepage.attacks.gauss_newton.linearize import VictimNetwork
+from seepage.core.algebra.derivative import Derivative
 from seepage.core.nn import generator, last_linear
 from seepage.errors import Inapplicable
 from seepage.leakage.finding import Finding

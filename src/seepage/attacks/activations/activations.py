@@ -1,18 +1,17 @@
 """Inner activations of every example of a batch, from the last convolutions' weight gradients."""
 
 import math
-from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
-from torch.nn.grad import conv2d_input
+from jaxtyping import Float
+from torch import Tensor
 
-from seepage.attacks.activations.block import Block, slope_of_channels
-from seepage.attacks.activations.coupled import UNEXPLAINED, Inside, read_coupled
+from seepage.attacks.activations.block import Block, InnerActivations, contradiction, slope_of_channels
+from seepage.attacks.activations.coupled import CoupledBlock, read_coupled
 from seepage.attacks.activations.deconvolution import (
     NEGATIVE,
     REMEDY,
+    UNEXPLAINED,
     Deconvolved,
     deconvolve,
     negative_share,
@@ -24,44 +23,14 @@ from seepage.types import Knowledge, Round
 
 ITERATIONS = 30
 """Iterations of the fixed point that tells each example's factor."""
-MAX_DISAGREEMENT = 1e-2
-"""Relative difference of softmax minus label, as solved and as the network has it, up to which they agree."""
 LOG_SHARES = (math.log(1e-3), math.log(10), 25)
 """Logarithms of the shares of the gradient in the update that are tried: the first, the last, how many."""
 AGREED = 1e-4
-"""The same below which nothing but rounding is left."""
+"""Relative difference of softmax minus label, as solved and as the network has it, that is nothing but rounding."""
 MULTIPLE_IF_BELOW = 0.1
 """The update is taken for a multiple of the gradient only if the misfit falls below this share."""
 MISFIT = 1e3
 """Larger contradictions count as this one."""
-
-
-@dataclass(frozen=True)
-class InnerActivations:
-    """What the last block of a network read and gave for each example.
-
-    Attributes:
-        layer: Name of the convolution that reads `activations`: the first one of the last block, or of one further in.
-        activations: `[n, C, H, W]` float64.
-        head: Name of the last fully connected layer.
-        features: `[n, k]` float64, what that layer read.
-        labels: `[n]` of each example, ascending.
-        probabilities: `[n, classes]` float64.
-        misfit: Largest relative difference of `probabilities` minus label from what the gradient says it is.
-        offset_known: `[C]` whether the level of a channel of `activations` is known, too.
-        share: The update is so many times the gradient of the mean loss, by clipping or another rate than was told; 1
-            where that contradicts nothing.
-    """
-
-    layer: str
-    activations: Float[Tensor, "n C H W"]
-    head: str
-    features: Float[Tensor, "n k"]
-    labels: Int[Tensor, " n"]
-    probabilities: Float[Tensor, "n C"]
-    misfit: float
-    offset_known: Bool[Tensor, " C"]
-    share: float = 1.0
 
 
 def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations:
@@ -104,24 +73,24 @@ def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations
         >>> found.layer, tuple(found.activations.shape), found.labels.tolist()
         ('stages.3.conv1', (3, 32, 4, 4), [1, 1, 7])
     """
-    block = Block.of(observed, knowledge)
-    gradients = observed.gradient(knowledge.client)
+    coupled = knowledge.client.batch_coupled(knowledge.model)
+    block = (CoupledBlock if coupled else Block).of(observed, knowledge)
     assert observed.batch_size is not None  # `Block.of` refused it
-    last = deconvolve(block.use(block.last), gradients[f"{block.last}.weight"], observed.batch_size)
-    if knowledge.client.batch_coupled(knowledge.model):
-        return _of_inside(read_coupled(block, last, gradients))
+    last = deconvolve(block.use(block.last), block.gradients[f"{block.last}.weight"], observed.batch_size)
+    if isinstance(block, CoupledBlock):
+        return read_coupled(block, last)
     logits = block.logit_slopes(last.slopes, block.last)
-    read = _read_before(block, last, gradients[f"{block.before}.weight"])
-    return _scaled(block, logits, read)
+    return _scaled(block, logits, _read_before(block, last))
 
 
-def _read_before(block: Block, last: Deconvolved, gradient: Tensor) -> Float[Tensor, "n C H W"]:
+def _read_before(block: Block, last: Deconvolved) -> Float[Tensor, "n C H W"]:
     """What the convolution in front of the last one read, over the examples' factors."""
     after, before = block.use(block.last), block.use(block.before)
     constant = slope_of_channels(block.calls[block.last].input, block.calls[block.before].output)
     # W^T D, through the mask of the ReLU and the constants of the normalization.
-    back = conv2d_input(last.read.shape, after.weight.double().cpu(), last.slopes, *after.geometry)
-    solved = solve_read(before, back * (last.read > 0) * constant[:, None, None], gradient)
+    back = after.to_reading(after.weight, last.slopes)
+    slopes = back * (last.read > 0) * constant[:, None, None]
+    solved = solve_read(before, slopes, block.gradients[f"{block.before}.weight"])
     if solved is None:
         raise Inapplicable("the last block reads more positions than its gradient tells", REMEDY)
     read, off = solved
@@ -142,24 +111,24 @@ def _scaled(block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C
     """
     from scipy.optimize import minimize_scalar  # heavy, and only this needs it
 
-    plain = _misfit(block, slopes, read, 0.0)
-    if plain < AGREED:
-        return _at_share(block, slopes, read, 1.0)
-    grid = torch.linspace(*LOG_SHARES, dtype=torch.float64)
-    misfits = [_misfit(block, slopes, read, float(log)) for log in grid]
-    step, best = float(grid[1] - grid[0]), float(grid[torch.tensor(misfits).argmin()])
-    found = minimize_scalar(
-        lambda log: _misfit(block, slopes, read, log), bounds=(best - step, best + step), method="bounded",
-        options={"xatol": 1e-8},
-    )  # fmt: skip
-    return _at_share(block, slopes, read, math.exp(found.x) if found.fun < MULTIPLE_IF_BELOW * plain else 1.0)
+    labels = slopes.argmin(1)
 
+    def misfit(log: float) -> float:
+        """By how much the class probabilities contradict the slopes at a share `e^log`, at most `MISFIT`."""
+        factor, _, probabilities = _factors(block, slopes, read, math.exp(log))
+        off = contradiction(probabilities, labels, len(slopes) * factor[:, None] * slopes)
+        return float(off.max().nan_to_num(nan=MISFIT, posinf=MISFIT).clamp(max=MISFIT))
 
-def _misfit(block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C H W"], log: float) -> float:
-    """By how much the class probabilities contradict the slopes at a share `e^log`, at most `MISFIT`."""
-    factor, _, probabilities = _factors(block, slopes, read, math.exp(log))
-    off = _contradiction(probabilities, slopes.argmin(1), len(slopes) * factor[:, None] * slopes)
-    return float(off.max().nan_to_num(nan=MISFIT, posinf=MISFIT).clamp(max=MISFIT))
+    plain, share = misfit(0.0), 1.0
+    if not plain < AGREED:
+        grid = torch.linspace(*LOG_SHARES, dtype=torch.float64)
+        misfits = [misfit(float(log)) for log in grid]
+        step, best = float(grid[1] - grid[0]), float(grid[torch.tensor(misfits).argmin()])
+        found = minimize_scalar(misfit, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-8})
+        share = math.exp(found.x) if found.fun < MULTIPLE_IF_BELOW * plain else 1.0
+    factor, features, probabilities = _factors(block, slopes, read, share)
+    wanted = len(slopes) * factor[:, None] * slopes
+    return block.found(read / (share * factor)[:, None, None, None], features, labels, probabilities, wanted, share)
 
 
 def _factors(
@@ -175,53 +144,3 @@ def _factors(
         features, probabilities = block.tail(read / (share * factor)[:, None, None, None])
         chance = probabilities.gather(1, labels[:, None])[:, 0]
     return factor, features, probabilities
-
-
-def _at_share(
-    block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C H W"], share: float
-) -> InnerActivations:
-    factor, features, probabilities = _factors(block, slopes, read, share)
-    labels = slopes.argmin(1)
-    wanted = len(slopes) * factor[:, None] * slopes
-    found = _found(block, read / (share * factor)[:, None, None, None], features, labels, probabilities, wanted)
-    return replace(found, share=share)
-
-
-def _of_inside(inside: Inside) -> InnerActivations:
-    """The same through batch norms in train mode, which tell all sizes: the class probabilities are a check."""
-    found = _found(inside.block, inside.read, inside.features, inside.labels, inside.probabilities, inside.wanted)
-    return replace(found, offset_known=inside.offset_known, share=inside.share)
-
-
-def _contradiction(
-    probabilities: Float[Tensor, "n C"], labels: Int[Tensor, " n"], wanted: Float[Tensor, "n C"]
-) -> Float[Tensor, " n"]:
-    """Relative difference of softmax minus label, as the network has it, from what the gradient wants."""
-    own = probabilities - nn.functional.one_hot(labels, probabilities.shape[1])
-    off: Tensor = (wanted - own).norm(dim=1) / own.norm(dim=1).clamp(min=1e-12)
-    return off
-
-
-def _found(
-    block: Block,
-    read: Float[Tensor, "n C H W"],
-    features: Float[Tensor, "n k"],
-    labels: Int[Tensor, " n"],
-    probabilities: Float[Tensor, "n C"],
-    wanted: Float[Tensor, "n C"],
-) -> InnerActivations:
-    """In the order of the labels, where the network's softmax minus label is the one that the gradient wants."""
-    off = _contradiction(probabilities, labels, wanted)
-    if not float(off.max()) < MAX_DISAGREEMENT:
-        raise Inapplicable("the solved activations contradict the network's own class probabilities", REMEDY)
-    order = labels.argsort(stable=True)
-    return InnerActivations(
-        layer=block.before,
-        activations=read[order],
-        head=block.head,
-        features=features[order],
-        labels=labels[order],
-        probabilities=probabilities[order],
-        misfit=float(off.max()),
-        offset_known=torch.ones(read.shape[1], dtype=torch.bool),
-    )

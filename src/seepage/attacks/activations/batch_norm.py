@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -196,7 +195,7 @@ def solve_coupled(
     is zero there.
 
     Args:
-        layer: A call of the convolution; only shapes and the weight are looked at.
+        layer: A call of the convolution, its weight in float64; else only shapes are looked at.
         norm: The batch norm behind it.
         slopes: Gradient of the loss in the norm's outputs.
         given: x where it is known.
@@ -208,11 +207,11 @@ def solve_coupled(
     Returns:
         What it read, or None where G shows fewer places than there are.
     """
-    weight, entries = layer.weight.double().cpu(), gradient[0, 0].numel()
+    entries = gradient[0, 0].numel()
     rows = columns_of(gradient.double().cpu())
     sizes = rows.view(len(gradient), -1).norm(dim=1).clamp(min=1e-300)
     if before is None:
-        x, deviation = torch.where(on, given, OFF_MEAN), weight.flatten(1).norm(dim=1)[:, None, None]
+        x, deviation = torch.where(on, given, OFF_MEAN), layer.weight.flatten(1).norm(dim=1)[:, None, None]
     else:
         x, deviation = before.x, before.deviation
     kept = torch.ones(len(gradient), dtype=torch.bool)
@@ -226,9 +225,8 @@ def solve_coupled(
             return None
         flat, offset_known = solved
         off = (matrix @ flat - rows).view(len(gradient), -1).norm(dim=1) / sizes
-        height, width = layer.input.shape[2:]
-        read = flat.view(len(slopes), height, width, -1).permute(0, 3, 1, 2).contiguous()
-        whole, deviation = norm.normalized(F.conv2d(read, weight, None, *layer.geometry), scale)
+        read = layer.maps(flat)
+        whole, deviation = norm.normalized(layer.applied(read), scale)
         new = torch.where(on, given, whole)
         change, x = float((new - x).norm() / new.norm()), new
         kept = off <= OUTLYING * off.median()

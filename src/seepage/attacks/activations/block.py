@@ -3,25 +3,42 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from seepage.attacks.activations.batch_norm import BatchNorm
 from seepage.attacks.activations.deconvolution import REMEDY
 from seepage.attacks.gauss_newton.linearize import LayerUse
+from seepage.attacks.head import HeadFeatures
 from seepage.core.nn import LayerCall, captured_calls, forward, generator, in_mode, last_linear
 from seepage.errors import Inapplicable
 from seepage.types import Knowledge, Round, Tensors
 
 PROBES = 16
 """Random images that show the slope of each channel."""
+MAX_DISAGREEMENT = 1e-2
+"""Relative difference of softmax minus label, as solved and as the network has it, up to which they agree."""
 FAINT = 1e-3
 """A channel whose slope is a smaller share of the median one counts as off for an example."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerActivations(HeadFeatures):
+    """What the last block of a network read for each example, beside the features that it gave.
+
+    Attributes:
+        layer: Name of the convolution that reads `activations`: the first one of the last block, or of one further in.
+        activations: `[n, C, H, W]` float64.
+        offset_known: `[C]` channels of `activations` whose additive constant is known.
+    """
+
+    layer: str
+    activations: Float[Tensor, "n C H W"]
+    offset_known: Bool[Tensor, " C"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +66,7 @@ class Block:
     convolutions: tuple[str, ...]
 
     @classmethod
-    def of(cls, observed: Round, knowledge: Knowledge) -> "Block":
+    def of(cls, observed: Round, knowledge: Knowledge) -> Self:
         """Read off one pass on random images.
 
         Raises:
@@ -68,7 +85,7 @@ class Block:
         sent = observed.gradient(client)
         layers = {name: knowledge.model.get_submodule(name) for name in calls if f"{name}.weight" in sent}
         convolutions = [name for name, layer in layers.items() if _is_usable(layer)]
-        plain = [name for name in convolutions if _is_plain(layers[name])]
+        plain = [name for name in convolutions if is_plain(layers[name])]
         if not plain or head not in calls or calls[head].input.shape[1:] != (calls[plain[-1]].output.shape[1],):
             raise Inapplicable(
                 "the last layer does not read the pooled outputs of a convolution with a kernel of several entries "
@@ -86,34 +103,25 @@ class Block:
         head: str,
         calls: Mapping[str, LayerCall],
         convolutions: Sequence[str],
-    ) -> "Block":
+    ) -> Self:
         for before in reversed(convolutions[: convolutions.index(last)]):
             source = _source(calls, calls[before].input)
-            if _feeds(calls[before], calls[last].input) and source is not None:
+            if feeds(calls[before], calls[last].input) and source is not None:
                 return cls(observed, knowledge, head, last, before, source, calls, tuple(convolutions))
         raise Inapplicable("the last convolution does not read another one behind a ReLU", REMEDY)
 
-    def previous(self) -> "Block":
-        """The block whose output this one reads: two convolutions, each with a batch norm behind it.
-
-        Raises:
-            Inapplicable: Where there is none.
-        """
-        given = self.calls[self.source].output
-        for last in reversed(self.convolutions[: self.convolutions.index(self.before)]):
-            norm = self.normalizes(last)
-            if norm is None or not _is_plain(self.knowledge.model.get_submodule(last)):
-                continue
-            if _feeds(self.calls[norm], given):
-                return self._ending_in(last, self.observed, self.knowledge, self.head, self.calls, self.convolutions)
-        raise Inapplicable("in front of it is no block of two convolutions", REMEDY)
+    @cached_property
+    def gradients(self) -> Tensors:
+        """The observed gradient, by name."""
+        return self.observed.gradient(self.knowledge.client)
 
     def use(self, name: str) -> LayerUse:
-        """A layer's call as the linear algebra wants it."""
+        """A convolution's call as the linear algebra wants it: its weight in float64, on a CPU."""
         layer, call = self.knowledge.model.get_submodule(name), self.calls[name]
         assert isinstance(layer, nn.Conv2d)
         geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
-        return LayerUse(self.observed.params[f"{name}.weight"], geometry, call.input.detach(), call.output.detach())
+        weight = self.observed.params[f"{name}.weight"].double().cpu()
+        return LayerUse(weight, geometry, call.input.detach(), call.output.detach())
 
     @cached_property
     def _weight(self) -> Float[Tensor, "C k"]:
@@ -140,96 +148,62 @@ class Block:
 
     def tail(self, read: Float[Tensor, "n C H W"]) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n C"]]:
         """Features and class probabilities where the last block reads this."""
-        model, like = self.knowledge.model, next(iter(self.observed.params.values()))
-        module = model.get_submodule(self.source)
-        inputs = torch.zeros(len(read), *self.knowledge.input_shape).to(like)
-        replaced = module.register_forward_hook(lambda *_: read.to(like, copy=True))
+        like = next(iter(self.observed.params.values()))
+        with torch.no_grad():
+            features, logits = self._behind(read.to(like), self.observed.params, self.observed.buffers, training=False)
+        return features.double().cpu(), logits.double().cpu().softmax(1)
+
+    def _behind(
+        self, read: Tensor, params: Tensors, buffers: Tensors, *, training: bool
+    ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n C"]]:
+        """Features and logits of a pass in which the last block reads this."""
+        model = self.knowledge.model
+        # A clone: the network may change it in place.
+        replaced = model.get_submodule(self.source).register_forward_hook(lambda *_: read.clone())
         try:
-            with torch.no_grad(), captured_calls(model, [self.head]) as calls, in_mode(model, training=False):
-                logits = forward(model, self.observed.params, inputs, buffers=self.observed.buffers)
+            with captured_calls(model, [self.head]) as calls, in_mode(model, training=training):
+                logits = forward(model, params, read.new_zeros(len(read), *self.knowledge.input_shape), buffers=buffers)
         finally:
             replaced.remove()
-        return calls[self.head][0].input.double().cpu(), logits.double().cpu().softmax(1)
+        return calls[self.head][0].input, logits
 
-    def normalizes(self, layer: str) -> str | None:
-        """Name of the batch norm that reads a layer's outputs."""
-        return next((name for name in self._norms if self.calls[name].input is self.calls[layer].output), None)
-
-    @cached_property
-    def front(self) -> str | None:
-        """Name of the batch norm whose outputs, and perhaps a shortcut's, are what `before` reads behind a ReLU."""
-        read = self.calls[self.source].output
-        return next((name for name in reversed(self._norms) if _feeds(self.calls[name], read)), None)
-
-    @cached_property
-    def shortcut(self) -> tuple[str, str] | None:
-        """Names of the convolution and the batch norm on the shortcut; None where what was read is added as it is.
+    def found(
+        self,
+        read: Float[Tensor, "n C H W"],
+        features: Float[Tensor, "n k"],
+        labels: Int[Tensor, " n"],
+        probabilities: Float[Tensor, "n C"],
+        wanted: Float[Tensor, "n C"],
+        share: float,
+        offset_known: Bool[Tensor, " C"] | None = None,
+    ) -> InnerActivations:
+        """In the order of the labels, where the network's softmax minus label is the one that the gradient wants.
 
         Raises:
-            Inapplicable: Where it is neither.
+            Inapplicable: Where it is not.
         """
-        final, read = self.normalizes(self.last), self.calls[self.before].input
-        assert final is not None  # `norms` refused it
-        behind = self._normalized(final)
-        # What the block gives: its second norm's outputs, and the shortcut's, behind a ReLU.
-        given = next((call.output for call in self.calls.values() if _feeds(self.calls[final], call.output)), None)
-        if given is not None:
-            if read.shape == behind.shape and torch.allclose((behind + read).relu(), given):
-                return None
-            for name in self.convolutions:
-                norm = self.normalizes(name)
-                if norm not in (None, final) and self.calls[name].input is read:
-                    assert norm is not None
-                    if torch.allclose((behind + self._normalized(norm)).relu(), given):
-                        return name, norm
-        raise Inapplicable("the last block adds up something else than its input or one convolution of it", REMEDY)
+        misfit = float(contradiction(probabilities, labels, wanted).max())
+        if not misfit < MAX_DISAGREEMENT:
+            raise Inapplicable("the solved activations contradict the network's own class probabilities", REMEDY)
+        order = labels.argsort(stable=True)
+        features, labels, probabilities = features[order], labels[order], probabilities[order]
+        slopes = (probabilities - F.one_hot(labels, probabilities.shape[1])) / len(labels)
+        every = torch.ones(read.shape[1], dtype=torch.bool)
+        return InnerActivations(
+            layer=self.before, activations=read[order], offset_known=every if offset_known is None else offset_known,
+            head=self.head, features=features, labels=labels, probabilities=probabilities,
+            signal=slopes @ self._weight, noise=misfit * features.square().mean(1).sqrt(), misfit=misfit,
+            spread=0.0, rounding=misfit, known=torch.ones(len(labels), dtype=torch.bool), doubt=None, share=share,
+        )  # fmt: skip
 
-    def _normalized(self, name: str) -> Tensor:
-        """What a batch norm gave for the random images, before anything was added to it in place."""
-        params, buffers = self.observed.params, self.observed.buffers
-        layer = self.knowledge.model.get_submodule(name)
-        assert isinstance(layer, nn.BatchNorm2d)
-        running = (buffers[f"{name}.running_mean"], buffers[f"{name}.running_var"])
-        weights = (params[f"{name}.weight"], params[f"{name}.bias"])
-        return F.batch_norm(self.calls[name].input, *running, *weights, training=False, eps=layer.eps)
 
-    @cached_property
-    def _norms(self) -> list[str]:
-        return [name for name in self.calls if isinstance(self.knowledge.model.get_submodule(name), nn.BatchNorm2d)]
-
-    def norms(self, gradients: Mapping[str, Tensor]) -> tuple[BatchNorm, BatchNorm, BatchNorm]:
-        """The batch norms behind the convolution before, behind the last one, and in front of both.
-
-        Raises:
-            Inapplicable: Where one of them is missing, or its gradients.
-        """
-        names = [self.normalizes(self.before), self.normalizes(self.last), self.front]
-        found = [self.norm(name, gradients) for name in names if name is not None]
-        if len(found) < len(names):
-            raise Inapplicable("the last block is not made of convolutions with batch norms behind them", REMEDY)
-        return found[0], found[1], found[2]
-
-    def norm(self, name: str, gradients: Mapping[str, Tensor]) -> BatchNorm:
-        """A batch norm and its gradients."""
-        return BatchNorm.of(self.knowledge.model, name, self.observed.params, gradients)
-
-    def coupled_tail(
-        self, read: Float[Tensor, "n C H W"], labels: Int[Tensor, " n"]
-    ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n C"], Float[Tensor, "n C H W"]]:
-        """`tail` in train mode, and the gradient of the mean loss in what the last block reads, in float64."""
-        model, leaf = self.knowledge.model, read.clone().requires_grad_()
-        state = {**dict(model.named_parameters()), **self.observed.params}
-        params = {name: weight.detach().double().cpu() for name, weight in state.items()}
-        buffers = {name: _double(buffer.cpu()) for name, buffer in self.observed.buffers.items()}
-        inputs = torch.zeros(len(read), *self.knowledge.input_shape, dtype=torch.float64)
-        replaced = model.get_submodule(self.source).register_forward_hook(lambda *_: leaf.clone())
-        try:
-            with captured_calls(model, [self.head]) as calls, in_mode(model, training=True):
-                logits = forward(model, params, inputs, buffers=buffers)
-        finally:
-            replaced.remove()
-        (slopes,) = torch.autograd.grad(F.cross_entropy(logits, labels), leaf)
-        return calls[self.head][0].input.detach(), logits.detach().softmax(1), slopes
+def contradiction(
+    probabilities: Float[Tensor, "n C"], labels: Int[Tensor, " n"], wanted: Float[Tensor, "n C"]
+) -> Float[Tensor, " n"]:
+    """Relative difference of softmax minus label, as the network has it, from what the gradient wants."""
+    own = probabilities - F.one_hot(labels, probabilities.shape[1])
+    off: Tensor = (wanted - own).norm(dim=1) / own.norm(dim=1).clamp(min=1e-12)
+    return off
 
 
 def _calls(observed: Round, knowledge: Knowledge) -> dict[str, LayerCall]:
@@ -262,10 +236,6 @@ class _OutOfPlace(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _double(buffer: Tensor) -> Tensor:
-    return buffer.double() if buffer.is_floating_point() else buffer
-
-
 def _is_usable(layer: nn.Module) -> bool:
     """Whether it is a convolution of one group that reads zeros beyond the border."""
     if not isinstance(layer, nn.Conv2d):
@@ -273,7 +243,7 @@ def _is_usable(layer: nn.Module) -> bool:
     return layer.groups == 1 and isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def is_plain(layer: nn.Module) -> bool:
     """Whether a convolution has a kernel of several entries, moved by one position."""
     assert isinstance(layer, nn.Conv2d)
     return layer.stride == (1, 1) and min(layer.kernel_size) > 1
@@ -288,7 +258,7 @@ def _source(calls: Mapping[str, LayerCall], read: Tensor) -> str | None:
     return made[-1] if made else None
 
 
-def _feeds(call: LayerCall, read: Tensor) -> bool:
+def feeds(call: LayerCall, read: Tensor) -> bool:
     """Whether `read` is this layer's output behind an affine map of each channel and a ReLU."""
     if call.output.shape != read.shape:
         return False

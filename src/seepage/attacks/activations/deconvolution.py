@@ -9,13 +9,12 @@ applies.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor
 
 from seepage.attacks.gauss_newton.equations import columns_of, slope_matrix
 from seepage.attacks.gauss_newton.linearize import LayerUse
-from seepage.attacks.head.equations import ROUNDING, HeadEquations
+from seepage.attacks.head.equations import ROUNDING
 from seepage.attacks.head.sparse import unmix
 from seepage.core.nn import generator
 from seepage.errors import Inapplicable
@@ -36,6 +35,8 @@ TRIMMINGS = 8
 """Times that outlying outputs are left out, at most."""
 LEAST_PIVOT = 1e-5
 """Share of the largest pivot below which a position is not told from the others."""
+UNEXPLAINED = 1e-2
+"""Share of a weight gradient, or of a norm's, that a solution may leave unexplained."""
 REMEDY = "use gradient_matching, or look at the update of a smaller batch"
 
 
@@ -104,9 +105,9 @@ def deconvolve(layer: LayerUse, gradient: Float[Tensor, "O C k l"], examples: in
     if not error < GAP:
         raise Inapplicable("the gradient of the last convolution cannot be taken apart into its examples", REMEDY)
     mixed = vectors[:, :n].T.reshape(n, kept, *layer.output.shape[2:])
-    read = torch.linalg.lstsq(_matrix(layer, mixed), rows).solution  # [n positions, C]
+    read = torch.linalg.lstsq(slope_matrix(layer, mixed), rows).solution  # [n positions, C]
     read = _unmixed(read.reshape(n, -1), max(error, ROUNDING * torch.finfo(gradient.dtype).eps))
-    read = read.view(n, positions, channels).transpose(1, 2).reshape(n, channels, *layer.input.shape[2:])
+    read = layer.maps(read.view(-1, channels))
     return Deconvolved(read, solve_slopes(layer, read, whole), error)
 
 
@@ -114,8 +115,7 @@ def solve_slopes(
     layer: LayerUse, read: Float[Tensor, "n C H W"], gradient: Float[Tensor, "O C k l"]
 ) -> Float[Tensor, "n O h w"]:
     """Gradients of a convolution's outputs from what it read: `G = D H`, with H the patches `[n positions, C k l]`."""
-    stride, padding, dilation, _ = layer.geometry
-    patches = F.unfold(read, gradient.shape[2:], dilation, padding, stride).transpose(1, 2).flatten(0, 1)
+    patches = layer.patches(read).transpose(1, 2).flatten(0, 1)
     slopes: Tensor = torch.linalg.lstsq(patches.T, gradient.flatten(1).T).solution  # [n positions, O]
     height, width = layer.output.shape[2:]
     return slopes.view(len(read), height, width, -1).permute(0, 3, 1, 2).contiguous()
@@ -132,7 +132,7 @@ def solve_read(
     None where there are more positions than equations, or these do not tell all positions.
     """
     outputs, entries = len(gradient), gradient[0, 0].numel()
-    matrix, rows = _matrix(layer, slopes), columns_of(gradient.double().cpu())
+    matrix, rows = slope_matrix(layer, slopes), columns_of(gradient.double().cpu())
     sizes = _per_output(rows, entries).clamp(min=1e-300)
     kept = torch.ones(outputs, dtype=torch.bool)
     for _ in range(TRIMMINGS):
@@ -151,9 +151,7 @@ def solve_read(
         if bool((trusted == kept).all()):
             break
         kept = trusted
-    height, width = layer.input.shape[2:]
-    read = solution.view(len(slopes), height, width, -1).permute(0, 3, 1, 2).contiguous()
-    return read, float(off[kept].max())
+    return layer.maps(solution), float(off[kept].max())
 
 
 def _per_output(rows: Float[Tensor, "rows C"], entries: int) -> Float[Tensor, " O"]:
@@ -181,26 +179,16 @@ def rectified(read: Tensor) -> Tensor:
     return torch.where(read > limit.view(-1, *(1,) * (read.ndim - 1)), read, torch.zeros_like(read))
 
 
-def _matrix(layer: LayerUse, slopes: Float[Tensor, "n O h w"]) -> Float[Tensor, "rows np"]:
-    """M(D) `[O k l, n positions]`."""
-    matrix: Tensor = slope_matrix(layer, slopes)
-    return matrix
-
-
 def _contradiction(layer: LayerUse, directions: Float[Tensor, "rows r"], outputs: int) -> Float[Tensor, "d d"]:
     """The quadratic form `|(1 - U U^T) M(D)|^2` in D `[outputs, positions]`, a matrix.
 
     Column q of M(D) holds D at the positions that read q, each in the rows of the entry of the kernel it reads q with.
     """
-    kernel = layer.weight.shape[2:]
-    entries, places = kernel.numel(), layer.output[0, 0].numel()
-    stride, padding, dilation, _ = layer.geometry
-    height, width = layer.input.shape[2:]
-    numbers = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
-    reads = F.unfold(numbers, kernel, dilation, padding, stride)[0].long()  # [k l, positions]: 0 is the padding
+    reads = layer.places()  # [k l, positions]
+    entries, places = reads.shape
     basis = directions.view(outputs, entries, -1)
     form = torch.zeros(outputs, places, outputs, places, dtype=directions.dtype)
-    for q in range(1, height * width + 1):
+    for q in range(1, layer.input[0, 0].numel() + 1):
         entry, place = (reads == q).nonzero(as_tuple=True)
         rows = basis[:, entry].flatten(0, 1)  # [outputs pairs, r]
         # |v|^2 - |U^T v|^2 for the column v that D makes.
@@ -216,20 +204,8 @@ def _unmixed(mixed: Float[Tensor, "n k"], error: float, seed: int = 0) -> Float[
     draw: Generator = generator(seed, "deconvolution")
     n, size = mixed.shape
     rows = torch.linalg.qr(mixed.T).Q.T
-    nothing = rows.new_zeros(n, 1)
-    # Orthonormal rows have entries of 1 / sqrt(k) on average. No softmax vouches for a row here: no bias, weight 0.
-    equations = HeadEquations(
-        weight=rows.new_zeros(n, size),
-        bias=rows.new_zeros(n),
-        scale=rows.new_ones(n),
-        left=torch.eye(n, dtype=rows.dtype),
-        basis=torch.cat([nothing, rows], 1),
-        deviation=error / size**0.5,
-        epsilon=torch.finfo(torch.float32).eps,
-        examples=n,
-        biased=False,
-    )
-    found = unmix(equations, None, draw)
+    # Orthonormal rows have entries of 1 / sqrt(k) on average.
+    found = unmix(rows, error / size**0.5, None, draw)
     if found is None or found[1] < n:
         raise Inapplicable(
             "what the last convolution read has too few zeros to tell the examples apart: it is not behind a ReLU",

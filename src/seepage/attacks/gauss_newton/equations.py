@@ -1,14 +1,14 @@
 """What a gradient says about the images behind it: known features, and a weight gradient linear in its input."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from seepage.attacks.gauss_newton.linearize import Derivative, ForwardPass, LayerUse, VictimNetwork
+from seepage.attacks.gauss_newton.linearize import ForwardPass, LayerUse, VictimNetwork
+from seepage.core.algebra.derivative import Derivative
 from seepage.errors import Inapplicable
 
 FLOOR = 1e-4
@@ -245,18 +245,72 @@ def slope_matrix(layer: LayerUse, slopes: Tensor) -> Tensor:
     """The matrix M of `EquationWhitening`, `[O k k, n positions]`; `[O, n]` for a fully connected layer."""
     if not layer.geometry:
         return slopes.T
-    stride, padding, dilation, _ = layer.geometry
-    height, width = layer.input.shape[2:]
-    kernel = layer.weight.shape[2:]
-    # places[k, p]: which input position output position p reads through entry k of the kernel; 0 is the padding.
-    numbers = torch.arange(1, height * width + 1, dtype=torch.float64, device=slopes.device).view(1, 1, height, width)
-    places = F.unfold(numbers, kernel, dilation, padding, stride)[0].long()
+    places = layer.places().to(slopes.device)  # [k k, p]
     n, outputs = slopes.shape[:2]
     flat = slopes.flatten(2).transpose(0, 1)  # [O, n, p]
-    moved = flat.new_zeros(outputs, len(places), n, height * width + 1)
+    # moved[o, k, i, q]: the slope of the output that reads input position q with entry k; q = 0 is the border.
+    moved = flat.new_zeros(outputs, len(places), n, layer.input[0, 0].numel() + 1)
     for k, place in enumerate(places):
         moved[:, k, :, place] = flat
     return moved[..., 1:].reshape(outputs * len(places), -1)
+
+
+@dataclass(eq=False)
+class MatchedLayer:
+    """One layer's weight gradient as equations at a guess of the images: `r = S^-1 U^T (D * h - G) / c`.
+
+    Attributes:
+        layer: Its call, which read h.
+        slopes: D, the gradient of its outputs.
+        wanted: G, the observed gradient of its weight.
+        whitening: `S^-1 U^T` of D.
+        outputs: `[m]` of each open unit.
+        patches: `[m, C k k]` what each open unit reads, times what its slope is in; None for a layer without them.
+    """
+
+    layer: LayerUse
+    slopes: Tensor
+    wanted: Tensor
+    whitening: EquationWhitening
+    outputs: Tensor
+    patches: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        # 1 / c = S_max / |G|: a whitened gradient then has about the size that a feature's residual has.
+        self.gain = self.whitening.largest / max(float(self.wanted.norm()), 1e-30)
+
+    def residual(self) -> Float[Tensor, "r C"]:
+        """R."""
+        return self._whitened(self.layer.weight_gradient(self.layer.input.detach(), self.slopes) - self.wanted)
+
+    def forward(self, change: Tensor, free: Float[Tensor, " m"]) -> Float[Tensor, "r C"]:
+        """What a change of h and of open slopes does to r."""
+        gradient = self.layer.weight_gradient(change, self.slopes)
+        if self.patches is not None:
+            # A free slope adds its unit's patch to the row of its output.
+            rows = gradient.flatten(1).index_add(0, self.outputs, self.patches * free[:, None])  # [O, C k k]
+            gradient = rows.view_as(gradient)
+        return self._whitened(gradient)
+
+    def transposed(self, part: Float[Tensor, "r C"]) -> tuple[Tensor, Float[Tensor, " m"]]:
+        """The adjoint of `forward`."""
+        matrix = self.whitening.transposed(part * self.gain, self.wanted)
+        free = part.new_zeros(len(self.outputs))
+        if self.patches is not None:
+            free = (self.patches * matrix.flatten(1)[self.outputs]).sum(1)
+        return self.layer.to_reading(matrix, self.slopes), free
+
+    def open_columns(self) -> Float[Tensor, " m"]:
+        """Squared length of what each open slope does to r, taking the whitening as its mean gain."""
+        if self.patches is None:
+            return self.slopes.new_zeros(len(self.outputs))
+        kernel, outputs = self.patches.shape[1] // self.wanted.shape[1], len(self.wanted)
+        # Column of unit j: sum over k of W[:, (o, k)] patch[:, k]; its mean square over directions (o, k).
+        mean: Tensor = self.whitening.matrix.square().sum(0).view(outputs, kernel)[self.outputs].mean(1)
+        return mean * self.patches.square().sum(1) * self.gain**2
+
+    def _whitened(self, gradient: Tensor) -> Float[Tensor, "r C"]:
+        return self.whitening(gradient) * self.gain
 
 
 @dataclass(eq=False)
@@ -266,25 +320,18 @@ class EquationsAt:
     Attributes:
         x: `[n, C, H, W]` images in [0, 1].
         free: `[m]` the slopes of open units, which are unknowns.
-        residuals: Of the features `[n, *shape]`, then of each matched layer `[r, C]`.
-        derivative: Of the known quantity and of what the matched layers read.
-        readings: What each matched layer reads.
-        slopes: Gradient of each matched layer's outputs.
         mask: `[n, *shape]` weight of each feature's equation; 0 where there is none.
-        patches: `[m, C k k]` what each open unit reads, of each direct layer, times what its slope is in.
-        layers: The matched layers' calls.
+        matched: The matched layers.
+        residuals: Of the features `[n, *shape]`, then of each matched layer `[r, C]`.
+        derivative: Of the known quantity and of what the matched layers read; None where it is not asked for.
     """
 
     x: Tensor
     free: Tensor
-    residuals: list[Tensor]
-    readings: list[Tensor]
-    slopes: list[Tensor]
     mask: Tensor
-    layers: list[LayerUse]
+    matched: list[MatchedLayer]
+    residuals: list[Tensor]
     derivative: Derivative | None = None
-    patches: list[Tensor] = field(default_factory=list)
-    whitenings: list[EquationWhitening] = field(default_factory=list)
 
     @property
     def square(self) -> float:
@@ -373,16 +420,15 @@ class Equations:
         layers = [seen.layers[place] for place in self.structure.matched]
         slopes = self._slopes(z, layers)
         if before is not None and self.structure.fixed:
-            whitenings = before.whitenings
+            whitenings = [one.whitening for one in before.matched]
         else:
             whitenings = [EquationWhitening(*pair, self.floor) for pair in zip(layers, slopes, strict=True)]
-        if len(self.open):
-            slopes = self._with_free(slopes, free)
         point = self._point(x, free, z, layers, slopes, whitenings)
         point.derivative = Derivative([z, *(layer.input for layer in layers)], x)
         if len(self.open):
-            several = zip(layers, point.readings, self._shares(slopes), strict=False)
-            point.patches = [self._patches(layer, reading) * share[:, None] for layer, reading, share in several]
+            direct = point.matched[: self.structure.direct]
+            for one, share in zip(direct, self._shares([each.slopes for each in point.matched]), strict=True):
+                one.patches = self._patches(one.layer) * share[:, None]
         return point
 
     def moved(self, x: Tensor, free: Tensor, before: EquationsAt) -> EquationsAt:
@@ -390,10 +436,8 @@ class Equations:
         with torch.no_grad():
             seen = self.network.run(x)
         layers = [seen.layers[place] for place in self.structure.matched]
-        slopes = list(before.slopes)
-        if len(self.open):
-            slopes = self._with_free(slopes, free)
-        return self._point(x, free, self.structure.known(seen), layers, slopes, before.whitenings)
+        slopes, whitenings = [one.slopes for one in before.matched], [one.whitening for one in before.matched]
+        return self._point(x, free, self.structure.known(seen), layers, slopes, whitenings)
 
     def _point(
         self,
@@ -404,22 +448,14 @@ class Equations:
         slopes: list[Tensor],
         whitenings: list[EquationWhitening],
     ) -> EquationsAt:
-        readings = [layer.input.detach() for layer in layers]
+        slopes = self._with_free(slopes, free) if len(self.open) else slopes
+        several = zip(layers, slopes, self.gradients, whitenings, strict=True)
+        matched = [MatchedLayer(*parts, self.open[:, 1]) for parts in several]
         z = z.detach()
         active = self.known.on | (z > 0) if self.known.one_sided else self.known.on
         mask = active.to(z) * self.known.weight / self.size
-        residuals = [(z - self.known.value) * mask]
-        for layer, reading, slope, wanted, whitening in zip(
-            layers, readings, slopes, self.gradients, whitenings, strict=True
-        ):
-            off = layer.weight_gradient(reading, slope) - wanted
-            residuals.append(whitening(off) * self.gain(wanted, whitening))
-        return EquationsAt(x, free, residuals, readings, slopes, mask, layers, whitenings=whitenings)
-
-    @staticmethod
-    def gain(wanted: Tensor, whitening: EquationWhitening) -> float:
-        """`S_max / |G|`: a whitened gradient then has about the size that a feature's residual has."""
-        return whitening.largest / max(float(wanted.norm()), 1e-30)
+        residuals = [(z - self.known.value) * mask, *(one.residual() for one in matched)]
+        return EquationsAt(x, free, mask, matched, residuals)
 
     def _slopes(self, z: Tensor, layers: list[LayerUse]) -> list[Tensor]:
         """Gradient of the mean loss in each matched layer's outputs, by the known signal; 0 for open units."""
@@ -447,39 +483,24 @@ class Equations:
             slopes[i][places] = free * share
         return slopes
 
-    def _patches(self, layer: LayerUse, reading: Tensor) -> Tensor:
+    def _patches(self, layer: LayerUse) -> Tensor:
         """`[m, C k k]` what each open unit reads: its slope enters its output's row of G times this."""
-        example = self.open[:, 0]
+        example, reading = self.open[:, 0], layer.input.detach()
         if not layer.geometry:
             return reading[example]
-        stride, padding, dilation, _ = layer.geometry
-        columns = F.unfold(reading, layer.weight.shape[2:], dilation, padding, stride)  # [n, C k k, p]
         place = self.open[:, 2] * layer.output.shape[3] + self.open[:, 3]
-        return columns[example, :, place]
+        return layer.patches(reading)[example, :, place]
 
     def forward(self, point: EquationsAt, v: Tensor, free: Tensor) -> list[Tensor]:
         """`J (v, free)`: what a change of images and open slopes does to the residuals."""
         assert point.derivative is not None
-        changes = point.derivative.forward(v)
-        parts = [changes[0] * point.mask]
-        for i, (layer, change) in enumerate(zip(point.layers, changes[1:], strict=True)):
-            gradient = layer.weight_gradient(change, point.slopes[i])
-            if i < len(point.patches):
-                # A free slope adds its unit's patch to the row of its output.
-                rows = gradient.flatten(1).index_add(0, self.open[:, 1], point.patches[i] * free[:, None])
-                gradient = rows.view_as(gradient)
-            gain = self.gain(self.gradients[i], point.whitenings[i])
-            parts.append(point.whitenings[i](gradient) * gain)
-        return parts
+        known, *readings = point.derivative.forward(v)
+        several = zip(point.matched, readings, strict=True)
+        return [known * point.mask, *(one.forward(change, free) for one, change in several)]
 
     def transposed(self, point: EquationsAt, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """`J^T r`, for the images and for the open slopes."""
         assert point.derivative is not None
-        pulled, free = [parts[0] * point.mask], torch.zeros_like(point.free)
-        for i, (layer, part) in enumerate(zip(point.layers, parts[1:], strict=True)):
-            gain = self.gain(self.gradients[i], point.whitenings[i])
-            matrix = point.whitenings[i].transposed(part * gain, self.gradients[i])
-            pulled.append(layer.to_reading(matrix, point.slopes[i]))
-            if i < len(point.patches):
-                free = free + (point.patches[i] * matrix.flatten(1)[self.open[:, 1]]).sum(1)
-        return point.derivative.transposed(pulled), free
+        pairs = [one.transposed(part) for one, part in zip(point.matched, parts[1:], strict=True)]
+        pulled = point.derivative.transposed([parts[0] * point.mask, *(reading for reading, _ in pairs)])
+        return pulled, sum((free for _, free in pairs), torch.zeros_like(point.free))

@@ -86,11 +86,37 @@ class LayerUse:
         return gradient
 
     def to_reading(self, matrix: Tensor, slopes: Tensor) -> Tensor:
-        """The adjoint of `weight_gradient` in its first argument: from a weight's shape to that of the input."""
+        """The adjoint of `weight_gradient` in its first argument: from a weight's shape to that of the input.
+
+        With the layer's own weight as the matrix: what goes back to what it read, `W^T D`.
+        """
         if not self.geometry:
             return slopes @ matrix
-        back: Tensor = conv2d_input(self.input.shape, matrix, slopes, *self.geometry)
+        shape = (len(slopes), *self.input.shape[1:])
+        back: Tensor = conv2d_input(shape, matrix, slopes, *self.geometry)
         return back
+
+    def applied(self, reading: Tensor) -> Tensor:
+        """What a convolution gives for another reading, without its bias."""
+        return torch.conv2d(reading, self.weight, None, *self.geometry)
+
+    def patches(self, reading: Tensor) -> Tensor:
+        """`[n, C k k, P]` what a convolution reads at each of its P output positions; 0 beyond the border."""
+        stride, padding, dilation, _ = self.geometry
+        columns: Tensor = F.unfold(reading, self.weight.shape[2:], dilation, padding, stride)
+        return columns
+
+    def places(self) -> Tensor:
+        """`[k k, P]` which input position each output position reads with each entry of the kernel; 0 is the border.
+
+        The first input position is 1.
+        """
+        numbers = torch.arange(1, self.input[0, 0].numel() + 1, dtype=torch.float64)
+        return self.patches(numbers.view(1, 1, *self.input.shape[2:]))[0].long()
+
+    def maps(self, rows: Tensor) -> Tensor:
+        """`[n, c, H, W]` maps of its input's size from one row for each position of each example, `[n H W, c]`."""
+        return rows.reshape(-1, *self.input.shape[2:], rows.shape[1]).permute(0, 3, 1, 2).contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,29 +262,3 @@ class VictimNetwork:
         """The weight's name of each recorded layer; empty for a weight that is no parameter."""
         known = {id(tensor): name for name, tensor in self.params.items()}
         return [known.get(id(layer.weight), "") for layer in seen.layers]
-
-
-class Derivative:
-    """The derivative J of some quantities `o(x)` at a point, with its transpose, each at the price of one pass.
-
-    `J^T w` is a backward pass. For `J v` the map `u -> J^T u`, which is linear, is differentiated in turn (with any
-    u): `d/du (v . J^T u) = J v`. So no layer needs a rule of its own.
-
-    >>> x = torch.tensor([[1.0, -2.0]], requires_grad=True)
-    >>> slope = Derivative([torch.relu(x) * 3], x)
-    >>> slope.forward(torch.ones(1, 2)), slope.transposed([torch.ones(1, 2)])
-    ([tensor([[3., 0.]])], tensor([[3., 0.]]))
-    """
-
-    def __init__(self, outputs: Sequence[Tensor], x: Tensor) -> None:
-        self.outputs, self.x = list(outputs), x
-        self.dual = [torch.zeros_like(output).requires_grad_(True) for output in self.outputs]
-        (self.pulled,) = torch.autograd.grad(self.outputs, x, self.dual, create_graph=True)
-
-    def forward(self, v: Tensor) -> list[Tensor]:
-        """`J v`, one tensor for each quantity."""
-        return list(torch.autograd.grad(self.pulled, self.dual, v, retain_graph=True))
-
-    def transposed(self, w: Sequence[Tensor]) -> Tensor:
-        """`J^T w`, shaped like `x`."""
-        return torch.autograd.grad(self.outputs, self.x, list(w), retain_graph=True)[0]

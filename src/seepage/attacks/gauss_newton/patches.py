@@ -1,14 +1,12 @@
 """A weight gradient taken apart into the patches that its convolution read: which outputs passed a slope on."""
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from seepage.attacks.gauss_newton.linearize import LayerUse
-from seepage.attacks.head.equations import HeadEquations
+from seepage.attacks.head.equations import factored
 from seepage.attacks.head.sparse import unmix
 from seepage.core.nn import generator
 
@@ -49,13 +47,12 @@ def read_patches(
     if layer.geometry[3] != 1 or outputs < count:
         return None
     rows = gradient.flatten(1).cpu()
-    equations = HeadEquations.of(torch.zeros_like(rows), None, rows, None, count)
-    if equations.rank < count:
-        return None
-    combinations = _combinations(layer, equations, n)
+    scale, left, basis, deviation, _ = factored(rows, count)
+    combinations = None if len(basis) < count else _combinations(layer, basis, deviation, n)
     if combinations is None:
         return None
-    slopes = equations.slopes(combinations.flatten(0, 1)).view(n, -1, outputs)  # [n, P, O]
+    # G = D H with D^T = Q^-T (U D)^T of the combinations Q.
+    slopes = torch.linalg.solve(combinations.flatten(0, 1).T, (scale[:, None] * left).T).view(n, -1, outputs)
     wanted = largest.flatten(2).transpose(1, 2).double().cpu()  # [n, P, O]
     off = torch.zeros(n, n, dtype=torch.float64)
     on = torch.zeros(n, *wanted.shape, dtype=torch.bool)
@@ -70,35 +67,29 @@ def read_patches(
     return chosen.transpose(1, 2).contiguous().view(largest.shape).to(largest.device)
 
 
-def _positions(layer: LayerUse) -> Tensor:
-    """`[k k, P]` which input position each output position reads through each entry of the kernel; 0 is the padding."""
-    stride, padding, dilation, _ = layer.geometry
-    height, width = layer.input.shape[2:]
-    numbers = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
-    return F.unfold(numbers, layer.weight.shape[2:], dilation, padding, stride)[0].long()
-
-
-def _combinations(layer: LayerUse, equations: HeadEquations, n: int) -> Float[Tensor, "n P r"] | None:
+def _combinations(
+    layer: LayerUse, basis: Float[Tensor, "r Ckk"], deviation: float, n: int
+) -> Float[Tensor, "n P r"] | None:
     """The rows of Q with `Q B = H`, where B is a basis of the gradient's rows: up to one factor for each example."""
-    positions = _positions(layer)  # [k k, P]
+    positions = layer.places()  # [k k, P]
     entries, places = positions.shape
-    basis = equations.inner.view(equations.rank, -1, entries)  # [r, C, k k]
+    rank, basis = len(basis), basis.view(len(basis), -1, entries)  # [r, C, k k]
     corner = int((positions == 0).sum(0).argmax())
     outside = positions[:, corner] == 0
-    space = torch.eye(equations.rank, dtype=basis.dtype)
-    if equations.rank > n:
+    space = torch.eye(rank, dtype=basis.dtype)
+    if rank > n:
         if not bool(outside.any()):
             return None
         # Combinations q with q B = 0 on all entries beyond the border: the last left singular vectors.
         left, singular, _ = torch.linalg.svd(basis[:, :, outside].flatten(1), full_matrices=True)
-        singular = F.pad(singular, (0, equations.rank - len(singular)))
+        singular = F.pad(singular, (0, rank - len(singular)))
         if singular[-n] > GAP * singular[-n - 1]:
             return None
         space = left[:, -n:].T  # [n, r]
-    corners = unmix(replace(equations, basis=space @ equations.basis), None, generator(0, "corner patches"))
+    corners = unmix(space @ basis.flatten(1), deviation, None, generator(0, "corner patches"))
     if corners is None or corners[1] < n:
         return None
-    found = torch.zeros(n, places, equations.rank, dtype=basis.dtype)
+    found = torch.zeros(n, places, rank, dtype=basis.dtype)
     # What is known of each example's map, [n, C, 1 + positions]; the first entry is the padding.
     size = int(layer.input.shape[2:].numel())
     known = torch.zeros(1 + size, dtype=torch.bool)

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.decoding import NaturalSpectrum
-from seepage.attacks.gauss_newton.linearize import Derivative, ForwardPass, Held, VictimNetwork
+from seepage.attacks.gauss_newton.equations import Structure
+from seepage.attacks.gauss_newton.linearize import ForwardPass, Held, VictimNetwork
 from seepage.attacks.gauss_newton.patches import read_patches
 from seepage.attacks.gauss_newton.readings import Forward, solve_reading
 from seepage.attacks.head import HeadFeatures
+from seepage.core.algebra.derivative import Derivative
 from seepage.core.nn import generator
 from seepage.types import Tensors
 
@@ -20,29 +22,6 @@ DRAWS = 64
 """Random outputs of the last activation that show where pooling can pass a slope on."""
 OFF = (12.0, 8.0, 20.0)
 """A ReLU's output below so many standard deviations of its error, which has long tails, is off. Tried in turn."""
-
-
-@dataclass(frozen=True, eq=False)
-class Peeled:
-    """What is known exactly of a network's inside for every example.
-
-    Attributes:
-        held: Where each known activation is on, by its place.
-        place: The deepest known activation through which all of the image passes on its way to the head.
-        value: `[n, c, h, w]` its output.
-        signal: `[n, c, h, w]` gradient of the mean loss in its output.
-        noise: `[n]` standard deviation of an entry of `value`.
-        matched: Places of the layers in front of it whose slopes do not depend on the images.
-        direct: How many of them, the first ones, give what the activation reads, unit by unit.
-    """
-
-    held: Mapping[int, Held]
-    place: int
-    value: Tensor
-    signal: Tensor
-    noise: Tensor
-    matched: tuple[int, ...]
-    direct: int
 
 
 @dataclass(eq=False)
@@ -175,8 +154,8 @@ def activation_of(seen: ForwardPass, read: Tensor) -> int | None:
 
 
 def peel(
-    network: VictimNetwork, head_name: str, head: HeadFeatures, gradients: Tensors, shape: tuple[int, ...]
-) -> Peeled | None:
+    network: VictimNetwork, head: HeadFeatures, gradients: Tensors, structure: Structure, shape: tuple[int, ...]
+) -> tuple[Structure, HeadFeatures, Mapping[int, Held]] | None:
     """Go down from a pooled head as far as activations are known exactly; None where not even the first step works.
 
     1. The convolution in front of the pooling has slopes of low rank: its weight gradient is a sum of one outer product
@@ -187,12 +166,18 @@ def peel(
 
     Args:
         network: The network.
-        head_name: Name of the head's weight.
         head: What the head's gradient says.
         gradients: The observed gradient.
+        structure: Where the head's features lie.
         shape: `[C, H, W]` of an image.
+
+    Returns:
+        With the deepest known activation through which all of the image passes in the place of the head's features:
+        where it lies, with the layers in front of it whose slopes do not depend on the images; its values and the
+        gradient of the mean loss in them; and where each known activation is on, by its place.
     """
     n = len(head.labels)
+    device = next(iter(network.params.values())).device
     # Small matrices, many of them in float64: on a CPU, wherever the round lies.
     params, buffers, gradients = (
         {k: v.cpu() for k, v in t.items()} for t in (network.params, network.buffers, gradients)
@@ -202,9 +187,9 @@ def peel(
     images = NaturalSpectrum(shape).samples(2 * n, generator(0, "probe images")).to(like)
     probe = network.run(images[:1])
     names = network.names(probe)
-    if head_name not in names or not bool(head.known.all()) or not probe.activations:
+    if not bool(head.known.all()) or not probe.activations:
         return None
-    state = _Peeling(network, gradients, head.signal, names.index(head_name), (images[:n], images[n:]))
+    state = _Peeling(network, gradients, head.signal, structure.head, (images[:n], images[n:]))
     if not _first(state, names):
         return None
     state.descend()
@@ -216,9 +201,17 @@ def peel(
     (signal,) = torch.autograd.grad(features, seen.activations[place].output, head.signal.to(features))
     value = state.held[place].value
     assert value is not None
-    held = {number: Held(one.on) for number, one in state.held.items()}
     matched, direct = _matched(state, place, names)
-    return Peeled(held, place, value, signal, state.noise[place], matched, direct) if matched else None
+    if not matched:
+        return None
+    weights = tuple(names[one] for one in matched)
+    structure = replace(
+        structure, activation=place, slope=0.0, direct=direct, fixed=True, matched=matched, names=weights,
+        shape=tuple(value.shape[1:]),
+    )  # fmt: skip
+    flat, signal = value.flatten(1).double(), signal.flatten(1).double()
+    head = replace(head, features=flat, signal=signal, noise=state.noise[place])
+    return structure, head, {number: Held(one.on.to(device)) for number, one in state.held.items()}
 
 
 def _first(state: _Peeling, names: list[str]) -> bool:

@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.attacks.gauss_newton.equations import columns_of, slope_matrix
-from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse
-from seepage.attacks.gauss_newton.search import conjugate_gradients
+from seepage.attacks.gauss_newton.linearize import LayerUse
 from seepage.attacks.head.equations import ROUNDING
+from seepage.core.algebra.derivative import Derivative
+from seepage.core.solvers import conjugate_gradients
 
 UNCERTAIN = 1e-3
 """Error of a reading, as a share of its root mean square, above which it is not used."""
@@ -26,6 +27,8 @@ STEPS = 40
 """Newton steps to the non-negative solution."""
 INNER = 100
 """Iterations of the conjugate gradients in one of them."""
+NEWTON_SOLVED = 1e-2
+"""Relative residual at which they stop."""
 SOLVED = 1e-5
 """Root mean square residual of forward and sign equations, in units of what is known, at which zeros are read off."""
 ZERO = (1e-4, 1e-4, 1e-4, 1e-5)
@@ -117,7 +120,7 @@ def solve_reading(
         left_over = (matrix @ reading - rows).norm(dim=0) / max(len(matrix) - size, 1) ** 0.5  # [C]
         errors = inverse.square().sum(1).sqrt()[:, None] * left_over.clamp(min=rounding)
     else:
-        completed = _complete(reading, right[rank:].T, forward, shape)
+        completed = _complete(reading, right[rank:].T, forward, layers[0])
         if completed is None:
             return None
         # Forward equations vouch for what has no zeros only where they are more than what M leaves open.
@@ -129,21 +132,16 @@ def solve_reading(
     negative = float(reading.clamp(max=0).norm() / reading.norm())
     if float(errors.square().mean().sqrt()) > UNCERTAIN * scale or unexplained > MISFIT or negative > NEGATIVE:
         return None
-    return _map(reading, shape), _map(errors, shape)
-
-
-def _map(reading: Float[Tensor, "p C"], shape: torch.Size) -> Float[Tensor, "n C H W"]:
-    """From one row for each position of each example to maps."""
-    return reading.reshape(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2).contiguous()
+    return layers[0].maps(reading), layers[0].maps(errors)
 
 
 def _rows(maps: Float[Tensor, "n C H W"]) -> Float[Tensor, "p C"]:
-    """The reverse of `_map`."""
+    """The reverse of `LayerUse.maps`."""
     return maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])
 
 
 def _complete(
-    reading: Float[Tensor, "p C"], hidden: Float[Tensor, "p d"], forward: Forward | None, shape: torch.Size
+    reading: Float[Tensor, "p C"], hidden: Float[Tensor, "p d"], forward: Forward | None, layer: LayerUse
 ) -> tuple[Float[Tensor, "p C"], float] | None:
     """`h_0 + N a` with the least squared residual of forward equations and negative entries, and that residual.
 
@@ -152,14 +150,14 @@ def _complete(
     """
     scale = float(reading.square().mean().sqrt())
     level, value, zero = float("inf"), reading, 0.0
-    nothing, sharp = reading.new_zeros(0), 0
+    sharp = 0
     for _ in range(STEPS):
         # At first what is negative must not be; then what is nearly zero is meant to be zero.
         below = (value < zero * scale) / scale
         off = value * below
         square, pull = float(off.square().sum()), off * below
         if forward is not None:
-            residuals = forward.residuals(_map(value, shape).to(forward.derivative.x))
+            residuals = forward.residuals(layer.maps(value).to(forward.derivative.x))
             square += sum(float(part.double().square().sum()) for part in residuals)
             pull = pull + _rows(forward.transposed(residuals)).to(pull)
         level = (square / value.numel()) ** 0.5
@@ -168,15 +166,16 @@ def _complete(
         if sharp > SHARPENINGS:
             return (value * (below == 0), level) if level < SOLVED else None
 
-        def product(v: tuple[Tensor, Tensor], below: Tensor = below) -> tuple[Tensor, Tensor]:
-            change = hidden @ v[0]
+        def product(v: Tensor, below: Tensor = below) -> Tensor:
+            change = hidden @ v
             pushed = change * below.square()
             if forward is not None:
-                forth = forward.product(_map(change, shape).to(forward.derivative.x))
+                forth = forward.product(layer.maps(change).to(forward.derivative.x))
                 pushed = pushed + _rows(forward.transposed(forth)).to(pushed)
-            return hidden.T @ pushed + 1e-9 / scale**2 * v[0], v[1]
+            pulled: Tensor = hidden.T @ pushed
+            return pulled + 1e-9 / scale**2 * v
 
-        (change, _), _, _ = conjugate_gradients(product, (-hidden.T @ pull, nothing), lambda v: v, INNER)
+        change = conjugate_gradients(product, -hidden.T @ pull, lambda v: v, steps=INNER, tolerance=NEWTON_SOLVED)
         value = value + hidden @ change
     return None
 

@@ -1,18 +1,18 @@
 """Gradient matching guided by the features in front of the last layer."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from seepage.attacks.activations import inner_activations
+from seepage.attacks.activations import InnerActivations, inner_activations
 from seepage.attacks.agreement import multiple_words
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, SingleRound
 from seepage.attacks.guided.decoder import fit_decoder, layer_input
 from seepage.attacks.guided.inversion import invert_activations
-from seepage.attacks.head.features import head_features
+from seepage.attacks.head import HeadFeatures, head_features
 from seepage.attacks.matching.directions import Plain
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.frozen_pattern import RecordedPattern
@@ -92,29 +92,6 @@ class _Solved(LabelInference):
         return self.labels
 
 
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """What a layer reads for each example.
-
-    Attributes:
-        layer: Its name.
-        values: `[n, k]` or `[n, C, H, W]`.
-        known: `[n]` of which examples.
-        labels: `[n]`.
-        words: What it is, for the report.
-        offset_known: `[C]` of which channels of a map the level is known; empty where it is none.
-        share: The update is so many times the gradient.
-    """
-
-    layer: str
-    values: Tensor
-    known: Bool[Tensor, " n"]
-    labels: Int[Tensor, " n"]
-    words: str
-    offset_known: Bool[Tensor, " C"] = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
-    share: float = 1.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class GuidedMatching(Attack):
     """Gradient matching from a decoded start, held to the features that the last layer's gradient gives away.
@@ -171,7 +148,10 @@ class GuidedMatching(Attack):
             search = self._started(search, known, knowledge, observed)
             observed = observed.over(known.share)
             begun = "its own start" if self.start == "own" else "an image of them"
-            note = f"{known.words}; the search started from {begun}."
+            what = "Features of the last layer were read from its gradient"
+            if isinstance(known, InnerActivations):
+                what = "Activations in front of the last block were read from its gradients"
+            note = f"{what}; the search started from {begun}."
             left = int((~known.known).sum())
             note += f" Of {left} examples they are not known." if left else ""
             if known.share != 1:
@@ -191,8 +171,9 @@ class GuidedMatching(Attack):
         except Inapplicable:
             return search.objective_at(transcript, inputs, labels)
         # Candidate i is held to the features of example i: put the inputs into the features' order first.
-        calls = calls_in_pass(knowledge.model, [known.layer], observed.params, inputs, buffers=observed.buffers)
-        costs = torch.cdist(known.values.flatten(1).to(inputs), layer_input(calls[known.layer]))
+        layer, values = _read(known)
+        calls = calls_in_pass(knowledge.model, [layer], observed.params, inputs, buffers=observed.buffers)
+        costs = torch.cdist(values.flatten(1).to(inputs), layer_input(calls[layer]))
         order = torch.as_tensor(linear_sum_assignment(costs.detach().cpu().numpy())[1], device=inputs.device)
         held = replace(search, priors=(*search.priors, *self._agreement(known, inputs)))
         alone = SingleRound(knowledge, observed.over(known.share))
@@ -207,40 +188,35 @@ class GuidedMatching(Attack):
         known = self._known(knowledge, observed)
         return self._started(self._fitting(knowledge, observed), known, knowledge, observed)
 
-    def _known(self, knowledge: Knowledge, observed: Round) -> _Known:
+    def _known(self, knowledge: Knowledge, observed: Round) -> HeadFeatures:
         """What the last layers' gradients say.
 
         Raises:
             Inapplicable: Where they say nothing.
         """
         if self.source == "activations":
-            inner = inner_activations(observed, knowledge)
-            every = torch.ones(len(inner.labels), dtype=torch.bool)
-            words = "Activations in front of the last block were read from its gradients"
-            return _Known(inner.layer, inner.activations, every, inner.labels, words, inner.offset_known, inner.share)
-        names = last_linear(knowledge.model, knowledge.num_outputs)
+            return inner_activations(observed, knowledge)
         # Inferred labels may be wrong; those that come with the solution have been checked against the gradient.
         inferred = isinstance(self.search.labels, Auto)
         labels = None if inferred else self.search.labels(observed, knowledge)
-        if names is None or (labels is None and not inferred):
-            missing = "the model has no last linear layer" if names is None else "the labels are searched for"
-            raise Inapplicable(missing, "use inverting_gradients")
+        if last_linear(knowledge.model, knowledge.num_outputs) is None:
+            raise Inapplicable("the model has no last linear layer", "use inverting_gradients")
+        if labels is None and not inferred:
+            raise Inapplicable("the labels are searched for", "use inverting_gradients")
         found = head_features(observed, knowledge, labels)
         if not found.known.any():
             raise Inapplicable(found.doubt or "none of them is known", "use inverting_gradients")
-        words = "Features of the last layer were read from its gradient"
-        layer = names[0].removesuffix(".weight")
-        return _Known(layer, found.features, found.known, found.labels, words, share=found.share)
+        return found
 
-    def _agreement(self, known: _Known, like: Tensor) -> tuple[FeatureAgreement, ...]:
+    def _agreement(self, known: HeadFeatures, like: Tensor) -> tuple[FeatureAgreement, ...]:
         """The term that holds candidates to what is known; none where its weight is 0."""
         if self.weight == 0:
             return ()
-        values = known.values.flatten(1).to(like)
-        return (FeatureAgreement(self.weight, known.layer, values, known.known.to(like.device)),)
+        layer, values = _read(known)
+        return (FeatureAgreement(self.weight, layer, values.flatten(1).to(like), known.known.to(like.device)),)
 
     def _started(
-        self, search: GradientMatching, known: _Known, knowledge: Knowledge, observed: Round
+        self, search: GradientMatching, known: HeadFeatures, knowledge: Knowledge, observed: Round
     ) -> GradientMatching:
         """The search from an image of what is known, held to it."""
         like = next(iter(observed.params.values()))
@@ -251,11 +227,13 @@ class GuidedMatching(Attack):
         )
         if self.start == "own":
             return held
-        values = known.values.to(like)
-        inputs = fit_decoder(observed, knowledge, known.layer, len(values))(values.flatten(1))
+        layer, values = _read(known)
+        values = values.to(like)
+        inputs = fit_decoder(observed, knowledge, layer, len(values))(values.flatten(1))
         if self.start == "inversion":
+            assert isinstance(known, InnerActivations)  # `__post_init__` refused others
             inputs = invert_activations(
-                observed, knowledge, known.layer, values, known.offset_known, inputs, steps=INVERSION_STEPS
+                observed, knowledge, layer, values, known.offset_known, inputs, steps=INVERSION_STEPS
             )
         grey = torch.full_like(inputs, sum(knowledge.value_range) / 2)
         inputs = torch.where(known.known.to(like.device)[:, None, None, None], inputs, grey)
@@ -285,6 +263,13 @@ class GuidedMatching(Attack):
             schedule="constant",
             project=False,
         )
+
+
+def _read(known: HeadFeatures) -> tuple[str, Tensor]:
+    """Name of the layer that candidates are held at, and what it reads, `[n, k]` or `[n, C, H, W]`."""
+    if isinstance(known, InnerActivations):
+        return known.layer, known.activations
+    return known.head, known.features
 
 
 def _scaled(prior: ColorVariation) -> ColorVariation:

@@ -70,30 +70,16 @@ class HeadEquations:
         bias_gradient: Float[Tensor, " C"] | None,
         examples: int,
     ) -> Self:
-        """The equations of a gradient that is not zero; float64 from here on.
-
-        The errors' size comes from the singular values behind the n-th, which are zero but for errors. There is at
-        least one with fewer examples than classes: the rows of the gradient sum to zero.
-        """
-        epsilon = torch.finfo(gradient.dtype).eps
+        """The equations of a gradient that is not zero; float64 from here on."""
         zeros = gradient.new_zeros(len(weight))
-        both = torch.cat([(zeros if bias_gradient is None else bias_gradient)[:, None], gradient], 1).double()
-        scale = both.square().mean(1).sqrt()  # [C] root mean square of each class's row
-        scale = scale.clamp(min=1e-12 * float(scale.max()))
-        left, singular, right = torch.linalg.svd(both / scale[:, None], full_matrices=False)
-        behind = singular[examples:]
-        # What is behind the n-th value has (C - n) (1 + k - n) independent errors; the sum of squares is their energy.
-        spare = max((len(weight) - examples) * (both.shape[1] - examples), 1)
-        deviation = max(float(behind.square().sum() / spare) ** 0.5, ROUNDING * epsilon)
-        # A direction at the level of the errors tells nothing: an example without a gradient left no trace.
-        level = 4 * deviation * both.shape[1] ** 0.5
-        kept = max(int((singular[:examples] > level).sum()), 1)
+        both = torch.cat([(zeros if bias_gradient is None else bias_gradient)[:, None], gradient], 1)
+        scale, left, basis, deviation, singular = factored(both, examples)
         return cls(
             weight.double(),
             zeros.double() if bias is None else bias.double(),
             scale,
-            left[:, :kept],
-            singular[:kept, None] * right[:kept],
+            left,
+            basis,
             deviation,
             torch.finfo(weight.dtype).eps,
             examples,
@@ -199,6 +185,29 @@ class HeadEquations:
         """Standard deviation of the error of a feature of each example."""
         noise: Tensor = self.deviation * unmixing.square().sum(1).sqrt()
         return noise
+
+
+def factored(
+    gradient: Float[Tensor, "C k"], examples: int
+) -> tuple[Float[Tensor, " C"], Float[Tensor, "C n"], Float[Tensor, "n k"], float, Float[Tensor, " r"]]:
+    """A gradient of at most so many examples as `D U B`, in float64: D, U, B, the errors in B, all singular values.
+
+    D is each row's size, U has orthonormal columns, B orthogonal rows (see `HeadEquations`). The errors' size comes
+    from the singular values behind the n-th, which are zero but for errors.
+    """
+    both = gradient.double()
+    scale = both.square().mean(1).sqrt()  # [C] root mean square of each row
+    scale = scale.clamp(min=1e-12 * float(scale.max()))
+    left, singular, right = torch.linalg.svd(both / scale[:, None], full_matrices=False)
+    # What is behind the n-th value has (C - n) (k - n) independent errors; the sum of squares is their energy. A head
+    # has at least one with fewer examples than classes: the rows of its gradient sum to zero.
+    spare = max((len(both) - examples) * (both.shape[1] - examples), 1)
+    energy = float(singular[examples:].square().sum())
+    deviation = max((energy / spare) ** 0.5, ROUNDING * torch.finfo(gradient.dtype).eps)
+    # A direction at the level of the errors tells nothing: an example without a gradient left no trace.
+    level = 4 * deviation * both.shape[1] ** 0.5
+    kept = max(int((singular[:examples] > level).sum()), 1)
+    return scale, left[:, :kept], singular[:kept, None] * right[:kept], deviation, singular
 
 
 def _surplus(singular: Float[Tensor, " r"], examples: int) -> int | None:

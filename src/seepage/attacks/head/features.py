@@ -43,6 +43,7 @@ class HeadFeatures:
     """Features of a batch, how well each is known, and whether they can be believed.
 
     Attributes:
+        head: Name of the last fully connected layer, which reads the features.
         features: `[n, k]` float64, one row per label; zeros for an example that left no trace.
         labels: `[n]` ascending.
         probabilities: `[n, C]` float64, the softmax of the network's last layer on `features`.
@@ -58,6 +59,7 @@ class HeadFeatures:
             where that contradicts nothing.
     """
 
+    head: str
     features: Float[Tensor, "n k"]
     labels: Int[Tensor, " n"]
     probabilities: Float[Tensor, "n C"]
@@ -144,7 +146,7 @@ def head_features(
     """
     labels = observed.labels if labels is None else labels
     labels = None if labels is None else labels.cpu().sort().values
-    equations, bias_gradient = _equations(observed, knowledge, labels)
+    head, equations, bias_gradient = _equations(observed, knowledge, labels)
     draw = generator(seed, "head features")
     solution = _by_zeros(equations, labels, bias_gradient, draw)
     if solution is None or not solution.misfit < MAX_DISAGREEMENT:
@@ -156,13 +158,17 @@ def head_features(
             "the features have too few zeros to be told apart without labels, and no labels could be inferred",
             "tell the labels (--told labels)",
         )
-    return _result(equations, solution, labels)
+    return _result(head, equations, solution, labels)
 
 
 def _equations(
     observed: Round, knowledge: Knowledge, labels: Tensor | None
-) -> tuple[HeadEquations, Float[Tensor, " C"]]:
-    """The equations, and the bias gradient or zeros; whatever stands in the way of solving them is said here."""
+) -> tuple[str, HeadEquations, Float[Tensor, " C"]]:
+    """Name of the head, its equations, and its bias gradient or zeros.
+
+    Raises:
+        Inapplicable: Whatever stands in the way of solving them.
+    """
     names = last_linear(knowledge.model, knowledge.num_outputs)
     if names is None:
         raise Inapplicable(
@@ -200,7 +206,8 @@ def _equations(
             f"number of examples, {examples}, has at most {examples}",
             SIZE_REMEDY,
         )
-    return equations, torch.zeros_like(equations.bias) if bias_gradient is None else bias_gradient.double()
+    zeros = torch.zeros_like(equations.bias)
+    return names[0].removesuffix(".weight"), equations, zeros if bias_gradient is None else bias_gradient.double()
 
 
 def _by_zeros(
@@ -213,7 +220,7 @@ def _by_zeros(
     first = None
     if labels is not None and rank == len(labels):
         first = softmax.start(equations, labels, bias_gradient, 0.1, draw)
-    unmixed = unmix(equations, first, draw)
+    unmixed = unmix(equations.inner, equations.deviation, first, draw, equations.column_if_consistent)
     if unmixed is None:
         return None
     unmixing, count = equations.scaled(unmixed[0]), unmixed[1]
@@ -365,7 +372,7 @@ def _apart(features: Float[Tensor, "n k"], other: Float[Tensor, "n k"], labels: 
     return float(away[rows, columns].max())
 
 
-def _result(equations: HeadEquations, solution: _Solution, told: Int[Tensor, " n"] | None) -> HeadFeatures:
+def _result(head: str, equations: HeadEquations, solution: _Solution, told: Int[Tensor, " n"] | None) -> HeadFeatures:
     """A solution in the order of its labels, with examples that left no trace, and what speaks against it."""
     features = solution.unmixing @ equations.inner
     size = equations.size(solution.unmixing)
@@ -386,6 +393,7 @@ def _result(equations: HeadEquations, solution: _Solution, told: Int[Tensor, " n
     slopes = (chances - F.one_hot(labels, chances.shape[1])) / equations.examples
     doubt = None if bool(known.all()) else _doubt(solution, known, rounding)
     return HeadFeatures(
+        head=head,
         features=features[order],
         labels=labels[order],
         probabilities=chances[order],

@@ -29,35 +29,34 @@ def rescaled(
     logits = unmixing @ equations.logits_basis  # [n, C]
     labeled = F.one_hot(labels, len(equations.weight)).double()
     weights, tied = _weights(equations, unmixing, slopes, labeled)
-    if equations.biased:
-        start = logits.new_zeros(1, len(labels))
-    else:
-        start = torch.linspace(-7, 7, GRID, dtype=logits.dtype)[:, None].expand(-1, len(labels))
-        sizes = [_cost(one, slopes, logits, equations.bias, labeled, weights, tied) for one in start]
-        start = start[torch.stack(sizes).argmin(0), torch.arange(len(labels))][None]
-    t, curvature = start[0].clone(), torch.ones(len(labels), dtype=logits.dtype)
-    for _ in range(STEPS):
+
+    def residual(t: Float[Tensor, " n"]) -> tuple[Tensor, Tensor, Tensor]:
+        """`e^t Z`, its class probabilities, and the weighted equations, each `[n, C]`."""
         grown = t.exp()[:, None] * logits
         chances = (grown + equations.bias).softmax(1)
-        off = weights * (slopes * (-t).exp()[:, None] - chances + labeled)
+        return grown, chances, weights * (slopes * (-t).exp()[:, None] - chances + labeled)
+
+    def cost(t: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        _, chances, off = residual(t)
+        # Relative to the slopes asked for: else rows so long that they are sure of their label would win.
+        return off.square().sum(1) / (weights * (chances - labeled)).square().sum(1) + (tied * t).square()
+
+    t, curvature = logits.new_zeros(len(labels)), logits.new_ones(len(labels))
+    if not equations.biased:
+        grid = torch.linspace(-7, 7, GRID, dtype=logits.dtype)
+        t = grid[torch.stack([cost(one.expand(len(labels))) for one in grid]).argmin(0)]
+    for _ in range(STEPS):
+        grown, chances, off = residual(t)
         # Where the equations contradict each other by more than rounding (rows of Q have errors of their own, which
         # reach the slopes of examples that are alike), they count for less.
-        trust = weights / off.square().mean(1, keepdim=True).sqrt().clamp(min=1)
+        trust = 1 / off.square().mean(1, keepdim=True).sqrt().clamp(min=1)  # [n, 1]
         # d/dt of n A e^-t - softmax(e^t Z + b): -n A e^-t - (diag(P) - P P^T) e^t Z.
         along = -slopes * (-t).exp()[:, None] - chances * (grown - (chances * grown).sum(1, keepdim=True))
-        off, along = off * trust / weights, trust * along
+        off, along = off * trust, weights * trust * along
         curvature = along.square().sum(1) + tied.square()
+        # Gauss-Newton, example by example, at most by half a unit of the logarithm.
         t = t - (((off * along).sum(1) + tied.square() * t) / curvature).clamp(-0.5, 0.5)
     return t.exp()[:, None] * unmixing, curvature.rsqrt()
-
-
-def _cost(
-    t: Tensor, slopes: Tensor, logits: Tensor, bias: Tensor, labeled: Tensor, weights: Tensor, tied: Tensor
-) -> Float[Tensor, " n"]:
-    chances = (t.exp()[:, None] * logits + bias).softmax(1)
-    # Relative to the slopes asked for: else rows so long that they are sure of their label would win.
-    off = (weights * (slopes * (-t).exp()[:, None] - chances + labeled)).square().sum(1)
-    return off / (weights * (chances - labeled)).square().sum(1) + (tied * t).square()
 
 
 def _weights(

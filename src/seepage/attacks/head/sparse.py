@@ -5,6 +5,7 @@ the gradient those of single examples are the ones that are nowhere negative and
 are found without a label; the network's softmax then vouches for each of them by itself.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +14,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from seepage.attacks.head.equations import HeadEquations
 from seepage.core.algebra.sparse import falling, sparse_directions
 
 STEPS = 24
@@ -49,22 +49,32 @@ NEARLY_ZERO = 1e-5
 """What counts as zero at least, in units of the root mean square of an example's features."""
 
 
+Dual = Callable[[Float[Tensor, " n"]], Float[Tensor, " n"] | None]
+"""The column of Q^-1 that belongs to one row of Q, where something else than zeros tells it."""
+
+
 def unmix(
-    equations: HeadEquations, first: Float[Tensor, "s n"] | None, draw: Generator
+    inner: Float[Tensor, "n k"],
+    deviation: float,
+    first: Float[Tensor, "s n"] | None,
+    draw: Generator,
+    dual: Dual = lambda row: None,
 ) -> tuple[Float[Tensor, "n n"], int] | None:
     """Q up to the scale of its rows, and how many of its rows, the first ones, are found; None where none is.
 
     The other rows are any that have no share in those found: what is left of examples with hardly a gradient.
 
     Args:
-        equations: The gradient.
+        inner: Mixtures of the features, of independent rows: `Q inner` are the features.
+        deviation: Standard deviation of the errors in it.
         first: Rows to start from; random ones come after them.
         draw: Of random rows and columns.
+        dual: Tells columns of Q^-1, so that each next search is for what is not found yet.
     """
-    n = equations.rank
+    n = len(inner)
     if n == 1:  # nothing is mixed
-        return torch.ones((1, 1), dtype=equations.basis.dtype) * equations.inner.sum().sign(), 1
-    seen = _SeenUnits.of(equations, draw)
+        return torch.ones((1, 1), dtype=inner.dtype) * inner.sum().sign(), 1
+    seen = _SeenUnits.of(inner, deviation, draw)
     found, space = seen.inner.new_zeros((0, n)), torch.eye(n, dtype=seen.inner.dtype)
     fruitless = 0
     for number in range(ROUNDS):
@@ -80,12 +90,12 @@ def unmix(
         fruitless = 0 if len(found) > before else fruitless + 1
         if len(found) == n or fruitless == FRUITLESS:
             break
-        space = seen.without(found)
+        space = seen.without(found, dual)
     if not len(found):
         return None
     if len(found) == n - 1 and len(space) == 1:
         found = torch.cat([found, space])  # the only direction without a share in the others
-    sharp = sharpen(equations, seen.unturned(found))
+    sharp = sharpen(inner, deviation, seen.unturned(found))
     if len(found) == n:
         return sharp, n
     # Where the softmax does not tell the label of each row found, the rest cannot be told from them.
@@ -100,24 +110,26 @@ class _SeenUnits:
     do not outweigh the zeros of the others. A row q of Q has the direction `r = q T`, and `r V` are its features.
 
     Attributes:
-        equations: All of the gradient.
+        whole: `[n, k]` B.
+        deviation: Standard deviation of the errors in B.
         inner: `[n, k']` V.
         alive: Number of units that are not silent.
         turn: `[n, n]` T.
     """
 
-    equations: HeadEquations
+    whole: Tensor
+    deviation: float
     inner: Tensor
     alive: int
     turn: Tensor
 
     @classmethod
-    def of(cls, equations: HeadEquations, draw: Generator) -> Self:
-        size = torch.linalg.qr(equations.inner.T).Q.norm(dim=1)  # [k] of each unit, whatever the basis
+    def of(cls, whole: Float[Tensor, "n k"], deviation: float, draw: Generator) -> Self:
+        size = torch.linalg.qr(whole.T).Q.norm(dim=1)  # [k] of each unit, whatever the basis
         alive = (size > DEAD * size.max()).nonzero()[:, 0]
         picked = alive[torch.randperm(len(alive), generator=draw)[:COLUMNS]]
-        q, r = torch.linalg.qr((equations.inner[:, picked] / size[picked]).T)
-        return cls(equations, q.T, len(alive), r.T)
+        q, r = torch.linalg.qr((whole[:, picked] / size[picked]).T)
+        return cls(whole, deviation, q.T, len(alive), r.T)
 
     def unturned(self, rows: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
         """Rows of Q of directions."""
@@ -127,10 +139,11 @@ class _SeenUnits:
     def new(self, rows: Float[Tensor, "s n"], found: Float[Tensor, "m n"]) -> Float[Tensor, "l n"]:
         """Rows with far more zeros than a corner of the cone has by its making, each once, the most zeros first."""
         unmixed = self.unturned(rows)
-        values = unmixed @ self.equations.inner  # [s, k]
+        values = unmixed @ self.whole  # [s, k]
         size = values.square().mean(1).sqrt()
-        width = torch.maximum(2 * SURE_ZERO * self.equations.noise(unmixed), NEARLY_ZERO * size)
-        zeros = (values.abs() < width[:, None]).sum(1) - (self.equations.inner.shape[1] - self.alive)
+        # A feature is as noisy as its row of Q is long.
+        width = torch.maximum(2 * SURE_ZERO * self.deviation * unmixed.norm(dim=1), NEARLY_ZERO * size)
+        zeros = (values.abs() < width[:, None]).sum(1) - (self.whole.shape[1] - self.alive)
         # Any n - 1 features can be made zero, and others are within the width of zero by chance.
         chance = 4 * width / size * values.shape[1]
         negative = values.clamp(max=0).norm(dim=1) < torch.maximum(0.01 * size, width) * values.shape[1] ** 0.5
@@ -142,10 +155,10 @@ class _SeenUnits:
                 chosen.append(rows[place])
         return torch.stack(chosen) if chosen else rows[:0]
 
-    def without(self, found: Float[Tensor, "m n"]) -> Float[Tensor, "l n"]:
+    def without(self, found: Float[Tensor, "m n"], dual: Dual) -> Float[Tensor, "l n"]:
         """An orthonormal basis of the directions that have no share in the rows found."""
         # A^T = D U Q^-1 gives columns of Q^-1; with R = Q T those of R^-1 are T^-1 times as much.
-        columns = [self.equations.column_if_consistent(row) for row in self.unturned(found)]
+        columns = [dual(row) for row in self.unturned(found)]
         duals = [torch.linalg.solve(self.turn, column) for column in columns if column is not None]
         if not duals or len(duals) == len(self.turn):
             return torch.eye(len(self.turn), dtype=self.turn.dtype)
@@ -182,7 +195,7 @@ def _with_positive_sign(rows: Float[Tensor, "s n"], inner: Float[Tensor, "n k"])
     return rows * (rows @ inner).sum(1, keepdim=True).sign()
 
 
-def sharpen(equations: HeadEquations, rows: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+def sharpen(basis: Float[Tensor, "n k"], deviation: float, rows: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
     """Rows of Q solved from their own zeros, as exactly as the gradient's errors allow.
 
     Row i is the direction in which the features that are zero vanish: `q B_Z = 0`, thousands of equations for n - 1
@@ -190,12 +203,11 @@ def sharpen(equations: HeadEquations, rows: Float[Tensor, "m n"]) -> Float[Tenso
     singular vector of `B_Z`. What the softmax is blind to (examples of one label on a fresh network have nearly the
     same slopes) is no harder here.
     """
-    basis = equations.inner
     sharp = []
     for row in rows:
         for wider in SHARPENINGS:
             values = row @ basis
-            noise, size = equations.deviation * float(row.norm()), float(values.square().mean().sqrt())
+            noise, size = deviation * float(row.norm()), float(values.square().mean().sqrt())
             width = max(min(wider * SURE_ZERO * noise, WIDEST_ZERO * size), SURE_ZERO * noise, 1e-6 * size)
             zero = basis[:, values.abs() < width]
             if zero.shape[1] < 2 * len(row):
