@@ -448,10 +448,10 @@ def _mismatch(own: Tensor, sent: Tensor) -> Tensor:
 
 def _distinct(inputs: Tensor, mismatch: Tensor, same: float) -> Tensor:
     """Places of rows that are not the same example as a better row, best first."""
-    flat = inputs.flatten(1)
-    kept: list[int] = []
-    for i in mismatch.argsort(stable=True).tolist():
-        distances = [float((flat[i] - flat[j]).norm() / flat[j].norm().clamp(min=1e-12)) for j in kept]
-        if all(distance > same for distance in distances):
-            kept.append(i)
-    return torch.tensor(kept, dtype=torch.int64, device=inputs.device)
+    flat, left = inputs.flatten(1), mismatch.argsort(stable=True)
+    kept = [left[:0]]
+    while len(left):
+        best = flat[left[0]]
+        kept.append(left[:1])
+        left = left[(flat[left] - best).norm(dim=1) > same * best.norm().clamp(min=1e-12)]
+    return torch.cat(kept)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from seepage.attacks.agreement import compared
+from seepage.attacks.network import Case, vouch
 from seepage.audit.attempt import Attempt
 from seepage.types import Batch, Reconstruction, Transcript
 
@@ -45,7 +45,7 @@ def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
 
 
 def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | None:
-    """`compared` of the update that was sent and these examples, by the client's rule as it was told.
+    """`vouch` of the update that was sent and these examples, by the client's rule as it was told.
 
     None where it matters which examples are in which local step, and where that takes too long.
     """
@@ -55,4 +55,4 @@ def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | No
     steps = knowledge.client.batches(len(batch))
     if len(steps) > MOST_STEPS or any(len(step) < len(batch) for step in steps):
         return None
-    return compared(observed, knowledge, batch.inputs, batch.labels)
+    return vouch(Case(knowledge, observed), batch.inputs, batch.labels, any_multiple=True)

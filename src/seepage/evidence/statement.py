@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
-from seepage.attacks.agreement import MULTIPLE
+from seepage.attacks.network.evidence import MULTIPLE
 from seepage.audit.row import (
     PASSED_OVER,
     Cell,

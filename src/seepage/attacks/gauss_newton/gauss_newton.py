@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.agreement import multiple_words
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.decoding import AT_ONCE, Decoder, NaturalSpectrum
 from seepage.attacks.gauss_newton.contrast import with_contrast
@@ -19,6 +18,7 @@ from seepage.attacks.gauss_newton.peeling import Peeled, peel
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import Search, Stage
 from seepage.attacks.head import HeadFeatures, head_features
+from seepage.attacks.network.evidence import multiple_words
 from seepage.core.checkpoint import history_in, run_steps
 from seepage.core.nn import generator, last_linear, norm
 from seepage.registry import attacks

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seepage.core.algebra.rows import groups
+
 MIN_ROWS = 3
 """Rows that must agree on an example."""
 MIN_SIGNAL = 2.0
@@ -80,13 +82,8 @@ def agreeing_groups(weight: Tensor, bias: Tensor, half_weight: Tensor, half_bias
     order = signal.where(clear, torch.zeros_like(signal)).argsort(descending=True, stable=True)
     order = order[: min(int(clear.sum()), MAX_ROWS)]  # [k]
     agree = _agreement(weight[order], bias[order], half_weight[order])  # [k, k]
-    left, found = torch.ones(len(order), dtype=torch.bool, device=weight.device), list[RowGroup]()
-    for j in range(len(order)):
-        members = (agree[j] & left).nonzero().squeeze(1)
-        if left[j] and len(members) >= MIN_ROWS:
-            left[members] = False
-            found.append(fitted(order[members].sort().values, weight, bias, half_weight, half_bias))
-    return found
+    members = (order[own].sort().values for _, own in groups(agree, least=MIN_ROWS, in_order=True))
+    return [fitted(rows, weight, bias, half_weight, half_bias) for rows in members]
 
 
 def _agreement(weight: Tensor, bias: Tensor, half: Tensor) -> Tensor:
