@@ -100,18 +100,9 @@ class AdapterTokens:
             places = _places(embedded, normed)
             behind = [one for one in layers if one.name in calls and _same(calls[one.name][0].input, normed.output)]
             if places is not None and behind:
-                return cls._made(case, (convolutions[0], embedded), (name, normed), places, behind)
-        raise _elsewhere()
-
-    @classmethod
-    def _made(
-        cls,
-        case: Case,
-        embedding: tuple[str, LayerCall],
-        norm: tuple[str, LayerCall],
-        places: Tensor,
-        behind: Sequence[AdaptedLayer],
-    ) -> "AdapterTokens":
+                break
+        else:
+            raise _elsewhere()
         if case.observed.batch_size != 1:
             count = case.observed.batch_size or "an unknown number"
             raise Inapplicable(
@@ -119,19 +110,18 @@ class AdapterTokens:
                 f"use {MATCHING}",
             )
         rows = torch.cat([case.gradient[layer.down].double() for layer in behind])  # [sum r, w]
-        tokens = norm[1].input.shape[1]
+        tokens = normed.input.shape[1]
         if len(rows) < tokens:
             raise Inapplicable(
                 f"the adapters behind the first layer norm have {len(rows)} ranks together and read {tokens} tokens, "
                 "whose span is larger",
                 f"attack an update with ranks of {-(-tokens // len(behind))} or more, or use {MATCHING}",
             )
-        convolution, layer_norm = (case.model.get_submodule(name) for name, _ in (embedding, norm))
+        convolution, norm = model.get_submodule(convolutions[0]), model.get_submodule(name)
         assert isinstance(convolution, nn.Conv2d)
-        assert isinstance(layer_norm, nn.LayerNorm)
-        read, entering = embedding[1].input.double(), norm[1].input.double()
-        zeros = read[0], entering[0]
-        return cls(case, rows, tokens, convolution, layer_norm, places, *zeros, read[1] - read[0])
+        assert isinstance(norm, nn.LayerNorm)
+        zero, one = embedded.input[:2].double()
+        return cls(case, rows, tokens, convolution, norm, places, zero, normed.input[0].double(), one - zero)
 
     def solve(self) -> Solved:
         """The image, patch by patch.

@@ -93,6 +93,14 @@ class Cut:
             pulled.append(found.view(len(some), *outputs.shape))
         return torch.cat(pulled) if errors.dim() == 3 else pulled[0][0]
 
+    def rows_of_errors(self, outputs: Tensor, classes: int) -> Tensor:
+        """`[classes, m]` the slopes at the outputs `[1, m]` for a basis of the errors of a cross-entropy.
+
+        These add up to zero, `e_c - 1 / classes`, and `L^T e` is linear in e, so the rows span all slopes there are.
+        """
+        errors = torch.eye(classes).to(outputs) - 1 / classes
+        return self.backward(outputs, errors[:, None])[:, 0]
+
     def nearest_labels(self, outputs: Tensor, sent: Tensor) -> tuple[Tensor, Tensor]:
         """`[r]` the label whose own cross-entropy gives slopes nearest to the sent `[r, m]`, and their mismatch `[r]`.
 

@@ -269,9 +269,7 @@ class _LayerPart:
         """
         classes, live = self.case.knowledge.num_classes, self.live.nonzero()[:, 0]
         outputs = torch.ones(1, len(self.live)).to(self.bias)
-        errors = torch.eye(classes).to(outputs) - 1 / classes
-        # What the network behind hands back to live units for each basis error: L^T e is linear in e. [p, classes]
-        rows = self.cut.backward(outputs, errors[:, None])[:, 0, live].T  # [p, classes]
+        rows = self.cut.rows_of_errors(outputs, classes)[:, live].T  # [p, classes]
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
         # rows = U S V^T: U S spans what can come back, and V^T turns an error into its coefficients. [p, c], [c,
         # classes]
@@ -350,8 +348,7 @@ class _LayerPart:
         classes = self.case.knowledge.num_classes
         if 2 * classes > int(on.sum()):
             return 0.0
-        errors = torch.eye(classes).to(outputs) - 1 / classes  # those of a cross-entropy add up to zero
-        rows = self.cut.backward(outputs, errors[:, None])[:, 0, live[on]]  # [classes, .]
+        rows = self.cut.rows_of_errors(outputs, classes)[:, live[on]]  # [classes, .]
         # One example's column at the units it reaches is rows^T c for some error c; the misfit of the best c tells.
         column = (self.whole.rows @ direction)[on, None]
         misfit = column - rows.T @ torch.linalg.lstsq(rows.T, column, driver="gelsd").solution
