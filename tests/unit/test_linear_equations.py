@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from seepage import Batch, GaussianNoise, Inapplicable, LinearLeak, attack, record
 from seepage.attacks import LinearEquations
-from seepage.attacks.linear_equations.exclusive_rows import exclusive_rows
 from seepage.clients import FedAvg
+from seepage.core.algebra.rows import parallel_rows
 from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.leakage import exclusivity
 
@@ -43,14 +43,14 @@ def test_groups_of_rows_are_the_units_that_one_example_alone_switches_on(n: int,
     slopes = torch.randn((n, hidden), generator=draw, dtype=torch.float64) * on
     examples = torch.rand((n, 12), generator=draw, dtype=torch.float64)
     rows = slopes.T @ examples
-    groups = exclusive_rows(rows, 1e-6 * rows.norm(dim=1), least=2)
+    groups = parallel_rows(rows, 1e-6 * rows.norm(dim=1), least=2)
     # By a plain loop: which units has each example to itself? Those with two or more are the groups.
     expected = set()
     for i in range(n):
         own = [j for j in range(hidden) if on[i, j] and sum(bool(on[k, j]) for k in range(n)) == 1]
         if len(own) >= 2:
             expected.add(tuple(own))
-    assert {tuple(group.units.nonzero()[:, 0].tolist()) for group in groups} == expected
+    assert {tuple(units.nonzero()[:, 0].tolist()) for _, units, _ in groups} == expected
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from seepage import Architecture, Batch, FedSGD, Inapplicable, Transcript, attack, build, dlg, observe, record
 from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.problem import Problem
+from seepage.attacks.network import Case
 from seepage.attacks.text.layers import Reader
 from seepage.core.nn import captured_calls, forward, logits_in
 from seepage.core.second_derivatives import twice_differentiable
@@ -240,7 +241,7 @@ def test_a_network_that_takes_no_shorter_texts_is_given_none() -> None:
     for model, takes in ((Tagger(), False), (ours, True)):
         labels = torch.zeros(1, 5, dtype=torch.int64) if takes else torch.tensor([1])
         transcript = record(model, Batch(private((5,)), labels), client=EVAL)
-        assert Reader(transcript.knowledge, transcript[0]).takes_shorter is takes
+        assert Reader(Case.of(transcript)).takes_shorter is takes
 
 
 def test_an_update_over_tokens_can_be_observed() -> None:

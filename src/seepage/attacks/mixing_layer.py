@@ -1,21 +1,19 @@
-"""The fully connected layer whose weight gradient mixes the batch: its choice, its input and the network behind it."""
+"""The fully connected layer whose weight gradient mixes the batch: its choice, and its input."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
+from seepage.attacks.network.cut import Cut
 from seepage.core.adapters import inside_adapters
-from seepage.core.nn import InputLayer, as_inputs, calls_in_pass, forward, generator, in_mode, input_layer
+from seepage.core.nn import InputLayer, as_inputs, calls_in_pass, generator, input_layer
 from seepage.fitting import not_sent
-from seepage.types import Knowledge, Round, Tensors
+from seepage.types import Knowledge, Round
 
 MIN_ZEROS = 0.05
 """Least share of exact zeros in a layer's input from which it is taken to come from a ReLU."""
-ROWS_AT_ONCE = 4_096
-"""Outputs of a layer that are passed through the network behind it at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,84 +107,7 @@ def _probed(names: list[str], knowledge: Knowledge, observed: Round) -> dict[str
     return {name: seen for name, seen in once.items() if seen.dim() == 2 and len(seen) == 2}
 
 
-@dataclass(frozen=True, eq=False)
-class DownstreamNetwork:
-    """The network behind one fully connected layer, as a function of the layer's output, in float64.
-
-    Attributes:
-        model: The whole model.
-        layer: Name of the layer (`""`: the model itself).
-        params: Its parameters.
-        buffers: Its buffers.
-        input_shape: Shape of one example of the whole model.
-    """
-
-    model: nn.Module
-    layer: str
-    params: Tensors
-    buffers: Tensors
-    input_shape: tuple[int, ...]
-
-    @cached_property
-    def _exact(self) -> Tensors:
-        """All parameters in float64, including those that are not trained."""
-        own = {name: p.detach().double() for name, p in self.model.named_parameters() if name not in self.params}
-        return own | {name: p.double() for name, p in self.params.items()}
-
-    @cached_property
-    def _statistics(self) -> Tensors:
-        buffers = self.buffers or dict(self.model.named_buffers())
-        return {name: b.double() if b.is_floating_point() else b for name, b in buffers.items()}
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """`[r, m]` outputs of the layer to `[r, k]` logits.
-
-        The layer is called on next to nothing, and the outputs take the place of what it gives.
-        """
-        # A copy each time: the layer behind may write to it.
-        handle = self.model.get_submodule(self.layer).register_forward_hook(lambda _, __, ___: outputs.clone())
-        try:
-            with in_mode(self.model, training=False):
-                return self._through(self._exact, self._statistics, outputs)
-        finally:
-            handle.remove()
-
-    def _through(self, params: Tensors, buffers: Tensors, like: Tensor) -> Tensor:
-        """Run the model on an empty batch, which skips the layers in front; if that fails, on one zero image."""
-        none, one = (as_inputs(self.model, like.new_zeros((n, *self.input_shape))) for n in (0, 1))
-        try:
-            return forward(self.model, params, none, buffers=buffers)
-        # A reshape to (n, -1) is not possible with n = 0, nor are some normalizations, which say so in other ways.
-        except (RuntimeError, IndexError, ValueError):
-            pass
-        try:
-            return forward(self.model, params, one, buffers=buffers)
-        except (RuntimeError, IndexError, ValueError) as error:
-            if len(like) == 1:
-                raise
-            # Rows of this layer beside one row of another.
-            raise Inapplicable(
-                f"the network behind layer {self.layer!r} is no function of its outputs alone: other layers' outputs, "
-                f"or as many examples, are wanted beside them ({error})",
-                f"use cocktail_party, or {MATCHING}",
-            ) from None
-
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """`[r, k]` predicted probabilities."""
-        with torch.no_grad():
-            return self.logits(outputs).softmax(1)
-
-    def backward(self, outputs: Tensor, errors: Tensor) -> Tensor:
-        """`[r, m, ...]`: `L_i^T e` for each row's own errors `[r, k]` or several of them `[c, r, k]`."""
-        several = errors if errors.dim() == 3 else errors[None]
-        pulled = []
-        for some in several.split(max(1, ROWS_AT_ONCE // len(outputs))):
-            # L_i = d logits_i / d outputs_i [k, m]. Example i's logits depend on its own outputs only, so one pass over
-            # the outputs, repeated for each set of errors, gives all rows L_i^T e_i [r, m].
-            leaf = outputs.detach().repeat(len(some), 1).requires_grad_()
-            (found,) = torch.autograd.grad(self.logits(leaf), leaf, some.flatten(0, 1))
-            pulled.append(found.view(len(some), *outputs.shape))
-        return torch.cat(pulled) if errors.dim() == 3 else pulled[0][0]
+DownstreamNetwork = Cut
 
 
 def stretch(sources: Tensor, knowledge: Knowledge) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from seepage.attacks import ATTACKS, Attack
-from seepage.attacks.agreement import compared
+from seepage.attacks.network import Case, vouch
 from seepage.attacks.base import SingleRound
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
@@ -136,7 +136,7 @@ def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
 
 
 def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | None:
-    """`compared` of the update that was sent and these examples, by the client's rule as it was told.
+    """`vouch` of the update that was sent and these examples, by the client's rule as it was told.
 
     None where it matters which examples are in which local step, and where that takes too long.
     """
@@ -146,7 +146,7 @@ def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | No
     steps = knowledge.client.batches(len(batch))
     if len(steps) > MOST_STEPS or any(len(step) < len(batch) for step in steps):
         return None
-    return compared(observed, knowledge, batch.inputs, batch.labels)
+    return vouch(Case(knowledge, observed), batch.inputs, batch.labels, any_multiple=True)
 
 
 # --- what the client is taken to have done, and what of it the update contradicts --------------------------------

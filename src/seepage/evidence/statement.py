@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
-from seepage.attacks.agreement import MULTIPLE
+from seepage.attacks.network.evidence import MULTIPLE
 from seepage.audit.findings import failed, findings, leaked, strength
 from seepage.audit.row import (
     PASSED_OVER,

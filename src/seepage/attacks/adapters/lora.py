@@ -4,16 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from seepage.attacks.adapters.tokens import AdapterTokens
 from seepage.attacks.adapters.vectors import AdapterInputs, Fit
-from seepage.attacks.agreement import disagreement
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
+from seepage.attacks.network import Case, best_labels, in_range, vouch
 from seepage.core.adapters import AdaptedLayer, adapted_layers
 from seepage.core.nn import input_layer
 from seepage.registry import attacks
-from seepage.types import Knowledge, Reconstruction, Round, Transcript
+from seepage.types import Reconstruction, Round, Transcript
 
 LATER = "observe a later round: after one step B is not zero"
 
@@ -62,8 +61,8 @@ class LoraLeak(Attack):
     tolerance: float = 1e-3
 
     def examine(self, transcript: Transcript) -> "AdapterInputs | AdapterTokens":
-        knowledge, observed = transcript.knowledge, transcript[0]
-        sent, every = observed.gradient(knowledge.client), adapted_layers(knowledge.model)
+        case = Case.of(transcript)
+        knowledge, observed, sent, every = case.knowledge, case.observed, case.gradient, adapted_layers(case.model)
         layers = [layer for layer in every if layer.down in sent and layer.up in sent]
         if not layers:
             what = "both factors of no low-rank adapter were sent" if every else "the model has no low-rank adapter"
@@ -78,18 +77,18 @@ class LoraLeak(Attack):
         reads = input_layer(knowledge.model, observed.params, knowledge.input_shape)
         first = next((one for one in layers if reads is not None and one.base == reads.weight), None)
         if first is None or reads is None:
-            return AdapterTokens.of(knowledge, observed, layers)
+            return AdapterTokens.of(case, layers)
         _check_rank(first, observed, n)
-        return AdapterInputs(knowledge, observed, first, reads, n)
+        return AdapterInputs(case, first, reads, n)
 
     def run(self, seen: "AdapterInputs | AdapterTokens", *, seed: int, progress: Progress) -> Reconstruction:
         if isinstance(seen, AdapterTokens):
             return self._of_tokens(seen)
-        knowledge, like = seen.knowledge, seen.observed.params[seen.layer.down]
+        knowledge, like = seen.case.knowledge, seen.case.observed.params[seen.layer.down]
         fitted = Fit(seen)(seen.start(seed, progress))
         inputs = seen.reads.to_inputs(fitted.read, knowledge.input_shape).to(like)
-        error = disagreement(seen.observed, knowledge, inputs, fitted.labels)
-        fits = (fitted.mismatch < self.tolerance) & _inside(inputs, knowledge)
+        error, _ = vouch(seen.case, inputs, fitted.labels)
+        fits = (fitted.mismatch < self.tolerance) & in_range(inputs, knowledge.value_range)
         notes = (
             f"the gradient of {seen.layer.base} follows from those of A and B, whose two accounts differ by "
             f"{seen.contradiction:.1e}",
@@ -105,28 +104,22 @@ class LoraLeak(Attack):
         )
 
     def _of_tokens(self, seen: AdapterTokens) -> Reconstruction:
-        knowledge, like = seen.knowledge, next(iter(seen.observed.params.values()))
-        solved = seen.solve()
-        image = solved.image.clamp(*knowledge.value_range).to(like)
-        errors = [
-            disagreement(seen.observed, knowledge, image, torch.tensor([label], device=image.device))
-            for label in range(knowledge.num_classes)
-        ]
-        label = min(range(len(errors)), key=errors.__getitem__)
+        knowledge, solved = seen.case.knowledge, seen.solve()
+        image = solved.image.clamp(*knowledge.value_range).to(seen.case.like())
+        tries = (vouch(seen.case, image, seen.case.label(label)) for label in range(knowledge.num_classes))
+        labels, error = (one.to(image.device) for one in best_labels(torch.tensor([off]) for off, _ in tries))
         notes = (
             f"the gradients of A span {solved.rank} directions for {seen.tokens} tokens; {solved.equations} equations "
             f"for {solved.unknowns} unknowns of a patch, which leave {solved.residual:.1e} of its size",
-            f"the update at this image differs from the observed one by {errors[label]:.1e} of its size",
+            f"the update at this image differs from the observed one by {float(error):.1e} of its size",
         )
         return Reconstruction(
             inputs=image,
-            labels=torch.tensor([label], device=image.device),
-            objective=torch.tensor([errors[label]], device=image.device),
+            labels=labels,
+            objective=error,
             # A token outside of what is shown of the span makes every patch a little wrong, and the update hardly.
-            certified=torch.tensor(
-                [errors[label] < self.tolerance and solved.rank == seen.tokens], device=image.device
-            ),
-            cost={"evaluations": len(errors)},
+            certified=(error < self.tolerance) & (solved.rank == seen.tokens),
+            cost={"evaluations": knowledge.num_classes},
             notes=notes,
         )
 
@@ -138,9 +131,3 @@ def _check_rank(layer: AdaptedLayer, observed: Round, n: int) -> None:
             f"{n} examples are behind an adapter of rank {rank}, whose two gradients hold no more than {rank}",
             f"attack a smaller batch, or use {MATCHING}",
         )
-
-
-def _inside(inputs: Tensor, knowledge: Knowledge) -> Tensor:
-    low, high = knowledge.value_range
-    slack = 0.01 * (high - low)
-    return ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
 from seepage.attacks.cpa.ica.spectrum import spectrum
+from seepage.attacks.network import Case
 from seepage.core.adapters import AdaptedLayer
-from seepage.core.nn import LayerCall, calls_in_pass, generator
-from seepage.types import Knowledge, Round
+from seepage.core.algebra.rows import same_rows
+from seepage.core.nn import LayerCall, generator
 
 SAME = 1e-4
 """Relative distance below which two tokens are the same but for rounding."""
@@ -52,8 +53,7 @@ class AdapterTokens:
     """Adapted layers behind one layer norm of the tokens.
 
     Attributes:
-        knowledge: What the attacker is told.
-        observed: The round.
+        case: The round.
         rows: `[sum of ranks, w]` the gradients of the layers' A.
         tokens: Tokens behind the layer norm.
         embedding: The convolution that embeds the patches.
@@ -64,8 +64,7 @@ class AdapterTokens:
         scale: `[C, H, W]` what an image's values are multiplied with before the embedding.
     """
 
-    knowledge: Knowledge
-    observed: Round
+    case: Case
     rows: Tensor
     tokens: int
     embedding: nn.Conv2d
@@ -76,23 +75,23 @@ class AdapterTokens:
     scale: Tensor
 
     @classmethod
-    def of(cls, knowledge: Knowledge, observed: Round, layers: Sequence[AdaptedLayer]) -> "AdapterTokens":
+    def of(cls, case: Case, layers: Sequence[AdaptedLayer]) -> "AdapterTokens":
         """Find them by running the network on three images.
 
         Raises:
             Inapplicable: Where no adapted layer reads normalized tokens of image patches, or several images are mixed.
         """
-        model, shape = knowledge.model, knowledge.input_shape
+        model, shape = case.model, case.knowledge.input_shape
         if len(shape) != 3:
             raise _elsewhere()
         norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
         convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
         noise = torch.rand(shape, generator=generator(0, "probe"))
         probes = torch.stack([torch.zeros(shape), torch.ones(shape), noise])
-        like = next(iter(observed.params.values()))
-        names = [*convolutions[:1], *norms, *(layer.name for layer in layers)]
         with torch.no_grad():
-            calls = calls_in_pass(model, names, observed.params, probes.to(like), buffers=observed.buffers)
+            _, calls = case.forward(
+                probes.to(case.like()), [*convolutions[:1], *norms, *(layer.name for layer in layers)]
+            )
         if not convolutions or convolutions[0] not in calls:
             raise _elsewhere()
         embedded = calls[convolutions[0]][0]
@@ -101,40 +100,28 @@ class AdapterTokens:
             places = _places(embedded, normed)
             behind = [one for one in layers if one.name in calls and _same(calls[one.name][0].input, normed.output)]
             if places is not None and behind:
-                return cls._made(knowledge, observed, (convolutions[0], embedded), (name, normed), places, behind)
-        raise _elsewhere()
-
-    @classmethod
-    def _made(
-        cls,
-        knowledge: Knowledge,
-        observed: Round,
-        embedding: tuple[str, LayerCall],
-        norm: tuple[str, LayerCall],
-        places: Tensor,
-        behind: Sequence[AdaptedLayer],
-    ) -> "AdapterTokens":
-        if observed.batch_size != 1:
-            count = observed.batch_size or "an unknown number"
+                break
+        else:
+            raise _elsewhere()
+        if case.observed.batch_size != 1:
+            count = case.observed.batch_size or "an unknown number"
             raise Inapplicable(
                 f"the tokens of one image are solved for, and {count} are mixed in this update",
                 f"use {MATCHING}",
             )
-        sent = observed.gradient(knowledge.client)
-        rows = torch.cat([sent[layer.down].double() for layer in behind])  # [sum r, w]
-        tokens = norm[1].input.shape[1]
+        rows = torch.cat([case.gradient[layer.down].double() for layer in behind])  # [sum r, w]
+        tokens = normed.input.shape[1]
         if len(rows) < tokens:
             raise Inapplicable(
                 f"the adapters behind the first layer norm have {len(rows)} ranks together and read {tokens} tokens, "
                 "whose span is larger",
                 f"attack an update with ranks of {-(-tokens // len(behind))} or more, or use {MATCHING}",
             )
-        convolution, layer_norm = (knowledge.model.get_submodule(name) for name, _ in (embedding, norm))
+        convolution, norm = model.get_submodule(convolutions[0]), model.get_submodule(name)
         assert isinstance(convolution, nn.Conv2d)
-        assert isinstance(layer_norm, nn.LayerNorm)
-        read, entering = embedding[1].input.double(), norm[1].input.double()
-        zeros = read[0], entering[0]
-        return cls(knowledge, observed, rows, tokens, convolution, layer_norm, places, *zeros, read[1] - read[0])
+        assert isinstance(norm, nn.LayerNorm)
+        zero, one = embedded.input[:2].double()
+        return cls(case, rows, tokens, convolution, norm, places, zero, normed.input[0].double(), one - zero)
 
     def solve(self) -> Solved:
         """The image, patch by patch.
@@ -202,7 +189,4 @@ def _places(embedded: LayerCall, normed: LayerCall) -> Tensor | None:
         return None
     out = embedded.output.flatten(2).transpose(1, 2)  # [3, P, w]
     patches, tokens = (out[2] - out[0]).double(), (normed.input[2] - normed.input[0]).double()
-    distances = torch.cdist(patches, tokens, compute_mode="donot_use_mm_for_euclid_dist")
-    nearest, place = distances.min(1)
-    same = bool((nearest <= SAME * patches.norm(dim=1)).all())
-    return place if same and len(place.unique()) == len(place) else None
+    return same_rows(patches, tokens, SAME)

@@ -7,6 +7,7 @@ unmixed first. What is left, factors, labels and the errors of the unmixing, the
 own backward pass gives at U, and U is the least-squares solution of `D^T U = n G`, in turn.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,9 +17,10 @@ from torch import Tensor
 from seepage.attacks.base import Inapplicable, Progress, SingleRound
 from seepage.attacks.cpa import CocktailParty
 from seepage.attacks.cpa.ica.spectrum import spectrum
+from seepage.attacks.network import Case, best_labels, in_range, relative_mismatch
 from seepage.core.adapters import AdaptedLayer, lifted
-from seepage.core.nn import InputLayer, captured_calls, forward, in_mode
-from seepage.types import Knowledge, Round, Tensors, Transcript, Update
+from seepage.core.nn import InputLayer
+from seepage.types import Round, Transcript, Update
 
 FACTORS = 48
 """Factors tried, of each sign, for an example of unknown scale."""
@@ -35,22 +37,20 @@ class AdapterInputs:
     """An adapted layer that reads the input.
 
     Attributes:
-        knowledge: What the attacker is told.
-        observed: The round.
+        case: The round.
         layer: The adapted layer.
         reads: How it reads the model's input.
         n: Examples.
     """
 
-    knowledge: Knowledge
-    observed: Round
+    case: Case
     layer: AdaptedLayer
     reads: InputLayer
     n: int
 
     @cached_property
     def _lift(self) -> tuple[Tensor, float]:
-        sent, params = self.observed.gradient(self.knowledge.client), self.observed.params
+        sent, params = self.case.gradient, self.case.observed.params
         down, up = self.layer.down, self.layer.up
         return lifted(sent[down], sent[up], params[down], params[up], self.layer.scale, self.n)
 
@@ -68,10 +68,9 @@ class AdapterInputs:
     def whole(self) -> Round:
         """The round as if the frozen weight had been trained too: its gradient beside those that were sent."""
         assert self.layer.base is not None
-        weight = self.knowledge.model.get_parameter(self.layer.base).detach()
-        more = {self.layer.base: self.gradient.to(weight)}
-        sent = Update({**self.observed.gradient(self.knowledge.client), **more})
-        return replace(self.observed, params={**self.observed.params, self.layer.base: weight}, update=sent)
+        weight, observed = self.case.model.get_parameter(self.layer.base).detach(), self.case.observed
+        sent = Update({**self.case.gradient, self.layer.base: self.gradient.to(weight)})
+        return replace(observed, params={**observed.params, self.layer.base: weight}, update=sent)
 
     def start(self, seed: int, progress: Progress) -> Tensor:
         """`[n, d]` what the layer reads of each example, each up to a factor."""
@@ -80,8 +79,8 @@ class AdapterInputs:
             return row_space
         assert self.layer.base is not None
         party = CocktailParty(layer=self.layer.base.removesuffix(".weight"), polish=False)
-        rule = self.knowledge.client.first_order_rule()
-        seen: Transcript = SingleRound(replace(self.knowledge, client=rule), self.whole)
+        rule = self.case.knowledge.client.first_order_rule()
+        seen: Transcript = SingleRound(replace(self.case.knowledge, client=rule), self.whole)
         found = party(seen, seed=seed, progress=progress).inputs.double()
         if len(found) != self.n:
             raise Inapplicable(
@@ -115,19 +114,13 @@ class Fit:
 
     def __init__(self, seen: AdapterInputs) -> None:
         self.seen, self.n = seen, seen.n
-        self.rule, self.model = seen.knowledge.client, seen.knowledge.model
+        self.knowledge = seen.case.knowledge
         self.target = seen.n * seen.gradient  # D^T U [m, d]
         self.basis = spectrum(seen.gradient, sources=self.n).right[: self.n]  # [n, d]
-        self.params: Tensors = {
-            **{name: p.detach().double() for name, p in self.model.named_parameters()},
-            **{name: p.double() for name, p in seen.observed.params.items()},
-        }
-        known = seen.observed.buffers or dict(self.model.named_buffers())
-        self.buffers = {name: b.double() if b.is_floating_point() else b for name, b in known.items()}
 
     def __call__(self, start: Tensor) -> Fitted:
         read, labels = self._scaled(start)
-        told = self.seen.observed.labels
+        told = self.seen.case.observed.labels
         if told is not None and self.n == 1:
             labels = told
         best = Fitted(read, labels, self._mismatch(read, labels), 0)
@@ -166,14 +159,13 @@ class Fit:
         return shown
 
     def _mismatch(self, read: Tensor, labels: Tensor) -> Tensor:
-        shown, own = self._shown(read).T, self._errors(read, labels)
-        off: Tensor = (own - shown).norm(dim=1) / shown.norm(dim=1).clamp(min=1e-300)
-        return off.nan_to_num(nan=torch.inf)
+        return relative_mismatch(self._errors(read, labels), self._shown(read).T)
 
     def _scaled(self, start: Tensor) -> tuple[Tensor, Tensor]:
         """For each row the factor, of either sign, and the label that fit best, where G alone leaves both open."""
-        low, high = self.seen.knowledge.value_range
-        ends = torch.stack([self.seen.reads.shift + self.seen.reads.scale * end for end in (low, high)]).double()
+        ends = torch.stack(
+            [self.seen.reads.shift + self.seen.reads.scale * end for end in self.knowledge.value_range]
+        ).double()
         reach = float(ends.norm(dim=1).max())  # no example is longer than an image of the brightest values
         unit = start / start.norm(dim=1, keepdim=True)
         steps = reach * torch.logspace(-2.5, 0, FACTORS, dtype=torch.float64, device=start.device)
@@ -181,39 +173,29 @@ class Fit:
         # If the input is f u, its errors are what G shows of u, over f.
         shown = self._shown(unit).T[:, None] / factors[:, None]  # [n, F, m]
         rows = (unit[:, None] * factors[:, None]).flatten(0, 1)  # [n F, d]
-        best = shown.new_full((self.n,), torch.inf)
-        place = labels = torch.zeros(self.n, dtype=torch.int64, device=start.device)
-        inside = self._inside(rows).reshape(self.n, -1)
-        for label, own in enumerate(self._errors_of_all(rows)):
-            off = (own.reshape(shown.shape) - shown).norm(dim=2) / shown.norm(dim=2)  # [n, F]
-            value, where = off.where(inside, 10 + off).nan_to_num(nan=1e9).min(1)
-            labels = torch.where(value < best, label, labels)
-            place, best = torch.where(value < best, where, place), torch.minimum(value, best)
-        return unit * factors[place][:, None], labels
-
-    def _inside(self, rows: Tensor) -> Tensor:
-        """`[k]` whether rows are those of examples in the value range, give or take a tenth of it."""
-        low, high = self.seen.knowledge.value_range
-        slack = 0.1 * (high - low)
-        inputs = self.seen.reads.to_inputs(rows, self.seen.knowledge.input_shape).flatten(1)
-        return ((inputs >= low - slack) & (inputs <= high + slack)).all(1)
+        inputs = self.seen.reads.to_inputs(rows, self.knowledge.input_shape)
+        # A factor that leads out of the value range by more than a tenth of it is taken only where all do.
+        outside = 10.0 * ~in_range(inputs, self.knowledge.value_range, 0.1)  # [n F]
+        tries = (relative_mismatch(own, shown.flatten(0, 1)) + outside for own in self._errors_of_all(rows))
+        labels, off = (part.reshape(self.n, -1) for part in best_labels(tries))  # [n, F]
+        place = off.argmin(1, keepdim=True)
+        return unit * factors[place], labels.gather(1, place)[:, 0]
 
     def _errors(self, read: Tensor, labels: Tensor) -> Tensor:
         """`[n, m]` the gradient of each example's loss in the adapted layer's output."""
         output, logits = self._pass(read)
-        return torch.autograd.grad(self.rule.loss_of(logits, labels, reduction="sum"), output)[0].detach()
+        loss = self.knowledge.client.loss_of(logits, labels, reduction="sum")
+        return torch.autograd.grad(loss, output)[0].detach()
 
-    def _errors_of_all(self, read: Tensor) -> list[Tensor]:
+    def _errors_of_all(self, read: Tensor) -> Iterator[Tensor]:
         """The same for every label in turn, from one pass."""
         output, logits = self._pass(read)
-        classes = self.seen.knowledge.num_classes
-        labels = [torch.full((len(read),), label, device=read.device) for label in range(classes)]
-        losses = [self.rule.loss_of(logits, label, reduction="sum") for label in labels]
-        return [torch.autograd.grad(loss, output, retain_graph=True)[0] for loss in losses]
+        for label in range(self.knowledge.num_classes):
+            loss = self.knowledge.client.loss_of(logits, self.seen.case.label(label, len(read)), reduction="sum")
+            yield torch.autograd.grad(loss, output, retain_graph=True)[0]
 
     def _pass(self, read: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = self.seen.reads.to_inputs(read, self.seen.knowledge.input_shape).requires_grad_()
-        name = self.seen.layer.name
-        with torch.enable_grad(), in_mode(self.model, training=False), captured_calls(self.model, [name]) as calls:
-            logits = forward(self.model, self.params, inputs, buffers=self.buffers)
+        inputs = self.seen.reads.to_inputs(read, self.knowledge.input_shape).requires_grad_()
+        with torch.enable_grad():
+            logits, calls = self.seen.case.forward(inputs, [self.seen.layer.name], exact=True)
         return calls[self.seen.layer.name][0].output, logits

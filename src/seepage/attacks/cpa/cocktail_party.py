@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.agreement import multiple_words
 from seepage.attacks.base import MATCHING, Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import (
     EMBEDDINGS,
@@ -26,6 +25,7 @@ from seepage.attacks.cpa.ica import (
 from seepage.attacks.cpa.ica.unmix import random_rotation
 from seepage.attacks.cpa.refinement import Mixture, Unmixed, UnmixingState, anneal, refine, sensitivity, stages_for
 from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, blurred, find_layer, stretch
+from seepage.attacks.network.evidence import multiple_words
 from seepage.core.checkpoint import history_in, pack, run_steps, unpack
 from seepage.core.nn import generator, last_linear, normalized_layers
 from seepage.registry import attacks

@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from seepage.attacks.agreement import multiple_words
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.decoding import AT_ONCE, Decoder, NaturalSpectrum
 from seepage.attacks.gauss_newton.equations import FLOOR, ROUNDED_FLOOR, Equations, Structure
@@ -17,6 +16,7 @@ from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.gauss_newton.seen import ROUNDED, Seen, SeenTogether, known_of
 from seepage.attacks.head import HeadFeatures, head_features
+from seepage.attacks.network.evidence import multiple_words
 from seepage.core.checkpoint import history_in, run_steps
 from seepage.core.nn import generator, last_linear
 from seepage.registry import attacks

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from seepage.attacks.activations import InnerActivations, inner_activations
-from seepage.attacks.agreement import multiple_words
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, SingleRound
 from seepage.attacks.guided.decoder import fit_decoder, layer_input
 from seepage.attacks.guided.inversion import invert_activations
@@ -21,6 +20,7 @@ from seepage.attacks.matching.layers import LayerPrior, Seen
 from seepage.attacks.matching.optimizers import LBFGS
 from seepage.attacks.matching.parameters import Pixels, SearchSpace
 from seepage.attacks.matching.priors import ColorVariation
+from seepage.attacks.network.evidence import multiple_words
 from seepage.core.nn import calls_in_pass, forward, in_mode, last_linear
 from seepage.errors import SeepageError
 from seepage.types import Knowledge, Reconstruction, Round, Transcript

@@ -6,14 +6,18 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.linear_equations.exclusive_rows import ExclusiveRows, exclusive_rows
-from seepage.attacks.linear_equations.relu_network import INSTEAD, ReluNetwork
+from seepage.attacks.network import Case, best_labels, in_range, relative_mismatch
+from seepage.attacks.rgap.chain import Chain, LinearMap, solved
+from seepage.core.algebra.rows import parallel_rows
 from seepage.registry import attacks
-from seepage.types import Knowledge, Reconstruction, Round, Transcript
+from seepage.types import Reconstruction, Transcript
 
+INSTEAD = "use cocktail_party or a matching attack such as inverting_gradients"
+PATTERN = 1e-3
+"""Share of a reading's largest entry below which a unit may be off, and its value rounding."""
 REFINEMENTS = 8
 """Times that patterns and slopes are computed anew from the examples that the equations gave."""
 SCALES, ZOOMS = 200, 6
@@ -86,8 +90,8 @@ class LinearEquations(Attack):
     def run(self, seen: "_Gradients", *, seed: int, progress: Progress) -> Reconstruction:
         found = _search(seen, self.tolerance, progress, peel=self.peel)
         notes = tuple(
-            f"layer {seen.network.names[one.layer]!r}: {len(one.labels)} of {seen.batch_size} examples are known from "
-            "units of their own"
+            f"layer {seen.chain.maps[one.layer].name!r}: {len(one.labels)} of {seen.batch_size} examples are known "
+            "from units of their own"
             for one in found
         )
         whole = found[-1]
@@ -99,7 +103,7 @@ class LinearEquations(Attack):
         sure = (mismatch <= self.certify).expand(len(readings))
         if whole.layer > 0:
             notes += (
-                f"with all patterns known from layer {seen.network.names[whole.layer]!r} on, linear equations give "
+                f"with all patterns known from layer {seen.chain.maps[whole.layer].name!r} on, linear equations give "
                 "what the layers before read",
             )
         notes += (f"the batch explains the gradient up to {mismatch:.1e}",)
@@ -146,12 +150,12 @@ class _KnownInputs:
 def _search(seen: "_Gradients", tolerance: float, progress: Progress, *, peel: bool) -> list[_KnownInputs]:
     """Examples known at each layer from the first on, up to the first layer at which all are."""
     known: list[_KnownInputs] = []
-    while len(known) < len(seen.network) - 1:
+    while len(known) < len(seen.chain) - 1:
         layer = len(known)
         start = seen.raised(known[-1]) if known else seen.nothing()
         grown = seen.grown(start, tolerance, peel=peel)
         known.append(grown)
-        progress.report(layer + 1, len(seen.network), float(seen.batch_size - len(grown.labels)))
+        progress.report(layer + 1, len(seen.chain), float(seen.batch_size - len(grown.labels)))
         if len(grown.labels) == seen.batch_size:
             break
         # A layer with more active units than inputs tells by its weights alone what it read of an example.
@@ -168,43 +172,53 @@ class _Gradients:
     """An update, layer by layer.
 
     Attributes:
-        knowledge: What the attacker is told.
-        observed: The one round.
-        network: The model, in float64.
+        case: The one round.
+        chain: The model, fully connected layers with a ReLU between each two, in float64.
         rows: `[out, in]` gradient of each layer's weight; where it has a bias `[out, in + 1]`, that gradient last.
         batch_size: Examples behind the update.
     """
 
-    knowledge: Knowledge
-    observed: Round
-    network: ReluNetwork
+    case: Case
+    chain: Chain
     rows: tuple[Tensor, ...]
     batch_size: int
 
     @classmethod
     def of(cls, transcript: Transcript) -> "_Gradients":
         """Read a transcript's first round; `Inapplicable` where the model is no ReLU network."""
-        knowledge, observed = transcript.knowledge, transcript[0]
-        network = ReluNetwork.of(knowledge.model, observed.params, knowledge.input_shape)
-        if len(network) < 2:
+        case = Case.of(transcript)
+        chain = Chain.of(case.model, case.observed.params, case.knowledge.input_shape)
+        for layer in chain.maps:
+            if not isinstance(layer.module, nn.Linear):
+                raise Inapplicable(
+                    f"layer {layer.name!r} is a convolution, in which one row of the gradient sums over all places",
+                    INSTEAD,
+                )
+        for layer in chain.maps[:-1]:
+            if not _is_relu(layer):
+                raise Inapplicable(
+                    f"no ReLU follows layer {layer.name!r}, so no unit is on for one example alone", INSTEAD
+                )
+        if len(chain) < 2:
             raise Inapplicable("the model has one layer, and every example reaches all of its outputs", INSTEAD)
-        gradient = observed.gradient(knowledge.client)
         rows = []
-        for name, biased in zip(network.names, network.biased, strict=True):
-            row = gradient[f"{name}.weight"].double()
-            rows.append(torch.cat([row, gradient[f"{name}.bias"].double()[:, None]], 1) if biased else row)
-        assert observed.batch_size is not None
-        return cls(knowledge, observed, network, tuple(rows), observed.batch_size)
+        for layer in chain.maps:
+            row = case.gradient[f"{layer.name}.weight"].double()
+            if layer.bias is not None:
+                row = torch.cat([row, case.gradient[f"{layer.name}.bias"].double()[:, None]], 1)
+            rows.append(row)
+        assert case.observed.batch_size is not None
+        return cls(case, chain, tuple(rows), case.observed.batch_size)
 
     def nothing(self) -> _KnownInputs:
         """No example, at the first layer."""
-        like = self.network.weights[0]
+        like = self.chain.maps[0].weight
         none = torch.zeros(0, dtype=torch.int64, device=like.device)
         return _KnownInputs(0, like.new_zeros((0, like.shape[1])), none, like.new_zeros(0), like.new_zeros(0))
 
     def raised(self, known: _KnownInputs) -> _KnownInputs:
         """The same examples at the next layer."""
-        reading = self.network.run(known.layer, known.readings).reading(known.layer + 1)
+        reading = self.chain.run(known.layer, known.readings).reading(known.layer + 1)
         return replace(known, layer=known.layer + 1, readings=reading)
 
     def lowered(self, known: _KnownInputs) -> _KnownInputs:
@@ -213,7 +227,7 @@ class _Gradients:
         for place, reading in enumerate(known.readings):
             at: Tensor | None = reading
             for layer in range(known.layer - 1, -1, -1):
-                at = None if at is None else self.network.before(layer, at)
+                at = None if at is None else _read(self.chain.maps[layer], at)
             if at is not None and self._plausible(0, at[None]).all():
                 one = known.at(slice(place, place + 1))
                 found = found.joined(replace(one, layer=0, readings=at[None]))
@@ -221,12 +235,12 @@ class _Gradients:
 
     def rest(self, known: _KnownInputs) -> tuple[Tensor, ...]:
         """The gradients of the layers from `known.layer` on without the known examples' share."""
-        passed = self.network.run(known.layer, known.readings)
-        slopes = self.network.slopes(passed, known.labels)
+        passed = self.chain.run(known.layer, known.readings)
+        slopes = self.chain.slopes(passed, known.labels)
         rest = []
-        for layer in range(known.layer, len(self.network)):
+        for layer in range(known.layer, len(self.chain)):
             reading = passed.reading(layer)
-            if self.network.biased[layer]:
+            if self.chain.maps[layer].bias is not None:
                 reading = torch.cat([reading, torch.ones_like(reading[:, :1])], 1)
             # dL/dW = 1/n sum_i slope_i f_i^T, the loss being a mean over the batch. [out, in (+ 1)]
             rest.append(self.rows[layer] - slopes[layer].T @ reading / self.batch_size)
@@ -237,9 +251,9 @@ class _Gradients:
 
         Rounding of the row as it was sent, and the errors of the readings that were taken away from it.
         """
-        weight = f"{self.network.names[known.layer]}.weight"
-        rounding = 2 * torch.finfo(self.observed.update.tensors[weight].dtype).eps
-        slopes = self.network.slopes(self.network.run(known.layer, known.readings), known.labels)[known.layer]
+        weight = f"{self.chain.maps[known.layer].name}.weight"
+        rounding = 2 * torch.finfo(self.case.observed.update.tensors[weight].dtype).eps
+        slopes = self.chain.slopes(self.chain.run(known.layer, known.readings), known.labels)[known.layer]
         taken = slopes * (known.error * (known.readings.square().sum(1) + 1).sqrt())[:, None] / self.batch_size
         noise: Tensor = rounding * self.rows[known.layer].norm(dim=1) + taken.norm(dim=0)
         return noise
@@ -248,9 +262,9 @@ class _Gradients:
         """Known examples of a layer and those that groups of its units tell, taken away until no group tells any."""
         while len(known.labels) < self.batch_size:
             rest = self.rest(known)
-            least = 1 if self.network.biased[known.layer] else 2
+            least = 2 if self.chain.maps[known.layer].bias is None else 1
             noise = self.noise(known)
-            groups = exclusive_rows(rest[0], noise, least=least)
+            groups = parallel_rows(rest[0], noise, least=least)
             before = len(known.labels)
             for one in self._checked(known.layer, groups, rest, noise, tolerance):
                 if len(known.labels) < self.batch_size and not known.has(one.readings[0]):
@@ -262,7 +276,7 @@ class _Gradients:
     def _checked(
         self,
         layer: int,
-        groups: list[ExclusiveRows],
+        groups: list[tuple[Tensor, Tensor, Tensor]],
         rest: tuple[Tensor, ...],
         noise: Float[Tensor, " m"],
         tolerance: float,
@@ -270,11 +284,9 @@ class _Gradients:
         """Groups that are one example each, the surest first."""
         if not groups:
             return
-        units = torch.stack([group.units for group in groups])
-        directions = torch.stack([group.direction for group in groups])
-        sent = torch.stack([group.sizes for group in groups])
+        directions, units, sent = (torch.stack(parts) for parts in zip(*groups, strict=True))
         error = (units * noise).norm(dim=1) / sent.norm(dim=1)
-        if self.network.biased[layer]:
+        if self.chain.maps[layer].bias is not None:
             # The row is slope (f, 1): its last entry is the slope, and what is left over it is the reading.
             ends = directions[:, -1:]
             readings, sent = directions[:, :-1] / ends, sent * ends
@@ -284,17 +296,17 @@ class _Gradients:
         readings, sent, units, error = readings[there], sent[there], units[there], error[there]
         if layer > 0:
             readings = readings.clamp(min=0)
-        passed = self.network.run(layer, readings)
-        best = torch.full((len(readings),), torch.inf).to(readings)
-        labels = torch.zeros(len(readings), dtype=torch.int64, device=readings.device)
-        for label in range(self.knowledge.num_classes):
-            slopes = self.network.slopes(passed, torch.full_like(labels, label))
-            own = slopes[layer] * units / self.batch_size
-            mismatch = (own - sent).norm(dim=1) / sent.norm(dim=1)
-            columns = self._columns_apart(passed.reading(layer + 1) * units, slopes[layer + 1], rest[1], units)
-            mismatch = torch.maximum(mismatch, columns).nan_to_num(nan=torch.inf)
-            labels = torch.where(mismatch < best, label, labels)
-            best = torch.minimum(best, mismatch)
+        passed = self.chain.run(layer, readings)
+
+        def mismatches() -> Iterator[Tensor]:
+            """`[k]` for each label: of the group's slopes, or of its columns of the next layer's gradient if larger."""
+            for label in range(self.case.knowledge.num_classes):
+                slopes = self.chain.slopes(passed, self.case.label(label, len(readings)))
+                own = relative_mismatch(slopes[layer] * units / self.batch_size, sent)
+                columns = self._columns_apart(passed.reading(layer + 1) * units, slopes[layer + 1], rest[1], units)
+                yield torch.maximum(own, columns)
+
+        labels, best = best_labels(mismatches())
         for place in best.argsort(stable=True).tolist():
             if best[place] <= tolerance:
                 at = slice(place, place + 1)
@@ -347,34 +359,29 @@ class _Gradients:
         count = lengths.shape[1]
         readings = (lengths[:, :, None] * directions[:, None]).flatten(0, 1)  # [k S, d]
         wanted = (sizes[:, None] / lengths[:, :, None]).flatten(0, 1)
-        passed = self.network.run(layer, readings)
-        best = torch.full((len(readings),), torch.inf).to(readings)
-        for label in range(self.knowledge.num_classes):
-            labels = torch.full((len(readings),), label, device=readings.device)
-            own = self.network.slopes(passed, labels)[layer] * (wanted != 0) / self.batch_size
-            best = torch.minimum(best, (own - wanted).norm(dim=1) / wanted.norm(dim=1))
+        passed, tries = self.chain.run(layer, readings), range(self.case.knowledge.num_classes)
+        every = (self.chain.slopes(passed, self.case.label(label, len(readings)))[layer] for label in tries)
+        _, best = best_labels(relative_mismatch(own * (wanted != 0) / self.batch_size, wanted) for own in every)
         return best.reshape(-1, count)
 
     def _plausible(self, layer: int, readings: Float[Tensor, "k d"]) -> Tensor:
         """`[k]` bool: readings that an example can cause, give or take rounding."""
         if layer > 0:  # behind a ReLU
             return (readings >= -1e-3 * readings.amax(1, keepdim=True)).all(1) & (readings.amax(1) > 0)
-        low, high = self.knowledge.value_range
-        slack, inputs = 0.01 * (high - low), self.network.to_inputs(readings)
-        return ((inputs >= low - slack) & (inputs <= high + slack)).all(1)
+        return in_range(self.chain.to_inputs(readings), self.case.knowledge.value_range)
 
     def solved_down(self, known: _KnownInputs) -> tuple[Float[Tensor, "n d"], Tensor]:
         """What the first layer reads of all examples, and the relative distance of their gradient from the sent one."""
-        passed = self.network.run(known.layer, known.readings)
-        slope, reading = self.network.slopes(passed, known.labels)[known.layer], known.readings
+        passed = self.chain.run(known.layer, known.readings)
+        slope, reading = self.chain.slopes(passed, known.labels)[known.layer], known.readings
         for layer in range(known.layer - 1, -1, -1):
             on = reading > 1e-5 * reading.amax(1, keepdim=True)
-            slope = self.network.through(layer + 1, slope, on)
+            slope = on * self.chain.maps[layer + 1].pulled_back(slope)
             reading = self._solved(layer, slope)
         best = reading, self._misfit(reading, known.labels)
         for _ in range(REFINEMENTS):
             # Patterns and slopes of the examples that the equations gave; those of exact ones give them back.
-            slope = self.network.slopes(self.network.run(0, reading), known.labels)[0]
+            slope = self.chain.slopes(self.chain.run(0, reading), known.labels)[0]
             reading = self._solved(0, slope)
             misfit = self._misfit(reading, known.labels)
             if misfit >= best[1]:
@@ -384,7 +391,7 @@ class _Gradients:
 
     def _solved(self, layer: int, slope: Float[Tensor, "n out"]) -> Float[Tensor, "n d"]:
         """`sum_i slope_i f_i^T / n = dL/dW`: as many equations as units, for n unknowns in each column."""
-        wanted = self.rows[layer][:, : self.network.weights[layer].shape[1]]
+        wanted = self.rows[layer][:, : self.chain.maps[layer].unknowns]
         found = torch.linalg.lstsq(slope.T.cpu() / self.batch_size, wanted.cpu(), driver="gelsd").solution
         reading: Tensor = found.to(slope)
         return reading if layer == 0 else reading.clamp(min=0)
@@ -400,10 +407,10 @@ class _Gradients:
         self, readings: Tensor, labels: Tensor, mismatch: Tensor, certified: Tensor, notes: tuple[str, ...]
     ) -> Reconstruction:
         """Readings of the first layer as inputs in the model's own precision."""
-        low, high = self.knowledge.value_range
-        inputs = self.network.to_inputs(readings).clamp(low, high).reshape(-1, *self.knowledge.input_shape)
+        knowledge = self.case.knowledge
+        inputs = self.chain.to_inputs(readings).clamp(*knowledge.value_range).reshape(-1, *knowledge.input_shape)
         return Reconstruction(
-            inputs=inputs.to(self.observed.params[f"{self.network.names[0]}.weight"]).contiguous(),
+            inputs=inputs.to(self.case.like()).contiguous(),
             labels=labels,
             objective=mismatch.float().contiguous(),
             certified=certified.contiguous(),
@@ -411,3 +418,22 @@ class _Gradients:
             cost={"evaluations": 1},
             notes=notes,
         )
+
+
+def _read(layer: LinearMap, reading: Float[Tensor, " out"]) -> Float[Tensor, " d"] | None:
+    """What a layer read where `reading` came out of its ReLU; None where the weights do not determine it.
+
+    At units that are on, `W x + b` is known: as many equations as such units. Units that are on faintly may be off, and
+    their value rounding; they are left out, and the solution is tried on all units.
+    """
+    on = reading > PATTERN * reading.max()
+    if int(on.sum()) < layer.unknowns:
+        return None
+    found, rank, _ = solved([(layer.weight[on], (reading - layer.spread_bias(len(reading)))[on])], rcond=1e-4)
+    again = torch.relu(layer.outputs(found[None])[0])
+    return found if rank == layer.unknowns and (again - reading).norm() < PATTERN * reading.norm() else None
+
+
+def _is_relu(layer: LinearMap) -> bool:
+    probe = torch.tensor([-1.0, 2.0], dtype=torch.float64)
+    return torch.equal(layer.after.forward(probe), torch.relu(probe))

@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from seepage.attacks.agreement import compared
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.matching.labels import SignOfLastBias
+from seepage.attacks.network import Case, vouch
 from seepage.attacks.patches.grid import on_grid
 from seepage.attacks.patches.solve import Measured, SolvedImage, solve
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.registry import attacks
-from seepage.types import Knowledge, Reconstruction, Round, Transcript
+from seepage.types import Reconstruction, Transcript
 
 CERTAIN = 1e-2
 """Relative difference of the network's own update at the image from the observed one, up to which it is certified."""
@@ -33,14 +33,14 @@ class PatchGradients:
     """What the attack works on.
 
     Attributes:
+        case: The round.
         tokens: Where patches and positions are.
         errors: `[P, width]` the gradient of the loss in each patch's token.
         products: `[width, d]` the gradient of the patch embedding's weight.
         levels: As of the attack.
     """
 
-    knowledge: Knowledge
-    observed: Round
+    case: Case
     tokens: PatchTokens
     errors: Tensor
     products: Tensor
@@ -49,8 +49,8 @@ class PatchGradients:
     @cached_property
     def solved(self) -> SolvedImage:
         """The image, by least squares; over whole levels where they explain the gradients."""
-        low, high = self.knowledge.value_range
-        measured = Measured(self.errors, self.products, self.knowledge.input_shape, low, high)
+        knowledge = self.case.knowledge
+        measured = Measured(self.errors, self.products, knowledge.input_shape, *knowledge.value_range)
         solved = solve(self.tokens, measured)
         found = on_grid(self.tokens, measured, solved, self.levels) if self.levels else None
         if found is None:
@@ -66,7 +66,7 @@ class PatchGradients:
         Where that is far more than expected, the equations are not those of the network: a decay that was taken out
         wrongly, several images or a change of the update.
         """
-        low, high = self.knowledge.value_range
+        low, high = self.case.knowledge.value_range
         found = self.solved.image
         outside = float((found - found.clamp(low, high)).square().mean().sqrt()) / (high - low)
         if outside > CONTRADICTED * max(self.solved.deviation, ROUNDED):
@@ -76,25 +76,23 @@ class PatchGradients:
     @cached_property
     def labels(self) -> Tensor | None:
         """`[1]` the label that was told, or the one that the last layer shows; None where it shows none."""
-        if self.observed.labels is not None:
-            return self.observed.labels
+        if self.case.observed.labels is not None:
+            return self.case.observed.labels
         try:
-            return SignOfLastBias()(self.observed, self.knowledge)
+            return SignOfLastBias()(self.case.observed, self.case.knowledge)
         except Inapplicable:
             return None
 
     def image(self, solved: SolvedImage) -> Tensor:
         """`[1, C, H, W]` within the value range, as the network reads it."""
-        like = next(iter(self.observed.params.values()))
-        return solved.image.clamp(*self.knowledge.value_range).to(like)
+        return solved.image.clamp(*self.case.knowledge.value_range).to(self.case.like())
 
     def _explains(self, whole: SolvedImage, solved: SolvedImage) -> bool:
         """Whether the network's own update at the rounded image is far nearer to the observed one."""
         if self.labels is None:
             return False
-        rounded, smooth = (
-            compared(self.observed, self.knowledge, self.image(one), self.labels)[0] for one in (whole, solved)
-        )
+        tries = (vouch(self.case, self.image(one), self.labels, any_multiple=True) for one in (whole, solved))
+        (rounded, _), (smooth, _) = tries
         return rounded < NEARER * smooth
 
 
@@ -153,24 +151,22 @@ class PatchEmbedding(Attack):
     levels: int = 255
 
     def examine(self, transcript: Transcript) -> PatchGradients:
-        knowledge, observed = transcript.knowledge, transcript[0]
-        tokens = PatchTokens.of(knowledge, observed)
-        if observed.batch_size != 1:  # which no network without patches need be told
-            mixed = observed.batch_size or "an unknown number"
+        case = Case.of(transcript)
+        tokens = PatchTokens.of(case)
+        if case.observed.batch_size != 1:  # which no network without patches need be told
+            mixed = case.observed.batch_size or "an unknown number"
             raise Inapplicable(
                 f"the patches of one image are solved for, and {mixed} are mixed in this update",
                 "use patch_unmixing for several images, or gradient_matching",
             )
-        gradient = observed.gradient(knowledge.client)
-        errors, products = tokens.equations(gradient)
-        return PatchGradients(knowledge, observed, tokens, errors, products, self.levels)
+        return PatchGradients(case, tokens, *tokens.equations(case.gradient), self.levels)
 
     def run(self, seen: PatchGradients, *, seed: int, progress: Progress) -> Reconstruction:
         solved, labels = seen.solved, seen.labels
         image = seen.image(solved)
         error, factor = math.inf, 1.0
         if labels is not None:
-            error, factor = compared(seen.observed, seen.knowledge, image, labels)
+            error, factor = vouch(seen.case, image, labels, any_multiple=True)
         expected = "the gradient is not that of one image in its value range, so how near this is, is not known"
         if seen.expected_db is not None:
             expected = f"expected error {seen.expected_db:.0f} dB"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.network import Case
 from seepage.attacks.patches.borders import Board, leveled, ordered
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.attacks.patches.unmixing import CLEAR, PatchMixture, separate
@@ -81,14 +82,13 @@ class PatchUnmixing(Attack):
     )
 
     def examine(self, transcript: Transcript) -> MixedPatches:
-        knowledge, observed = transcript.knowledge, transcript[0]
-        images = observed.batch_size
+        case = Case.of(transcript)
+        knowledge, images = case.knowledge, case.observed.batch_size
         assert images is not None
         if images == 1:
             raise Inapplicable("a single image is mixed with no other", "use patch_embedding")
-        tokens = PatchTokens.of(knowledge, observed)
-        gradient = observed.gradient(knowledge.client)
-        errors, products = tokens.equations(gradient)
+        tokens = PatchTokens.of(case)
+        errors, products = tokens.equations(case.gradient)
         pixels, order, inside, grid = _board(tokens, knowledge.input_shape)
         count, width, size = len(errors), errors.shape[1], pixels.shape[1]
         most = min(width // count, size // count)
@@ -110,9 +110,8 @@ class PatchUnmixing(Attack):
             )
         height, across = knowledge.input_shape[1] // grid[1], knowledge.input_shape[2] // grid[2]
         low, high = knowledge.value_range
-        like = next(iter(observed.params.values()))
         board = Board.of(height, across, grid)
-        return MixedPatches(mixture, board, pixels, clear, low, high, knowledge.input_shape, like)
+        return MixedPatches(mixture, board, pixels, clear, low, high, knowledge.input_shape, case.like())
 
     def run(self, seen: MixedPatches, *, seed: int, progress: Progress) -> Reconstruction:
         mixture, n = seen.mixture, seen.mixture.images

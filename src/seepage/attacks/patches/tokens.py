@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
+from seepage.attacks.network import Case
+from seepage.core.algebra.rows import same_rows
 from seepage.core.nn import LayerCall, captured_calls, forward, generator, in_mode
-from seepage.types import Knowledge, Round, Tensors
+from seepage.types import Tensors
 
 REMEDY = "use gradient_matching"
 FIRST_LAYERS = 3
@@ -51,19 +53,19 @@ class PatchTokens:
     shift: Tensor
 
     @classmethod
-    def of(cls, knowledge: Knowledge, observed: Round) -> "PatchTokens":
+    def of(cls, case: Case) -> "PatchTokens":
         """Find it.
 
         Raises:
             Inapplicable: Where the network embeds no patches of the image, or adds no learned positions to them.
         """
-        probe = _Probe.of(knowledge, observed)
-        for name, call in probe.coded.items():
-            layer = knowledge.model.get_submodule(name)
-            entries = _entries(call, layer, probe.size)
+        by_layer, by_parameter = _probed(case)
+        for name, (call, slopes) in by_layer.items():
+            layer = case.model.get_submodule(name)
+            entries = _entries(call, layer, torch.Size(case.knowledge.input_shape).numel())
             if entries is None:
                 continue
-            position = _position(_rows_of(probe.by_output[name], layer), probe.by_parameter, f"{name}.")
+            position = _position(_rows_of(slopes, layer), by_parameter, f"{name}.")
             if position is None and _overlap(entries[0]):
                 continue  # an ordinary convolution
             if position is None:
@@ -113,49 +115,37 @@ class PatchTokens:
         return image.index_add(0, self.pixels[used], (entries * self.scale)[used]).reshape(1, *shape)
 
 
-@dataclass(frozen=True, eq=False)
-class _Probe:
+def _probed(case: Case) -> tuple[dict[str, tuple[LayerCall, Tensor]], Tensors]:
     """One pass of the network over an image of noise, forwards and back.
 
-    Attributes:
-        coded: Calls of the first convolutions and fully connected layers, of those that are called once, on images of
-            zeros, of ones, and of each value's number, digit by digit.
-        by_output: The gradient in each of these layers' outputs.
-        by_parameter: The gradient in each trained parameter.
-        size: Values of an image.
+    Returns:
+        For each of the first convolutions and fully connected layers, of those that are called once: its call on images
+        of zeros, of ones, and of each value's number, digit by digit; and the gradient in its output. Beside it the
+        gradient in each trained parameter.
     """
-
-    coded: dict[str, LayerCall]
-    by_output: Tensors
-    by_parameter: Tensors
-    size: int
-
-    @classmethod
-    def of(cls, knowledge: Knowledge, observed: Round) -> "_Probe":
-        model, shape, draw = knowledge.model, knowledge.input_shape, generator(0, "probe")
-        names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-        params = {
-            name: (p if p.any() else PROBE_STD * torch.randn(p.shape, generator=draw).to(p)).detach().requires_grad_()
-            for name, p in observed.params.items()
-        }
-        like, buffers = next(iter(params.values())), observed.buffers
-        image = torch.rand((1, *shape), generator=draw).to(like)
-        # Each value's number has two digits, so that float32 tells them apart.
-        numbers = torch.arange(image.numel()).view_as(image)
-        digits = [(numbers // BASE).to(image) / BASE, (numbers % BASE).to(image) / BASE]
-        coded_images = torch.cat([torch.zeros_like(image), torch.ones_like(image), *digits])
-        with in_mode(model, training=False):
-            with torch.enable_grad(), captured_calls(model, names) as calls:
-                logits = forward(model, params, image.requires_grad_(), buffers=buffers)
-            with torch.no_grad(), captured_calls(model, names) as coded:
-                forward(model, params, coded_images, buffers=buffers)
-        once = dict(islice(((n, c[0]) for n, c in calls.items() if len(c) == 1), FIRST_LAYERS))
-        loss = (logits * torch.randn(logits.shape, generator=draw).to(logits)).sum()
-        wanted = [*(call.output for call in once.values()), *params.values()]
-        slopes = torch.autograd.grad(loss, wanted, materialize_grads=True)
-        by_output = dict(zip(once, slopes, strict=False))
-        by_parameter = dict(zip(params, slopes[len(once) :], strict=True))
-        return cls({name: coded[name][0] for name in once}, by_output, by_parameter, image.numel())
+    model, shape, draw = case.model, case.knowledge.input_shape, generator(0, "probe")
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    params = {
+        name: (p if p.any() else PROBE_STD * torch.randn(p.shape, generator=draw).to(p)).detach().requires_grad_()
+        for name, p in case.observed.params.items()
+    }
+    like, buffers = case.like(), case.observed.buffers
+    image = torch.rand((1, *shape), generator=draw).to(like)
+    # Each value's number has two digits, so that float32 tells them apart.
+    numbers = torch.arange(image.numel()).view_as(image)
+    digits = [(numbers // BASE).to(image) / BASE, (numbers % BASE).to(image) / BASE]
+    coded_images = torch.cat([torch.zeros_like(image), torch.ones_like(image), *digits])
+    with in_mode(model, training=False):
+        with torch.enable_grad(), captured_calls(model, names) as calls:
+            logits = forward(model, params, image.requires_grad_(), buffers=buffers)
+        with torch.no_grad(), captured_calls(model, names) as coded:
+            forward(model, params, coded_images, buffers=buffers)
+    once = dict(islice(((n, c[0]) for n, c in calls.items() if len(c) == 1), FIRST_LAYERS))
+    loss = (logits * torch.randn(logits.shape, generator=draw).to(logits)).sum()
+    wanted = [*(call.output for call in once.values()), *params.values()]
+    slopes = torch.autograd.grad(loss, wanted, materialize_grads=True)
+    by_layer = {name: (coded[name][0], slope) for name, slope in zip(once, slopes, strict=False)}
+    return by_layer, dict(zip(params, slopes[len(once) :], strict=True))
 
 
 def _entries(call: LayerCall, layer: nn.Module, size: int) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -219,9 +209,4 @@ def _matched(tokens: Tensor, gradient: Tensor, axis: int) -> Tensor | None:
     """`[P]` which row of a parameter's gradient each token's is, or None."""
     if gradient.shape[axis] != tokens.shape[1] or gradient.numel() < tokens.numel():
         return None
-    rows = _flat(gradient, axis)
-    # Not by products of norms, in which the distances of near rows would drown.
-    distances = torch.cdist(tokens, rows, compute_mode="donot_use_mm_for_euclid_dist")  # [P, tokens]
-    nearest, place = distances.min(1)
-    same = bool((nearest <= SAME * tokens.norm(dim=1)).all()) and bool(tokens.any(1).all())
-    return place.cpu() if same and len(place.unique()) == len(place) else None
+    return same_rows(tokens, _flat(gradient, axis), SAME)

@@ -1,10 +1,11 @@
 """A network as a chain of linear maps with element-wise functions between them, each map as a matrix."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
@@ -103,6 +104,23 @@ class LinearMap:
     def unknowns(self) -> int:
         return int(torch.Size(self.shape).numel())
 
+    def outputs(self, reading: Float[Tensor, "k d"]) -> Float[Tensor, "k out"]:
+        """What the map makes of `[k, unknowns]` inputs, before the activation."""
+        if isinstance(self.module, nn.Linear):
+            made = reading @ self.weight.T
+        else:
+            made = self._convolved(reading.reshape(-1, *self.shape)).flatten(1)
+        return made + self.spread_bias(made.shape[1])
+
+    def pulled_back(self, slopes: Float[Tensor, "k out"]) -> Float[Tensor, "k d"]:
+        """`W^T k` for the slopes k of each output: the loss's slopes in what the map reads."""
+        if isinstance(self.module, nn.Linear):
+            return slopes @ self.weight
+        reading = self.weight.new_zeros((len(slopes), *self.shape)).requires_grad_()
+        with torch.enable_grad():
+            made = self._convolved(reading)
+        return torch.autograd.grad(made, reading, slopes.reshape(made.shape))[0].flatten(1)
+
     def matrix(self) -> Tensor:
         """`[outputs, unknowns]` the map without its bias."""
         if isinstance(self.module, nn.Linear):
@@ -151,6 +169,25 @@ class LinearMap:
         assert isinstance(conv, nn.Conv2d)
         assert not isinstance(conv.padding, str)
         return F.unfold(images, conv.kernel_size, conv.dilation, conv.padding, conv.stride)
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What examples make of the layers from one layer on.
+
+    Attributes:
+        first: The layer whose readings were given, counted from 0.
+        readings: What each layer reads from `first` on, `[k, in]` each.
+        outputs: What each map makes of it before its activation, `[k, out]` each; the last are the logits.
+    """
+
+    first: int
+    readings: tuple[Float[Tensor, "k _"], ...]
+    outputs: tuple[Float[Tensor, "k _"], ...]
+
+    def reading(self, layer: int) -> Float[Tensor, "k d"]:
+        """What a layer reads, counted from the network's first."""
+        return self.readings[layer - self.first]
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,6 +253,52 @@ class Chain:
         if not torch.allclose(half, zero + 0.5 * scale, atol=1e-5):
             raise Inapplicable("what comes before the first layer is not linear", INSTEAD)
         return cls(tuple(maps), scale, zero)
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def run(self, first: int, reading: Float[Tensor, "k d"]) -> Pass:
+        """Forward from what layer `first` reads."""
+        readings, outputs = [reading], list[Tensor]()
+        for layer in self.maps[first:]:
+            outputs.append(layer.outputs(readings[-1]))
+            readings.append(layer.after.forward(outputs[-1]))
+        return Pass(first, tuple(readings[:-1]), tuple(outputs))
+
+    def slopes(self, passed: Pass, labels: Int[Tensor, " k"]) -> dict[int, Float[Tensor, "k _"]]:
+        """Gradient of each example's own cross-entropy in the outputs of each layer from `passed.first` on.
+
+        slope of the last layer = softmax(logits) - onehot(label)
+        slope of layer l        = act'(outputs of layer l) * (slope of layer l + 1 @ W of layer l + 1)
+        """
+        logits, last = passed.outputs[-1], len(self) - 1
+        slopes = {last: logits.softmax(1) - F.one_hot(labels, logits.shape[1])}
+        for layer in range(last - 1, passed.first - 1, -1):
+            bend = self.maps[layer].after.derivative(passed.outputs[layer - passed.first])
+            slopes[layer] = bend * self.maps[layer + 1].pulled_back(slopes[layer + 1])
+        return slopes
+
+    def to_inputs(self, readings: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+        """From what the first layer reads to flattened inputs, before any normalization."""
+        inputs: Tensor = (readings - self.shift) / self.scale
+        return inputs
+
+
+def solved(parts: Iterable[tuple[Tensor, Tensor]], rcond: float) -> tuple[Tensor, int, float]:
+    """Least squares of several kinds of equations `A x = b`: the solution, the rank and the relative residual.
+
+    Args:
+        parts: A `[r, d]` and b `[r]` of each kind, scaled to rows of mean norm 1: kinds may differ by orders of size.
+        rcond: Singular values below this share of the largest do not count.
+    """
+    systems = [(a, b, a.norm(dim=1).mean().clamp(min=1e-300)) for a, b in parts if len(a)]
+    a = torch.cat([a / size for a, _, size in systems]).cpu()
+    b = torch.cat([b / size for _, b, size in systems]).cpu()
+    # gelsd decomposes by singular values: the minimum-norm solution, and the rank.
+    found = torch.linalg.lstsq(a, b[:, None], rcond=rcond, driver="gelsd")
+    x = found.solution[:, 0]
+    residual = float((a @ x - b).norm() / b.norm().clamp(min=1e-300))
+    return x.to(systems[0][0]), int(found.rank), residual
 
 
 def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:

@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, probe_image
+from seepage.attacks.network import Case, vouch
+from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, probe_image, solved
 from seepage.clients import FedSGD
 from seepage.core.nn import state_of
 from seepage.registry import attacks
-from seepage.types import Ambiguity, Batch, Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.types import Ambiguity, Batch, Reconstruction, Tensors, Transcript
 
 MIN_SINGULAR_VALUE = 1e-10
 """Singular values below this share of the largest do not count."""
@@ -70,54 +71,20 @@ def rank_report(
     like = next(iter(params.values()))
     image, truth = probe_image(input_shape, seed).to(like), torch.tensor([label], device=like.device)
     update = FedSGD(mode="eval")(model, params, Batch(image, truth), buffers=buffers)
-    readings, outputs, output_gradient = _way_through(chain, image, label)
+    passed = chain.run(0, image.flatten(1).double() * chain.scale + chain.shift)
+    slopes = chain.slopes(passed, truth)
     report = []
     for i, layer in enumerate(chain.maps):
-        known = None if layer is chain.maps[-1] else (outputs[i], layer.after.known(readings[i + 1]))
-        step = _solve(layer, output_gradient[i], update.tensors[f"{layer.name}.weight"].double(), known, most_unknowns)
-        report.append(step.rank)
+        known = None if i == len(chain) - 1 else (passed.outputs[i][0], layer.after.known(passed.reading(i + 1)[0]))
+        gradient = update.tensors[f"{layer.name}.weight"].double()
+        report.append(_solve(layer, slopes[i][0], gradient, known, most_unknowns)[1])
     return tuple(report)
-
-
-def _way_through(chain: Chain, image: Tensor, label: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """For each layer its flattened input and output, and the gradient of the loss with respect to its output."""
-    reading = image.flatten().double() * chain.scale + chain.shift
-    readings, outputs, matrices = [], [], []
-    for layer in chain.maps:
-        readings.append(reading)
-        matrices.append(layer.matrix())
-        outputs.append(matrices[-1] @ reading + layer.spread_bias(len(matrices[-1])))
-        reading = layer.after.forward(outputs[-1])
-    wanted = F.one_hot(torch.tensor(label), len(outputs[-1])).to(outputs[-1])
-    # k of the last layer: the cross-entropy's gradient in the logits, softmax minus label. [classes]
-    output_gradient = [outputs[-1].softmax(0) - wanted]
-    for layer, output, matrix in zip(
-        reversed(chain.maps[:-1]), reversed(outputs[:-1]), reversed(matrices[1:]), strict=True
-    ):
-        # Equation of the recursion: k' = act'(z) * W^T k, one layer further to the front.
-        output_gradient.insert(0, layer.after.derivative(output) * (matrix.T @ output_gradient[0]))
-    return readings, outputs, output_gradient
-
-
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """One layer solved.
-
-    Attributes:
-        reading: `[unknowns]` the input of the layer.
-        rank: Rank of its equations.
-        residual: Relative residual of the equations.
-    """
-
-    reading: Tensor
-    rank: LayerRank
-    residual: float
 
 
 def _solve(
     layer: LinearMap, output_gradient: Tensor, gradient: Tensor, known: tuple[Tensor, Tensor] | None, most: int
-) -> _Step:
-    """Least squares on both kinds of equations, each kind scaled to rows of mean norm 1.
+) -> tuple[Tensor, LayerRank, float]:
+    """What one layer read `[unknowns]`, the rank of its equations, and their relative residual.
 
     Args:
         layer: The layer.
@@ -126,34 +93,22 @@ def _solve(
         known: Its outputs and which of them are known; None: none.
         most: Most unknowns.
     """
-    a, b = layer.gradient_system(output_gradient, gradient)
-    weights = len(gradient.flatten())
+    equations, wanted = layer.gradient_system(output_gradient, gradient)
     constraints = 0 if known is None else int(known[1].sum())
+    counts = layer.name, layer.unknowns, constraints, gradient.numel()
     if isinstance(layer.module, nn.Linear) and output_gradient.norm() > 0:
-        rank = LayerRank(layer.name, layer.unknowns, constraints, weights, layer.unknowns)
-        return _Step(b / output_gradient.norm(), rank, 0.0)
+        return wanted / output_gradient.norm(), LayerRank(*counts, layer.unknowns), 0.0
     if layer.unknowns > most:
         raise Inapplicable(
             f"layer {layer.name!r} reads {layer.unknowns:,} values, and to solve for {most:,} takes a minute",
             f"raise most_unknowns, or {INSTEAD}",
         )
-    rows, wanted = [], []
+    parts = [(equations, wanted)]
     if known is not None:
         outputs, sure = known
-        rows.append(layer.matrix()[sure])
-        wanted.append((outputs - layer.spread_bias(len(outputs)))[sure])
-    rows.append(a)
-    wanted.append(b)
-    # Weight and gradient constraints differ by orders of magnitude; rows of mean norm 1 weigh them alike.
-    sizes = [part.norm(dim=1).mean().clamp(min=1e-300) if len(part) else 1.0 for part in rows]
-    a = torch.cat([part / size for part, size in zip(rows, sizes, strict=True)]).cpu()
-    b = torch.cat([part / size for part, size in zip(wanted, sizes, strict=True)]).cpu()
-    # gelsd decomposes by singular values: the minimum-norm solution, and the rank that the report counts.
-    found = torch.linalg.lstsq(a, b[:, None], rcond=MIN_SINGULAR_VALUE, driver="gelsd")
-    reading = found.solution[:, 0]
-    residual = float((a @ reading - b).norm() / b.norm().clamp(min=1e-300))
-    rank = LayerRank(layer.name, layer.unknowns, constraints, weights, int(found.rank))
-    return _Step(reading.to(output_gradient), rank, residual)
+        parts.insert(0, (layer.matrix()[sure], (outputs - layer.spread_bias(len(outputs)))[sure]))
+    reading, rank, residual = solved(parts, MIN_SINGULAR_VALUE)
+    return reading, LayerRank(*counts, rank), residual
 
 
 @attacks.register(
@@ -205,10 +160,11 @@ class RGap(Attack):
     most_unknowns: int = 4096
     certify: float = 1e-3
 
-    def examine(self, transcript: Transcript) -> "_RecursionStart":
-        knowledge, observed = transcript.knowledge, transcript[0]
-        chain = Chain.of(knowledge.model, observed.params, knowledge.input_shape)
-        gradient = {name: g.double() for name, g in observed.gradient(knowledge.client).items()}
+    def examine(self, transcript: Transcript) -> tuple[Case, Chain, Tensors]:
+        """The round, its model layer by layer, and its update in float64."""
+        case = Case.of(transcript)
+        chain = Chain.of(case.model, case.observed.params, case.knowledge.input_shape)
+        gradient = {name: g.double() for name, g in case.gradient.items()}
         for layer in chain.maps:
             if not gradient[f"{layer.name}.weight"].abs().max() > 0:
                 raise Inapplicable(
@@ -221,61 +177,44 @@ class RGap(Attack):
                     "take minutes to solve for",
                     f"raise most_unknowns, or {INSTEAD}",
                 )
-        return _RecursionStart(knowledge, observed, chain, gradient)
+        return case, chain, gradient
 
-    def run(self, problem: "_RecursionStart", *, seed: int, progress: Progress) -> Reconstruction:
-        knowledge, observed = problem.knowledge, problem.observed
-        chain, gradient = problem.chain, problem.gradient
+    def run(self, seen: tuple[Case, Chain, Tensors], *, seed: int, progress: Progress) -> Reconstruction:
+        case, chain, gradient = seen
         output_gradient, label = _last_gradient(chain.maps[-1], gradient)
         known: tuple[Tensor, Tensor] | None = None
-        steps: list[_Step] = []
-        for i in range(len(chain.maps) - 1, -1, -1):
+        ranks: list[LayerRank] = []
+        for i in range(len(chain) - 1, -1, -1):
             layer = chain.maps[i]
             if isinstance(layer.module, nn.Linear) and layer.bias is not None:
                 # dL/db is k itself, exactly: better than the k that came down through the solved layers.
                 output_gradient = gradient[f"{layer.name}.bias"]
-            steps.insert(0, _solve(layer, output_gradient, gradient[f"{layer.name}.weight"], known, self.most_unknowns))
-            progress.report(len(steps), len(chain.maps), steps[0].residual)
+            weight = gradient[f"{layer.name}.weight"]
+            reading, rank, residual = _solve(layer, output_gradient, weight, known, self.most_unknowns)
+            ranks.insert(0, rank)
+            progress.report(len(ranks), len(chain), residual)
             if i > 0:
-                after, reading = chain.maps[i - 1].after, steps[0].reading
+                after = chain.maps[i - 1].after
                 # Turn the activation around; where a ReLU was off, its input is not known and its derivative is zero.
-                outputs = after.inverse(reading)
-                known = outputs, after.known(reading)
-                outputs = outputs * known[1]
-                output_gradient = after.derivative(outputs) * (layer.matrix().T @ output_gradient)
-        like = observed.params[f"{chain.maps[0].name}.weight"]
-        # What the first layer read, taken back through the normalization in front of it. [d]
-        flat = (steps[0].reading - chain.shift) / chain.scale
-        low, high = knowledge.value_range
-        inputs = flat.reshape(1, *knowledge.input_shape).clamp(low, high).to(like).contiguous()
-        mismatch = _mismatch(knowledge, observed, inputs, label, gradient)
-        open_entries = sum(step.rank.deficit for step in steps)
+                known = after.inverse(reading), after.known(reading)
+                # k' = act'(z) * W^T k, one layer further to the front.
+                bend = after.derivative(known[0] * known[1])
+                output_gradient = bend * layer.pulled_back(output_gradient[None])[0]
+        # What the first layer read, taken back through the normalization in front of it. [1, *shape]
+        inputs = chain.to_inputs(reading[None]).reshape(1, *case.knowledge.input_shape)
+        inputs = inputs.clamp(*case.knowledge.value_range).to(case.like()).contiguous()
+        labels = case.label(label)
+        mismatch = inputs.new_tensor([vouch(case, inputs, labels)[0]])
+        whole = all(rank.deficit == 0 for rank in ranks)
         return Reconstruction(
             inputs=inputs,
-            labels=torch.tensor([label], device=like.device),
+            labels=labels,
             ambiguity=frozenset[Ambiguity](),
-            objective=mismatch.reshape(1).float(),
-            certified=torch.tensor([bool(mismatch <= self.certify) and open_entries == 0], device=like.device),
+            objective=mismatch.float(),
+            certified=(mismatch <= self.certify) & whole,
             cost={"evaluations": 1},
-            notes=_notes(steps),
+            notes=_notes(ranks),
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _RecursionStart:
-    """What the recursion starts from.
-
-    Attributes:
-        knowledge: What the attacker is told.
-        observed: The one round.
-        chain: The model, layer by layer.
-        gradient: The update, in float64.
-    """
-
-    knowledge: Knowledge
-    observed: Round
-    chain: Chain
-    gradient: Tensors
 
 
 def _last_gradient(last: LinearMap, gradient: Tensors) -> tuple[Tensor, int]:
@@ -317,23 +256,12 @@ def _length(logits: Tensor, u: Tensor, label: int) -> tuple[float, float]:
     return 10.0 ** float(found.x), float(found.fun)
 
 
-def _mismatch(knowledge: Knowledge, observed: Round, inputs: Tensor, label: int, gradient: Tensors) -> Tensor:
-    """Relative difference of the sent gradient and the model's own at the result."""
-    guess = Batch(inputs, torch.tensor([label], device=inputs.device))
-    own = knowledge.client(knowledge.model, observed.params, guess, buffers=observed.buffers)
-    # |own - sent| / |sent| over all tensors: the certificate, from the model's own backward pass at the result.
-    apart = torch.stack([(own.tensors[name] - sent).norm() for name, sent in gradient.items()]).norm()
-    relative: Tensor = apart / torch.stack([sent.norm() for sent in gradient.values()]).norm()
-    return relative
-
-
-def _notes(steps: list[_Step]) -> tuple[str, ...]:
+def _notes(ranks: list[LayerRank]) -> tuple[str, ...]:
     """Ranks, layer by layer, and which layer protects the input."""
-    holes = [step.rank for step in steps if step.rank.deficit > 0]
-    ranks = "rank of unknowns, first layer first: " + ", ".join(
-        f"{step.rank.name} {step.rank.rank} of {step.rank.unknowns}" for step in steps
-    )
+    holes = [one for one in ranks if one.deficit > 0]
+    each = (f"{one.name} {one.rank} of {one.unknowns}" for one in ranks)
+    said = f"rank of unknowns, first layer first: {', '.join(each)}"
     if not holes:
-        return ranks, "no layer has a deficit: the input is determined, up to rounding"
+        return said, "no layer has a deficit: the input is determined, up to rounding"
     worst = max(holes, key=lambda one: one.deficit / one.unknowns)
-    return ranks, f"layer {worst.name!r} protects most: {worst.deficit} of {worst.unknowns} values are left open"
+    return said, f"layer {worst.name!r} protects most: {worst.deficit} of {worst.unknowns} values are left open"

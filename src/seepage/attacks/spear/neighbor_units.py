@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.spear.sparse_columns import Span
+from seepage.core.algebra.rows import first_of_each
 
 MAX_SUM_DISTANCE = 1e-4
 """Two units whose sums are nearer than this share of the largest are on for the same examples."""
@@ -66,7 +67,7 @@ class NeighborUnits:
         # With a row of zeros a unit that one example alone reaches is a pair too.
         rows = torch.cat([sums.new_zeros((1, sums.shape[1])), sums])
         near = torch.cdist(rows, rows) < MAX_SUM_DISTANCE * rows.norm(dim=1).max()
-        rows = rows[~near.tril(-1).any(1)][:MAX_COMPARED_UNITS]
+        rows = rows[first_of_each(near)][:MAX_COMPARED_UNITS]
         pairs = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
         for first, second in zip(
             *(index.split(max(1, MAX_COLUMN_ENTRIES // len(sums))) for index in pairs), strict=True

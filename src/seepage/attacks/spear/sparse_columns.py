@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from seepage.core.algebra.rows import first_of_each
 from seepage.core.algebra.sparse import falling, sparse_directions
 
 ROUNDINGS_OF_ZERO = 10.0
@@ -60,8 +61,7 @@ class Span:
         """The same without rows that are multiples of another: these say nothing new, and hide the others."""
         # Rows that are multiples of one another vanish together: as equations they are one.
         unit = F.normalize(self.rows, dim=1)
-        again = ((unit @ unit.T).abs() > 1 - 1e-9).tril(-1).any(1)
-        return Span(self.rows[~again], self.rounding)
+        return Span(self.rows[first_of_each((unit @ unit.T).abs() > 1 - 1e-9)], self.rounding)
 
     def zeros(self, directions: Tensor) -> Tensor:
         """`[k, p]` bool: entries of `rows @ direction` that are zero to rounding, for `[k, n]` unit directions."""

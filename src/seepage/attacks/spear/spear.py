@@ -6,18 +6,18 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import Spectrum, spectrum
-from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, find_layer
+from seepage.attacks.mixing_layer import MixingLayer, find_layer
+from seepage.attacks.network import Case, Cut
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
 from seepage.attacks.spear.sparse_columns import FoundDirections, Span, reweighted, sampled
 from seepage.core.nn import generator
 from seepage.registry import attacks
-from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.types import Reconstruction, Transcript
 
 INSTEAD = f"cocktail_party or {MATCHING}"
 SUBMATRICES_AT_ONCE = 8192
@@ -153,7 +153,7 @@ class Spear(Attack):
     def _reconstruction(
         self, problem: "_LayerPart", found: FoundDirections, best: "_Batch | None", tried: int
     ) -> Reconstruction:
-        like = problem.observed.params[problem.layer.weight]
+        like = problem.case.observed.params[problem.layer.weight]
         what = "submatrices" if self.mode == "published" else "candidates"
         notes = [f"{len(found.independent())} of {problem.span.n} sparse directions from {tried:,} {what}"]
         notes += problem.notes()
@@ -161,7 +161,7 @@ class Spear(Attack):
             notes.append("noise hides the zeros: no entry of the gradient could be told from zero")
         if best is None:
             notes.append("all directions are needed for any example, so none can be returned at this budget")
-            width = problem.knowledge.input_shape if problem.layer.reads_input else (like.shape[1],)
+            width = problem.case.knowledge.input_shape if problem.layer.reads_input else (like.shape[1],)
             return Reconstruction(
                 like.new_zeros((0, *width)),
                 torch.zeros(0, dtype=torch.int64, device=like.device),
@@ -219,27 +219,25 @@ class _LayerPart:
         whole: Columns of L at these units.
         span: The same at units of which none repeats another.
         batch_size: Examples behind the update, or the rank where that is unknown.
+        cut: The network behind the layer.
     """
 
     layer: MixingLayer
-    knowledge: Knowledge
-    observed: Round
+    case: Case
     bias: Tensor
     parts: Spectrum
     live: Tensor
     whole: Span
     span: Span
     batch_size: int
-    downstream: DownstreamNetwork
+    cut: Cut
 
     @classmethod
     def of(cls, transcript: Transcript, name: str | None) -> "_LayerPart":
         """Read a transcript's first round; `Inapplicable` where its zeros cannot be read."""
-        knowledge, observed = transcript.knowledge, transcript[0]
-        layer = _layer(knowledge, observed, name)
-        gradient = observed.gradient(knowledge.client)
-        weight, bias = _gradients(layer, gradient)
-        told = observed.batch_size
+        case = Case.of(transcript)
+        layer, told = _layer(case, name), case.observed.batch_size
+        weight, bias = _gradients(layer, case)
         parts = spectrum(weight, sources=told)
         parts = parts.keep(max(1, parts.rank))
         # Units that no example reaches have zero rows, which say nothing of Q. [m]
@@ -252,17 +250,15 @@ class _LayerPart:
                 f"inputs than examples are needed to tell one combination of examples from another",
                 f"attack a smaller batch or a wider layer, or use {INSTEAD}",
             )
-        downstream = DownstreamNetwork(
-            knowledge.model, layer.name, observed.params, observed.buffers, knowledge.input_shape
-        )
-        _behind_relu(downstream, weight, layer)
+        cut = Cut.at(case, layer.name)
+        _behind_relu(cut, weight, layer)
         # L [p, n] at live units: D = L Q, so a column of D is L q and its zeros are equations for q.
         columns = parts.left[live]
         # Columns of mean square 1, so that one threshold for zeros fits all of them. [p, n]
         scale = len(columns) ** 0.5 / columns.norm(dim=0)
         whole = Span(columns * scale, scale * parts.noise / parts.values / len(columns) ** 0.5)
         span = whole.distinct()
-        return cls(layer, knowledge, observed, bias, parts, live, whole, span, told or n, downstream)
+        return cls(layer, case, bias, parts, live, whole, span, told or n, cut)
 
     @cached_property
     def behind(self) -> tuple[Tensor, Tensor]:
@@ -271,11 +267,9 @@ class _LayerPart:
         Beside it `[c, classes]`, which turns an error into the basis's coefficients. Exact where one linear layer
         follows the ReLU. Errors of a cross-entropy add up to zero, so c < classes.
         """
-        classes, live = self.knowledge.num_classes, self.live.nonzero()[:, 0]
+        classes, live = self.case.knowledge.num_classes, self.live.nonzero()[:, 0]
         outputs = torch.ones(1, len(self.live)).to(self.bias)
-        errors = torch.eye(classes).to(outputs) - 1 / classes
-        # What the network behind hands back to live units for each basis error: L^T e is linear in e. [p, classes]
-        rows = self.downstream.backward(outputs, errors[:, None])[:, 0, live].T  # [p, classes]
+        rows = self.cut.rows_of_errors(outputs, classes)[:, live].T  # [p, classes]
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
         # rows = U S V^T: U S spans what can come back, and V^T turns an error into its coefficients. [p, c], [c,
         # classes]
@@ -297,7 +291,7 @@ class _LayerPart:
         outputs = torch.randn((1, len(self.live)), generator=generator(2, "probe"), dtype=torch.float64).to(basis)
         linear = basis[:, 0] * (outputs[0, self.live] > 0)
         if not torch.allclose(
-            self.downstream.backward(outputs, turned)[0, self.live], linear, atol=1e-9 * float(basis.abs().max())
+            self.cut.backward(outputs, turned)[0, self.live], linear, atol=1e-9 * float(basis.abs().max())
         ):
             return None
         # Unit j's gradient in coordinates of the row space, with its bias gradient as the last entry. [p, n + 1]
@@ -310,18 +304,18 @@ class _LayerPart:
     def _errors(self, outputs: Tensor) -> Tensor:
         """`[classes, k]` the one error of `[k, m]` outputs of the layer, label by label."""
         # The error of the mean cross-entropy is (p - e_y) / n; its coefficient in the one basis error. [classes, k]
-        chances = self.downstream.probabilities(outputs)
+        chances = self.cut.probabilities(outputs)
         wanted = torch.eye(chances.shape[1]).to(chances)
         return (chances - wanted[:, None]) @ self.behind[1][0] / self.batch_size
 
     def _own(self, outputs: Tensor, error: Tensor) -> Tensor:
         """`[k, p]` columns at live units that the model sends of `[k, m]` outputs with errors `[k]`."""
-        return self.downstream.backward(outputs, error[:, None] * self.behind[1])[:, self.live]
+        return self.cut.backward(outputs, error[:, None] * self.behind[1])[:, self.live]
 
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
         """The layer's weight and bias in float64."""
-        weight, bias = (self.observed.params[name or ""].double() for name in (self.layer.weight, self.layer.bias))
+        weight, bias = (self.case.observed.params[name or ""].double() for name in (self.layer.weight, self.layer.bias))
         return weight, bias
 
     @property
@@ -331,11 +325,11 @@ class _LayerPart:
     def to_inputs(self, rows: Tensor) -> Tensor:
         if self.layer.reads_input is None:
             return rows
-        return self.layer.reads_input.to_inputs(rows, self.knowledge.input_shape)
+        return self.layer.reads_input.to_inputs(rows, self.case.knowledge.input_shape)
 
     def notes(self) -> list[str]:
         """What the rank says of the batch."""
-        rank, told = len(self.parts.values), self.observed.batch_size
+        rank, told = len(self.parts.values), self.case.observed.batch_size
         if told is None:
             return [f"the batch size is unknown; the rank of the gradient says {rank}"]
         return [f"{told - rank} of {told} examples are not seen in the gradient's rank"] if rank < told else []
@@ -351,11 +345,10 @@ class _LayerPart:
         live = self.live.nonzero()[:, 0]
         outputs = -torch.ones(1, len(self.live)).to(self.bias)
         outputs[0, live[on]] = 1.0
-        classes = self.knowledge.num_classes
+        classes = self.case.knowledge.num_classes
         if 2 * classes > int(on.sum()):
             return 0.0
-        errors = torch.eye(classes).to(outputs) - 1 / classes  # those of a cross-entropy add up to zero
-        rows = self.downstream.backward(outputs, errors[:, None])[:, 0, live[on]]  # [classes, .]
+        rows = self.cut.rows_of_errors(outputs, classes)[:, live[on]]  # [classes, .]
         # One example's column at the units it reaches is rows^T c for some error c; the misfit of the best c tells.
         column = (self.whole.rows @ direction)[on, None]
         misfit = column - rows.T @ torch.linalg.lstsq(rows.T, column, driver="gelsd").solution
@@ -378,27 +371,13 @@ class _LayerPart:
         zero = self.whole.zeros(directions)  # [n, p]
         # Lambda: a unit is on (its output positive) exactly where its entry of D is not zero.
         agreement = ((outputs[:, self.live] > 0) != zero).double().mean(1)
-        labels, mismatch = self._labels(outputs, self.batch_size * columns.T)
+        labels, mismatch = self.cut.nearest_labels(outputs, self.batch_size * columns.T)
         return _Batch(inputs, labels, agreement, mismatch)
 
-    def _labels(self, outputs: Tensor, sent: Tensor) -> tuple[Tensor, Tensor]:
-        """Each example's label `[n]`, whose own backward pass is nearest its column `[n, m]`, and by how much."""
-        chances = self.downstream.probabilities(outputs)
-        best = torch.full((len(outputs),), torch.inf).to(outputs)
-        labels = torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device)
-        for label in range(chances.shape[1]):
-            wanted = F.one_hot(torch.full_like(labels, label), chances.shape[1])
-            # The column of D that each example would have with this label: L_i^T (p_i - e_y). [n, m]
-            own = self.downstream.backward(outputs, chances - wanted)
-            mismatch = ((own - sent).norm(dim=1) / sent.norm(dim=1)).nan_to_num(nan=torch.inf)
-            labels = torch.where(mismatch < best, label, labels)
-            best = torch.minimum(best, mismatch)
-        return labels, best
 
-
-def _layer(knowledge: Knowledge, observed: Round, name: str | None) -> MixingLayer:
+def _layer(case: Case, name: str | None) -> MixingLayer:
     """The layer, where one plain gradient of it was sent."""
-    layer = find_layer(knowledge, observed, name)
+    layer = find_layer(case.knowledge, case.observed, name)
     if layer.bias is None:
         raise Inapplicable(
             f"layer {layer.name!r} has no bias, or it was not sent, and its gradient tells the scale of each example",
@@ -407,9 +386,9 @@ def _layer(knowledge: Knowledge, observed: Round, name: str | None) -> MixingLay
     return layer
 
 
-def _gradients(layer: MixingLayer, gradient: Tensors) -> tuple[Tensor, Tensor]:
+def _gradients(layer: MixingLayer, case: Case) -> tuple[Tensor, Tensor]:
     assert layer.bias is not None
-    weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
+    weight, bias = case.gradient[layer.weight].double(), case.gradient[layer.bias].double()
     if not (weight.abs().max() > 0 and bias.abs().max() > 0):
         raise Inapplicable(
             f"the gradient of {layer.weight} or its bias is zero everywhere (no unit is active, or the loss is zero)",
@@ -418,12 +397,12 @@ def _gradients(layer: MixingLayer, gradient: Tensors) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
-def _behind_relu(downstream: DownstreamNetwork, weight: Tensor, layer: MixingLayer) -> None:
+def _behind_relu(cut: Cut, weight: Tensor, layer: MixingLayer) -> None:
     """Refuse a layer whose outputs the network never ignores: without zeros in D no direction stands out."""
     drawn = torch.randn((4, len(weight)), generator=generator(0, "probe"), dtype=torch.float64).to(weight)
-    classes = downstream.probabilities(drawn).shape[1]
+    classes = cut.probabilities(drawn).shape[1]
     errors = torch.randn((4, classes), generator=generator(1, "probe"), dtype=torch.float64).to(weight)
-    if float((downstream.backward(drawn, errors) == 0).double().mean()) < 0.05:
+    if float((cut.backward(drawn, errors) == 0).double().mean()) < 0.05:
         raise Inapplicable(
             f"no ReLU follows layer {layer.name!r}, so its gradient has no zeros to go by", f"use {INSTEAD}"
         )

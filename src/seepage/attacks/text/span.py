@@ -96,12 +96,12 @@ class GradientSpan:
 
     @property
     def width(self) -> int:
-        """D."""
+        """Entries of one vector."""
         return len(self.basis)
 
     @property
     def rank(self) -> int:
-        """R."""
+        """Dimension of the span."""
         return len(self.values)
 
     @property

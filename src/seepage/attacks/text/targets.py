@@ -7,94 +7,78 @@ Between that layer's output and the logits z lies little: with J = dz/d(output),
 onehot(y))`.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from seepage.attacks.network import Case
 from seepage.attacks.text.layers import linear_calls
-from seepage.core.nn import forward, in_mode
-from seepage.types import Knowledge, Round, Tensors
 
 SHORTLIST = 16
 """Targets, by their product with what is left, among which the nearest is taken."""
 
 
-@dataclass(frozen=True, eq=False)
-class SequenceTargets:
-    """What is known of sequences but for some targets.
+def targets_by_errors(case: Case, ids: Tensor, places: Tensor | None, count: int) -> Tensor | None:
+    """`[n]` the targets of sequences, or None where the last layer's errors cannot be solved for.
 
-    Attributes:
-        knowledge: The model.
-        observed: The round.
-        gradient: It, as a gradient of the mean loss.
+    Args:
+        case: The round.
+        ids: `[n, tokens]`.
+        places: `[n]` for logits of every token, which of them has the unknown target; None: logits of sequences.
+        count: Targets in the batch, known and unknown: the loss is their mean.
     """
-
-    knowledge: Knowledge
-    observed: Round
-    gradient: Tensors
-
-    def read(self, ids: Tensor, places: Tensor | None, count: int) -> Tensor | None:
-        """`[n]` the targets of sequences, or None where the last layer's errors cannot be solved for.
-
-        Args:
-            ids: `[n, tokens]`.
-            places: `[n]` for logits of every token, which of them has the unknown target; None: logits of sequences.
-            count: Targets in the batch, known and unknown: the loss is their mean.
-        """
-        top = self._top(ids)
-        if top is None:
-            return None
-        module, weight, axis = top
-        output, read, logits = self._pass(module, ids)
-        chosen = logits if places is None else logits[torch.arange(len(ids)), :, places.to(ids.device)]  # [n, classes]
-        # Which rows of the last layer carry a gradient at all: of every logit that has a target.
-        used = (
-            logits
-            if places is None
-            else logits * (torch.arange(logits.shape[2], device=ids.device) <= places[:, None])[:, None]
-        )
-        (slopes,) = torch.autograd.grad(used.square().sum(), output, retain_graph=True)
-        active = slopes.flatten(0, -2).abs().amax(1) > 0
-        m = read.flatten(0, -2)[active].double()
-        mixtures = (self.gradient[weight] if axis == 0 else self.gradient[weight].T).double()  # [d_in, d_out]
-        if len(m) > m.shape[1]:
-            return None
-        errors = torch.linalg.lstsq(m.T.cpu(), mixtures.cpu(), driver="gelsd").solution  # [rows, d_out]
-        spread = torch.zeros_like(output.flatten(0, -2))
-        spread[active] = errors.to(spread)
-        return _nearest(output, chosen, count * spread.reshape(output.shape))
-
-    def _top(self, ids: Tensor) -> tuple[str, str, int] | None:
-        """The last fully connected layer whose weight nothing else uses: its name, its weight's, and the input axis."""
-        model, params = self.knowledge.model, self.observed.params
-        names = {id(p): name for name, p in model.named_parameters()}
-        holders = [id(p) for module in model.modules() for p in module.parameters(recurse=False)]
-        with linear_calls(model) as calls, torch.no_grad(), in_mode(model, training=False):
-            forward(model, params, ids[:1], buffers=self.observed.buffers)
-        for name, parameter, _, axis in reversed(calls):
-            weight = names.get(id(parameter))
-            if weight in self.gradient and weight is not None and holders.count(id(parameter)) == 1:
-                return name, weight, axis
+    top = _top(case, ids)
+    if top is None:
         return None
+    module, weight, axis = top
+    output, read, logits = _pass(case, module, ids)
+    chosen = logits if places is None else logits[torch.arange(len(ids)), :, places.to(ids.device)]  # [n, classes]
+    # Which rows of the last layer carry a gradient at all: of every logit that has a target.
+    used = (
+        logits
+        if places is None
+        else logits * (torch.arange(logits.shape[2], device=ids.device) <= places[:, None])[:, None]
+    )
+    (slopes,) = torch.autograd.grad(used.square().sum(), output, retain_graph=True)
+    active = slopes.flatten(0, -2).abs().amax(1) > 0
+    m = read.flatten(0, -2)[active].double()
+    mixtures = (case.gradient[weight] if axis == 0 else case.gradient[weight].T).double()  # [d_in, d_out]
+    if len(m) > m.shape[1]:
+        return None
+    errors = torch.linalg.lstsq(m.T.cpu(), mixtures.cpu(), driver="gelsd").solution  # [rows, d_out]
+    spread = torch.zeros_like(output.flatten(0, -2))
+    spread[active] = errors.to(spread)
+    return _nearest(output, chosen, count * spread.reshape(output.shape))
 
-    def _pass(self, module: str, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Output and input of a layer, and the logits as a function of that output."""
-        kept: dict[str, Tensor] = {}
 
-        def cut(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            kept["read"], kept["output"] = args[0].detach(), output.detach().requires_grad_()
-            return kept["output"]
+def _top(case: Case, ids: Tensor) -> tuple[str, str, int] | None:
+    """The last fully connected layer whose weight nothing else uses: its name, its weight's, and the input axis."""
+    model = case.model
+    names = {id(p): name for name, p in model.named_parameters()}
+    holders = [id(p) for module in model.modules() for p in module.parameters(recurse=False)]
+    with linear_calls(model) as calls, torch.no_grad():
+        case.forward(ids[:1])
+    for name, parameter, _, axis in reversed(calls):
+        weight = names.get(id(parameter))
+        if weight in case.gradient and weight is not None and holders.count(id(parameter)) == 1:
+            return name, weight, axis
+    return None
 
-        model = self.knowledge.model
-        params = {name: p.detach() for name, p in self.observed.params.items()}
-        handle = model.get_submodule(module).register_forward_hook(cut)
-        try:
-            with torch.enable_grad(), in_mode(model, training=False):
-                logits = forward(model, params, ids, buffers=self.observed.buffers)
-        finally:
-            handle.remove()
-        return kept["output"], kept["read"], logits
+
+def _pass(case: Case, module: str, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Output and input of a layer, and the logits as a function of that output."""
+    kept: dict[str, Tensor] = {}
+
+    def cut(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        kept["read"], kept["output"] = args[0].detach(), output.detach().requires_grad_()
+        return kept["output"]
+
+    handle = case.model.get_submodule(module).register_forward_hook(cut)
+    try:
+        with torch.enable_grad():
+            logits, _ = case.forward(ids)
+    finally:
+        handle.remove()
+    return kept["output"], kept["read"], logits
 
 
 def _nearest(output: Tensor, logits: Tensor, errors: Tensor) -> Tensor:

@@ -8,15 +8,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.network import Case, vouch
 from seepage.attacks.text.layers import Reader, TokenLayer
 from seepage.attacks.text.sequences import LayerCheck, assemble, candidates, decode, deepest
 from seepage.attacks.text.span import GradientSpan
-from seepage.attacks.text.targets import SequenceTargets
+from seepage.attacks.text.targets import targets_by_errors
 from seepage.attacks.text.unread import targets_by_direction
 from seepage.core.adapters import inside_adapters
-from seepage.core.nn import as_inputs, first_layer, forward, in_mode, next_tokens, norm, vocabulary_of
+from seepage.core.nn import as_inputs, first_layer, next_tokens, vocabulary_of
 from seepage.registry import attacks
-from seepage.types import Batch, Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.types import Batch, Reconstruction, Tensors, Transcript
 
 CERTAIN = 3e-3
 """Relative difference of the network's own update at the text from the observed one, up to which it is certified."""
@@ -28,28 +29,20 @@ class TokenGradients:
     """What the attack works on.
 
     Attributes:
+        case: The round.
         reader: Runs the network.
-        gradient: The update as a gradient of the mean loss.
         tokens: `[v]` the tokens that come into question.
         first: The layer that reads tokens one by one.
         deeper: Layers that read them in their context, in the order of their calls.
         causal: Whether the network is a decoder.
     """
 
+    case: Case
     reader: Reader
-    gradient: Tensors
     tokens: Tensor
     first: LayerCheck
     deeper: list[LayerCheck]
     causal: bool
-
-    @property
-    def knowledge(self) -> Knowledge:
-        return self.reader.knowledge
-
-    @property
-    def observed(self) -> Round:
-        return self.reader.observed
 
 
 @attacks.register(
@@ -99,16 +92,16 @@ class TokenSequences(Attack):
         Raises:
             Inapplicable: Where the network reads no tokens, or its gradients span everything.
         """
-        knowledge, observed = transcript.knowledge, transcript[0]
-        vocabulary = vocabulary_of(knowledge.model)
-        if vocabulary is None or len(knowledge.input_shape) != 1:
+        case = Case.of(transcript)
+        vocabulary, gradient = vocabulary_of(case.model), case.gradient
+        if vocabulary is None or len(case.knowledge.input_shape) != 1:
             raise Inapplicable(
                 "the network does not begin with an embedding of tokens",
                 "use inverting_gradients for images and tables",
             )
-        reader, gradient = Reader(knowledge, observed), observed.gradient(knowledge.client)
+        reader = Reader(case)
         layers = [layer for layer in reader.layers(vocabulary) if layer.mixtures(gradient).any()]
-        adapters = bool(inside_adapters(knowledge.model))
+        adapters = bool(inside_adapters(case.model))
         first = next((check for check in _checks(layers, gradient, local=True, adapters=adapters)), None)
         if first is None:
             raise Inapplicable(
@@ -118,12 +111,11 @@ class TokenSequences(Attack):
             )
         causal = all(layer.causal for layer in layers)
         deeper = _checks(layers, gradient, local=False, adapters=adapters)
-        return TokenGradients(reader, gradient, _present(knowledge, gradient, vocabulary), first, deeper, causal)
+        return TokenGradients(case, reader, _present(case, vocabulary), first, deeper, causal)
 
     def run(self, seen: TokenGradients, /, *, seed: int, progress: Progress) -> Reconstruction:
         """Find the tokens at each place, then sequences, then what no layer reads; prove the result."""
-        knowledge, wanted = seen.knowledge, seen.observed.batch_size
-        length = knowledge.input_shape[0]
+        wanted, length = seen.case.observed.batch_size, seen.case.knowledge.input_shape[0]
         places = candidates(seen.reader, seen.first, seen.tokens, length)
         notes = [f"{sum(map(len, places))} tokens at {length} places, by {seen.first.module}"]
         found: list[Tensor] = []
@@ -147,16 +139,16 @@ class TokenSequences(Attack):
         batch, complete = _completed(seen, ids), wanted is None or len(ids) == wanted
         if not complete:
             notes.append(f"{len(ids)} of {wanted} sequences lie in the spans")
-        difference = _difference(seen, batch) if complete and batch is not None else None
-        if difference is not None:
+        difference = torch.inf
+        if complete and batch is not None:
+            difference, _ = vouch(seen.case, batch.inputs, batch.labels)
             notes.append(f"the network's own update at this text differs by {difference:.1e}")
-        certified = difference is not None and difference <= CERTAIN
         labels = None if batch is None or batch.labels.ndim > 1 else batch.labels
         device = seen.reader.device
         return Reconstruction(
             inputs=(ids if batch is None else batch.inputs).to(device),
             labels=labels,
-            certified=torch.full((len(ids),), certified, device=device),
+            certified=torch.full((len(ids),), difference <= CERTAIN, device=device),
             notes=tuple(notes),
         )
 
@@ -198,52 +190,39 @@ def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool, adapter
     return [check for check in found if check.span.rank == largest][:wanted]
 
 
-def _present(knowledge: Knowledge, gradient: Tensors, vocabulary: int) -> Tensor:
+def _present(case: Case, vocabulary: int) -> Tensor:
     """`[v]` tokens whose row of the embedding's gradient is not zero: the batch's, unless the weight is shared."""
-    layer = first_layer(knowledge.model)
+    layer = first_layer(case.model)
     assert layer is not None
-    rows = gradient.get(f"{layer[0]}.weight" if layer[0] else "weight")
+    rows = case.gradient.get(f"{layer[0]}.weight" if layer[0] else "weight")
     used = None if rows is None else rows.any(1).nonzero().flatten().cpu()
     return torch.arange(vocabulary) if used is None or not len(used) else used
 
 
 def _completed(seen: TokenGradients, ids: Tensor) -> Batch | None:
     """The batch with what no layer reads: labels of sequences, or the last token of each and all targets."""
-    knowledge, observed = seen.knowledge, seen.observed
-    if not knowledge.client.softmax_gradient:
+    case = seen.case
+    if not case.knowledge.client.softmax_gradient:
         return None
     ids = ids.to(seen.reader.device)
-    targets, rows = SequenceTargets(knowledge, observed, seen.gradient), torch.arange(len(ids))
     lengths = (ids >= 0).sum(1)
-    adapters = bool(inside_adapters(knowledge.model))
-    if not seen.causal or _one_label(seen):
-        labels = targets.read(ids, None, len(ids))
-        if adapters:
-            labels = targets_by_direction(knowledge, observed, seen.gradient, ids, None)
-        return None if labels is None else Batch(ids, labels)
-    whole = lengths < ids.shape[1]
-    if adapters:
-        last: Tensor | None = targets_by_direction(knowledge, observed, seen.gradient, ids, lengths - 1)
+    one_label = not seen.causal or _one_label(case)
+    places, count = (None, len(ids)) if one_label else (lengths - 1, int(lengths.sum()))
+    if inside_adapters(case.model):
+        found: Tensor | None = targets_by_direction(case, ids, places)
     else:
-        last = targets.read(ids, lengths - 1, int(lengths.sum()))
-    if last is None or not whole.all():
+        found = targets_by_errors(case, ids, places, count)
+    if one_label:
+        return None if found is None else Batch(ids, found)
+    if found is None or not (lengths < ids.shape[1]).all():
         return None
     ids = ids.clone()
-    ids[rows, lengths] = last
+    ids[torch.arange(len(ids)), lengths] = found
     return Batch(ids, next_tokens(ids))
 
 
-def _one_label(seen: TokenGradients) -> bool:
+def _one_label(case: Case) -> bool:
     """Whether the network says one thing of a sequence, not one of each token."""
-    model, shape = seen.knowledge.model, seen.knowledge.input_shape
-    probe = as_inputs(model, torch.zeros(1, *shape, device=seen.reader.device))
-    with torch.no_grad(), in_mode(model, training=False):
-        return forward(model, seen.observed.params, probe, buffers=seen.observed.buffers).ndim == 2
-
-
-def _difference(seen: TokenGradients, batch: Batch) -> float:
-    """Relative difference of the network's own update at a batch from the observed one."""
-    knowledge, observed = seen.knowledge, seen.observed
-    own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers or None).tensors
-    sent = {name: tensor.double() for name, tensor in observed.update.tensors.items()}
-    return float(norm({name: own[name].double() - tensor for name, tensor in sent.items()}) / norm(sent))
+    zeros = torch.zeros(1, *case.knowledge.input_shape, device=case.like().device)
+    with torch.no_grad():
+        return case.forward(as_inputs(case.model, zeros))[0].ndim == 2

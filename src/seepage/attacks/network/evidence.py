@@ -1,0 +1,79 @@
+"""Whether guesses give the update that was sent, or a multiple of it, and whether they lie in the value range."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from seepage.attacks.network.case import Case
+from seepage.types import Batch
+
+MULTIPLE = "times the gradient of the told loss"
+"""In a note: the update is no gradient of the told loss at the told rate, but a multiple of one."""
+
+
+def vouch(case: Case, inputs: Tensor, labels: Tensor, *, any_multiple: bool = False) -> tuple[float, float]:
+    """How far the client's own update at these inputs is from the observed one, and the multiple that was compared.
+
+    With u the update at the inputs and v the observed one, `|s u - v| / |v|` over all tensors that were sent.
+
+    Args:
+        case: The round.
+        inputs: `[n, *shape]` guesses.
+        labels: `[n]` their labels, as `Batch` has them.
+        any_multiple: Take the nearest of all positive multiples s, else s = 1. An update that was clipped to a norm, or
+            made at another learning rate than was told, is a multiple.
+    """
+    observed, knowledge, batch = case.observed, case.knowledge, Batch(inputs, labels.to(inputs.device))
+    own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
+    sent = observed.update.tensors
+    multiple = nearest_multiple(own, sent) if any_multiple else 1.0
+    apart = _sum((multiple * own[name].double() - tensor).square() for name, tensor in sent.items())
+    size = _sum(tensor.double().square() for tensor in sent.values())
+    return math.sqrt(apart / size) if size else math.inf, multiple
+
+
+def nearest_multiple(own: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> float:
+    """The s > 0 for which `s own` is nearest to what was sent; 1 where the two point away from each other."""
+    # argmin over s of |s u - v|^2 is <u, v> / <u, u>.
+    along = _sum(own[name].double() * tensor for name, tensor in sent.items())
+    best = along / max(_sum(own[name].double().square() for name in sent), 1e-300)
+    return best if best > 0 else 1.0
+
+
+def _sum(parts: Iterable[Tensor]) -> float:
+    """Sum over all entries of several tensors, made one at a time: the float64 copy of a whole update is large."""
+    return math.fsum(float(part.sum()) for part in parts)
+
+
+def in_range(values: Tensor, value_range: tuple[float, float], slack: float | Tensor = 0.01) -> Tensor:
+    """`[k]` bool: which of `[k, ...]` values lie in the value range, give or take a share of it.
+
+    >>> in_range(torch.tensor([[0.0, 1.005], [0.5, 1.1]]), (0.0, 1.0))
+    tensor([ True, False])
+    """
+    low, high = value_range
+    room = slack * (high - low)
+    found: Tensor = ((values >= low - room) & (values <= high + room)).flatten(1).all(1)
+    return found
+
+
+def multiple_words(share: float) -> str:
+    r"""What an update is that holds so many times the gradient of the told loss, and what that may come from.
+
+    The update alone does not tell the causes apart. Clipping shortens, so that it explains no share above 1.
+
+    >>> print(multiple_words(0.25).replace(", ", ",\n"))
+    the update is 0.25 times the gradient of the told loss,
+    as behind clipping to a norm,
+    a learning rate below the one told or inferred,
+    or another loss (weighted,
+    focal)
+    >>> multiple_words(2.0).partition("behind ")[2]
+    'a learning rate above the one told or inferred, or another loss (weighted, focal)'
+    """
+    causes = "clipping to a norm, a learning rate below" if share < 1 else "a learning rate above"
+    return (
+        f"the update is {share:.3g} {MULTIPLE}, as behind {causes} the one told or inferred, or another loss "
+        "(weighted, focal)"
+    )
