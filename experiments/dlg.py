@@ -52,8 +52,8 @@ class Watched:
     def save(self, checkpoint: Checkpoint) -> None:
         made = checkpoint.facts["searches"][0]["evaluations"]
         for budget in BUDGETS:
-            if made >= budget and "0/best/inputs" in checkpoint.tensors:
-                self.at.setdefault(budget, checkpoint.tensors["0/best/inputs"].clone())
+            if made >= budget and "searches/0/best/inputs" in checkpoint.tensors:
+                self.at.setdefault(budget, checkpoint.tensors["searches/0/best/inputs"].clone())
 
 
 def scored(guesses: Tensor, batch: Batch) -> list[float]:

@@ -92,7 +92,7 @@ class Watched:
             if checkpoint.facts["step"] >= share * self.steps:
                 name = f"at {share * self.steps:.0f}"
                 if name not in self.at:
-                    self.at[name] = self.score(checkpoint.tensors["0/free/0"])
+                    self.at[name] = self.score(checkpoint.tensors["searches/0/free/0"])
 
 
 def scored(guesses: Tensor, batch: Batch) -> float:

@@ -127,7 +127,7 @@ def descended(transcript: Transcript, direction: Direction, factor: float) -> Te
 
     class Kept(Silent):
         def save(self, checkpoint: Checkpoint) -> None:
-            points.append(checkpoint.tensors["0/free/0"])
+            points.append(checkpoint.tensors["searches/0/free/0"])
 
     GradientMatching(
         distance=factor * L2(),

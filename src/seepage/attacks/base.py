@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
 from torch import Tensor, nn
 
+from seepage.core.checkpoint import Checkpoint
 from seepage.core.nn import first_layer, input_layer, vocabulary_of
 from seepage.errors import Inapplicable, short
 from seepage.fitting import not_sent
@@ -28,14 +29,6 @@ SIGNS_LEAVE = (
     "members, with the membership test matched_filter"
 )
 """What to do where of a gradient the signs alone are left."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a search stood: tensors, and JSON (without NaN) for all that is no tensor; `facts["step"]` counts up."""
-
-    tensors: Tensors
-    facts: dict[str, Any]
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import MATCHING, Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import (
     EMBEDDINGS,
     IMAGES,
@@ -26,10 +26,10 @@ from seepage.attacks.cpa.ica.unmix import random_rotation
 from seepage.attacks.cpa.refinement import Mixture, Unmixed, UnmixingState, anneal, refine, sensitivity, stages_for
 from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, blurred, find_layer, stretch
 from seepage.attacks.network.evidence import multiple_words
-from seepage.core.checkpoint import history_in, pack, run_steps, unpack
+from seepage.core.checkpoint import run_steps
 from seepage.core.nn import generator, last_linear, normalized_layers
 from seepage.registry import attacks
-from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Status, Tensors, Transcript
+from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
 
 Scale = Literal["auto", "bias", "range"]
 MIN_CERTIFYING_UNITS = 32
@@ -517,43 +517,23 @@ class PublishedParty:
             shape=knowledge.input_shape if images and len(knowledge.input_shape) == 3 else None,
             lr=self.lr,
         )
-        status, history = self._run(search, progress)
+
+        def record(step: int, value: float) -> None:
+            search.history.append((step, value))
+            progress.report(step, self.steps, value)
+            progress.save(search.checkpoint(step))
+
+        first = search.resume(progress.load())
+        done, interrupted = run_steps(first, self.steps, lambda step: search.step(), record)
         features = search.sources()
         features = features.abs() if layer.sparse else features
         inputs = stretch(features, knowledge) if images else features
-        done = history[-1][0] if history else 0
         return Reconstruction(
             inputs=inputs.to(gradient[layer.weight]),
             space="input" if images else "feature",
             ambiguity=frozenset[Ambiguity]({"order", "sign", "scale"}),
-            status=status,
-            history=tuple(history),
+            status="interrupted" if interrupted else "exhausted",
+            history=tuple(search.history),
             cost={"steps": done, "evaluations": done},
             notes=("scale and sign are open in the published method: each example is stretched to the value range",),
         )
-
-    def _run(self, search: Unmixing, progress: Progress) -> tuple[Status, list[tuple[int, float]]]:
-        first, history = _resumed(search, progress.load())
-
-        def record(step: int, value: float) -> None:
-            history.append((step, value))
-            progress.report(step, self.steps, value)
-            progress.save(_checkpoint(search, step, history))
-
-        _, interrupted = run_steps(first, self.steps, lambda step: search.step(), record)
-        return "interrupted" if interrupted else "exhausted", history
-
-
-def _checkpoint(search: Unmixing, step: int, history: list[tuple[int, float]]) -> Checkpoint:
-    tensors: Tensors = {"rows": search.rows.detach().clone()}
-    packed = pack(search.optimizer.state_dict(), "optimizer", tensors)
-    return Checkpoint(tensors, {"step": step, "optimizer": packed, "history": list(history)})
-
-
-def _resumed(search: Unmixing, kept: Checkpoint | None) -> tuple[int, list[tuple[int, float]]]:
-    if kept is None:
-        return 0, []
-    with torch.no_grad():
-        search.rows.copy_(kept.tensors["rows"])
-    search.optimizer.load_state_dict(unpack(kept.facts["optimizer"], kept.tensors))
-    return int(kept.facts["step"]), history_in(kept.facts)

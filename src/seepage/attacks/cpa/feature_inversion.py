@@ -1,22 +1,29 @@
 """Feature inversion: find images whose embeddings are those that CPA recovers (CPA+FIA, CPA+FIA+GMA)."""
 
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.cocktail_party import CocktailParty, Mixed
 from seepage.attacks.decoding import Decoder, NaturalSpectrum
 from seepage.attacks.matching.distances import Cosine
+from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.labels import LABEL_RULES
-from seepage.attacks.matching.optimizers import Adam, Schedule, make_schedule
-from seepage.attacks.matching.problem import Problem
-from seepage.core.checkpoint import history_in, pack, record_interval, run_steps, unpack
-from seepage.core.nn import calls_in_pass, generator
+from seepage.attacks.matching.objective import MatchingObjective
+from seepage.attacks.matching.optimizers import Adam, Schedule
+from seepage.attacks.matching.parameters import Pixels, SearchSpace
+from seepage.attacks.matching.priors import TotalVariation
+from seepage.attacks.matching.problem import Evaluation, Problem
+from seepage.core.checkpoint import Resumable, run_steps
+from seepage.core.nn import calls_in_pass
+from seepage.core.nn import generator as draws
 from seepage.registry import attacks
-from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
+from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
 ITERATIONS = 25
 """L-BFGS iterations of one step of the second-order search."""
@@ -24,6 +31,8 @@ MOST_COEFFICIENTS = 2**26
 """Coefficients of a decoder, embedding values times pixels, above which the second-order search starts near grey."""
 FADING = (1e-2, 1e-3, 1e-4)
 """Weights of the prior in the second-order search, each for a third of the steps."""
+CHUNK = 64
+"""Images per forward pass."""
 SAVE_INTERVAL = 10
 """Steps between two checkpoints. With a large network, a hundredth of all steps can take an hour."""
 
@@ -47,7 +56,6 @@ class FeatureInversion(Attack):
         tv: Weight of the total variation.
         matching: Weight of the gradient's cosine (eq. 12); 0: eq. 11.
         largest: Invert at most this many embeddings, those of best certificate first; None: all.
-        chunk: Images per forward pass.
         schedule: Learning rate over the steps.
         search: `adam`, as published, or `second_order`, which the paper does not have: L-BFGS on the relative squared
             distance of embeddings, lengths included. It starts from a decoder's images (large ones from grey), and the
@@ -72,7 +80,6 @@ class FeatureInversion(Attack):
     tv: float = 0.1
     matching: float = 0.0
     largest: int | None = None
-    chunk: int = 64
     schedule: Schedule = "cosine"
     search: Literal["adam", "second_order"] = "adam"
 
@@ -99,34 +106,65 @@ class FeatureInversion(Attack):
 
     def run(self, mixed: Mixed, *, seed: int, progress: Progress) -> Reconstruction:
         knowledge, observed, layer = mixed.knowledge, mixed.observed, mixed.layer
-        kept = progress.load()
-        kept = kept if kept is not None and kept.facts.get("stage") == "images" else None
+        kept = _Stage(progress, "images").load()
         found = self._embeddings(mixed, seed, progress) if kept is None else _unpacked(kept)
         if found.status == "interrupted":
             raise KeyboardInterrupt  # interrupted before there was any image
-        network = Embedding(knowledge.model, layer.name, observed.params, observed.buffers)
-        kind = _Inversion if self.search == "adam" else _SecondOrder
-        inversion = kind(self, knowledge, observed, network, found, seed)
-        first = 0 if kept is None else inversion.resume(kept)
-
-        def record(step: int, value: float) -> None:
-            inversion.record(step, value, progress)
-
-        step, interrupted = run_steps(first, inversion.total, lambda step: inversion.step(), record, every=1)
-        status: Status = "interrupted" if interrupted else "exhausted"
-        objective = inversion.mismatch()
-        return Reconstruction(
-            inputs=inversion.images.detach(),
-            objective=objective,
-            status=status,
-            history=tuple(inversion.history),
-            cost={"steps": step, "evaluations": step},
-            notes=(*found.notes, f"embeddings agree to a mean cosine of {1 - float(objective.mean()):.4f}"),
+        embeddings = {"found/inputs": found.inputs} | ({} if found.labels is None else {"found/labels": found.labels})
+        images = _Stage(progress, "images", self.source.steps, Checkpoint(embeddings, {"notes": list(found.notes)}))
+        features = FeatureDistance(
+            network=Embedding(knowledge.model, layer.name, observed.params, observed.buffers), targets=found.inputs
         )
+        if self.search == "adam":
+            made = self._matched(features, knowledge, observed, found.labels, seed, images)
+        else:
+            made = _SecondOrder(features, knowledge, self.steps, seed).run(images)
+        objective = features.of_each(made.inputs)
+        agreement = f"embeddings agree to a mean cosine of {1 - float(objective.mean()):.4f}"
+        return replace(made, labels=None, objective=objective, notes=(*found.notes, *made.notes, agreement))
+
+    def _matched(
+        self,
+        features: "FeatureDistance",
+        knowledge: Knowledge,
+        observed: Round,
+        labels: Tensor | None,
+        seed: int,
+        progress: Progress,
+    ) -> Reconstruction:
+        """Eq. 11 and 12 by gradient matching whose distance is one of embeddings.
+
+        All terms are means over the n images, so the update's cosine has a weight of 1 / n beside them.
+        """
+        low, high = knowledge.value_range
+        spread = (high - low) / 4
+        count = len(features.targets)
+        if self.matching > 0:
+            assert observed.batch_size is not None  # `examine` refused it
+            count = observed.batch_size
+            weighted = (self.matching / count) * Cosine()
+            counted = LABEL_RULES["auto"](observed, knowledge)
+            features = replace(features, update=Problem.of(observed, knowledge, weighted, CHUNK))
+            labels = in_order(labels, counted)
+        search = GradientMatching(
+            distance=Cosine(),
+            optimizer=Adam(lr=self.lr),
+            steps=self.steps,
+            # Normal about the middle of the value range; a quarter of the range is one unit of the search.
+            parameters=_Noise(mean=(low + high) / 2, std=spread, seed=seed),
+            schedule=self.schedule,
+            project=True,
+            tolerance=0.0,
+        )
+        priors = (TotalVariation(self.tv, unit=spread),)
+        objective = MatchingObjective(features, knowledge, replace(observed, batch_size=count), priors, ())
+        given = torch.zeros(count, dtype=torch.int64) if self.matching == 0 or labels is None else labels
+        made = search.minimize(objective, given, seed=seed, progress=progress, every=SAVE_INTERVAL)
+        return replace(made, status="exhausted") if made.status == "ok" else made
 
     def _embeddings(self, mixed: Mixed, seed: int, progress: Progress) -> Reconstruction:
         """The embeddings that the source recovers, at most `largest` of them, those of best certificate first."""
-        found = self.source.run(mixed, seed=seed, progress=_FirstStage(progress))
+        found = self.source.run(mixed, seed=seed, progress=_Stage(progress, "embeddings"))
         if self.largest is None:
             return found
         objective = torch.zeros(len(found)) if found.objective is None else found.objective
@@ -136,20 +174,33 @@ class FeatureInversion(Attack):
 
 
 @dataclass(frozen=True)
-class _FirstStage:
-    """Progress of the search for embeddings; it marks its checkpoints to distinguish them from those of the images."""
+class _Stage:
+    """Progress of one of the two searches, whose checkpoints say which one it is.
+
+    Attributes:
+        whole: Progress of the attack.
+        name: `embeddings` or `images`.
+        before: Steps of the search before it, so that every checkpoint of a run has a number of its own.
+        found: What that search found, which each checkpoint keeps.
+    """
 
     whole: Progress
+    name: str
+    before: int = 0
+    found: Checkpoint = Checkpoint({}, {})  # noqa: RUF009 - never changed
 
     def report(self, done: int, total: int, objective: float) -> None:
         self.whole.report(done, total, objective)
 
     def load(self) -> Checkpoint | None:
         kept = self.whole.load()
-        return kept if kept is not None and kept.facts.get("stage") == "embeddings" else None
+        if kept is None or kept.facts.get("stage") != self.name:
+            return None
+        return Checkpoint(kept.tensors, {**kept.facts, "step": kept.facts["step"] - self.before})
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        self.whole.save(Checkpoint(checkpoint.tensors, {**checkpoint.facts, "stage": "embeddings"}))
+    def save(self, own: Checkpoint) -> None:
+        facts = {**own.facts, **self.found.facts, "stage": self.name, "step": own.facts["step"] + self.before}
+        self.whole.save(Checkpoint({**own.tensors, **self.found.tensors}, facts))
 
 
 def _unpacked(kept: Checkpoint) -> Reconstruction:
@@ -192,123 +243,63 @@ def in_order(known: Tensor | None, counted: Tensor | None) -> Tensor | None:
     return torch.cat([known, torch.tensor(left, dtype=known.dtype, device=known.device)])[: len(counted)]
 
 
-class _Inversion:
-    """Images, optimizer and objective of one call."""
+@dataclass(frozen=True, kw_only=True)
+class _Noise(Pixels):
+    """Pixels that start normal, clamped to the value range from the start."""
 
-    def __init__(
-        self,
-        attack: FeatureInversion,
-        knowledge: Knowledge,
-        observed: Round,
-        network: Embedding,
-        found: Reconstruction,
-        seed: int,
-    ) -> None:
-        self.attack, self.network, self.found, self.targets = attack, network, found, found.inputs
-        self.low, self.high = knowledge.value_range
-        count = len(self.targets)
-        if attack.matching > 0:
-            assert observed.batch_size is not None  # `check` refused it
-            count = observed.batch_size
-        # Start from N(middle, (range / 4)^2), clamped to the value range. [k, *shape]
-        start = torch.randn((count, *knowledge.input_shape), generator=generator(seed, "images")).to(self.targets)
-        middle, spread = (self.low + self.high) / 2, (self.high - self.low) / 4
-        self.images = (middle + spread * start).clamp(self.low, self.high).requires_grad_()
-        self.optimizer = Adam(lr=attack.lr * spread).make([self.images])
-        self.schedule = make_schedule(self.optimizer, attack.schedule, attack.steps)
-        self.history: list[tuple[int, float]] = []
-        self.problem: Problem | None = None
-        self.labels: Tensor | None = None
-        if attack.matching > 0:
-            self.problem = Problem.of(observed, knowledge, Cosine(), attack.chunk)
-            self.labels = in_order(found.labels, LABEL_RULES["auto"](observed, knowledge))
+    seed: int
 
-    @property
-    def total(self) -> int:
-        """Calls of `step`."""
-        return self.attack.steps
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
+        space = super().start(batch_size, knowledge, like, draws(self.seed, "images"))
+        return replace(space, unknowns=space.project(space.unknowns))
 
-    def resume(self, kept: Checkpoint) -> int:
-        """Continue from a checkpoint; returns the number of steps that it had made."""
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureDistance:
+    """Mean over n images of one minus the cosine of embeddings, plus the distance of a matching problem (eq. 12).
+
+    Attributes:
+        network: Images to embeddings `[n, e]`.
+        targets: `[k, e]`; images beyond the first k have none, and count 0.
+        update: The matching problem; None: eq. 11 alone.
+    """
+
+    network: Embedding
+    targets: Tensor
+    update: Problem | None = None
+
+    def of_each(self, images: Tensor) -> Tensor:
+        """`[n]` one minus the cosine of embeddings."""
         with torch.no_grad():
-            self.images.copy_(kept.tensors["images"])
-        self.optimizer.load_state_dict(unpack(kept.facts["optimizer"], kept.tensors))
-        step = int(kept.facts["step"]) - self.attack.source.steps
-        self.schedule.last_epoch, self.schedule._last_lr = step, kept.facts["last_lr"]
-        self.history = history_in(kept.facts)
-        return step
+            return torch.cat([self._apart(part, target) for part, target in self._parts(images)])
 
-    def record(self, step: int, value: float, progress: Progress) -> None:
-        """Report the progress every hundredth of the steps, and save a checkpoint every `SAVE_INTERVAL` steps."""
-        if step % record_interval(self.attack.steps) == 0 or step == self.attack.steps:
-            self.history.append((step, value))
-            progress.report(step, self.attack.steps, value)
-        if step % SAVE_INTERVAL == 0 or step == self.attack.steps:
-            progress.save(self._checkpoint(step))
-
-    def _checkpoint(self, step: int) -> Checkpoint:
-        tensors: Tensors = {"images": self.images.detach().clone(), "found/inputs": self.targets}
-        if self.found.labels is not None:
-            tensors["found/labels"] = self.found.labels
-        facts = {
-            # Counts on from the first stage, so that every checkpoint of a run has a number of its own.
-            "step": self.attack.source.steps + step,
-            "stage": "images",
-            "history": list(self.history),
-            "notes": list(self.found.notes),
-            "last_lr": self.schedule.get_last_lr(),
-            "optimizer": pack(self.optimizer.state_dict(), "optimizer", tensors),
-        }
-        return Checkpoint(tensors, facts)
-
-    def step(self) -> float:
-        """One Adam step; returns the mean objective before it."""
+    def evaluate(self, inputs: Tensor, labels: Tensor, extra: Callable[[], Tensor] | None = None) -> Evaluation:
         total, gradients = 0.0, []
-        # Eq. 11 is a sum over images, so its gradient is computed chunk by chunk. [chunk, *shape]
-        for part, target in zip(
-            self.images.detach().split(self.attack.chunk), self._padded().split(self.attack.chunk), strict=True
-        ):
-            leaf = part.requires_grad_()
-            value = self._objective(leaf, target).sum()
+        for part, target in self._parts(inputs):  # a sum over images, so a chunk at a time has the same gradients
+            leaf = part.detach().requires_grad_()
+            known = target.abs().amax(1) > 0
+            value = self._apart(leaf, target).where(known, 0.0).sum() / len(inputs)
             gradients.append(torch.autograd.grad(value, leaf)[0])
             total += value.item()
-        gradient = torch.cat(gradients)  # [k, *shape]
-        if self.problem is not None and self.labels is not None:
-            # Eq. 12 adds matching * (1 - cos(grad L(images), update)), a term of all images together.
-            matched = self.problem.evaluate(self.images.detach(), self.labels)
-            gradient = gradient + self.attack.matching * matched.by_inputs
-            total += self.attack.matching * matched.value
-        self.images.grad = gradient
-        self.optimizer.step()
-        self.schedule.step()
-        with torch.no_grad():  # projection to the value range
-            self.images.clamp_(self.low, self.high)
-        return total / len(self.images)
+        gradient = torch.cat(gradients)  # [n, *shape]
+        if self.update is not None:
+            matched = self.update.evaluate(inputs, labels)
+            total, gradient = total + matched.value, gradient + matched.by_inputs
+        return Evaluation(total, gradient, None)
 
-    def _padded(self) -> Tensor:
-        """`[k, e]` target embeddings, with zero rows for images that have none."""
-        missing = len(self.images) - len(self.targets)
-        return torch.cat([self.targets, self.targets.new_zeros(missing, self.targets.shape[1])])
+    def distance_at(self, inputs: Tensor, labels: Tensor) -> float:
+        return self.evaluate(inputs, labels).value
 
-    def _objective(self, images: Tensor, targets: Tensor) -> Tensor:
-        """`[k]` eq. 11: one minus cosine, plus total variation in units of a quarter of the value range."""
-        known = targets.abs().amax(1) > 0
-        apart = 1 - torch.nn.functional.cosine_similarity(self.network(images), targets)
-        # TV = mean |x[i, j+1] - x[i, j]| + mean |x[i+1, j] - x[i, j]|. `neighbor_differences` is not used because it
-        # adds the two gradients in the other order, which rounds differently.
-        across = (images[..., :, 1:] - images[..., :, :-1]).abs().flatten(1).mean(1)
-        down = (images[..., 1:, :] - images[..., :-1, :]).abs().flatten(1).mean(1)
-        return apart.where(known, 0.0) + self.attack.tv * 4 / (self.high - self.low) * (across + down)
+    def _apart(self, images: Tensor, targets: Tensor) -> Tensor:
+        return 1 - torch.nn.functional.cosine_similarity(self.network(images), targets)
 
-    def mismatch(self) -> Tensor:
-        """`[k]` one minus the cosine of embeddings."""
-        with torch.no_grad():
-            parts = [self.network(part) for part in self.images.detach().split(self.attack.chunk)]
-        found: Tensor = 1 - torch.nn.functional.cosine_similarity(torch.cat(parts), self._padded())
-        return found
+    def _parts(self, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        missing = len(images) - len(self.targets)
+        padded = torch.cat([self.targets, self.targets.new_zeros(missing, self.targets.shape[1])])
+        return zip(images.split(CHUNK), padded.split(CHUNK), strict=True)
 
 
-class _SecondOrder(_Inversion):
+class _SecondOrder(Resumable):
     """The same by L-BFGS, in coefficients of a natural spectrum: `x = 1/2 + K u`, in units of the value range.
 
         |f(x) - t|^2 / |t|^2 + mu |u|^2 / d + |x - clamp(x)|^2 / d,        mu from `FADING`, first to last
@@ -316,58 +307,51 @@ class _SecondOrder(_Inversion):
     An optimizer is made anew for each step of `ITERATIONS` iterations, so that images alone are a checkpoint.
     """
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        shape, count = tuple(self.images.shape[1:]), len(self.targets)
-        self.spectrum = NaturalSpectrum(shape).to(self.images)
-        start = 0.5 + 0.04 * (self._unit()[:count] - 0.5)  # near mid-grey
-        if self.targets.shape[1] * self.images[0].numel() <= MOST_COEFFICIENTS:
-            draw = generator(parts[-1], "decoder")
-            start = Decoder(self._maps, shape, draw, at_once=min(16, self.attack.chunk))(self.targets[:, :, None, None])
-        with torch.no_grad():
-            self.images[:count].copy_(self.low + (self.high - self.low) * start)
-        self.done = 0
+    kept = ("unit", "history")
 
-    def _unit(self) -> Tensor:
-        """The images in units of the value range."""
-        return (self.images.detach() - self.low) / (self.high - self.low)
+    def __init__(self, features: FeatureDistance, knowledge: Knowledge, steps: int, seed: int) -> None:
+        self.network, self.targets = features.network, features.targets
+        self.low, self.high = knowledge.value_range
+        self.steps = max(1, steps // ITERATIONS)
+        shape = knowledge.input_shape
+        self.spectrum = NaturalSpectrum(shape).to(self.targets)
+        if self.targets.shape[1] * math.prod(shape) <= MOST_COEFFICIENTS:
+            draw = draws(seed, "decoder")
+            unit = Decoder(self._maps, shape, draw, at_once=min(16, CHUNK))(self.targets[:, :, None, None])
+        else:
+            start = torch.randn((len(self.targets), *shape), generator=draws(seed, "images")).to(self.targets)
+            unit = 0.5 + 0.04 * (start / 4).clamp(-0.5, 0.5)  # near mid-grey
+        self.unit = unit.detach().clone()  # images in units of the value range, [k, *shape]
+        self.history: list[tuple[int, float]] = []
+
+    def run(self, progress: Progress) -> Reconstruction:
+        def record(step: int, value: float) -> None:
+            self.history.append((step, value))
+            progress.report(step, self.steps, value)
+            progress.save(self.checkpoint(step))
+
+        first = self.resume(progress.load())
+        step, interrupted = run_steps(first, self.steps, self.step, record, every=1)
+        return Reconstruction(
+            inputs=self.low + (self.high - self.low) * self.unit,
+            status="interrupted" if interrupted else "exhausted",
+            history=tuple(self.history),
+            cost={"steps": step, "evaluations": step},
+        )
 
     def _maps(self, unit: Tensor) -> Tensor:
         """Features without positions `[n, e, 1, 1]` of images in [0, 1]."""
         return self.network(self.low + (self.high - self.low) * unit)[:, :, None, None]
 
-    @property
-    def total(self) -> int:
-        return max(1, self.attack.steps // ITERATIONS)
-
-    def resume(self, kept: Checkpoint) -> int:
-        with torch.no_grad():
-            self.images.copy_(kept.tensors["images"])
-        self.history = history_in(kept.facts)
-        self.done = int(kept.facts["step"]) - self.attack.source.steps
-        return self.done
-
-    def record(self, step: int, value: float, progress: Progress) -> None:
-        self.history.append((step, value))
-        progress.report(step, self.total, value)
-        facts = {"stage": "images", "step": self.attack.source.steps + step, "history": list(self.history)}
-        tensors: Tensors = {"images": self.images.detach().clone(), "found/inputs": self.targets}
-        if self.found.labels is not None:
-            tensors["found/labels"] = self.found.labels
-        progress.save(Checkpoint(tensors, {**facts, "notes": list(self.found.notes)}))
-
-    def step(self) -> float:
-        mu = FADING[min(len(FADING) * self.done // self.total, len(FADING) - 1)]
-        self.done += 1
-        unit = self._unit()
+    def step(self, done: int) -> float:
+        """`ITERATIONS` iterations, chunk by chunk; the mean objective after them."""
+        mu = FADING[min(len(FADING) * done // self.steps, len(FADING) - 1)]
         values = []
-        for part, target in zip(unit.split(self.attack.chunk), self.targets.split(self.attack.chunk), strict=True):
+        for part, target in zip(self.unit.split(CHUNK), self.targets.split(CHUNK), strict=True):
             images, value = self._searched(part, target, mu)
             part.copy_(images)
             values.append(value)
-        with torch.no_grad():
-            self.images.copy_(self.low + (self.high - self.low) * unit)
-        return sum(values) / len(self.images)
+        return sum(values) / len(self.unit)
 
     def _searched(self, start: Tensor, target: Tensor, mu: float) -> tuple[Tensor, float]:
         """Images `[k, *shape]` in [0, 1] after some iterations, and the sum of their objectives."""

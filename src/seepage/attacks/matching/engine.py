@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.matching.adaptive import defended_rule
 from seepage.attacks.matching.directions import Direction, Gradients, Plain
 from seepage.attacks.matching.distances import Distance
@@ -26,10 +26,10 @@ from seepage.attacks.matching.parameters import Parameterization, Pixels
 from seepage.attacks.matching.priors import Prior
 from seepage.attacks.matching.problem import Evaluation, Local, Problem
 from seepage.attacks.matching.search import Restart
-from seepage.core.checkpoint import record_interval, run_steps
+from seepage.core.checkpoint import Resumable, record_interval, run_steps
 from seepage.core.nn import generator, output_shape, vocabulary_of
 from seepage.errors import SeepageError
-from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
+from seepage.types import Knowledge, Reconstruction, Round, Status, Transcript
 
 FEWEST_STEPS_FOR_TRIAL = 50
 """Steps from which the trial of a first-order step, some three evaluations, pays."""
@@ -145,11 +145,29 @@ class GradientMatching(Attack):
 
     def run(self, seen: tuple[Knowledge, Round], *, seed: int, progress: Progress) -> Reconstruction:
         knowledge, observed = seen
-        run = _MatchingRun(
-            self, self._objective(observed, knowledge), labels_by(self.labels, observed, knowledge), seed
-        )
+        labels = labels_by(self.labels, observed, knowledge)
+        return self.minimize(self._objective(observed, knowledge), labels, seed=seed, progress=progress)
+
+    def minimize(
+        self,
+        objective: MatchingObjective,
+        labels: Tensor | None,
+        *,
+        seed: int,
+        progress: Progress,
+        every: int | None = None,
+    ) -> Reconstruction:
+        """Search for the inputs of the lowest objective.
+
+        Args:
+            objective: Whose knowledge and round say how many inputs, and of what shape, are searched for.
+            labels: `[n]`; None: searched for together with the inputs.
+            seed: Of the starts and the noise.
+            progress: Is told of the search, and keeps its checkpoints.
+            every: Steps between two checkpoints; None: a hundredth of all.
+        """
+        run = _MatchingRun(self, objective, labels, seed)
         run.select_solver()
-        step = _resume(run, progress.load())
 
         def advance(step: int) -> float:
             run.advance_all(step)
@@ -157,9 +175,10 @@ class GradientMatching(Attack):
 
         def record(step: int, lowest: float) -> None:
             progress.report(step, self.steps, lowest)
-            progress.save(_checkpoint(run, step))
+            progress.save(run.checkpoint(step))
 
-        step, interrupted = run_steps(step, self.steps, advance, record, ended=lambda: run.ended)
+        start = run.resume(progress.load())
+        step, interrupted = run_steps(start, self.steps, advance, record, every=every, ended=lambda: run.ended)
         return run.reconstruction(step, "interrupted" if interrupted else None)
 
 
@@ -175,8 +194,10 @@ def _check_outputs(knowledge: Knowledge, observed: Round) -> None:
         )
 
 
-class _MatchingRun:
+class _MatchingRun(Resumable):
     """One call of the engine: the parts of the attack at work on one update."""
+
+    kept = ("searches", "reach")
 
     def __init__(
         self, attack: GradientMatching, objective: MatchingObjective, labels: Tensor | None, seed: int
@@ -219,7 +240,18 @@ class _MatchingRun:
         return "explained" in ends or None not in ends
 
     def lowest(self) -> float:
-        return min((s.best.objective for s in self.searches if s.best is not None), default=math.nan)
+        return min((search.lowest for search in self.searches if search.best), default=math.nan)
+
+    @property
+    def reach(self) -> float | None:
+        """What all restarts, which go in lock-step through one problem, have learned of a good move's length."""
+        problem = self.objective.problem
+        return problem.reach if isinstance(problem, FirstOrderProblem) else None
+
+    @reach.setter
+    def reach(self, reach: float | None) -> None:
+        if isinstance(self.objective.problem, FirstOrderProblem) and reach is not None:
+            self.objective.problem.reach = reach
 
     def advance_all(self, step: int) -> None:
         """One optimizer step of every restart; each sees the others where they stood before it."""
@@ -299,18 +331,16 @@ class _MatchingRun:
         return self.labels
 
     def reconstruction(self, step: int, status: Status | None) -> Reconstruction:
-        found = [search for search in self.searches if search.best is not None]
-        if not found:
+        search = min(self.searches, key=lambda search: search.lowest)
+        if not search.best:
             return self._nothing(step, status or "diverged")
-        search = min(found, key=lambda s: s.best.objective if s.best else math.inf)
-        best = search.best
-        assert best is not None
-        searched = search.logits is not None and self.knowledge.target != "value"
-        labels = best.labels.argmax(1) if searched else best.labels
+        inputs, labels = search.best["inputs"], search.best["labels"]
+        if search.logits is not None and self.knowledge.target != "value":
+            labels = labels.argmax(1)
         return Reconstruction(
-            inputs=best.inputs,
+            inputs=inputs,
             labels=labels,
-            objective=torch.full((len(best.inputs),), best.objective, device=best.inputs.device),
+            objective=torch.full((len(inputs),), search.lowest, device=inputs.device),
             status=status or self._status(search),
             history=tuple(search.history),
             cost=self._cost(step),
@@ -408,29 +438,3 @@ def has_settled(history: list[tuple[int, float]], share: float = 0.1, gradient: 
         return False
     tail = [value for _, value in history[-max(2, round(share * len(history))) :]]
     return tail[0] - min(tail) <= gradient * abs(tail[0])
-
-
-def _checkpoint(run: _MatchingRun, step: int) -> Checkpoint:
-    tensors: Tensors = {}
-    facts = []
-    for r, search in enumerate(run.searches):
-        own, fact = search.save()
-        tensors |= {f"{r}/{name}": tensor for name, tensor in own.items()}
-        facts.append(fact)
-    problem = run.objective.problem
-    # Restarts go in lock-step through one problem and share what it has learned of a good move's length.
-    learned = {"reach": problem.reach} if isinstance(problem, FirstOrderProblem) else {}
-    return Checkpoint(tensors, {"step": step, "searches": facts, **learned})
-
-
-def _resume(run: _MatchingRun, checkpoint: Checkpoint | None) -> int:
-    if checkpoint is None:
-        return 0
-    for r, (search, facts) in enumerate(zip(run.searches, checkpoint.facts["searches"], strict=True)):
-        prefix = f"{r}/"
-        own = {name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)}
-        search.load(own, facts)
-    problem = run.objective.problem
-    if isinstance(problem, FirstOrderProblem):
-        problem.reach = checkpoint.facts.get("reach", problem.reach)  # an older version's has none
-    return int(checkpoint.facts["step"])

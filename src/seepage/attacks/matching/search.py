@@ -1,30 +1,23 @@
-"""One restart of a search: its unknowns, its optimizer, the best point seen; and how it travels to disk."""
+"""One restart of a search: its unknowns, its optimizer, the best point seen."""
 
 import copy
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from seepage.attacks.matching.optimizers import OptimizerSettings, Schedule, make_schedule
 from seepage.attacks.matching.parameters import SearchSpace
-from seepage.core.checkpoint import history_in, pack, unpack
-from seepage.types import Tensors
+from seepage.core.checkpoint import Resumable
 
 
-@dataclass
-class Best:
-    """The point of lowest objective so far. Selected by the objective, never by a score."""
-
-    objective: float
-    inputs: Tensor
-    labels: Tensor
-
-
-class Restart:
+class Restart(Resumable):
     """One restart.
+
+    Attributes:
+        lowest: The lowest objective so far; never a score.
+        best: Inputs and labels of that point.
 
     Args:
         space: First unknowns, and how inputs are decoded from them.
@@ -33,6 +26,8 @@ class Restart:
         schedule: Learning-rate schedule.
         steps: Steps the schedule spans.
     """
+
+    kept = ("free", "optimizer", "schedule", "lowest", "best", "history", "evaluations", "ended")
 
     def __init__(
         self,
@@ -49,15 +44,16 @@ class Restart:
         self.settings = optimizer
         self.optimizer = optimizer.make(self.free)
         self.schedule = make_schedule(self.optimizer, schedule, steps)
-        self.best: Best | None = None
+        self.lowest, self.best = math.inf, dict[str, Tensor]()
         self.history: list[tuple[int, float]] = []
         self.evaluations = 0
         self.ended: str | None = None
 
     def update_best(self, objective: float, inputs: Tensor, labels: Tensor) -> None:
         """Keep a point if it is the best so far."""
-        if self.best is None or objective < self.best.objective:
-            self.best = Best(objective, inputs.detach().clone(), labels.detach().clone())
+        if objective < self.lowest:
+            self.lowest = objective
+            self.best = {"inputs": inputs.detach().clone(), "labels": labels.detach().clone()}
 
     def decode(self, moves: Sequence[Tensor] | None = None) -> tuple[list[Tensor], Tensor]:
         """Leaf copies of the unknowns, moved, and the inputs decoded from them."""
@@ -91,31 +87,3 @@ class Restart:
             point.grad = gradient.clone()
         twin.step()
         return [(new - old).detach() for new, old in zip(copies, self.unknowns, strict=False)]
-
-    def save(self) -> tuple[Tensors, dict[str, Any]]:
-        """Everything needed to go on with the same bits; copies, so that going on leaves them alone."""
-        tensors: Tensors = {f"free/{i}": free.detach().clone() for i, free in enumerate(self.free)}
-        facts: dict[str, Any] = {
-            "history": list(self.history),
-            "evaluations": self.evaluations,
-            "ended": self.ended,
-            "optimizer": pack(self.optimizer.state_dict(), "optimizer", tensors),
-            "schedule": {"last_epoch": self.schedule.last_epoch, "last_lr": self.schedule.get_last_lr()},
-        }
-        if self.best is not None:
-            tensors |= {"best/inputs": self.best.inputs, "best/labels": self.best.labels}
-            facts["best"] = self.best.objective
-        return tensors, facts
-
-    def load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
-        """Go on from what `save` gave."""
-        with torch.no_grad():
-            for i, free in enumerate(self.free):
-                free.copy_(tensors[f"free/{i}"])
-        self.optimizer.load_state_dict(unpack(facts["optimizer"], tensors))
-        self.schedule.last_epoch = facts["schedule"]["last_epoch"]
-        self.schedule._last_lr = facts["schedule"]["last_lr"]
-        self.history = history_in(facts)
-        self.evaluations, self.ended = facts["evaluations"], facts["ended"]
-        if "best" in facts:
-            self.best = Best(facts["best"], tensors["best/inputs"], tensors["best/labels"])

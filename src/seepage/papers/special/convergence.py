@@ -46,8 +46,8 @@ class BestGuesses:
 
     def save(self, checkpoint: Checkpoint) -> None:
         step, tensors = int(checkpoint.facts["step"]), checkpoint.tensors
-        if "0/best/inputs" in tensors:
-            self.best.append((step, tensors["0/best/inputs"], tensors["0/best/labels"]))
+        if "searches/0/best/inputs" in tensors:
+            self.best.append((step, tensors["searches/0/best/inputs"], tensors["searches/0/best/labels"]))
 
     def at(self, share: float, steps: int) -> int:
         """Place in `best` of the last checkpoint up to a share of the steps; the first where there is none."""

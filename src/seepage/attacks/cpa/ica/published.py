@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seepage.core.checkpoint import Resumable
 from seepage.core.images import neighbor_differences
 
 
@@ -73,7 +74,7 @@ EMBEDDINGS = Objective(independence=5.3, temperature=7.7, tv=0.0, l1=5.0, sign=0
 """The authors' weights for VGG-16 on ImageNet, batch 256."""
 
 
-class Unmixing:
+class Unmixing(Resumable):
     """The published search, a step at a time: center and whiten, then Adam on the unmixing rows.
 
     Rows start at the identity and are put to unit length in each evaluation; the learning rate is constant.
@@ -87,12 +88,15 @@ class Unmixing:
 
     Attributes:
         rows: `[n, n]` the unknowns, float32.
-        optimizer: Adam on them; with `rows` all that a search has to keep to go on later.
+        optimizer: Adam on them.
+        history: `(step, objective)` pairs that were recorded.
 
     >>> search = Unmixing(torch.tensor([[1.0, -1.0, 2.0, -2.0], [2.0, 1.0, -1.0, -2.0]]), 2, IMAGES)
     >>> search.step() > search.step(), tuple(search.sources().shape)
     (True, (2, 4))
     """
+
+    kept = ("rows", "optimizer", "history")
 
     def __init__(
         self,
@@ -114,6 +118,7 @@ class Unmixing:
         self._objective, self._shape = objective, shape
         self.rows = torch.eye(len(self._white)).to(self._white).requires_grad_()
         self.optimizer = torch.optim.Adam([self.rows], lr=lr)
+        self.history: list[tuple[int, float]] = []
 
     def step(self) -> float:
         """One Adam step; the objective before it."""
