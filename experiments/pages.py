@@ -1,7 +1,8 @@
 """Write the parts of docs/*.md that are made of records: python experiments/pages.py [PART ...]
 
 A part of a page stands between `<!-- part NAME: experiments/pages.py -->` and `<!-- end of NAME -->`. A test compares
-every part with the records. The book (docs/results) is written by `seepage reproduce --book docs/results`.
+every part with the records. Most are tables that `tables.toml` describes. The book (docs/results) is written by
+`seepage reproduce --book docs/results`.
 """
 
 import sys
@@ -9,50 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pages_architectures
-import pages_bounds
-import pages_cafe
+import pages_by_hand
 import pages_compare
-import pages_convolutions
 import pages_cpa
-import pages_defenses
-import pages_features
-import pages_federation
-import pages_fedleak
-import pages_fedleak_relu
 import pages_landscape
-import pages_matching
-import pages_membership
-import pages_recognition
-import pages_rows
-import pages_runs
-import pages_safety
-import pages_speed
-import pages_targets
-import pages_transformers
+import tables
 from page_parts import Part
 
 PARTS: dict[str, Part] = {
-    **pages_architectures.PARTS,
-    **pages_bounds.PARTS,
-    **pages_cafe.PARTS,
-    **pages_compare.PARTS,
-    **pages_convolutions.PARTS,
-    **pages_cpa.PARTS,
-    **pages_defenses.PARTS,
-    **pages_features.PARTS,
-    **pages_federation.PARTS,
-    **pages_fedleak.PARTS,
-    **pages_fedleak_relu.PARTS,
-    **pages_landscape.PARTS,
-    **pages_matching.PARTS,
-    **pages_membership.PARTS,
-    **pages_recognition.PARTS,
-    **pages_rows.PARTS,
-    **pages_runs.PARTS,
-    **pages_safety.PARTS,
-    **pages_speed.PARTS,
-    **pages_targets.PARTS,
-    **pages_transformers.PARTS,
+    name: part
+    for made in (tables, pages_architectures, pages_by_hand, pages_compare, pages_cpa, pages_landscape)
+    for name, part in made.PARTS.items()
 }
 
 

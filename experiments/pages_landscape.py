@@ -1,9 +1,8 @@
-"""The parts of docs/landscape.md that are made of records."""
+"""How often the outlook of docs/landscape.md is right, and the rule that its thresholds are fitted by."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from page_parts import Lines, Part, Row, commands, rows_of, span, table
+from page_parts import Lines, Part, Row, commands, rows_of, table
 
 from seepage.core.schema import Share
 from seepage.leakage.landscape import SUCCESS_DB, outlook
@@ -43,22 +42,6 @@ def longest(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row in found.values()]
 
 
-def landscape() -> Lines:
-    """The victims that the thresholds are fitted to, with the attack's mean gain."""
-    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    rows = [row for row in rows_of(STUDY) if row["calibration"]]
-    keys = ("net", "activation", "mode", "epochs")
-    for row in rows:
-        groups[tuple(str(row[key]) for key in keys)].append(row)
-    heads = (*keys, "images", "cosine at 0.003", "cosine at 0.03", "dB over mean color", "over by 3 dB")
-    body = []
-    for key, own in groups.items():
-        near, far = (span((row["cosine"][noise] for row in own), "{:.2f}") for noise in ("0.003", NOISE))
-        gains = span(map(gain, own), "{:+.1f}")
-        body.append([*key, str(len(own)), near, far, gains, f"{sum(map(succeeded, own))} of {len(own)}"])
-    return [*table(heads, body), *commands(rows)]
-
-
 SETS: Mapping[str, Callable[[Row], bool]] = {
     "the 20 victims, fitted": lambda row: bool(row["calibration"]),
     "other networks": lambda row: row["net"] in ("resnet10 w16", "resnet18 w8"),
@@ -94,52 +77,4 @@ def _words(rate: Share | None) -> str:
     return f"{rate.hits} of {rate.of} ({low:.0%} to {high:.0%})"
 
 
-def public_networks() -> Lines:
-    """Networks of torchvision, one image each: the probe, and what came back at a stated budget."""
-    rows = [row for row in rows_of(STUDY) if row["net"] in ("VGG-16", "DenseNet-121", "MobileNetV2")]
-    heads = ["network", "image", "cosine at 0.03", "steps", "PSNR, dB", "mean color, dB", "CPU s"]
-    body = [
-        [row["net"], str(row["batch"]), f"{row['cosine'][NOISE]:.3f}", str(row["steps"]), f"{row['psnr']:.1f}",
-         f"{row['flat_psnr']:.1f}", f"{row['attack_s']:.0f}"]
-        for row in rows
-    ]  # fmt: skip
-    return [*table(heads, body), *commands(rows)]
-
-
-def batch_norm() -> Lines:
-    """What batch norm gives away: mode and variances, over seeds."""
-    groups: dict[tuple[str, int, int], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    rows = rows_of("matching/batch-norm")
-    for row in rows:
-        groups[row["net"], row["steps"], row["n"]][row["mode"]].append(row)
-    heads = [
-        "network",
-        "trained",
-        "batch",
-        "seeds",
-        "mode right",
-        "wrong",
-        "variances read",
-        "median error",
-        "off by over 10 %",
-    ]
-    body = []
-    for (net, steps, n), modes in groups.items():
-        both, train = [row for own in modes.values() for row in own], modes["train"]
-        norms = sum(row["norms"] for row in both)
-        errors = [row["median_error"] for row in train if row["median_error"] is not None]
-        body.append([
-            net, f"{steps} steps" if steps else "fresh", str(n), str(len(train)),
-            f"{sum(row['mode_right'] for row in both)} of {norms}", str(sum(row["mode_wrong"] for row in both)),
-            f"{sum(row['read'] for row in train):,} of {sum(row['channels'] for row in train):,}",
-            span(errors, "{:.1%}") if errors else "-", str(sum(row["wrong"] for row in train)),
-        ])  # fmt: skip
-    return [*table(heads, body), *commands(rows)]
-
-
-PARTS: dict[str, Part] = {
-    "landscape": Part("landscape.md", landscape),
-    "outlook": Part("landscape.md", outlooks),
-    "public networks": Part("landscape.md", public_networks),
-    "batch-norm": Part("landscape.md", batch_norm),
-}
+PARTS: dict[str, Part] = {"outlook": Part("landscape.md", outlooks)}
