@@ -302,7 +302,8 @@ def seeds_to_decide(judged: Judged) -> int | None:
     `d -+ t(n - 1) s / sqrt(n)`: the smallest `n` that leaves none of the claim's comparisons open, or that decides
     one of them against it. None where that is above `MOST_SEEDS`.
     """
-    holding, failing = [FEWEST_SEEDS], []
+    holding: list[int] = [FEWEST_SEEDS]
+    failing: list[int] = []
     for part in judged.parts:
         if not part.measured or part.found is not None:
             continue
