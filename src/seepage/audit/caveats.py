@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from seepage.attacks import ATTACKS, Attack
-from seepage.attacks.network import Case, vouch
 from seepage.attacks.base import SingleRound
+from seepage.attacks.network import Case, vouch
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
 from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
