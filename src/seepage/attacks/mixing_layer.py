@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
-from seepage.attacks.network.cut import Cut
+from seepage.attacks.network.cut import NetworkCut
 from seepage.core.adapters import inside_adapters
 from seepage.core.nn import InputLayer, as_inputs, calls_in_pass, generator, input_layer
 from seepage.fitting import not_sent
@@ -107,7 +107,7 @@ def _probed(names: list[str], knowledge: Knowledge, observed: Round) -> dict[str
     return {name: seen for name, seen in once.items() if seen.dim() == 2 and len(seen) == 2}
 
 
-DownstreamNetwork = Cut
+DownstreamNetwork = NetworkCut
 
 
 def stretch(sources: Tensor, knowledge: Knowledge) -> Tensor:

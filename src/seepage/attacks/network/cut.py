@@ -17,7 +17,7 @@ ROWS_AT_ONCE = 4_096
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class NetworkCut:
     """The network behind one fully connected layer, as a function of the layer's output, in float64.
 
     Attributes:
@@ -35,7 +35,7 @@ class Cut:
     input_shape: tuple[int, ...]
 
     @classmethod
-    def at(cls, case: Case, layer: str) -> "Cut":
+    def at(cls, case: Case, layer: str) -> "NetworkCut":
         """The network of a round, cut at a layer."""
         return cls(case.model, layer, case.observed.params, case.observed.buffers, case.knowledge.input_shape)
 

@@ -49,6 +49,7 @@ def _sum(parts: Iterable[Tensor]) -> float:
 def in_range(values: Tensor, value_range: tuple[float, float], slack: float | Tensor = 0.01) -> Tensor:
     """`[k]` bool: which of `[k, ...]` values lie in the value range, give or take a share of it.
 
+    >>> import torch
     >>> in_range(torch.tensor([[0.0, 1.005], [0.5, 1.1]]), (0.0, 1.0))
     tensor([ True, False])
     """

@@ -26,24 +26,18 @@ class MixedPatches:
     """What the attack works on.
 
     Attributes:
+        case: The round.
         mixture: What the gradients say of all images' patches.
         board: Where the patches lie.
         pixels: `[P, d]` which value of the flattened image each entry of a patch is, in reading order of the board.
         clear: How far the weakest direction of the differences stands above the noise.
-        low: Smallest value of an image.
-        high: Largest value.
-        shape: Of an image.
-        like: A parameter, for type and device.
     """
 
+    case: Case
     mixture: PatchMixture
     board: Board
     pixels: Tensor
     clear: float
-    low: float
-    high: float
-    shape: tuple[int, ...]
-    like: Tensor
 
 
 @attacks.register(
@@ -109,15 +103,12 @@ class PatchUnmixing(Attack):
                 "use gradient_matching",
             )
         height, across = knowledge.input_shape[1] // grid[1], knowledge.input_shape[2] // grid[2]
-        low, high = knowledge.value_range
-        board = Board.of(height, across, grid)
-        return MixedPatches(mixture, board, pixels, clear, low, high, knowledge.input_shape, case.like())
+        return MixedPatches(case, mixture, Board.of(height, across, grid), pixels, clear)
 
     def run(self, seen: MixedPatches, *, seed: int, progress: Progress) -> Reconstruction:
-        mixture, n = seen.mixture, seen.mixture.images
-        rows = separate(mixture, generator(seed, "patches"))
-        image = ordered(_patches(rows, mixture), seen.board, seen.high - seen.low)
-        unit = seen.high - seen.low
+        mixture, n, (low, high) = seen.mixture, seen.mixture.images, seen.case.knowledge.value_range
+        rows, unit = separate(mixture, generator(seed, "patches")), high - low
+        image = ordered(_patches(rows, mixture), seen.board, unit)
         for turn in range(ROUNDS):
             before = _patches(rows, mixture)
             rows = leveled(mixture, rows, seen.board, image, unit)
@@ -133,8 +124,8 @@ class PatchUnmixing(Attack):
             found[i, seen.pixels.flatten()] = patches[places, image[:, i]].flatten()
         count, width = len(places), mixture.width
         return Reconstruction(
-            inputs=found.reshape(n, *seen.shape).clamp(seen.low, seen.high).to(seen.like),
-            certified=torch.zeros(n, dtype=torch.bool, device=seen.like.device),
+            inputs=found.reshape(n, *seen.case.knowledge.input_shape).clamp(low, high).to(seen.case.like()),
+            certified=torch.zeros(n, dtype=torch.bool, device=seen.case.like().device),
             notes=(
                 f"{n} images of {count} patches were unmixed; tokens of {width} numbers allow {width // count}",
                 f"the weakest direction of their differences stands {seen.clear:.0f} times above the noise",

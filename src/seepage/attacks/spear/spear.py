@@ -11,7 +11,7 @@ from torch import Tensor
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import Spectrum, spectrum
 from seepage.attacks.mixing_layer import MixingLayer, find_layer
-from seepage.attacks.network import Case, Cut
+from seepage.attacks.network import Case, NetworkCut
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
 from seepage.attacks.spear.sparse_columns import FoundDirections, Span, reweighted, sampled
@@ -230,7 +230,7 @@ class _LayerPart:
     whole: Span
     span: Span
     batch_size: int
-    cut: Cut
+    cut: NetworkCut
 
     @classmethod
     def of(cls, transcript: Transcript, name: str | None) -> "_LayerPart":
@@ -250,7 +250,7 @@ class _LayerPart:
                 f"inputs than examples are needed to tell one combination of examples from another",
                 f"attack a smaller batch or a wider layer, or use {INSTEAD}",
             )
-        cut = Cut.at(case, layer.name)
+        cut = NetworkCut.at(case, layer.name)
         _behind_relu(cut, weight, layer)
         # L [p, n] at live units: D = L Q, so a column of D is L q and its zeros are equations for q.
         columns = parts.left[live]
@@ -397,7 +397,7 @@ def _gradients(layer: MixingLayer, case: Case) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
-def _behind_relu(cut: Cut, weight: Tensor, layer: MixingLayer) -> None:
+def _behind_relu(cut: NetworkCut, weight: Tensor, layer: MixingLayer) -> None:
     """Refuse a layer whose outputs the network never ignores: without zeros in D no direction stands out."""
     drawn = torch.randn((4, len(weight)), generator=generator(0, "probe"), dtype=torch.float64).to(weight)
     classes = cut.probabilities(drawn).shape[1]
