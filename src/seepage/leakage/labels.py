@@ -16,13 +16,14 @@ from seepage.types import Knowledge
 NEGATIVE_SHARE = 1e-5
 """Share of the largest entry of the last bias gradient below which a negative entry may be rounding."""
 SIGN_SHARE = 0.1
-"""The same after steps of Adam, whose sizes are alike: weight decay moves a bias by less than that of such a step."""
+"""Share of the largest entry below which a bias may have risen by weight decay alone, after steps of Adam, whose sizes
+are alike."""
 DECAY_RATIO = 1.0
 """Times the share of biases above zero that rose, with one more, up to which as many of those below zero may rise."""
 ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
 FULL_PRECISION = 1e-5
-"""The same for a gradient in float32; bfloat16 leaves 1e-3."""
+"""Share of the entries' absolute sum up to which their sum counts as zero in float32; bfloat16 leaves 1e-3."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
 SAME_SOFTMAX = 1e-4
