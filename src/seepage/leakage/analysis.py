@@ -61,7 +61,8 @@ MAX_HEAD_EXAMPLES = 64
 """Examples up to which the head's features are solved for by their zeros: 64 of 200 classes take about a second of a
 core, 99 of 100 over a minute; classes matter little (16 of 1,000: 0.3 s)."""
 MAX_HEAD_UNKNOWNS = 1_500_000
-"""The same for the softmax equations, where there are no zeros: entries of their Jacobian (24 of 100 classes: 5 s)."""
+"""Entries of the Jacobian of the softmax equations up to which features without zeros are solved for (24 examples of
+100 classes: 5 s)."""
 TWO_CLASS_TOLERANCE = 2e-6
 """Relative mismatch up to which a row is one example's where there are two classes; rounding reaches about 1e-6."""
 MAX_CERTIFIED_SIZE = 2**14

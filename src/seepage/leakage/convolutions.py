@@ -22,7 +22,8 @@ PROBES = 8
 QUICK = 1024
 """Pixel values of an image up to which the rank is computed in under a second, so that it always is."""
 THOROUGH = 4096
-"""The same up to which it is computed on request: about ten seconds of a core at 3,072, which grow with the cube."""
+"""Pixel values of an image up to which the rank is computed on request: ten seconds of a core at 3,072, growing with
+the cube."""
 MAX_SLOPES = 2**25
 """Entries of the matrix of slopes above which its rank is counted as full."""
 AT_ONCE = 32

@@ -36,6 +36,8 @@ NOISE_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Quantiles at which a tail of singular values is compared with the law of noise."""
 CHANGES_VALUES = frozenset({"noised", "quantized", "sparsified", "adaptive"})
 """Fingerprints of defenses that change an update in more than its length."""
+FORMAT_OR_DEFENSE = "A number format to save bytes looks the same as a defense."
+"""Limit of every finding of rounding."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ def _levels(fingerprints: Sequence[Fingerprint]) -> Finding | None:
             name="rounded",
             message=f"looks rounded to {'/'.join(formats)}",
             evidence={"formats": formats},
-            limit="A number format to save bytes looks the same as a defense.",
+            limit=FORMAT_OR_DEFENSE,
         )
     return None
 
@@ -282,7 +284,7 @@ def rounded_finding(rounding: Rounding, gradient: Mapping[str, Tensor]) -> Findi
         message=f"looks rounded: {rounding.words}, whose rounding is {share:.2g} times as large as what is left of the "
         "gradient",
         evidence={"formats": [rounding.format], "share": share},
-        limit="A number format to save bytes looks the same as a defense.",
+        limit=FORMAT_OR_DEFENSE,
     )
 
 
@@ -296,7 +298,7 @@ def rounded_weights(form: str) -> Finding:
         name="rounded",
         message=f"looks rounded: the weights that came back are {form} numbers",
         evidence={"formats": [form]},
-        limit="A number format to save bytes looks the same as a defense.",
+        limit=FORMAT_OR_DEFENSE,
     )
 
 

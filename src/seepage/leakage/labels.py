@@ -16,13 +16,14 @@ from seepage.types import Knowledge
 NEGATIVE_SHARE = 1e-5
 """Share of the largest entry of the last bias gradient below which a negative entry may be rounding."""
 SIGN_SHARE = 0.1
-"""The same after steps of Adam, whose sizes are alike: weight decay moves a bias by less than that of such a step."""
+"""Share of the largest entry below which a bias may have risen by weight decay alone, after steps of Adam, whose sizes
+are alike."""
 DECAY_RATIO = 1.0
 """Times the share of biases above zero that rose, with one more, up to which as many of those below zero may rise."""
 ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
 FULL_PRECISION = 1e-5
-"""The same for a gradient in float32; bfloat16 leaves 1e-3."""
+"""Share of the entries' absolute sum up to which their sum counts as zero in float32; bfloat16 leaves 1e-3."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
 SAME_SOFTMAX = 1e-4
@@ -169,14 +170,8 @@ def label_leak(
     Returns:
         None without such a bias, or where its gradient is zero.
     """
-    names = last_linear(knowledge.model, knowledge.num_outputs)
-    if names is None or names[1] is None or names[1] not in gradient:
-        return None
-    bias = gradient[names[1]].double()  # [classes]
-    if knowledge.client.one_logit:
-        bias = two_rows(bias)  # of the logits (0, z), whose gradients sum to zero whatever was done to z's
-    largest = float(bias.abs().max())
-    if not largest > 0:
+    bias = _last_bias(gradient, knowledge)
+    if bias is None or not (largest := float(bias.abs().max())) > 0:
         return None
     present = tuple(torch.nonzero(bias < -max(NEGATIVE_SHARE * largest, rounding)).flatten().tolist())
     sound = abs(float(bias.sum())) <= max(ZERO_SUM_SHARE * float(bias.abs().sum()), rounding * len(bias))
@@ -194,6 +189,16 @@ def label_leak(
         return LabelLeak(present, None, None, sound)  # no mean of softmax minus label is so large: another rate
     most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
     return LabelLeak(present, tuple(counts.tolist()), doubt, sound, tuple(least.tolist()), most)
+
+
+def _last_bias(tensors: Mapping[str, Tensor], knowledge: Knowledge) -> Tensor | None:
+    """`[classes]` the last layer's bias among tensors by name, in float64; None where it is not among them."""
+    names = last_linear(knowledge.model, knowledge.num_outputs)
+    if names is None or names[1] is None or names[1] not in tensors:
+        return None
+    bias = tensors[names[1]].double()
+    # One logit z stands for the logits (0, z), whose gradients sum to zero whatever was done to z's.
+    return two_rows(bias) if knowledge.client.one_logit else bias
 
 
 def sums_to_zero(bias: Tensor, rounding: float) -> bool:
@@ -231,14 +236,8 @@ def signed_label_leak(
     Returns:
         Classes without counts; None without a last bias, or where it did not move.
     """
-    names = last_linear(knowledge.model, knowledge.num_outputs)
-    if names is None or names[1] is None or names[1] not in direction:
-        return None
-    bias, start = direction[names[1]].double(), weights[names[1]].double()  # [classes]
-    if knowledge.client.one_logit:
-        bias, start = two_rows(bias), two_rows(start)
-    largest = float(bias.abs().max())
-    if not largest > 0:
+    bias, start = _last_bias(direction, knowledge), _last_bias(weights, knowledge)
+    if bias is None or start is None or not (largest := float(bias.abs().max())) > 0:
         return None
     rose = bias < -SIGN_SHARE * largest
     low = start < 0

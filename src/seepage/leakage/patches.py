@@ -57,9 +57,7 @@ def patch_leak(transcript: Transcript) -> PatchLeak | None:
 
 def patch_findings(leak: PatchLeak | None) -> list[Finding]:
     """The image of a transformer, where it comes back at all, and nothing contradicts that it does."""
-    if leak is None:
-        return []
-    if leak.expected_db is None:
+    if leak is None or leak.expected_db is None:
         return []
     what = "its one example exactly" if leak.exact else "its one example"
     message = (

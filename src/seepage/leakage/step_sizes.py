@@ -15,9 +15,10 @@ two such tensors, and from which the largest of a gradient's entries is far abov
 SAME_SIZE = 0.02
 """Relative deviation from the ceiling up to which an entry counts as at it."""
 NEAR = 0.1
-"""The same for the largest entry of a tensor: Adadelta comes near its ceiling and reaches it nowhere."""
+"""Relative deviation of a tensor's largest entry from the ceiling: Adadelta comes near its ceiling and reaches it
+nowhere."""
 EXACT = 1e-3
-"""The same for entries that were clipped, which are at the ceiling but for rounding."""
+"""Relative deviation of clipped entries from the ceiling, which is rounding alone."""
 LIVE = 0.01
 """Share of the ceiling below which an entry has next to no gradient."""
 AT_CEILING = 0.5
