@@ -533,9 +533,8 @@ def guarantee_lines(cells: Sequence[Cell]) -> list[str]:
     >>> guarantee_lines([Cell(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
     ['Claimed by the defense: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
     """
-    promised = [cell for cell in cells if cell.promise and cell.promise.epsilon is not None]
-    said = ((cell.heading, f"Claimed by the defense: {cell.promise.phrase}.") for cell in promised if cell.promise)
-    return once(said, len(cells))
+    said = ((one.heading, one.promise.phrase) for one in cells if one.promise and one.promise.epsilon is not None)
+    return [f"Claimed by the defense: {line}." for line in once(said, len(cells))]
 
 
 def doubt_lines(cells: Sequence[Cell]) -> list[str]:
