@@ -14,7 +14,7 @@ from seepage.errors import Inapplicable
 FLOOR = 1e-4
 """Singular values of a layer's slopes below this share of the largest are not amplified further."""
 ROUNDED_FLOOR = 5e-3
-"""The same where the update was rounded: its errors are then about as large as those of the features.
+"""Stands for `FLOOR` where the update was rounded: its errors are then about as large as those of the features.
 
 A gradient of 40,000 entries that is rounded to a share e has errors of `e / 200` in a whitened equation, times
 `S_max / s`; 4,000 features of an example that are known to 20 e have errors of `e / 3` each.

@@ -20,6 +20,8 @@ STEPS = 24
 """Re-weighted steps of one start."""
 BLURS = (0.3, 1e-3)
 """First and last width of what counts as zero while rows are searched for, in units of a feature's mean size."""
+SETTLING = 6
+"""Re-weighted steps in float64 after that, each with a fifth of the width of the one before."""
 NEGATIVE_WEIGHT = 100.0
 """Features behind a ReLU are not negative: a negative entry counts this many times."""
 DEAD = 1e-4
@@ -185,9 +187,9 @@ def each_once(rows: Float[Tensor, "s n"]) -> Float[Tensor, "m n"]:
     return rows[~near.tril(-1).any(1)]
 
 
-def settle(inner: Float[Tensor, "n k"], rows: Float[Tensor, "s n"], steps: int = 6) -> Float[Tensor, "s n"]:
+def settle(inner: Float[Tensor, "n k"], rows: Float[Tensor, "s n"]) -> Float[Tensor, "s n"]:
     """The same in float64, from a narrow width on, so that equal rows become equal numbers."""
-    widths = [1e-2 * 0.2**step / inner.shape[1] ** 0.5 for step in range(steps)]
+    widths = [1e-2 * 0.2**step / inner.shape[1] ** 0.5 for step in range(SETTLING)]
     return _with_positive_sign(sparse_directions(inner, rows, widths, negative=NEGATIVE_WEIGHT, ridge=1e-13), inner)
 
 
