@@ -134,7 +134,7 @@ def solve_read(
     """
     outputs, entries = len(gradient), gradient[0, 0].numel()
     matrix, rows = slope_matrix(layer, slopes), columns_of(gradient.double().cpu())
-    sizes = _per_output(rows, entries).clamp(min=1e-300)
+    sizes = rows.view(outputs, -1).norm(dim=1).clamp(min=1e-300)  # [O]
     kept = torch.ones(outputs, dtype=torch.bool)
     for _ in range(TRIMMINGS):
         chosen = kept.repeat_interleave(entries)
@@ -147,18 +147,12 @@ def solve_read(
         if int(failed) or not float(pivots.min() / pivots.max()) > LEAST_PIVOT:
             return None
         solution = torch.cholesky_solve(part.T @ rows[chosen], factor)
-        off = _per_output(matrix @ solution - rows, entries) / sizes  # [O]
+        off = (matrix @ solution - rows).view(outputs, -1).norm(dim=1) / sizes  # [O]
         trusted = off <= max(OUTLYING * float(off.median()), torch.finfo(gradient.dtype).eps)
         if bool((trusted == kept).all()):
             break
         kept = trusted
     return layer.maps(solution), float(off[kept].max())
-
-
-def _per_output(rows: Float[Tensor, "rows C"], entries: int) -> Float[Tensor, " O"]:
-    """Length of the rows of each output."""
-    length: Tensor = rows.view(-1, entries * rows.shape[1]).norm(dim=1)
-    return length
 
 
 def negative_share(read: Tensor) -> float:

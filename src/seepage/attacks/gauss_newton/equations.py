@@ -390,6 +390,7 @@ class Equations:
         """
         with torch.no_grad():
             z = self.structure.known(self.network.run(point.x))
+        # Root mean square error of the active features of each example, `[n]`.
         off = ((z - self.known.value) * self.known.on).flatten(1).norm(dim=1)
         off = off / self.known.on.flatten(1).sum(1).clamp(min=1).sqrt()
         more = self.known.near & (z.abs() < NEAR * _per_example(off, z))

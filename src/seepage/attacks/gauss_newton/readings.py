@@ -150,31 +150,31 @@ def _complete(
     The square of negative entries has the second derivative 1 where they are negative: Newton, its steps solved by
     conjugate gradients.
     """
-    scale = float(reading.square().mean().sqrt())
-    level, value, zero = float("inf"), reading, 0.0
-    sharp = 0
+    scale, value = float(reading.square().mean().sqrt()), reading
+    zero, sharpened = 0.0, 0  # what counts as zero, in units of `scale`; steps since that is more than nothing
     for _ in range(STEPS):
         # At first what is negative must not be; then what is nearly zero is meant to be zero.
-        below = (value < zero * scale) / scale
+        below = (value < zero * scale) / scale  # [p, C]: weight of the sign equation h = 0, where there is one
         off = value * below
-        square, pull = float(off.square().sum()), off * below
+        square, pull = float(off.square().sum()), off * below  # sum of squares, and half its gradient in h
         if forward is not None:
             residuals = forward.residuals(layer.maps(value).to(forward.derivative.x))
             square += sum(float(part.double().square().sum()) for part in residuals)
             pull = pull + _rows(forward.transposed(residuals)).to(pull)
-        level = (square / value.numel()) ** 0.5
-        sharp += level < SOLVED or sharp > 0
-        zero = 0.0 if not sharp else ZERO[min(sharp - 1, len(ZERO) - 1)]
-        if sharp > SHARPENINGS:
-            return (value * (below == 0), level) if level < SOLVED else None
+        error = (square / value.numel()) ** 0.5
+        # Once all equations hold, the zeros can be read off, wider first.
+        if error < SOLVED or sharpened:
+            zero, sharpened = ZERO[min(sharpened, len(ZERO) - 1)], sharpened + 1
+        if sharpened > SHARPENINGS:
+            return (value * (below == 0), error) if error < SOLVED else None
 
         def product(v: Tensor, below: Tensor = below) -> Tensor:
-            change = hidden @ v
+            change = hidden @ v  # [p, C], of h
             pushed = change * below.square()
             if forward is not None:
                 forth = forward.product(layer.maps(change).to(forward.derivative.x))
                 pushed = pushed + _rows(forward.transposed(forth)).to(pushed)
-            pulled: Tensor = hidden.T @ pushed
+            pulled: Tensor = hidden.T @ pushed  # N^T J^T J N v
             return pulled + 1e-9 / scale**2 * v
 
         change = conjugate_gradients(product, -hidden.T @ pull, lambda v: v, steps=INNER, tolerance=NEWTON_SOLVED)

@@ -164,6 +164,7 @@ class _SeenUnits:
         duals = [torch.linalg.solve(self.turn, column) for column in columns if column is not None]
         if not duals or len(duals) == len(self.turn):
             return torch.eye(len(self.turn), dtype=self.turn.dtype)
+        # What is orthogonal to the columns of R^-1 of the rows found has no share in those rows.
         basis: Tensor = torch.linalg.svd(F.normalize(torch.stack(duals), dim=1)).Vh
         return basis[len(duals) :]
 
@@ -216,7 +217,7 @@ def sharpen(basis: Float[Tensor, "n k"], deviation: float, rows: Float[Tensor, "
                 break
             # The triangular factor of B_Z^T has the same right singular vectors, at a size of n x n.
             triangle = torch.linalg.qr(zero.T, mode="r").R
-            last = torch.linalg.svd(triangle).Vh[-1]
+            last = torch.linalg.svd(triangle).Vh[-1]  # [n] the q of the least |q B_Z|
             row = last * (last @ basis).sum().sign() * row.norm()
         sharp.append(row)
     return torch.stack(sharp)
