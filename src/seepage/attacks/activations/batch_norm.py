@@ -219,7 +219,7 @@ def solve_coupled(
         chosen = kept.repeat_interleave(entries)
         if int(chosen.sum()) < len(slopes) * layer.input[0, 0].numel():
             return None
-        matrix = slope_matrix(layer, norm.slopes_in(slopes, x, deviation))
+        matrix = slope_matrix(layer, norm.slopes_in(slopes, x, deviation))  # M(D) [O k l, n positions]
         solved = _solve(matrix[chosen], rows[chosen])
         if solved is None:
             return None
@@ -229,6 +229,7 @@ def solve_coupled(
         whole, deviation = norm.normalized(layer.applied(read), scale)
         new = torch.where(on, given, whole)
         change, x = float((new - x).norm() / new.norm()), new
+        # A unit on the wrong side spoils the rows of its output alone.
         kept = off <= OUTLYING * off.median()
         if change < STILL:
             break
@@ -242,7 +243,7 @@ def _solve(
     matrix: Float[Tensor, "rows q"], rows: Float[Tensor, "rows C"]
 ) -> tuple[Float[Tensor, "q C"], Bool[Tensor, " C"]] | None:
     """Least squares, behind a ReLU, and which channels' levels are known; None where more than levels stay open."""
-    values, vectors = torch.linalg.eigh(matrix.T @ matrix)
+    values, vectors = torch.linalg.eigh(matrix.T @ matrix)  # S^2 rising, V
     unseen = int((values < UNSEEN * values[-1]).sum())
     if unseen > 1:
         return None
@@ -251,6 +252,7 @@ def _solve(
     flat = seen @ ((seen.T @ (matrix.T @ rows)) / values[unseen:, None])
     offset_known = torch.ones(flat.shape[1], dtype=torch.bool)
     if unseen:
+        # The one direction that G does not show: a constant at all places that the convolution reads alike.
         constant = vectors[:, 0] * vectors[:, 0].sum().sign()
         support = constant > constant.max() / 2
         lifted = flat[support] / constant[support, None]

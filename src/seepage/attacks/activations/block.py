@@ -137,8 +137,10 @@ class Block:
         top = slope_of_channels(self.calls[self.head].input, self.calls[name].output)  # [O]
         rows = []
         for each in slopes.flatten(2):  # [O, positions]
-            largest = each.gather(1, each.abs().argmax(1, keepdim=True))[:, 0]
+            # The largest is D where the output is on somewhere, and rounding where it is nowhere.
+            largest = each.gather(1, each.abs().argmax(1, keepdim=True))[:, 0]  # [O]
             on = (largest.abs() > FAINT * largest.abs().median()) & (top != 0)
+            # W^T A_i = D / top, in the least-squares sense, on the outputs that are on.
             rows.append(torch.linalg.lstsq(self._weight[:, on].T, (largest / top)[on, None]).solution[:, 0])
         found = torch.stack(rows)
         # Of softmax minus label the label's entry alone is negative, and as long as all others together.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from seepage.attacks.gauss_newton.equations import columns_of, slope_matrix
 from seepage.attacks.gauss_newton.linearize import LayerUse
@@ -88,11 +88,11 @@ def deconvolve(layer: LayerUse, gradient: Float[Tensor, "O C k l"], examples: in
     rank = n * positions
     entries = gradient[0, 0].numel()
     whole = gradient.double().cpu()
-    left, _, _ = torch.linalg.svd(whole.flatten(1), full_matrices=False)
+    left, _, _ = torch.linalg.svd(whole.flatten(1), full_matrices=False)  # [O, O]
     kept = min(outputs, max(FEWEST_OUTPUTS, int(SPARE * rank / entries) + 16))
     small = torch.einsum("ok,ocab->kcab", left[:, :kept], whole)
     rows = columns_of(small)  # [K k l, C]
-    directions, singular, _ = torch.linalg.svd(rows, full_matrices=False)
+    directions, singular, _ = torch.linalg.svd(rows, full_matrices=False)  # U [K k l, r]
     if len(singular) <= rank or not singular[rank] < GAP * singular[rank - 1]:
         raise Inapplicable(
             f"the gradient of the last convolution does not show {n} examples of {positions} positions each: "
@@ -104,7 +104,8 @@ def deconvolve(layer: LayerUse, gradient: Float[Tensor, "O C k l"], examples: in
     error = float((values[n - 1].clamp(min=0) / values[n]).sqrt())
     if not error < GAP:
         raise Inapplicable("the gradient of the last convolution cannot be taken apart into its examples", REMEDY)
-    mixed = vectors[:, :n].T.reshape(n, kept, *layer.output.shape[2:])
+    # Any n independent D of the null space: mixtures of the examples' own.
+    mixed = vectors[:, :n].T.reshape(n, kept, *layer.output.shape[2:])  # [n, K, h, w]
     read = torch.linalg.lstsq(slope_matrix(layer, mixed), rows).solution  # [n positions, C]
     read = _unmixed(read.reshape(n, -1), max(error, ROUNDING * torch.finfo(gradient.dtype).eps))
     read = layer.maps(read.view(-1, channels))
@@ -133,7 +134,7 @@ def solve_read(
     """
     outputs, entries = len(gradient), gradient[0, 0].numel()
     matrix, rows = slope_matrix(layer, slopes), columns_of(gradient.double().cpu())
-    sizes = _per_output(rows, entries).clamp(min=1e-300)
+    sizes = rows.view(outputs, -1).norm(dim=1).clamp(min=1e-300)  # [O]
     kept = torch.ones(outputs, dtype=torch.bool)
     for _ in range(TRIMMINGS):
         chosen = kept.repeat_interleave(entries)
@@ -146,18 +147,12 @@ def solve_read(
         if int(failed) or not float(pivots.min() / pivots.max()) > LEAST_PIVOT:
             return None
         solution = torch.cholesky_solve(part.T @ rows[chosen], factor)
-        off = _per_output(matrix @ solution - rows, entries) / sizes  # [O]
+        off = (matrix @ solution - rows).view(outputs, -1).norm(dim=1) / sizes  # [O]
         trusted = off <= max(OUTLYING * float(off.median()), torch.finfo(gradient.dtype).eps)
         if bool((trusted == kept).all()):
             break
         kept = trusted
     return layer.maps(solution), float(off[kept].max())
-
-
-def _per_output(rows: Float[Tensor, "rows C"], entries: int) -> Float[Tensor, " O"]:
-    """Length of the rows of each output."""
-    length: Tensor = rows.view(-1, entries * rows.shape[1]).norm(dim=1)
-    return length
 
 
 def negative_share(read: Tensor) -> float:
@@ -199,13 +194,12 @@ def _contradiction(layer: LayerUse, directions: Float[Tensor, "rows r"], outputs
     return form.view(outputs * places, -1)
 
 
-def _unmixed(mixed: Float[Tensor, "n k"], error: float, seed: int = 0) -> Float[Tensor, "n k"]:
+def _unmixed(mixed: Float[Tensor, "n k"], error: float) -> Float[Tensor, "n k"]:
     """The examples' own rows, each up to a positive factor, from a mixture of them."""
-    draw: Generator = generator(seed, "deconvolution")
     n, size = mixed.shape
     rows = torch.linalg.qr(mixed.T).Q.T
     # Orthonormal rows have entries of 1 / sqrt(k) on average.
-    found = unmix(rows, error / size**0.5, None, draw)
+    found = unmix(rows, error / size**0.5, None, generator(0, "deconvolution"))
     if found is None or found[1] < n:
         raise Inapplicable(
             "what the last convolution read has too few zeros to tell the examples apart: it is not behind a ReLU",

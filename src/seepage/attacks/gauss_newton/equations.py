@@ -14,7 +14,7 @@ from seepage.errors import Inapplicable
 FLOOR = 1e-4
 """Singular values of a layer's slopes below this share of the largest are not amplified further."""
 ROUNDED_FLOOR = 5e-3
-"""The same where the update was rounded: its errors are then about as large as those of the features.
+"""Stands for `FLOOR` where the update was rounded: its errors are then about as large as those of the features.
 
 A gradient of 40,000 entries that is rounded to a share e has errors of `e / 200` in a whitened equation, times
 `S_max / s`; 4,000 features of an example that are known to 20 e have errors of `e / 3` each.
@@ -390,6 +390,7 @@ class Equations:
         """
         with torch.no_grad():
             z = self.structure.known(self.network.run(point.x))
+        # Root mean square error of the active features of each example, `[n]`.
         off = ((z - self.known.value) * self.known.on).flatten(1).norm(dim=1)
         off = off / self.known.on.flatten(1).sum(1).clamp(min=1).sqrt()
         more = self.known.near & (z.abs() < NEAR * _per_example(off, z))

@@ -125,10 +125,10 @@ class GaussNewton(Attack):
             features = head_features(observed, knowledge)
         except Inapplicable as refused:
             # As many examples as classes, or more: a residual network's last block may tell them apart.
-            told = _of_last_block(observed, knowledge)
-            if told is None:
+            of_block = _of_last_block(observed, knowledge)
+            if of_block is None:
                 raise refused from None
-            features = told
+            features = of_block
         observed = observed.over(features.share)
         if not bool(features.known.any()):
             raise Inapplicable(

@@ -82,6 +82,7 @@ class LayerUse:
         """
         if not self.geometry:
             return slopes.T @ reading
+        # G[o, c, k] of all examples at once: correlation of what was read with the slopes.
         gradient: Tensor = conv2d_weight(reading, self.weight.shape, slopes, *self.geometry)
         return gradient
 

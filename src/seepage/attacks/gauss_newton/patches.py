@@ -105,7 +105,8 @@ def _combinations(
         if not left_over:
             return found
         place = max(left_over, key=lambda p: int(known[positions[:, p]].sum()))
-        shared = known[positions[:, place]]
+        # q B = h on the entries that are known, in the least-squares sense.
+        shared = known[positions[:, place]]  # [k k]
         if not bool((shared & (positions[:, place] > 0)).any()):
             return None  # nothing of the next patch is known
         wanted = values[:, :, positions[shared, place]].flatten(1)  # [n, C shared]
@@ -118,7 +119,8 @@ def _combinations(
 def _all_or_nothing(slopes: Float[Tensor, "P O"], largest: Float[Tensor, "P O"]) -> tuple[float, Bool[Tensor, "P O"]]:
     """How far slopes, up to one positive factor, are from being all or nothing of the largest; and which are all."""
     clear = largest.abs() > FAINT * largest.abs().median()
-    share = (slopes / largest).nan_to_num()
+    share = (slopes / largest).nan_to_num()  # [P, O]: 0 or the example's factor
+    # At least a tenth of the units are on, so that half of the ninth decile lies between the two values.
     top = share[clear].quantile(0.9) / 2
     if not top > 0:
         return 1.0, clear

@@ -26,15 +26,12 @@ OFF = (12.0, 8.0, 20.0)
 
 @dataclass(eq=False)
 class _Peeling:
-    """The state of one descent: all activations that are known so far.
+    """The state of one descent: all activations that are known so far, by their places.
 
     Attributes:
-        network: The network.
-        gradients: The observed gradient, by name.
-        signal: `[n, d]` gradient of the mean loss in the head's input.
+        signal: `[n, d]` gradient of the mean loss in the input of the head.
         head: Place of the head.
         images: Two made-up batches of n images.
-        held: What is known.
         noise: Error of each known activation's entries, `[n]`.
     """
 

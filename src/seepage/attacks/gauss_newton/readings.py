@@ -85,8 +85,9 @@ def solve_reading(
 ) -> tuple[Tensor, Tensor] | None:
     """What some layers read, `[n, C, H, W]`, behind a ReLU, and the deviations of its errors; None if not unique.
 
-    `G = M h` for each input channel (`Whitening`), one below the other where several layers read the same. Where M has
-    a column of its own for each position, that is all. Else `h = h_0 + N a` with a basis N of what M hardly sees, and
+    `G = M h` for each input channel (`slope_matrix`), one below the other where several layers read the same. Where M
+    has a column of its own for each position, that is all. Else `h = h_0 + N a` with a basis N of what M hardly sees,
+    and
 
     - nothing in h is negative and about half is zero, which of random half-spaces leaves but one point as soon as they
       are twice as many as `a` has entries;
@@ -111,6 +112,7 @@ def solve_reading(
     matrix = torch.cat([slope_matrix(use[0], use[1].double()) / unit for use, unit in zip(uses, units, strict=True)])
     rows = torch.cat([columns_of(one.double()) / unit for one, unit in zip(wanted, units, strict=True)])  # [O k k, C]
     rounding = ROUNDING * torch.finfo(wanted[0].dtype).eps
+    # M = U S V^T: h_0 = V S^-1 U^T G, and the other rows of V^T span what M hardly sees.
     left, singular, right = torch.linalg.svd(matrix, full_matrices=True)
     rank = int((singular > SEEN * singular[0]).sum())
     inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T  # [positions, O k k]
@@ -124,8 +126,8 @@ def solve_reading(
         if completed is None:
             return None
         # Forward equations vouch for what has no zeros only where they are more than what M leaves open.
-        vouched = forward is not None and forward.count >= (size - rank) * shape[1]
-        level = BLOWN_UP * completed[1] if vouched else float("inf")
+        enough = forward is not None and forward.count >= (size - rank) * shape[1]
+        level = BLOWN_UP * completed[1] if enough else float("inf")
         reading, errors = _from_supports(matrix, rows, completed[0], level, rounding)
     scale = float(reading.square().mean().sqrt())
     unexplained = float((matrix @ reading - rows).norm() / rows.norm())
@@ -148,31 +150,31 @@ def _complete(
     The square of negative entries has the second derivative 1 where they are negative: Newton, its steps solved by
     conjugate gradients.
     """
-    scale = float(reading.square().mean().sqrt())
-    level, value, zero = float("inf"), reading, 0.0
-    sharp = 0
+    scale, value = float(reading.square().mean().sqrt()), reading
+    zero, sharpened = 0.0, 0  # what counts as zero, in units of `scale`; steps since that is more than nothing
     for _ in range(STEPS):
         # At first what is negative must not be; then what is nearly zero is meant to be zero.
-        below = (value < zero * scale) / scale
+        below = (value < zero * scale) / scale  # [p, C]: weight of the sign equation h = 0, where there is one
         off = value * below
-        square, pull = float(off.square().sum()), off * below
+        square, pull = float(off.square().sum()), off * below  # sum of squares, and half its gradient in h
         if forward is not None:
             residuals = forward.residuals(layer.maps(value).to(forward.derivative.x))
             square += sum(float(part.double().square().sum()) for part in residuals)
             pull = pull + _rows(forward.transposed(residuals)).to(pull)
-        level = (square / value.numel()) ** 0.5
-        sharp += level < SOLVED or sharp > 0
-        zero = 0.0 if not sharp else ZERO[min(sharp - 1, len(ZERO) - 1)]
-        if sharp > SHARPENINGS:
-            return (value * (below == 0), level) if level < SOLVED else None
+        error = (square / value.numel()) ** 0.5
+        # Once all equations hold, the zeros can be read off, wider first.
+        if error < SOLVED or sharpened:
+            zero, sharpened = ZERO[min(sharpened, len(ZERO) - 1)], sharpened + 1
+        if sharpened > SHARPENINGS:
+            return (value * (below == 0), error) if error < SOLVED else None
 
         def product(v: Tensor, below: Tensor = below) -> Tensor:
-            change = hidden @ v
+            change = hidden @ v  # [p, C], of h
             pushed = change * below.square()
             if forward is not None:
                 forth = forward.product(layer.maps(change).to(forward.derivative.x))
                 pushed = pushed + _rows(forward.transposed(forth)).to(pushed)
-            pulled: Tensor = hidden.T @ pushed
+            pulled: Tensor = hidden.T @ pushed  # N^T J^T J N v
             return pulled + 1e-9 / scale**2 * v
 
         change = conjugate_gradients(product, -hidden.T @ pull, lambda v: v, steps=INNER, tolerance=NEWTON_SOLVED)
@@ -195,7 +197,7 @@ def _from_supports(
         support = reading[:, channel] > 0
         if int(support.sum()) > SUPPORT * len(row):
             continue
-        inner = matrix[:, support]
+        inner = matrix[:, support]  # [m, s]: with s < m, equations are left over that may contradict it
         inverse = torch.linalg.pinv(inner, rtol=1e-9)
         solution = inverse @ row
         left_over = float((inner @ solution - row).norm()) / (len(row) - len(solution)) ** 0.5

@@ -161,10 +161,11 @@ class Search:
         """One step. Returns the root of the sum of squared residuals, relative to that of the known quantities."""
         point, before = self.point, self.point.square
         self.steps += 1
-        off = point.x.detach() - 0.5
+        off = point.x.detach() - 0.5  # x - 1/2
+        # |K^-1 off|^2 over the number of values: 1 for an image of the natural spectrum, up to its scale.
         rough = float((off * self.spectrum.precision(off)).mean())
         mu = before / self.equations.count / max(rough, 1e-30)
-        start = before + mu * rough * off.numel()
+        start = before + mu * rough * off.numel()  # the objective here
 
         images, slopes, cut_short = self._solve(point, off, mu)
         parts = self.equations.forward(point, images, slopes)
@@ -172,6 +173,7 @@ class Search:
         predicted = sum(
             float((r + d).double().square().sum()) for r, d in zip(point.residuals, parts, strict=True)
         ) + self._prior(off + images, mu)
+        # Masks of ReLUs change along the step, so that the objective itself, with them, decides on its length.
         length = 1.0
         for _ in range(TRIES):
             x, free = point.x.detach() + length * images, point.free + length * slopes
@@ -185,6 +187,7 @@ class Search:
             return self._relative
         self.point = self.equations.at(x, free, point)
         self.moved = (length * images).flatten(1).square().mean(1).sqrt()
+        # Whole steps: the linear model holds, trust it further. Cut short but as predicted: solve the next one longer.
         whole = length == 1
         self.damping = max(self.damping * (0.3 if whole else 1.5), LEAST_DAMPING)
         if whole and cut_short and reached - predicted < AS_PREDICTED * (start - predicted):

@@ -19,11 +19,11 @@ from seepage.types import Batch, Knowledge, Round, Tensors
 CERTAIN = 1e-1
 """An image is certified where the update is off by less than this share of what a change of the image adds to it."""
 CERTAIN_CURVED = 1e-4
-"""This share where slopes are not known from the features: sigmoids give far images gradients that differ by 1e-4."""
+"""Share that certifies where slopes depend on the images: sigmoids give far images gradients that differ by 1e-4."""
 CERTAIN_TOGETHER = 1e-2
-"""This share where batch norm ties examples together; the change is then to a flat image."""
+"""Share that certifies where batch norm ties examples together; the change is then to a flat image."""
 CHANGE = 0.01
-"""That change: a standard deviation, of black to white. It is 40 dB, where a recovered image counts as exact."""
+"""Change of an image by which certificates are measured, as a standard deviation, of black to white: 40 dB is exact."""
 ROUNDED = 1e-4
 """Relative difference of the updates up to which images rounded to 8 bits are the client's, but for a few values."""
 OFF, ON = 0.5, 4.0

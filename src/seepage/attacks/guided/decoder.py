@@ -35,7 +35,7 @@ class FeatureDecoder:
         return low + (high - low) * self.decoder(features.reshape(-1, *self.map))
 
 
-def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int, *, seed: int = 0) -> FeatureDecoder:
+def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int) -> FeatureDecoder:
     """Fit a decoder for the network of this round.
 
     Args:
@@ -43,7 +43,6 @@ def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int, *,
         knowledge: What the attacker knows.
         layer: Name of the layer whose inputs are decoded: the last fully connected one, or a convolution.
         size: Examples per batch, of which batch norm in train mode takes its statistics.
-        seed: Of the made-up images.
 
     Raises:
         Inapplicable: For inputs that are no images, and where the layer is not called once.
@@ -59,7 +58,7 @@ def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int, *,
         return features.view(len(features), *shape)
 
     at_once = size if knowledge.client.batch_coupled(knowledge.model) else CHUNK
-    decoder = Decoder(maps, knowledge.input_shape, generator(seed, "decoder"), at_once)
+    decoder = Decoder(maps, knowledge.input_shape, generator(0, "decoder"), at_once)
     assert shape is not None
     return FeatureDecoder(decoder, shape, (low, high))
 

@@ -119,6 +119,12 @@ class HeadEquations:
         return self.basis[:, 0]
 
     @property
+    def bias_gradient(self) -> Float[Tensor, " C"]:
+        """g_b without its errors outside the column space; zeros where the layer has no bias."""
+        gradient: Tensor = self.scale * (self.left @ self.ones)
+        return gradient
+
+    @property
     def inner(self) -> Float[Tensor, "n k"]:
         """The columns of `basis` that Q turns into the features."""
         return self.basis[:, 1:]
@@ -156,6 +162,7 @@ class HeadEquations:
         chances = self.probabilities(self.scaled(row[None]))[0]
         slopes = (chances - torch.eye(len(chances), dtype=chances.dtype)) / self.scale  # [C labels, C]
         inside = slopes @ self.left  # [C labels, n]: U^T D^-1 A
+        # What U U^T does not give back lies outside the column space: for the right label nothing but errors.
         left_over = (slopes - inside @ self.left.T).norm(dim=1) / slopes.norm(dim=1)
         label = int(left_over.argmin())
         return inside[label] / self.examples if left_over[label] < MAX_LEFT_OVER else None

@@ -27,7 +27,9 @@ FORWARD = 3.0
 MAX_UNKNOWNS = 10_000_000
 """Most entries of the softmax equations' Jacobian."""
 MAX_UNKNOWNS_SHARED = 200_000
-"""The same where the update may be any multiple of the gradient, which takes up to four times as long."""
+"""Most entries where the update may be any multiple of the gradient, which takes up to four times as long."""
+STARTS = 6
+"""Starts of the softmax equations."""
 SHARINGS = 3
 """Times that the share of the gradient in the update and the features are solved for in turn."""
 SHARES = (1.0, 0.1, 0.01, 0.001)
@@ -80,22 +82,13 @@ class HeadFeatures:
 
 @dataclass(frozen=True)
 class _Solution:
-    """One unmixing with the label of each row.
+    """One unmixing Q of the m examples that left a trace; other fields as in `HeadFeatures`."""
 
-    Attributes:
-        unmixing: `[m, m]` Q, for the m examples that left a trace.
-        labels: `[m]`.
-        noise: `[m]` standard deviation of a feature's error.
-        found: `[m]` bool: rows that are those of single examples.
-        misfit: As in `HeadFeatures`.
-        spread: As in `HeadFeatures`.
-        share: As in `HeadFeatures`.
-    """
-
-    unmixing: Tensor
-    labels: Tensor
-    noise: Tensor
-    found: Tensor
+    unmixing: Float[Tensor, "m m"]
+    labels: Int[Tensor, " m"]
+    noise: Float[Tensor, " m"]
+    found: Bool[Tensor, " m"]
+    """Rows that are those of single examples."""
     misfit: float
     spread: float = 0.0
     share: float = 1.0
@@ -106,8 +99,6 @@ def head_features(
     knowledge: Knowledge,
     labels: Int[Tensor, " n"] | None = None,
     *,
-    starts: int = 6,
-    seed: int = 0,
     most: int = MAX_UNKNOWNS,
 ) -> HeadFeatures:
     """Solve `[g_b G] = A^T [1 F]` for the features F of every example, with `A = (softmax(F W^T + b) - Y) / n`.
@@ -124,8 +115,6 @@ def head_features(
         observed: A round whose update is one plain gradient.
         knowledge: What the attacker knows.
         labels: The labels, which may repeat; None: those told, else read off the solution.
-        starts: Starts of the softmax equations.
-        seed: Of the random starts.
         most: Most entries of the softmax equations' Jacobian, `n^3 C`, which are solved where zeros are too few: 1.4
             million take about five seconds of a core.
 
@@ -146,13 +135,13 @@ def head_features(
     """
     labels = observed.labels if labels is None else labels
     labels = None if labels is None else labels.cpu().sort().values
-    head, equations, bias_gradient = _equations(observed, knowledge, labels)
-    draw = generator(seed, "head features")
-    solution = _by_zeros(equations, labels, bias_gradient, draw)
+    head, equations = _equations(observed, knowledge, labels)
+    draw = generator(0, "head features")
+    solution = _by_zeros(equations, labels, draw)
     if solution is None or not solution.misfit < MAX_DISAGREEMENT:
         told = Auto()(observed, knowledge) if labels is None else labels
         if told is not None:
-            solution = _by_softmax(equations, told.cpu(), bias_gradient, solution, starts, draw, most)
+            solution = _by_softmax(equations, told.cpu(), solution, draw, most)
     if solution is None:
         raise Inapplicable(
             "the features have too few zeros to be told apart without labels, and no labels could be inferred",
@@ -161,10 +150,8 @@ def head_features(
     return _result(head, equations, solution, labels)
 
 
-def _equations(
-    observed: Round, knowledge: Knowledge, labels: Tensor | None
-) -> tuple[str, HeadEquations, Float[Tensor, " C"]]:
-    """Name of the head, its equations, and its bias gradient or zeros.
+def _equations(observed: Round, knowledge: Knowledge, labels: Tensor | None) -> tuple[str, HeadEquations]:
+    """Name of the head and its equations.
 
     Raises:
         Inapplicable: Whatever stands in the way of solving them.
@@ -206,20 +193,17 @@ def _equations(
             f"number of examples, {examples}, has at most {examples}",
             SIZE_REMEDY,
         )
-    zeros = torch.zeros_like(equations.bias)
-    return names[0].removesuffix(".weight"), equations, zeros if bias_gradient is None else bias_gradient.double()
+    return names[0].removesuffix(".weight"), equations
 
 
-def _by_zeros(
-    equations: HeadEquations, labels: Tensor | None, bias_gradient: Float[Tensor, " C"], draw: Generator
-) -> _Solution | None:
+def _by_zeros(equations: HeadEquations, labels: Tensor | None, draw: Generator) -> _Solution | None:
     """The solution by the zeros of the features; None where they are too few to tell the examples apart."""
     rank = equations.rank
     if equations.inner.shape[1] < MIN_WIDTH * rank:
         return None
     first = None
     if labels is not None and rank == len(labels):
-        first = softmax.start(equations, labels, bias_gradient, 0.1, draw)
+        first = softmax.start(equations, labels, 0.1, draw)
     unmixed = unmix(equations.inner, equations.deviation, first, draw, equations.column_if_consistent)
     if unmixed is None:
         return None
@@ -277,9 +261,7 @@ def _settled(equations: HeadEquations, unmixing: Float[Tensor, "n n"], count: in
 def _by_softmax(
     equations: HeadEquations,
     labels: Int[Tensor, " n"],
-    bias_gradient: Float[Tensor, " C"],
     before: _Solution | None,
-    starts: int,
     draw: Generator,
     most: int,
 ) -> _Solution:
@@ -300,12 +282,11 @@ def _by_softmax(
             "many",
             "record a smaller batch",
         )
-    plain = _of_starts(equations, labels, bias_gradient, before, starts, draw)
+    plain = _of_starts(equations, labels, before, draw)
     if not plain.misfit < MAX_DISAGREEMENT and len(labels) ** 3 * len(equations.weight) <= MAX_UNKNOWNS_SHARED:
         for guess in SHARES:
             # What the update was multiplied by is one more unknown.
-            over = bias_gradient / guess
-            shared = _of_starts(equations.over(guess), labels, over, None, starts, draw, scaling=True)
+            shared = _of_starts(equations.over(guess), labels, None, draw, scaling=True)
             if shared.misfit < MAX_DISAGREEMENT:
                 return replace(shared, share=guess * shared.share)
     if not math.isfinite(plain.misfit):
@@ -319,16 +300,14 @@ def _by_softmax(
 def _of_starts(
     equations: HeadEquations,
     labels: Int[Tensor, " n"],
-    bias_gradient: Float[Tensor, " C"],
     before: _Solution | None,
-    starts: int,
     draw: Generator,
     *,
     scaling: bool = False,
 ) -> _Solution:
     """The best of several starts; with `scaling` the update may be any multiple of the gradient."""
     tries: list[tuple[float, Tensor, float]] = []
-    for first in _starts(equations, labels, bias_gradient, before, starts, draw):
+    for first in _starts(equations, labels, before, draw):
         unmixing, share = softmax.refine(equations, first, labels, scaling=scaling)
         tries.append((equations.over(share).misfit(unmixing, labels), unmixing, share))
         if sum(misfit < SOLVED for misfit, *_ in tries) == 2:
@@ -347,19 +326,17 @@ def _of_starts(
 def _starts(
     equations: HeadEquations,
     labels: Int[Tensor, " n"],
-    bias_gradient: Float[Tensor, " C"],
     before: _Solution | None,
-    count: int,
     draw: Generator,
 ) -> Iterator[Float[Tensor, "n n"]]:
     """Unmixings to start from: all examples alike where their labels differ, what the zeros gave, random ones."""
     distinct = len(labels.unique()) == len(labels)
     if distinct:
-        yield softmax.start(equations, labels, bias_gradient, 0.0, draw)
+        yield softmax.start(equations, labels, 0.0, draw)
     if before is not None and torch.equal(before.labels.sort().values, labels):
         yield before.unmixing[before.labels.argsort(stable=True)]
-    for number in range(count - distinct):
-        yield softmax.start(equations, labels, bias_gradient, 0.05 if 2 * number < count else 0.5, draw)
+    for number in range(STARTS - distinct):
+        yield softmax.start(equations, labels, 0.05 if 2 * number < STARTS else 0.5, draw)
 
 
 def _apart(features: Float[Tensor, "n k"], other: Float[Tensor, "n k"], labels: Int[Tensor, " n"]) -> float:

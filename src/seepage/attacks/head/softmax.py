@@ -16,7 +16,6 @@ SETTLED = 1e-6
 def start(
     equations: HeadEquations,
     labels: Int[Tensor, " n"],
-    bias_gradient: Float[Tensor, " C"],
     spread: float,
     draw: Generator,
 ) -> Float[Tensor, "n n"]:
@@ -25,7 +24,7 @@ def start(
     The mean is known: the bias gradient is the mean of `P - Y`. Without a bias it is taken to be uniform.
     """
     wanted = F.one_hot(labels, len(equations.weight)).double()
-    mean = (bias_gradient + wanted.mean(0)).clamp(min=1e-12)
+    mean = (equations.bias_gradient + wanted.mean(0)).clamp(min=1e-12)  # [C]
     if not equations.biased:
         mean = torch.ones_like(mean)
     noise = torch.randn(wanted.shape, generator=draw, dtype=torch.float64)
@@ -70,7 +69,6 @@ def refine(
     equations: HeadEquations,
     unmixing: Float[Tensor, "n n"],
     labels: Int[Tensor, " n"],
-    steps: int = STEPS,
     *,
     scaling: bool = False,
 ) -> tuple[Float[Tensor, "n n"], float]:
@@ -82,7 +80,6 @@ def refine(
         equations: The gradient.
         unmixing: Where to start.
         labels: Of the examples.
-        steps: At most.
         scaling: Whether the update may be any multiple `s = e^t` of the gradient: `dA_i / dt = -A_i` then.
 
     Returns:
@@ -91,15 +88,17 @@ def refine(
     n, damping, share = len(unmixing), 1e-2, 1.0
     off, ones, slopes, chances = residuals(equations, unmixing, labels)
     cost = float(off.square().sum() + ones.square().sum())
-    for step in range(steps):
+    for step in range(STEPS):
         whole = _jacobian(equations, unmixing, slopes, chances)
         if scaling:
             whole = torch.cat([whole, torch.cat([-slopes.flatten(), torch.zeros_like(ones)])[:, None]], 1)
         missing = torch.cat([off.flatten(), ones])
-        normal, slope = whole.T @ whole, whole.T @ missing
+        normal, slope = whole.T @ whole, whole.T @ missing  # J^T J [n^2, n^2], J^T r
         for _ in range(8):
+            # Marquardt: damping in units of each unknown's own curvature.
             lifted = normal + damping * torch.diag(normal.diagonal() + 1e-12)
             change = -torch.linalg.solve(lifted, slope)
+            # Relative changes beyond 1 leave the region in which the slopes' derivative means anything.
             change = change * (1.0 / max(1.0, float(change.norm())))
             new = unmixing + change[: n * n].view(n, n) @ unmixing
             grown = float(change[-1].exp()) if scaling else 1.0

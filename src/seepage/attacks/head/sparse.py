@@ -20,6 +20,8 @@ STEPS = 24
 """Re-weighted steps of one start."""
 BLURS = (0.3, 1e-3)
 """First and last width of what counts as zero while rows are searched for, in units of a feature's mean size."""
+SETTLING = 6
+"""Re-weighted steps in float64 after that, each with a fifth of the width of the one before."""
 NEGATIVE_WEIGHT = 100.0
 """Features behind a ReLU are not negative: a negative entry counts this many times."""
 DEAD = 1e-4
@@ -162,6 +164,7 @@ class _SeenUnits:
         duals = [torch.linalg.solve(self.turn, column) for column in columns if column is not None]
         if not duals or len(duals) == len(self.turn):
             return torch.eye(len(self.turn), dtype=self.turn.dtype)
+        # What is orthogonal to the columns of R^-1 of the rows found has no share in those rows.
         basis: Tensor = torch.linalg.svd(F.normalize(torch.stack(duals), dim=1)).Vh
         return basis[len(duals) :]
 
@@ -185,9 +188,9 @@ def each_once(rows: Float[Tensor, "s n"]) -> Float[Tensor, "m n"]:
     return rows[~near.tril(-1).any(1)]
 
 
-def settle(inner: Float[Tensor, "n k"], rows: Float[Tensor, "s n"], steps: int = 6) -> Float[Tensor, "s n"]:
+def settle(inner: Float[Tensor, "n k"], rows: Float[Tensor, "s n"]) -> Float[Tensor, "s n"]:
     """The same in float64, from a narrow width on, so that equal rows become equal numbers."""
-    widths = [1e-2 * 0.2**step / inner.shape[1] ** 0.5 for step in range(steps)]
+    widths = [1e-2 * 0.2**step / inner.shape[1] ** 0.5 for step in range(SETTLING)]
     return _with_positive_sign(sparse_directions(inner, rows, widths, negative=NEGATIVE_WEIGHT, ridge=1e-13), inner)
 
 
@@ -214,7 +217,7 @@ def sharpen(basis: Float[Tensor, "n k"], deviation: float, rows: Float[Tensor, "
                 break
             # The triangular factor of B_Z^T has the same right singular vectors, at a size of n x n.
             triangle = torch.linalg.qr(zero.T, mode="r").R
-            last = torch.linalg.svd(triangle).Vh[-1]
+            last = torch.linalg.svd(triangle).Vh[-1]  # [n] the q of the least |q B_Z|
             row = last * (last @ basis).sum().sign() * row.norm()
         sharp.append(row)
     return torch.stack(sharp)
