@@ -60,9 +60,6 @@ class TopMagnitude(Distance):
     def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
         return replace(self, inner=self.inner.adapt_to(knowledge, observed))
 
-    def held_at(self, dummy: Tensors, target: Tensors) -> Distance:
-        return ChosenEntries(inner=self.inner, places=self.chosen(dummy, target))
-
     def chosen(self, dummy: Tensors, target: Tensors) -> Tensors:
         """Places of the chosen entries in each flattened tensor, int64."""
         source = dummy if self.of == "dummy" else target
@@ -96,7 +93,8 @@ class ChosenEntries(Distance):
 
     >>> from seepage.attacks.matching.distances import L1
     >>> dummy, observed = {"w": torch.tensor([0.1, -3.0, 2.0, 0.0])}, {"w": torch.zeros(4)}
-    >>> float(TopMagnitude(inner=L1(), ratio=0.5).held_at(dummy, observed)({"w": torch.ones(4)}, observed))
+    >>> places = TopMagnitude(inner=L1(), ratio=0.5).chosen(dummy, observed)
+    >>> float(ChosenEntries(inner=L1(), places=places)({"w": torch.ones(4)}, observed))
     2.0
     """
 
