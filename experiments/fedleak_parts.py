@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 from common import Clock, Row, clocked, draw, flat_square, measure, parts
+from fedleak_ablations import fedleak_read
 from torch import Tensor
 
 from seepage import Architecture, Batch, FedSGD, build, record
 from seepage.attacks.base import Checkpoint
-from seepage.attacks.matching import fedleak
 from seepage.attacks.matching.distances import L1, Cosine, Distance
 from seepage.attacks.matching.partial import ChosenEntries
 from seepage.attacks.matching.problem import Problem
@@ -51,7 +51,7 @@ FULL: dict[str, Row] = {
     "published constants, labels told": {**PUBLISHED, "labels": "auto"},
     "faster constants": {**FASTER},
 }
-"""Options of `fedleak`; with `labels` as `auto` the client's labels are told."""
+"""Options of `fedleak_read`; with `labels` as `auto` the client's labels are told."""
 SHORT: Row = {"steps": 500, "lr": 0.03, "schedule": "cosine"}
 READINGS: dict[str, Row] = {
     "as here": {},
@@ -112,7 +112,7 @@ def searched(options: Row, batch: Batch, classes: int, width: int, seed: int) ->
     seen = victim(batch, classes, width, seed, told=given["labels"] == "auto")
     watched, clock = Watched(given["steps"], lambda guess: scored(guess, batch)), Clock()
     with clocked(clock):
-        found = fedleak(**given)(seen, seed=seed, progress=watched)
+        found = fedleak_read(**given)(seen, seed=seed, progress=watched)
     assert found.labels is not None
     right = len(batch) - int((found.labels.sort().values != batch.labels.sort().values).sum())
     row = {**measure(found, batch), **watched.at, "labels_right": right / len(batch), **found.cost}

@@ -16,7 +16,6 @@ from seepage.attacks.matching.directions import (
     Langevin,
     LookAhead,
     Plain,
-    Regularized,
     Sign,
     SoftSign,
 )
@@ -43,12 +42,6 @@ class Bowl:
     @property
     def moved(self) -> int:
         return len(POINT)
-
-    def with_entries_fixed(self) -> "Bowl":
-        return self
-
-    def curvature(self, along: Sequence[Tensor]) -> Gradients:
-        return [c * v for c, v in zip(CURVATURES, along, strict=True)]
 
     def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         self.asked.append(list(moves))
@@ -147,20 +140,6 @@ def test_weights_outside_0_to_1_are_refused(weight: float) -> None:
             make(weight=weight)
     with pytest.raises(SeepageError, match="length above"):
         Blended(weight=0.5, k=0.0)
-
-
-@pytest.mark.parametrize("strength", [-1.0, float("nan"), float("inf")])
-def test_a_penalty_on_the_gradient_is_not_negative(strength: float) -> None:
-    with pytest.raises(SeepageError, match="strength"):
-        Regularized(strength=strength)
-
-
-def test_regularized_adds_the_hessian_times_the_unit_gradient() -> None:
-    length = torch.cat([gradient.flatten() for gradient in here()]).norm()
-    found = Regularized(strength=0.4)(here(), Bowl())
-    for gradient, c, penalized in zip(here(), CURVATURES, found, strict=True):
-        assert torch.allclose(penalized, gradient + 0.4 * c * gradient / length)
-    assert torch.equal(Regularized(strength=0.4)([torch.zeros(2)], Bowl())[0], torch.zeros(2))
 
 
 def test_looking_ahead_needs_an_optimizer_with_steps() -> None:

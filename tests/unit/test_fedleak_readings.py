@@ -2,26 +2,31 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from scripts import script
 from torch import Tensor
 
 from seepage import Architecture, Batch, GradientMatching, build, record
 from seepage.attacks.matching import fedleak
-from seepage.attacks.matching.directions import Blended, Direction, Gradients, Regularized, SearchPoint
+from seepage.attacks.matching.directions import Blended, Direction, Gradients, SearchPoint
 from seepage.attacks.matching.distances import L1, L2, Cosine, Distance, PerTensor
 from seepage.attacks.matching.labels import Auto, Joint
+from seepage.attacks.matching.objective import MatchingObjective
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.parameters import Pixels
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.attacks.matching.problem import Problem
 from seepage.core.nn import generator
+from seepage.errors import SeepageError
 from seepage.testing import planted_inputs
 from seepage.types import Transcript
 
+ablations = script("fedleak_ablations")
 LABELS = torch.tensor([0, 1])
 QUARTER = TopMagnitude(inner=L1(), ratio=0.25)
 HALF = TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5)
@@ -90,14 +95,16 @@ def dummy(transcript: Transcript, inputs: Tensor, labels: Tensor = LABELS) -> Te
 def test_the_hessian_times_a_vector_is_the_difference_of_slopes() -> None:
     """By central differences, of the distance over held entries and of a prior, through a change of scale."""
     transcript = victim()
-    problem, x = (
-        Problem.of(transcript[0], transcript.knowledge, HALF, None).held_at(start(victim()), LABELS),
-        start(victim()),
-    )
+    x = start(victim())
+    problem = ablations.held_problem(Problem.of(transcript[0], transcript.knowledge, HALF, None), x, LABELS)
     along = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ahead, behind = (problem.evaluate(x + sign * 1e-6 * along, LABELS).by_inputs for sign in (1, -1))
     leaf = (x / 2).requires_grad_()
-    (found,) = problem.curvature([leaf], [along], 2 * leaf, LABELS)
+    objective = MatchingObjective(problem, transcript.knowledge, transcript[0], (), ())
+    search = SimpleNamespace(decode=lambda: ([leaf], 2 * leaf), evaluations=0)
+    run = SimpleNamespace(labels_of=lambda search: LABELS)
+    place = SimpleNamespace(search=search, run=run, objective=objective, others=(), share=0.0)
+    (found,) = ablations.bent(place, [along])
     # x = 2 u: the Hessian by u is four times that by x.
     assert torch.allclose(found, 4 * (ahead - behind) / 2e-6, rtol=1e-4, atol=1e-8)
 
@@ -105,8 +112,8 @@ def test_the_hessian_times_a_vector_is_the_difference_of_slopes() -> None:
 @pytest.mark.parametrize("priors", [(), (TotalVariation(0.1),)])
 def test_the_blend_is_the_exact_penalty_where_the_step_is_small(priors: Sequence[TotalVariation]) -> None:
     transcript = victim()
-    (exact,) = first_direction(transcript, Regularized(strength=0.7e-4), HALF, *priors)
-    (blend,) = first_direction(transcript, Blended(weight=0.7, k=1e-4, keep_entries=True), HALF, *priors)
+    (exact,) = first_direction(transcript, ablations.Regularized(strength=0.7e-4), HALF, *priors)
+    (blend,) = first_direction(transcript, ablations.EntriesKept(weight=0.7, k=1e-4), HALF, *priors)
     (plain,) = first_direction(transcript, Blended(weight=0.0), HALF, *priors)
     bent = exact - plain
     assert float((blend - exact).norm()) < 1e-2 * float(bent.norm())
@@ -122,7 +129,7 @@ def test_entries_are_kept_at_the_look_ahead() -> None:
     # Line 8 of Algorithm 1: D(x + phi)[Lambda] with the Lambda of x.
     (ahead,) = torch.autograd.grad((dummy(transcript, moved) - target)[largest].abs().sum(), moved)
     kept, anew = (
-        first_direction(transcript, Blended(weight=0.7, k=k, keep_entries=keep), QUARTER)[0] for keep in (True, False)
+        first_direction(transcript, kind(weight=0.7, k=k), QUARTER)[0] for kind in (ablations.EntriesKept, Blended)
     )
     assert torch.allclose(kept, 0.3 * gradient + 0.7 * ahead, rtol=1e-9)
     assert not torch.allclose(anew, kept, rtol=1e-3)
@@ -149,7 +156,7 @@ def test_a_composed_distance_holds_what_its_parts_choose() -> None:
     """Entries chosen per tensor at one dummy, against sorting, for another dummy."""
     draw = torch.Generator().manual_seed(0)
     first, second, observed = ({n: torch.randn(s, generator=draw) for n, s in (("w", 9), ("b", 5))} for _ in range(3))
-    held = (2.0 * PerTensor(TopMagnitude(inner=L1(), ratio=0.4)) + L2()).held_at(first, observed)
+    held = ablations.held(2.0 * PerTensor(TopMagnitude(inner=L1(), ratio=0.4)) + L2(), first, observed)
     expected = sum(float((second[n] - observed[n]).square().sum()) for n in first)
     for name, count in (("w", 4), ("b", 2)):
         places = first[name].abs().argsort(descending=True)[:count]
@@ -159,8 +166,9 @@ def test_a_composed_distance_holds_what_its_parts_choose() -> None:
 
 def test_the_preset_takes_each_reading() -> None:
     assert fedleak().direction == Blended(weight=0.7, k=1e-3)
-    letter = fedleak(entries="kept", blend_labels=True)
-    assert letter.direction == Blended(weight=0.7, k=1e-3, keep_entries=True, turns_labels=True)
-    exact = fedleak(penalty="exact", k=0.01).direction
-    assert isinstance(exact, Regularized)
-    assert exact.strength == pytest.approx(0.007)
+    letter = ablations.fedleak_read(entries="kept", blend_labels=True)
+    assert letter.direction == ablations.EntriesKept(weight=0.7, k=1e-3, turns_labels=True)
+    exact = ablations.fedleak_read(penalty="exact", k=0.01).direction
+    assert exact == ablations.Regularized(strength=0.01 * 0.7)
+    with pytest.raises(SeepageError, match="strength"):
+        ablations.Regularized(strength=-1.0)

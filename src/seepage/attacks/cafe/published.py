@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cafe.rivals import RIVAL_EPS, Objective, rival_check, rival_objective
 from seepage.attacks.cafe.row_adam import RowAdam
 from seepage.attacks.cafe.steps import Opening, gradients, open_rounds, params_of
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape
-from seepage.core.checkpoint import history_in, run_steps
+from seepage.core.checkpoint import Resumable, run_steps
 from seepage.core.images import neighbor_differences
 from seepage.core.nn import generator
 from seepage.registry import attacks
@@ -168,8 +168,10 @@ class PublishedCafe(Attack):
         )
 
 
-class _PublishedRun:
+class _PublishedRun(Resumable):
     """One run of the published algorithms."""
+
+    kept = ("v", "two", "three", "labels", "others", "read", "steps", "opened", "history")
 
     def __init__(
         self, plan: PublishedCafe, transcript: Transcript, opening: Opening, seed: int, progress: Progress
@@ -183,10 +185,10 @@ class _PublishedRun:
         # Parties may hold tiles of several sizes; the threshold is one for the mean of their variations.
         tile = sum(x[0].numel() for x in self.tables.x) / len(self.layers)
         self.constants = plan.constants_at(len(self.batches[0]), tile)
-        self._two = [RowAdam(h, self.constants["lr_two"], legacy=legacy) for h in self.tables.h]
-        self._three = [RowAdam(x, self.constants["lr_three"], legacy=legacy) for x in self.tables.x]
-        self._labels = RowAdam(self.tables.y, self.constants["lr_three"], legacy=legacy)
-        self._guesses = [(self._three, self._labels)]
+        self.two = [RowAdam(h, self.constants["lr_two"], legacy=legacy) for h in self.tables.h]
+        self.three = [RowAdam(x, self.constants["lr_three"], legacy=legacy) for x in self.tables.x]
+        self.labels = RowAdam(self.tables.y, self.constants["lr_three"], legacy=legacy)
+        self._guesses = [(self.three, self.labels)]
         if plan.objective != "cafe":
             others = [self._start(opening.samples, seed, g) for g in range(1, plan.guesses)]
             tables = [self.tables, *(others if plan.objective == "group" else [])]
@@ -194,7 +196,9 @@ class _PublishedRun:
             self._guesses = [
                 ([RowAdam(x, lr, eps=RIVAL_EPS) for x in one.x], RowAdam(one.y, lr, eps=RIVAL_EPS)) for one in tables
             ]
-            self._three, self._labels = self._guesses[0]
+            self.three, self.labels = self._guesses[0]
+        self.v = self.tables.v
+        self.others = [adam for images, labels in self._guesses[1:] for adam in (*images, labels)]
         self.read = 0
         self.steps = [0, 0, 0]
         self.opened = 1
@@ -241,7 +245,7 @@ class _PublishedRun:
 
     def _through(self, total: int, iteration: Callable[[int], float]) -> bool:
         """Run all iterations, from the checkpoint if there is one; returns whether they were interrupted."""
-        self._resume()
+        self.resume(self.progress.load())
         self.read, interrupted = run_steps(
             self.read,
             total,
@@ -256,26 +260,7 @@ class _PublishedRun:
         self.read = read
         self.history.append((self.read, objective))
         self.progress.report(self.read, total, objective)
-        facts = {"step": self.read, "steps": self.steps, "opened": self.opened, "history": self.history}
-        self.progress.save(Checkpoint({name: tensor.clone() for name, tensor in self._state().items()}, facts))
-
-    def _state(self) -> Tensors:
-        adams = {f"two/{m}": adam for m, adam in enumerate(self._two)}
-        adams |= {f"three/{m}": adam for m, adam in enumerate(self._three)} | {"labels": self._labels}
-        for g, (images, labels) in enumerate(self._guesses[1:], 1):
-            adams |= {f"guess/{g}/{m}": adam for m, adam in enumerate(images)} | {f"guess/{g}/labels": labels}
-        tensors = {f"{name}/{part}": tensor for name, adam in adams.items() for part, tensor in adam.state.items()}
-        return tensors | {f"v/{m}": v for m, v in enumerate(self.tables.v)}
-
-    def _resume(self) -> None:
-        """Restore the checkpoint of an interrupted run, if there is one."""
-        kept = self.progress.load()
-        if kept is None:
-            return
-        for name, tensor in self._state().items():
-            tensor.copy_(kept.tensors[name])
-        self.read, self.steps, self.opened = kept.facts["step"], list(kept.facts["steps"]), kept.facts["opened"]
-        self.history = history_in(kept.facts)
+        self.progress.save(self.checkpoint(read))
 
     def _batch(self, t: int) -> tuple[int, Tensor]:
         place = t % len(self.batches)
@@ -305,7 +290,7 @@ class _PublishedRun:
             v, h = self.tables.v[m][rows], self.tables.h[m][rows]
             left = v.T @ h - found[layer.weight]  # [d2, d1]
             # Equation 8: |V^T H - grad W|^2; its gradient in H is 2 V (V^T H - grad W). [k, d1]
-            self._two[m].step(rows, 2 * v @ left, self.steps[1])
+            self.two[m].step(rows, 2 * v @ left, self.steps[1])
             total += float(left.pow(2).sum())
         return total / len(self.layers)
 
@@ -330,7 +315,7 @@ class _PublishedRun:
         wanted = [*blocks, logits] if self.plan.alpha else blocks
         # Equation 9 in the images and the labels' logits together; V and H are constants here.
         found = torch.autograd.grad(objective, wanted)
-        for adam, gradient in zip([*self._three, self._labels], found, strict=False):
+        for adam, gradient in zip([*self.three, self.labels], found, strict=False):
             adam.step(rows, gradient, self.steps[2])
         return float(objective.detach())
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from seepage.types import Tensors
+from seepage.core.checkpoint import Resumable
 
 
-class RowAdam:
+class RowAdam(Resumable):
     """Adam with moments per row of a table; only the rows of the current batch move.
 
     Args:
@@ -17,29 +17,26 @@ class RowAdam:
         eps: Added to the root of the second moment; 1e-7 is Keras's, as in the released code.
     """
 
+    kept = ("table", "first", "second", "counts")
+
     def __init__(self, table: Tensor, lr: float, *, legacy: bool = False, eps: float = 1e-7) -> None:
         self.table = table
         self.lr = lr
         self.legacy = legacy
         self.eps = eps
-        self._first = torch.zeros_like(table)
-        self._second = torch.zeros_like(table)
-        self._counts = torch.zeros(len(table), dtype=torch.int64, device=table.device)
-
-    @property
-    def state(self) -> Tensors:
-        """The table, its moments and row counts, which each step changes in place."""
-        return {"table": self.table, "first": self._first, "second": self._second, "counts": self._counts}
+        self.first = torch.zeros_like(table)
+        self.second = torch.zeros_like(table)
+        self.counts = torch.zeros(len(table), dtype=torch.int64, device=table.device)
 
     def step(self, rows: Tensor, gradient: Tensor, iteration: int) -> None:
         """Move the rows against `gradient`, `[k, ...]`; `iteration` counts from 1."""
         # Adam of its own, since only the visited rows move, each with its own count.
-        self._counts[rows] += 1
+        self.counts[rows] += 1
         shape = (-1, *[1] * (gradient.ndim - 1))
-        visits = self._counts[rows].to(self.table.dtype)
+        visits = self.counts[rows].to(self.table.dtype)
         count = torch.full_like(visits, iteration) if self.legacy else visits
-        first = self._first[rows] = 0.9 * self._first[rows] + 0.1 * gradient
-        second = self._second[rows] = 0.999 * self._second[rows] + 0.001 * gradient.pow(2)
+        first = self.first[rows] = 0.9 * self.first[rows] + 0.1 * gradient
+        second = self.second[rows] = 0.999 * self.second[rows] + 0.001 * gradient.pow(2)
         one, two = (1 - 0.9**count).reshape(shape), (1 - 0.999**count).reshape(shape)
         # The released code's correction, once here and once more in the quotient below.
         lr = self.lr * two.sqrt() / one if self.legacy else self.lr

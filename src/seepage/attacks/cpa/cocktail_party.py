@@ -68,7 +68,6 @@ class CocktailParty(Attack):
             later starts are tried while fewer than `enough` are certified. Where nothing can be certified there is
             one start that keeps all that stand clear of the noise.
         enough: Share of certified guesses that ends the starts.
-        rounds_of_deflation: Times to unmix afresh what is left beside the certified guesses.
         restarts: Random starts of the polish where the images' own structure did not help and examples are few.
         scale: Scale from the bias gradient, from the value range, or by what the noise allows.
         objective: The published objective; None: the authors' weights for images or embeddings.
@@ -92,7 +91,6 @@ class CocktailParty(Attack):
     certify: float = 1e-2
     drop: tuple[float, ...] = (30.0, 300.0, 3000.0)
     enough: float = 0.9
-    rounds_of_deflation: int = 1
     restarts: int = 12
     scale: Scale = "auto"
     objective: Objective | None = None
@@ -323,17 +321,13 @@ class _FastRun:
         load = len(rows) / len(mixture.columns)
         stages = stages_for(load)
         view = refine(mixture, rows, fields=fields, stages=stages, report=self._report(len(stages)))
-        for attempt in range(self.attack.rounds_of_deflation):
-            solved = view.certificates < self.attack.certify
-            if not self._exact or solved.all() or solved.double().mean() < 0.5 or int((~solved).sum()) < 2:
-                break
-            # Deflation: sources that are exact leave the mixtures, and what is left is unmixed afresh.
-            rows = unmix_rest(fields, view.rows, solved, draw=generator(self.seed, "rest", attempt))
-            new = refine(mixture, rows, fields=fields, stages=anneal(0.1, 1e-4, 20, 0.03))
-            if self._certified(new) <= self._certified(view):
-                break
-            view = new
-        return view
+        solved = view.certificates < self.attack.certify
+        if not self._exact or solved.all() or solved.double().mean() < 0.5 or int((~solved).sum()) < 2:
+            return view
+        # Deflation: sources that are exact leave the mixtures, and what is left is unmixed afresh.
+        rows = unmix_rest(fields, view.rows, solved, draw=generator(self.seed, "rest", 0))
+        new = refine(mixture, rows, fields=fields, stages=anneal(0.1, 1e-4, 20, 0.03))
+        return new if self._certified(new) > self._certified(view) else view
 
     def _certified(self, view: UnmixingState) -> int:
         return int((view.certificates < self.attack.certify).sum())

@@ -24,6 +24,9 @@ FEWEST_IMAGES = 8
 MOST_NETWORKS_KEPT = 4
 """Trained networks that a process keeps."""
 
+TRAINING_LR = 2e-3
+"""Learning rate of a generator's training, at its first step."""
+
 _trained: dict[str, Tensors] = {}
 
 
@@ -41,7 +44,6 @@ class ImagePrior:
         latent: Numbers per image.
         width: Channels of the trained decoder's last block.
         training: Training steps of 64 images.
-        training_lr: Learning rate of the training.
         keep: Folder of trained networks, for the next run; None: none.
     """
 
@@ -50,11 +52,10 @@ class ImagePrior:
     latent: int = 64
     width: int = 16
     training: int = 2000
-    training_lr: float = 2e-3
     keep: str | None = None
 
     def __post_init__(self) -> None:
-        if min(self.latent, self.width, self.training) < 1 or not self.training_lr > 0:
+        if min(self.latent, self.width, self.training) < 1:
             raise SeepageError(f"a generator needs numbers above 0, got {self}; correct the recipe")
         if self.weights is not None and self.generator is None:
             raise SeepageError(
@@ -73,7 +74,7 @@ class ImagePrior:
         if self.generator is not None:
             return self._users(knowledge, like)
         images, bounds = own_images(knowledge), knowledge.value_range
-        latent, width, steps, lr = self.latent, self.width, self.training, self.training_lr
+        latent, width, steps, lr = self.latent, self.width, self.training, TRAINING_LR
         return remembered(
             f"decoder/{latent}/{width}/{steps}/{lr}/{bounds}",
             images,

@@ -124,17 +124,10 @@ class Composed(Distance):
     models: tuple[DefenseModel, ...]
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
-        return self.inner(*self._followed(dummy, target))
-
-    def held_at(self, dummy: Tensors, target: Tensors) -> Distance:
-        return replace(self, inner=self.inner.held_at(*self._followed(dummy, target)))
-
-    def _followed(self, dummy: Tensors, target: Tensors) -> tuple[Tensors, Tensors]:
-        """The dummy gradient as it would have been sent, and of what was sent the part that is a gradient."""
         for model in self.models:
-            target = model.credible(target)
-            dummy = model(dummy, target)
-        return dummy, target
+            target = model.credible(target)  # of what was sent the part that is a gradient
+            dummy = model(dummy, target)  # the dummy gradient as it would have been sent
+        return self.inner(dummy, target)
 
 
 @dataclass(frozen=True)

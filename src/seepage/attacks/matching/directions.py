@@ -33,12 +33,6 @@ class SearchPoint(Protocol):
     def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         """The objective's gradients at unknowns plus `moves`: one more evaluation. Logits stay where they are."""
 
-    def with_entries_fixed(self) -> "SearchPoint":
-        """This point, but the gradient entries to compare stay those that were selected here."""
-
-    def curvature(self, along: Sequence[Tensor]) -> Gradients:
-        """The objective's Hessian by the inputs' unknowns, times `along`: one exact third derivative pass."""
-
     def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
         """The moves of one full optimizer step that is given `gradients`; the optimizer is left as it was."""
 
@@ -103,21 +97,18 @@ class Blended(Direction):
     `phi = k g(x) / |g(x)|`, the norm over all unknowns together. Two evaluations per step. As written phi goes *up* the
     objective; the paper's appendix D describes a point further *down* (`LookAhead` takes that one).
 
-    Line 8 of the paper's Algorithm 1 compares at x + phi the entries that were chosen at x: `keep_entries`. For labels
-    that are searched for, eq. 9 penalizes the same gradient by x, so that theirs is blended from x and x + phi too, at
-    the same logits: `turns_labels`. Deviation: without these, entries are chosen anew at x + phi, and labels take the
-    gradient at x alone.
+    Eq. 9 penalizes the same gradient by x for labels that are searched for, so that theirs is blended from x and
+    x + phi too, at the same logits: `turns_labels`. Deviations: entries are chosen anew at x + phi, where line 8 of the
+    paper's Algorithm 1 keeps those of x; without `turns_labels` labels take the gradient at x alone.
 
     Args:
         weight: lambda', in [0, 1].
         k: Length of phi, in units of the unknowns; the paper calls it a small constant and gives no number.
-        keep_entries: Match at x + phi the entries that were chosen at x, for one first-order pass more.
         turns_labels: Blend the gradient by the labels' logits as well.
     """
 
     weight: float
     k: float = 1e-3
-    keep_entries: bool = False
     turns_labels: bool = False
 
     def __post_init__(self) -> None:
@@ -128,39 +119,9 @@ class Blended(Direction):
         length = _length(own)
         if not length > 0:
             return gradients
-        # phi = k g / |g|, of length k over all unknowns together; Lambda stays that of x where line 8 is followed.
-        place = place.with_entries_fixed() if self.keep_entries else place
+        # phi = k g / |g|, of length k over all unknowns together.
         ahead = place.gradients_at([gradient * (self.k / length) for gradient in own])
         return _blend(gradients, ahead, self.weight)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Regularized(Direction):
-    """The gradient of FedLeak's eq. 9 without an approximation: `g + strength H g / |g|`, where H is the Hessian.
-
-    That is the gradient of `D(x) + strength |dD/dx|`. `Blended` with the same `k` and a weight of `strength / k` is its
-    finite difference (eq. 12). H times a vector is exact, by differentiating a third time (Pearlmutter 1994), so that
-    no Hessian is ever made; the entries that are matched stay those of x. Labels take the gradient at x.
-
-    Args:
-        strength: lambda of eq. 9, from 0; the paper's lambda' is lambda / k.
-    """
-
-    strength: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.strength < math.inf:
-            raise SeepageError(
-                f"a penalty on the gradient needs a finite strength from 0, got {self.strength}; correct the recipe"
-            )
-
-    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
-        length = _length(gradients)
-        if not length > 0:
-            return gradients
-        # d/dx (D + lambda |g|) = g + lambda H g / |g|.
-        bent = place.curvature([gradient / length for gradient in gradients])
-        return [gradient + self.strength * bend for gradient, bend in zip(gradients, bent, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """How far a dummy gradient is from the observed one. Distances add and scale: `L2() + 0.1 * Cosine()`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -37,10 +36,6 @@ class Distance(ABC):
         """
         return self
 
-    def held_at(self, dummy: Tensors, target: Tensors) -> "Distance":
-        """The distance with what it chooses at this dummy held fixed elsewhere; itself, unless it chooses entries."""
-        return self
-
     def __add__(self, other: "Distance") -> "Sum":
         return Sum(self, other)
 
@@ -61,9 +56,6 @@ class Sum(Distance):
     def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
         return Sum(self.first.adapt_to(knowledge, observed), self.second.adapt_to(knowledge, observed))
 
-    def held_at(self, dummy: Tensors, target: Tensors) -> Distance:
-        return Sum(self.first.held_at(dummy, target), self.second.held_at(dummy, target))
-
 
 @dataclass(frozen=True)
 class Scaled(Distance):
@@ -77,9 +69,6 @@ class Scaled(Distance):
 
     def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
         return Scaled(self.weight, self.inner.adapt_to(knowledge, observed))
-
-    def held_at(self, dummy: Tensors, target: Tensors) -> Distance:
-        return Scaled(self.weight, self.inner.held_at(dummy, target))
 
 
 @dataclass(frozen=True)
@@ -172,17 +161,3 @@ class PerTensor(Distance):
 
     def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
         return PerTensor(self.inner.adapt_to(knowledge, observed))
-
-    def held_at(self, dummy: Tensors, target: Tensors) -> Distance:
-        return _OfEach({name: self.inner.held_at({name: dummy[name]}, {name: target[name]}) for name in target})
-
-
-@dataclass(frozen=True)
-class _OfEach(Distance):
-    """A distance of its own for each tensor, summed."""
-
-    inner: Mapping[str, Distance]
-
-    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
-        each = [self.inner[name]({name: dummy[name]}, {name: target[name]}) for name in target]
-        return torch.stack(each).sum()

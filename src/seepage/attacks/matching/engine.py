@@ -406,16 +406,6 @@ class _SearchPoint:
             return gradients
         return [*gradients, *self.run.by_logits(self.search, labels, evaluation)]
 
-    def with_entries_fixed(self) -> "_SearchPoint":
-        inputs, labels = self.search.decode()[1].detach(), self.run.labels_of(self.search).detach()
-        return replace(self, objective=self.objective.held_at(inputs, labels))
-
-    def curvature(self, along: Sequence[Tensor]) -> Gradients:
-        self.search.evaluations += 1
-        unknowns, inputs = self.search.decode()
-        labels = self.run.labels_of(self.search).detach()
-        return self.objective.curvature(unknowns, along, inputs, labels, self.others, self.share)
-
     def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
         return self.search.step_along(gradients)
 

@@ -84,21 +84,6 @@ class FirstOrderProblem:
         """The distance alone."""
         return self.exact.distance_at(inputs, labels)
 
-    def held_at(self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."]) -> "FirstOrderProblem":
-        """As `Problem.held_at`."""
-        return replace(self, exact=self.exact.held_at(inputs, labels))
-
-    def curvature(
-        self,
-        unknowns: Sequence[Tensor],
-        along: Sequence[Tensor],
-        inputs: Float[Tensor, "n *shape"],
-        labels: Shaped[Tensor, "n ..."],
-        extra: Extra | None = None,
-    ) -> list[Tensor]:
-        """As `Problem.curvature`: exact."""
-        return self.exact.curvature(unknowns, along, inputs, labels, extra)
-
     def agreement(
         self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."], extra: Extra | None = None
     ) -> float:

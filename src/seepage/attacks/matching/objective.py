@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -23,21 +23,6 @@ class Evaluates(Protocol):
     def distance_at(self, inputs: Tensor, labels: Tensor) -> float: ...
 
 
-class Bends(Evaluates, Protocol):
-    """What directions beyond the gradient need of a problem too."""
-
-    def held_at(self, inputs: Tensor, labels: Tensor) -> "Bends": ...
-
-    def curvature(
-        self,
-        unknowns: Sequence[Tensor],
-        along: Sequence[Tensor],
-        inputs: Tensor,
-        labels: Tensor,
-        extra: Callable[[], Tensor] | None = None,
-    ) -> list[Tensor]: ...
-
-
 @dataclass(frozen=True)
 class MatchingObjective:
     """Distance plus priors.
@@ -50,7 +35,7 @@ class MatchingObjective:
         layer_priors: On what layers see of them.
     """
 
-    problem: Bends
+    problem: Evaluates
     knowledge: Knowledge
     observed: Round
     priors: tuple[Prior, ...]
@@ -93,30 +78,6 @@ class MatchingObjective:
             if self.layer_priors:
                 value += self._seen_penalty(calls, labels).item()
         return value + (self._penalty(inputs, (), self.priors).item() if self.priors else 0.0)
-
-    def held_at(self, inputs: Tensor, labels: Tensor) -> "MatchingObjective":
-        """The same objective, which matches the entries that it chooses at this candidate."""
-        return replace(self, problem=self.problem.held_at(inputs, labels))
-
-    def curvature(
-        self,
-        unknowns: Sequence[Tensor],
-        along: Sequence[Tensor],
-        inputs: Tensor,
-        labels: Tensor,
-        others: Sequence[Tensor] = (),
-        share: float = 1.0,
-    ) -> list[Tensor]:
-        """The objective's Hessian by the unknowns, times `along`; `inputs` carry their graph back to them."""
-        now = tuple(prior.at(share) for prior in self.priors)
-        with self._watched_layers() as calls:
-
-            def extra() -> Tensor:
-                terms = [self._seen_penalty(calls, labels)] if self.layer_priors else []
-                return torch.stack([*terms, *([self._penalty(inputs, others, now)] if now else [])]).sum()
-
-            added = extra if now or self.layer_priors else None
-            return self.problem.curvature(unknowns, along, inputs, labels, added)
 
     def _matched(self, inputs: Tensor, labels: Tensor) -> Evaluation:
         if not self.layer_priors:

@@ -15,6 +15,10 @@ from seepage.core.nn import safe_norm
 from seepage.errors import SeepageError
 from seepage.types import Knowledge, Round, Tensors
 
+UNKNOWN_SIGMA = 0.1
+"""Deviation of the noise on an entry of the gradient that is assumed where none is known (the default of the code of
+Balunovic et al.)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TopMagnitude(Distance):
@@ -60,9 +64,6 @@ class TopMagnitude(Distance):
     def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
         return replace(self, inner=self.inner.adapt_to(knowledge, observed))
 
-    def held_at(self, dummy: Tensors, target: Tensors) -> Distance:
-        return ChosenEntries(inner=self.inner, places=self.chosen(dummy, target))
-
     def chosen(self, dummy: Tensors, target: Tensors) -> Tensors:
         """Places of the chosen entries in each flattened tensor, int64."""
         source = dummy if self.of == "dummy" else target
@@ -96,7 +97,8 @@ class ChosenEntries(Distance):
 
     >>> from seepage.attacks.matching.distances import L1
     >>> dummy, observed = {"w": torch.tensor([0.1, -3.0, 2.0, 0.0])}, {"w": torch.zeros(4)}
-    >>> float(TopMagnitude(inner=L1(), ratio=0.5).held_at(dummy, observed)({"w": torch.ones(4)}, observed))
+    >>> places = TopMagnitude(inner=L1(), ratio=0.5).chosen(dummy, observed)
+    >>> float(ChosenEntries(inner=L1(), places=places)({"w": torch.ones(4)}, observed))
     2.0
     """
 
@@ -123,10 +125,10 @@ class GaussianLikelihood(Distance):
     puts that in this one's place where the attacker is told of it.
 
     Args:
-        sigma: Standard deviation of the noise on each entry of the gradient; None: read from the known defense.
+        sigma: Standard deviation of the noise on each entry of the gradient; None: read from the known defense, else
+            0.1.
         clip: Largest norm of the gradient before the noise; None: none.
         unit: The gradient is scaled to norm 1 before the noise.
-        otherwise: Sigma where neither is known.
 
     >>> known = GaussianLikelihood(sigma=0.5)
     >>> float(known({"w": torch.ones(1)}, {"w": torch.zeros(1)}))
@@ -136,10 +138,9 @@ class GaussianLikelihood(Distance):
     sigma: float | None = None
     clip: float | None = None
     unit: bool = False
-    otherwise: float = 0.1
 
     def __post_init__(self) -> None:
-        numbers = [value for value in (self.sigma, self.clip, self.otherwise) if value is not None]
+        numbers = [value for value in (self.sigma, self.clip) if value is not None]
         if not all(value > 0 for value in numbers):
             raise SeepageError(
                 f"a likelihood needs a noise and a clip norm above 0, got sigma={self.sigma}, clip={self.clip}; "
@@ -147,7 +148,7 @@ class GaussianLikelihood(Distance):
             )
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
-        sigma = self.otherwise if self.sigma is None else self.sigma
+        sigma = UNKNOWN_SIGMA if self.sigma is None else self.sigma
         scale = 1.0 if self.clip is None else (self.clip / safe_norm(dummy)).clamp(max=1)
         if self.unit:
             scale = 1 / safe_norm(dummy)

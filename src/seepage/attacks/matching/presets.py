@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from seepage.attacks.matching.adaptive import DefenseAware
-from seepage.attacks.matching.directions import Blended, Langevin, LookAhead, Plain, Regularized, Sign, SoftSign
+from seepage.attacks.matching.directions import Blended, Langevin, LookAhead, Plain, Sign, SoftSign
 from seepage.attacks.matching.distances import L1, L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.generator import UntrainedGenerator
@@ -242,9 +242,6 @@ def fedleak(
     activation: float = 1e-4,
     weight: float = 0.7,
     k: float = 1e-3,
-    penalty: Literal["blend", "exact"] = "blend",
-    entries: Literal["anew", "kept"] = "anew",
-    blend_labels: bool = False,
 ) -> GradientMatching:
     """FedLeak as written (Fan et al., USENIX Security 2025), Algorithm 1: partial matching, regularized gradient.
 
@@ -255,11 +252,11 @@ def fedleak(
     (`DefenseAware`), which is not of the paper.
 
     Deviations and readings: entries are chosen by the gradient of the weights (line 5 of Algorithm 1 says of the
-    inputs, which cannot index it), over all tensors together, and anew at x + phi (line 8 keeps those of x:
-    `entries="kept"`); the labels' gradient is not blended (eq. 9 would: `blend_labels`); L1 is a mean, as in the
-    paper's own derivation; the activation penalty a mean per layer; phi has length 1e-3, for which no number is given;
-    the best iterate is returned, not the last. Table 16 has its best result at lambda' 0.5, not at the stated 0.7.
-    What each of these readings is worth is measured by `experiments/fedleak_parts.py`.
+    inputs, which cannot index it), over all tensors together, and anew at x + phi (line 8 keeps those of x); the
+    labels' gradient is not blended (eq. 9 would); L1 is a mean, as in the paper's own derivation; the activation
+    penalty a mean per layer; phi has length 1e-3, for which no number is given; the best iterate is returned, not
+    the last. Table 16 has its best result at lambda' 0.5, not at the stated 0.7. What each of these readings is
+    worth is measured by `experiments/fedleak_parts.py`.
 
     Args:
         ratio: Share of the entries that are matched, 0 to 1: the largest.
@@ -269,19 +266,13 @@ def fedleak(
         activation: Weight of the mean activation of each layer; 0: without.
         weight: Weight of the gradient further ahead, 0 to 1, in the blended direction; 0: without.
         k: How far ahead the second gradient is taken, in units of the unknowns.
-        penalty: Whether the penalty on the gradient (eq. 9) is approximated by the blend (eq. 13), or differentiated
-            exactly with lambda = `weight` times `k`, which takes a third derivative.
-        entries: Whether the entries to match are chosen anew further ahead, or kept as line 8 has it.
-        blend_labels: Whether the gradient by labels that are searched for is blended as well.
     """
-    blended = Blended(weight=weight, k=k, keep_entries=entries == "kept", turns_labels=blend_labels)
-    direction = blended if penalty == "blend" else Regularized(strength=weight * k)
     return search.matching(
         DefenseAware(TopMagnitude(inner=L1(l1) + Cosine(), ratio=ratio, by=by, sample=sample)),
         Adam(lr=search.lr),
         search.pixels,
         *((ActivationSize(activation),) if activation > 0 else ()),
-        direction=direction if weight > 0 else Plain(),
+        direction=Blended(weight=weight, k=k) if weight > 0 else Plain(),
         project=True,
     )
 

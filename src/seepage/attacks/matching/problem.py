@@ -1,7 +1,7 @@
 """The matching problem of one update: objective and gradient at a candidate, in one shot or in micro-batches."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -106,37 +106,6 @@ class Problem:
         # The gradients themselves stay in the model's precision: only the comparison is finer.
         dummy = {name: tensor.double() for name, tensor in gradient.items()}
         return self.distance(dummy, {name: tensor.double() for name, tensor in self.target.items()}).item()
-
-    def held_at(self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."]) -> "Problem":
-        """The same problem, whose distance holds to the entries it chooses at this candidate."""
-        dummy = self._gradient(inputs.detach(), labels.detach(), create_graph=False)
-        return replace(self, distance=self.distance.held_at(dummy, self.target))
-
-    def curvature(
-        self,
-        unknowns: Sequence[Tensor],
-        along: Sequence[Tensor],
-        inputs: Float[Tensor, "n *shape"],
-        labels: Shaped[Tensor, "n ..."],
-        extra: Callable[[], Tensor] | None = None,
-    ) -> list[Tensor]:
-        """Hessian of the distance, and of what `extra` adds, by the unknowns, times `along`; exact, at once.
-
-        Args:
-            unknowns: Leaves that the inputs were made of.
-            along: One tensor per unknown, shaped like it.
-            inputs: The candidate, with its graph back to the unknowns.
-            labels: Its labels.
-            extra: As for `evaluate`.
-        """
-        with twice_differentiable(self.model):
-            value = self.distance(self._gradient(inputs, labels, create_graph=True), self.target)
-            if extra is not None:
-                value = value + extra()
-            slopes = torch.autograd.grad(value, unknowns, create_graph=True)
-            # H v = d<dD/dx, v>/dx with v held fixed.
-            product = torch.stack([(slope * v).sum() for slope, v in zip(slopes, along, strict=True)]).sum()
-            return list(torch.autograd.grad(product, unknowns, materialize_grads=True))
 
     def _gradient(self, inputs: Tensor, labels: Tensor, *, create_graph: bool) -> Tensors:
         update = self.client(

@@ -38,12 +38,6 @@ class Parabola:
     def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         return [2 * (self.x + moves[0])]
 
-    def with_entries_fixed(self) -> "Parabola":
-        return self
-
-    def curvature(self, along: Sequence[Tensor]) -> Gradients:
-        return [2 * along[0]]
-
     def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
         return [-self.lr * gradients[0]]
 

@@ -1,0 +1,155 @@
+"""What FedLeak's Algorithm 1 leaves open, read another way than `fedleak` does: entries kept, the exact penalty.
+
+    fedleak_read(entries="kept", blend_labels=True)    # Algorithm 1 to the letter
+    fedleak_read(penalty="exact")                      # eq. 9 without the blend
+
+`fedleak_parts.py` measures what each reading is worth.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.matching import GradientMatching, fedleak
+from seepage.attacks.matching.adaptive import Composed
+from seepage.attacks.matching.directions import Blended, Direction, Gradients, _length
+from seepage.attacks.matching.distances import Distance, PerTensor, Scaled, Sum
+from seepage.attacks.matching.engine import _SearchPoint
+from seepage.attacks.matching.first_order import FirstOrderProblem
+from seepage.attacks.matching.partial import ChosenEntries, TopMagnitude
+from seepage.attacks.matching.problem import Problem
+from seepage.core.second_derivatives import twice_differentiable
+from seepage.errors import SeepageError
+from seepage.types import Tensors
+
+
+@dataclass(frozen=True)
+class OfEach(Distance):
+    """A distance of its own for each tensor, summed."""
+
+    inner: dict[str, Distance]
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Tensor:
+        each = [self.inner[name]({name: dummy[name]}, {name: target[name]}) for name in target]
+        return torch.stack(each).sum()
+
+
+def held(distance: Distance, dummy: Tensors, target: Tensors) -> Distance:
+    """The distance whose entries stay those that it chooses at this dummy gradient (line 8 of Algorithm 1)."""
+    if isinstance(distance, Sum):
+        return Sum(held(distance.first, dummy, target), held(distance.second, dummy, target))
+    if isinstance(distance, Scaled):
+        return Scaled(distance.weight, held(distance.inner, dummy, target))
+    if isinstance(distance, PerTensor):
+        return OfEach({n: held(distance.inner, {n: dummy[n]}, {n: target[n]}) for n in target})
+    if isinstance(distance, Composed):
+        for model in distance.models:
+            target = model.credible(target)
+            dummy = model(dummy, target)
+        return replace(distance, inner=held(distance.inner, dummy, target))
+    if isinstance(distance, TopMagnitude):
+        return ChosenEntries(inner=distance.inner, places=distance.chosen(dummy, target))
+    return distance
+
+
+def held_problem(problem: Problem, inputs: Tensor, labels: Tensor) -> Problem:
+    """The same problem, whose distance holds to the entries that it chooses at this candidate."""
+    dummy = problem._gradient(inputs.detach(), labels.detach(), create_graph=False)
+    return replace(problem, distance=held(problem.distance, dummy, problem.target))
+
+
+def exact_of(problem: Any) -> Problem:
+    """The problem without the first-order step."""
+    exact: Problem = problem.exact if isinstance(problem, FirstOrderProblem) else problem
+    return exact
+
+
+def bent(place: _SearchPoint, along: Sequence[Tensor]) -> Gradients:
+    """The objective's Hessian by the inputs' unknowns, times `along`: one exact third derivative pass."""
+    place.search.evaluations += 1
+    unknowns, inputs = place.search.decode()
+    objective, labels = place.objective, place.run.labels_of(place.search).detach()
+    problem = exact_of(objective.problem)
+    with twice_differentiable(problem.model), objective._watched_layers() as calls:
+        value = problem.distance(problem._gradient(inputs, labels, create_graph=True), problem.target)
+        if objective.layer_priors:
+            value = value + objective._seen_penalty(calls, labels)
+        now = tuple(prior.at(place.share) for prior in objective.priors)
+        if now:
+            value = value + objective._penalty(inputs, place.others, now)
+        slopes = torch.autograd.grad(value, unknowns, create_graph=True)
+        # H v = d<dD/dx, v>/dx with v held fixed.
+        product = torch.stack([(slope * v).sum() for slope, v in zip(slopes, along, strict=True)]).sum()
+        return list(torch.autograd.grad(product, unknowns, materialize_grads=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntriesKept(Blended):
+    """`Blended`, which matches at x + phi the entries that were chosen at x, for one first-order pass more."""
+
+    def __call__(self, gradients: Gradients, place: Any) -> Gradients:
+        inputs, labels = place.search.decode()[1].detach(), place.run.labels_of(place.search)
+        problem = place.objective.problem
+        exact = held_problem(exact_of(problem), inputs, labels)
+        chosen = replace(problem, exact=exact) if isinstance(problem, FirstOrderProblem) else exact
+        return super().__call__(gradients, replace(place, objective=replace(place.objective, problem=chosen)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regularized(Direction):
+    """The gradient of FedLeak's eq. 9 without an approximation: `g + strength H g / |g|`, where H is the Hessian.
+
+    That is the gradient of `D(x) + strength |dD/dx|`. `Blended` with the same `k` and a weight of `strength / k` is its
+    finite difference (eq. 12). H times a vector is exact, by differentiating a third time (Pearlmutter 1994), so that
+    no Hessian is ever made; the entries that are matched stay those of x. Labels take the gradient at x.
+
+    Args:
+        strength: lambda of eq. 9, from 0; the paper's lambda' is lambda / k.
+    """
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength < math.inf:
+            raise SeepageError(f"a penalty on the gradient needs a finite strength from 0, got {self.strength}")
+
+    def __call__(self, gradients: Gradients, place: Any) -> Gradients:
+        length = _length(gradients)
+        if not length > 0:
+            return gradients
+        # d/dx (D + lambda |g|) = g + lambda H g / |g|.
+        products = bent(place, [gradient / length for gradient in gradients])
+        return [gradient + self.strength * product for gradient, product in zip(gradients, products, strict=True)]
+
+
+def fedleak_read(
+    *,
+    penalty: Literal["blend", "exact"] = "blend",
+    entries: Literal["anew", "kept"] = "anew",
+    blend_labels: bool = False,
+    weight: float = 0.7,
+    k: float = 1e-3,
+    **options: Any,
+) -> GradientMatching:
+    """`fedleak` with its direction read another way.
+
+    Args:
+        penalty: Whether the penalty on the gradient (eq. 9) is approximated by the blend (eq. 13), or differentiated
+            exactly with lambda = `weight` times `k`, which takes a third derivative.
+        entries: Whether the entries to match are chosen anew further ahead, or kept as line 8 has it.
+        blend_labels: Whether the gradient by labels that are searched for is blended as well.
+        weight: As for `fedleak`.
+        k: As for `fedleak`.
+        options: Others of `fedleak`.
+    """
+    plain = fedleak(weight=weight, k=k, **options)
+    if not weight > 0:
+        return plain
+    if penalty == "exact":
+        return replace(plain, direction=Regularized(strength=weight * k))
+    kind = EntriesKept if entries == "kept" else Blended
+    return replace(plain, direction=kind(weight=weight, k=k, turns_labels=blend_labels))
