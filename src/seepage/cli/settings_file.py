@@ -5,7 +5,7 @@ and moves no threshold of what counts as recovered. What is typed on the command
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def _refuse_power(name: str, options: Mapping[str, Any]) -> None:
     folder that data sets are kept in, and whatever has to be fetched.
     """
     from seepage.cli.options import Simulated, tables_of
-    from seepage.recipe.contents import texts_in
+    from seepage.recipe.overrides import texts_in, walk
     from seepage.recipe.trust import own_code
 
     own = Simulated(**{key: value for key, value in options.items() if key in Simulated.__dataclass_fields__})
@@ -135,7 +135,7 @@ def _refuse_power(name: str, options: Mapping[str, Any]) -> None:
             f"{name} sets {printable(fetched)[:80]}, which only your own command line may: it writes outside of this "
             "folder or uses the network; leave it out there, and give the recipe, --data or --weights yourself"
         )
-    moved = [key for key in _scoring(tables) if key.rpartition(".")[2] in TYPED_ONLY]
+    moved = [".".join(where) for where, _ in walk(tables) if "score" in where and TYPED_ONLY & set(where)]
     if moved:
         raise SeepageError(
             f"{name} sets {printable(moved[0])[:80]}, which only your own command line may: it decides what a gate "
@@ -149,17 +149,3 @@ def _reaches_out(place: str, text: str) -> bool:
     fetched = text in datasets and datasets[text].facts.get("origin") == FETCHED
     of_data = place in ("data", "auxiliary") or (head in ("data", "auxiliary") and key == "use")
     return key == "root" or text == "pretrained" or (of_data and fetched)
-
-
-def _scoring(tables: Any, place: str = "") -> Iterator[str]:
-    """Every key of scoring in a recipe's tables, by its dotted name: of cases and of grids, too."""
-    if isinstance(tables, list):
-        for table in tables:
-            yield from _scoring(table, place)
-    if not isinstance(tables, Mapping):
-        return
-    for key, value in tables.items():
-        inside = f"{place}.{key}" if place else str(key)
-        if "score" in inside.split("."):
-            yield inside
-        yield from _scoring(value, inside)

@@ -23,6 +23,7 @@ from typing import Any
 from seepage.core.storage import walk
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
+from seepage.recipe.overrides import texts_in
 from seepage.recipe.resolve import resolved
 from seepage.recipe.trust import own_code
 from seepage.registry import is_network_file
@@ -83,19 +84,6 @@ def contents(tables: Any) -> dict[str, str]:
     except OSError as error:
         raise SeepageError(f"cannot read {error.filename}: {error.strerror or error}; check who may read it") from error
     return {name: digest for name, digest in sorted(found.items()) if digest}
-
-
-def texts_in(tables: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in tables with its place, `data.use`; whether in a grid, in a case, or neither, is left out."""
-    if isinstance(tables, Mapping):
-        for key, value in tables.items():
-            inside = f"{place}.{key}" if place not in ("", "grid", "case") else str(key)
-            yield from texts_in(value, inside)
-    elif isinstance(tables, list | tuple):
-        for value in tables:
-            yield from texts_in(value, place)
-    elif isinstance(tables, str):
-        yield place, tables
 
 
 def _is_named(place: str, text: str, path: Path) -> bool:

@@ -1,7 +1,8 @@
 """Changes to a recipe's tables: `key=value` settings of the command line, and one choice of a grid."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile
 from typing import Any
 
 from seepage.core.toml import load_toml
@@ -64,6 +65,29 @@ def copy_tables(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: copy_tables(item) for key, item in value.items()}
     return [copy_tables(item) for item in value] if isinstance(value, list) else value
+
+
+def walk(tables: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value in tables that is no table and no list, in order, with the keys that lead to it.
+
+    >>> list(walk({"grid": {"model.use": ["fc2", "vit"]}, "attack": [{"steps": 3}]}))
+    [(('grid', 'model', 'use'), 'fc2'), (('grid', 'model', 'use'), 'vit'), (('attack', 'steps'), 3)]
+    """
+    if isinstance(tables, Mapping):
+        for key, value in tables.items():
+            yield from walk(value, (*where, *str(key).split(".")))
+    elif isinstance(tables, list | tuple):
+        for value in tables:
+            yield from walk(value, where)
+    else:
+        yield where, tables
+
+
+def texts_in(tables: Any) -> Iterator[tuple[str, str]]:
+    """Every text in tables with its place, `data.use`; whether in a grid, in a case, or neither, is left out."""
+    for where, text in walk(tables):
+        if isinstance(text, str):
+            yield ".".join([*dropwhile({"grid", "case"}.__contains__, where[:-1]), *where[-1:]]), text
 
 
 def parsed(text: str) -> Any:

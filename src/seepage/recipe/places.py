@@ -16,6 +16,7 @@ import tomli_w
 from seepage.core.toml import load_toml
 from seepage.recipe.contents import MARK, has_separator, split_text
 from seepage.recipe.files import list_recipes
+from seepage.recipe.overrides import texts_in
 from seepage.registry import datasets, is_dotted
 
 HIDDEN = "\N{HORIZONTAL ELLIPSIS}"
@@ -88,14 +89,9 @@ def _mapped(record: Any, change: Any) -> Any:
     return [_mapped(value, change) for value in record] if isinstance(record, list | tuple) else record
 
 
-def paths_in(tables: Any, place: str = "") -> list[str]:
+def paths_in(tables: Any) -> list[str]:
     """The texts in a recipe's tables that are paths by their form: of data, and whatever else has a slash."""
-    if isinstance(tables, Mapping):
-        inside = [(str(key) if place in ("", "grid", "case") else f"{place}.{key}", one) for key, one in tables.items()]
-        return [text for key, value in inside for text in paths_in(value, key)]
-    if isinstance(tables, list | tuple):
-        return [text for value in tables for text in paths_in(value, place)]
-    return [tables] if isinstance(tables, str) and _is_path(place, tables) else []
+    return [text for place, text in texts_in(tables) if _is_path(place, text)]
 
 
 def _is_path(place: str, text: str) -> bool:

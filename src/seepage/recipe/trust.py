@@ -1,35 +1,20 @@
 """Names of somebody's own code in a recipe or a run folder, which is not run unless it is trusted."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from seepage import registry
 from seepage.errors import SeepageError, short
+from seepage.recipe.overrides import walk
 from seepage.registry import is_dotted, is_network_file
-
-
-def named_code(tables: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every `module:thing` and saved network in tables, at any depth, with its place.
-
-    >>> list(named_code({"grid": {"model.use": ["fc2", "my:net"]}, "attack": [{"use": "ggl", "generator": "my:gan"}]}))
-    [(('grid', 'model', 'use'), 'my:net'), (('attack', 'generator'), 'my:gan')]
-    """
-    if isinstance(tables, Mapping):
-        for key, value in tables.items():
-            yield from named_code(value, (*where, *str(key).split(".")))
-    elif isinstance(tables, list | tuple):
-        for value in tables:
-            yield from named_code(value, where)
-    elif isinstance(tables, str) and (is_dotted(tables) or (_of_model(where) and is_network_file(tables))):
-        yield where, tables
-
 
 _MODEL = {"grid", "case", "model", "use"}
 """What the place of a model's name is made of."""
 
 
-def _of_model(where: tuple[str, ...]) -> bool:
-    return bool(where) and where[-1] == "use" and set(where) <= _MODEL
+def _is_code(where: tuple[str, ...], value: Any) -> bool:
+    """Whether a value is `module:thing`, or in a model's place a saved network, which may hold code."""
+    of_model = where[-1:] == ("use",) and set(where) <= _MODEL
+    return isinstance(value, str) and (is_dotted(value) or (of_model and is_network_file(value)))
 
 
 def own_code(tables: Any, *, models: bool = True) -> list[str]:
@@ -43,13 +28,15 @@ def own_code(tables: Any, *, models: bool = True) -> list[str]:
 
     >>> own_code({"model": {"use": "my:net"}, "attack": [{"use": "dlg"}]})
     ['my:net']
+    >>> own_code({"grid": {"model.use": ["fc2", "my:net"]}, "attack": [{"use": "ggl", "generator": "my:gan"}]})
+    ['my:net', 'my:gan']
     >>> own_code({"model": {"use": "timm:resnet18"}})
     []
     """
     own = [
         name
-        for place, name in named_code(tables)
-        if not (set(place) <= _MODEL and (not models or registry.models.knows(name)))
+        for where, name in walk(tables)
+        if _is_code(where, name) and not (set(where) <= _MODEL and (not models or registry.models.knows(name)))
     ]
     return list(dict.fromkeys(own))
 
