@@ -28,7 +28,8 @@ from matching import emit
 from matching_steps import SHAPE, network, plain_fedleak
 from torch import Tensor, nn
 
-from seepage import Batch, FedSGD, GradientMatching, Transcript, attack, fedleak, inverting_gradients, record
+from seepage import Batch, FedSGD, GradientMatching, Transcript, attack, record
+from seepage.attacks import fedleak, inverting_gradients
 from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.problem import Problem
 from seepage.core.nn import frozen_randomness, generator

@@ -15,7 +15,8 @@ import torch
 from common import Clock, Row, clocked, flat_square, parts
 from torch import Tensor
 
-from seepage import Architecture, Batch, build, dlg, idlg, record
+from seepage import Architecture, Batch, build, record
+from seepage.attacks import dlg, idlg
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.metrics import align_guess

@@ -19,7 +19,7 @@ from seepage.registry import Entry
 
 REFERENCE = {
     "verbs": ("Verbs", ["seepage.api", "seepage.transcript.recorded", "seepage.transcript.truth"]),
-    "types": ("Types", ["seepage.types", "seepage.client_types", "seepage.defense_types"]),
+    "types": ("Types", ["seepage.types", "seepage.client_types"]),
     "errors": ("Errors", ["seepage.errors"]),
     "attacks": ("What an attack is", ["seepage.attacks.base"]),
     "clients": (

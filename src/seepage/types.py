@@ -32,8 +32,14 @@ from torch import Tensor, nn
 from seepage.client_types import (
     Batch,
     ClientUpdate,
+    ClientView,
+    Defense,
+    DefenseModel,
+    GaussianMechanism,
+    Likelihood,
     LocalProblem,
     Mode,
+    Noise,
     OwnTarget,
     Reduction,
     StepGradient,
@@ -41,7 +47,6 @@ from seepage.client_types import (
     Tensors,
     Update,
 )
-from seepage.defense_types import ClientView, Defense, DefenseModel, GaussianMechanism, Likelihood, Noise
 from seepage.errors import SeepageError
 from seepage.fitting import SentTensors, check_finite, check_fits
 from seepage.registry import Spec

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from seepage import Batch, GradientMatching, attack, grad_inversion, inverting_gradients, record
+from seepage import Batch, GradientMatching, attack, record
+from seepage.attacks import grad_inversion, inverting_gradients
 from seepage.attacks.matching.parameters import Pixels, SearchSpace
 from seepage.attacks.matching.priors import SquaredNorm
 from seepage.clients import FedSGD

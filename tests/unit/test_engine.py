@@ -10,22 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seepage import (
-    Architecture,
-    Batch,
-    FedSGD,
-    GradientMatching,
-    Inapplicable,
-    SeepageError,
-    attack,
-    bayes,
-    build,
-    dlg,
-    fedleak,
-    inverting_gradients,
-    record,
-    sapag,
-)
+from seepage import Architecture, Batch, FedSGD, GradientMatching, Inapplicable, SeepageError, attack, build, record
+from seepage.attacks import bayes, dlg, fedleak, inverting_gradients, sapag
 from seepage.attacks.base import Silent
 from seepage.attacks.matching import engine
 from seepage.attacks.matching.directions import Direction, Gradients, SearchPoint, Sign

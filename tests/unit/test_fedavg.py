@@ -364,6 +364,6 @@ def test_adam_keeps_the_sign_of_one_label_and_counts_none() -> None:
 
 
 def attack_objective(seen: object, batch: Batch) -> float:
-    from seepage import dlg
+    from seepage.attacks import dlg
 
     return dlg().objective_at(seen, batch.inputs, batch.labels)  # type: ignore[arg-type]

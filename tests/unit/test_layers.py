@@ -7,19 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seepage import (
-    Architecture,
-    Batch,
-    FedSGD,
-    GradientMatching,
-    Inapplicable,
-    SeepageError,
-    Transcript,
-    build,
-    fedleak,
-    grad_inversion,
-    record,
-)
+from seepage import Architecture, Batch, FedSGD, GradientMatching, Inapplicable, SeepageError, Transcript, build, record
+from seepage.attacks import fedleak, grad_inversion
 from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.layers import ActivationSize, BatchNormStatistics, LabelLoss, LayerPrior, Seen
 from seepage.attacks.matching.optimizers import Adam

@@ -7,25 +7,8 @@ import pytest
 import torch
 
 import seepage.data
-from seepage import (
-    Architecture,
-    Batch,
-    GaussianNoise,
-    GradientMatching,
-    Inapplicable,
-    attack,
-    bayes,
-    build,
-    cpl,
-    dlg,
-    fedleak,
-    fedleak_released,
-    grad_inversion,
-    idlg,
-    inverting_gradients,
-    record,
-    sapag,
-)
+from seepage import Architecture, Batch, GaussianNoise, GradientMatching, Inapplicable, attack, build, record
+from seepage.attacks import bayes, cpl, dlg, fedleak, fedleak_released, grad_inversion, idlg, inverting_gradients, sapag
 from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.directions import Blended, Langevin, LookAhead, Plain, Sign, SoftSign
 from seepage.attacks.matching.distances import L1, L2, Cosine, GaussianKernel, PerTensor

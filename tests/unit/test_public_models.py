@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage import Architecture, Batch, FedSGD, Inapplicable, Transcript, attack, build, dlg, observe, record
+from seepage import Architecture, Batch, FedSGD, Inapplicable, Transcript, attack, build, observe, record
+from seepage.attacks import dlg
 from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.problem import Problem
 from seepage.attacks.network import Case

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seepage import Architecture, Batch, ClientUpdate, FedAvg, FedSGD, attack, build, fedleak, record
+from seepage import Architecture, Batch, ClientUpdate, FedAvg, FedSGD, attack, build, record
+from seepage.attacks import fedleak
 from seepage.core.nn import forward
 from seepage.defenses import (
     DEFENSES,
