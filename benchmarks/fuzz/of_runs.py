@@ -15,7 +15,7 @@ from of_observed import write_observed
 from watch import answered, check_markdown, check_page, ran
 
 from seepage.audit.candidates import open_candidates, open_members, open_unseen
-from seepage.cli.options import Simulated, tables_of
+from seepage.cli.options import SimulationOptions, tables_of
 from seepage.core.manifest import write_manifest
 from seepage.core.storage import read_tensors
 from seepage.papers import book
@@ -45,7 +45,7 @@ def make_goods(shared: Path) -> None:
     from seepage.report import write_grid, write_report
 
     os.chdir(shared)
-    tables = tables_of(None, Simulated(data="digits", settings=list(AUDIT)), attacks=["linear", "dlg"])
+    tables = tables_of(None, SimulationOptions(data="digits", settings=list(AUDIT)), attacks=["linear", "dlg"])
     finished = run(
         tables | {"membership": {"tests": ["gradient_cosine"], "level": 0.05}, "bounds": {"where": "all"}},
         out=shared / "run",

@@ -526,9 +526,9 @@ def test_what_a_factory_warns_of_is_one_line(cli: Cli, home: Path, nets: Any) ->
 def test_the_default_audit_attacks_a_network_of_ones_own_as_it_is(
     told: dict[str, Any], steps: set[int], home: Path
 ) -> None:
-    from seepage.cli.options import Simulated, tables_of
+    from seepage.cli.options import SimulationOptions, tables_of
 
     (home / "tiny.toml").write_text(f"{(home / 'tiny.toml').read_text()}\n[training]\nsteps = 7\n")
-    tables = tables_of(told.pop("recipe", None), Simulated(**told))
+    tables = tables_of(told.pop("recipe", None), SimulationOptions(**told))
     swept = tables.get("grid", {}).get("training.steps", [tables.get("training", {}).get("steps", 0)])
     assert set(swept) == steps

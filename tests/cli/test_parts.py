@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Cli
 
 from seepage import SeepageError
-from seepage.cli.options import Simulated, tables_of
+from seepage.cli.options import SimulationOptions, tables_of
 from seepage.cli.parts import part_of
 from seepage.registry import defenses
 
@@ -70,7 +70,7 @@ def test_options_lie_over_the_recipes_own_and_below_what_is_set(home: Path) -> N
     attacks: list[dict[str, Any]] = tables_of("own.toml", attacks=["dlg:steps=9"])["attack"]
     assert attacks == [{"use": "dlg", "steps": 9, "lr": 0.5}]
     attacks = tables_of(
-        "own.toml", attacks=["dlg:steps=9", "dlg:label=long"], own=Simulated(settings=["attack.lr=1.0"])
+        "own.toml", attacks=["dlg:steps=9", "dlg:label=long"], own=SimulationOptions(settings=["attack.lr=1.0"])
     )["attack"]
     assert attacks == [
         {"use": "dlg", "steps": 9, "lr": 1.0},

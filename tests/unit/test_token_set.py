@@ -19,7 +19,7 @@ from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.row import Cell, Outcome, Row
 from seepage.audit.sides import sides
 from seepage.audit.verdict import verdict
-from seepage.cli.options import Simulated, tables_of
+from seepage.cli.options import SimulationOptions, tables_of
 from seepage.clients import FedAvg
 from seepage.defenses.compose import Compose
 from seepage.defenses.dp_sgd import DPSGD
@@ -266,8 +266,8 @@ def test_text_has_attacks_of_its_own_where_none_are_named(tmp_path: Path) -> Non
         {"data": "notes.txt"},
         {"data": "notes.csv", "model": "causal_lm:gpt2"},
     ):
-        assert [one["use"] for one in tables_of(None, Simulated(**options))["attack"]] == [
+        assert [one["use"] for one in tables_of(None, SimulationOptions(**options))["attack"]] == [
             "token_sequences",
             "token_set",
         ]
-    assert "linear" in [one["use"] for one in tables_of(None, Simulated(data="notes.csv"))["attack"]]
+    assert "linear" in [one["use"] for one in tables_of(None, SimulationOptions(data="notes.csv"))["attack"]]

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 
 from seepage.cli.comparing import hold_against
-from seepage.cli.membership import Candidates, infer
+from seepage.cli.membership import CandidateOptions, infer
 from seepage.cli.options import (
     MINUTES,
     AfterArgument,
-    Attacker,
-    CertifiedGate,
-    Facts,
-    Network,
+    AttackerOptions,
+    CertifiedGateOptions,
+    FileOptions,
+    NetworkOptions,
     OutOption,
-    Own,
-    Printed,
-    Shown,
-    Simulated,
+    OwnOptions,
+    PrintOptions,
+    ShowOptions,
+    SimulationOptions,
     ToldOption,
-    Workers,
+    WorkerOptions,
     add_to_model,
     running_on,
     tables_of,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from seepage.types import Target
 
 
-def is_recipe(source: str | None, after: Path | None, facts: Facts) -> bool:
+def is_recipe(source: str | None, after: Path | None, facts: FileOptions) -> bool:
     """Whether the first argument is a recipe, or none at all, and no file of weights."""
     from seepage.recipe.files import list_recipes
 
@@ -46,13 +46,13 @@ def is_recipe(source: str | None, after: Path | None, facts: Facts) -> bool:
     return source is None or source.endswith(".toml") or source in list_recipes() or not Path(source).exists()
 
 
-def refuse_facts(facts: Facts) -> None:
+def refuse_facts(facts: FileOptions) -> None:
     """Raise for facts of captured files where there are none."""
     for name in given(typed(facts)):
         raise SeepageError(f"{name} is for captured files, and none are named; leave it out, or name BEFORE AFTER")
 
 
-def refuse_recorded(folder: Path, after: Path | None, own: Network, facts: Facts) -> None:
+def refuse_recorded(folder: Path, after: Path | None, own: NetworkOptions, facts: FileOptions) -> None:
     """Raise for facts of files beside a folder, which states them."""
     if after is not None or any(given(typed(facts))) or own.normalize or own.client or own.loss:
         raise SeepageError(
@@ -61,10 +61,10 @@ def refuse_recorded(folder: Path, after: Path | None, own: Network, facts: Facts
         )
 
 
-def refuse_own(own: Simulated) -> None:
+def refuse_own(own: SimulationOptions) -> None:
     """Raise for options of one's own batch, beside files or a folder."""
     options = typed(own)
-    for name in (*typed(Own()), "--seed", "--device"):
+    for name in (*typed(OwnOptions()), "--seed", "--device"):
         if options[name] is not None:
             raise SeepageError(
                 f"{name} is for a batch of your own, which is recorded first; leave it out, or the files"
@@ -87,11 +87,11 @@ def record(
     ] = None,
     after: AfterArgument = None,
     *,
-    own: Simulated,
-    facts: Facts,
+    own: SimulationOptions,
+    facts: FileOptions,
     told: ToldOption = None,
     out: OutOption = None,
-    printed: Printed,
+    printed: PrintOptions,
 ) -> None:
     """Write an observed/ folder without attacking: of simulated clients, of two checkpoints, or of a gradient."""
     if not is_recipe(source, after, facts):
@@ -111,7 +111,9 @@ def record(
         print(f"recorded: {folder}/observed (what a server sees) and {folder}/private (the truth; keep it)")
 
 
-def _record_files(before: Path, after: Path | None, own: Network, facts: Facts, out: Path, printed: Printed) -> None:
+def _record_files(
+    before: Path, after: Path | None, own: NetworkOptions, facts: FileOptions, out: Path, printed: PrintOptions
+) -> None:
     from seepage.recipe.overrides import change
 
     tables = change(named_tables(own, of_files=True), own.settings or [])
@@ -126,7 +128,7 @@ def _record_files(before: Path, after: Path | None, own: Network, facts: Facts, 
     print(f"observed: {out}; attack it with: seepage attack {out}")
 
 
-def named_tables(own: Network, *, of_files: bool) -> dict[str, dict[str, Any]]:
+def named_tables(own: NetworkOptions, *, of_files: bool) -> dict[str, dict[str, Any]]:
     """The tables of the model and the client where they are named; of files they are fc2 and fedsgd otherwise."""
     from seepage.cli.parts import part_of
     from seepage.registry import KINDS
@@ -142,7 +144,9 @@ def named_tables(own: Network, *, of_files: bool) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def capture_of(before: Path, after: Path | None, own: Network, facts: Facts, tables: Mapping[str, Any]) -> "Capture":
+def capture_of(
+    before: Path, after: Path | None, own: NetworkOptions, facts: FileOptions, tables: Mapping[str, Any]
+) -> "Capture":
     """Captured files, with what is known of them."""
     from seepage.audit.captured import Capture
     from seepage.audit.observe import Files, parse_shape
@@ -177,14 +181,14 @@ def attack(
     ],
     after: AfterArgument = None,
     *,
-    attacker: Attacker,
-    own: Network,
-    facts: Facts,
-    candidates: Candidates,
+    attacker: AttackerOptions,
+    own: NetworkOptions,
+    facts: FileOptions,
+    candidates: CandidateOptions,
     out: OutOption = None,
-    workers: Workers,
-    gate: CertifiedGate,
-    shown: Shown,
+    workers: WorkerOptions,
+    gate: CertifiedGateOptions,
+    shown: ShowOptions,
 ) -> None:
     """Attack captured updates: two checkpoints, a gradient, or a recorded folder. No private example is needed.
 

@@ -18,7 +18,7 @@ from seepage.cli.capturing import (
     refuse_own,
     refuse_recorded,
 )
-from seepage.cli.options import MINUTES, AfterArgument, Facts, Printed, Simulated, tables_of, typed
+from seepage.cli.options import MINUTES, AfterArgument, FileOptions, PrintOptions, SimulationOptions, tables_of, typed
 from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def check(
     ] = None,
     after: AfterArgument = None,
     *,
-    own: Simulated,
-    facts: Facts,
+    own: SimulationOptions,
+    facts: FileOptions,
     round_: Annotated[int, typer.Option("--round", min=0, help="The round to look at.")] = 0,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Take ten seconds more for the rank behind convolutions.")
@@ -62,7 +62,7 @@ def check(
         str | None,
         typer.Option("--fail-if", help="CI gate: exit 1 if an update meets this: exposed>0, examples given away."),
     ] = None,
-    printed: Printed,
+    printed: PrintOptions,
 ) -> None:
     """Before any attack, in seconds: what is known of the client, what its update leaks, and what to type next.
 
@@ -99,7 +99,9 @@ def check(
         raise typer.Exit(1)
 
 
-def _of_recipe(recipe: str | None, own: Simulated, facts: Facts, look: "Look") -> tuple["Checks", list[str]]:
+def _of_recipe(
+    recipe: str | None, own: SimulationOptions, facts: FileOptions, look: "Look"
+) -> tuple["Checks", list[str]]:
     """The looks at one's own batch, and the command that attacks it."""
     from seepage.audit.checking import check_recipe
 
@@ -114,7 +116,7 @@ def _of_recipe(recipe: str | None, own: Simulated, facts: Facts, look: "Look") -
 
 
 def _of_folder(
-    folder: Path, after: Path | None, own: Simulated, facts: Facts, look: "Look"
+    folder: Path, after: Path | None, own: SimulationOptions, facts: FileOptions, look: "Look"
 ) -> tuple["Checks", list[str]]:
     """The looks at recorded updates, and the command that attacks them."""
     from seepage.audit.checking import check_folder
@@ -131,7 +133,7 @@ def _of_folder(
 
 
 def _of_files(
-    before: Path, after: Path | None, own: Simulated, facts: Facts, look: "Look"
+    before: Path, after: Path | None, own: SimulationOptions, facts: FileOptions, look: "Look"
 ) -> tuple["Checks", list[str]]:
     """The look at captured files, and the command that attacks them."""
     from seepage.audit.checking import check_capture
@@ -144,7 +146,7 @@ def _of_files(
     return found, ["attack", str(before), *([str(after)] if after else []), *_spelled(typed(own) | typed(facts))]
 
 
-def _request(own: Simulated) -> "AttackRequest":
+def _request(own: SimulationOptions) -> "AttackRequest":
     """The attacks of `seepage attack` where nobody chooses any."""
     from seepage.audit.recorded import AttackRequest
 

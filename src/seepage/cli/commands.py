@@ -16,18 +16,18 @@ from seepage.cli.evidence import keygen, pack, verify
 from seepage.cli.frontier import frontier
 from seepage.cli.judging import count, judge
 from seepage.cli.options import (
-    Attacker,
-    Gate,
+    AttackerOptions,
+    GateOptions,
     JsonOption,
-    More,
+    MeasureOptions,
     OutOption,
     RecipeArgument,
     RetryOption,
-    Shown,
-    Simulated,
+    ShowOptions,
+    SimulationOptions,
     ToldOption,
     TuneOption,
-    Workers,
+    WorkerOptions,
     ask_for,
     running_on,
     spread,
@@ -163,15 +163,15 @@ def _seepage(
 def audit(
     recipe: RecipeArgument = None,
     *,
-    own: Simulated,
-    attacker: Attacker,
+    own: SimulationOptions,
+    attacker: AttackerOptions,
     told: ToldOption = None,
     tune: TuneOption = None,
-    more: More,
-    gate: Gate,
+    more: MeasureOptions,
+    gate: GateOptions,
     out: OutOption = None,
-    shown: Shown,
-    workers: Workers,
+    shown: ShowOptions,
+    workers: WorkerOptions,
     retry_failed: RetryOption = False,
     dry_run: Annotated[
         bool,
@@ -256,8 +256,8 @@ def report(
     cell: Annotated[str | None, typer.Option("--cell", help="For --sheet: this cell.")] = None,
     attack: Annotated[str | None, typer.Option("--attack", help="For --sheet: this attack.")] = None,
     *,
-    gate: Gate,
-    shown: Shown,
+    gate: GateOptions,
+    shown: ShowOptions,
 ) -> None:
     """Show a finished run and write its report.html and grid.png again; with --truth, score it first."""
     from seepage.audit.recorded import score_run

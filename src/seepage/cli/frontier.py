@@ -11,10 +11,10 @@ from seepage.cli.options import (
     AttackOption,
     MembershipOption,
     OutOption,
-    Printed,
+    PrintOptions,
     RecipeArgument,
-    Simulated,
-    Workers,
+    SimulationOptions,
+    WorkerOptions,
     running_on,
     tables_of,
 )
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 def frontier(
     recipe: RecipeArgument = None,
     *,
-    own: Simulated,
+    own: SimulationOptions,
     attack: AttackOption = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Federated rounds that the accuracy is measured after.")
     ] = None,
     membership: MembershipOption = False,
     out: OutOption = None,
-    workers: Workers,
-    printed: Printed,
+    workers: WorkerOptions,
+    printed: PrintOptions,
 ) -> None:
     """Compare defenses: leakage against accuracy, time and bytes, with advice.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from seepage.cli.options import JsonOption, Printed
+from seepage.cli.options import JsonOption, PrintOptions
 from seepage.errors import SeepageError, printable
 
 
@@ -51,7 +51,7 @@ def count(
     run: Annotated[Path, typer.Argument(help="The run folder that was judged.")],
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What people saved on its page.")],
     *,
-    printed: Printed,
+    printed: PrintOptions,
 ) -> None:
     """Count what people said on a page of `seepage evidence judge`, and write it into the run and its report."""
     from seepage.core.lock import held

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seepage.cli.options import Network, Printed
+from seepage.cli.options import NetworkOptions, PrintOptions
 from seepage.errors import SeepageError, printable, unknown
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _members = partial(typer.Option, rich_help_panel="Membership inference")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidates:
+class CandidateOptions:
     """Examples that may have been in the batch, and how they are tested."""
 
     candidates: Annotated[
@@ -52,7 +52,9 @@ class Candidates:
     ] = None
 
 
-def infer(observed: Path, asked: Candidates, tests: list[str] | None, own: Network, printed: Printed) -> None:
+def infer(
+    observed: Path, asked: CandidateOptions, tests: list[str] | None, own: NetworkOptions, printed: PrintOptions
+) -> None:
     """Membership inference on a recorded update: a p-value for each candidate. No truth is needed."""
     from seepage.attacks.base import Shown
     from seepage.cli.parts import part_of
@@ -160,7 +162,7 @@ def _present(
     level: float,
     test: str,
     resized: str | None,
-    printed: Printed,
+    printed: PrintOptions,
 ) -> None:
     named = found.named(level).tolist()
     rows = [

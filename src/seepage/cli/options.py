@@ -131,7 +131,7 @@ AfterArgument = Annotated[Path | None, typer.Argument(help="Weights that came ba
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class OwnOptions:
     """A batch of one's own, whose update is simulated."""
 
     data: Annotated[
@@ -156,7 +156,7 @@ class Own:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class NetworkOptions:
     """The model and the client behind an update, and where to compute."""
 
     model: Annotated[
@@ -207,12 +207,12 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulated(Network, Own):
+class SimulationOptions(NetworkOptions, OwnOptions):
     """All of a simulation."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class FileOptions:
     """What is known of captured files: two checkpoints, or one and a gradient."""
 
     gradient: Annotated[Path | None, _files("--gradient", help="The gradient that came back, in place of AFTER.")] = (
@@ -255,7 +255,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attacker:
+class AttackerOptions:
     """The attacks, and how long they may take."""
 
     attack: AttackOption = None
@@ -283,7 +283,7 @@ class Attacker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers:
+class WorkerOptions:
     """Where attacks run."""
 
     jobs: Annotated[int | None, _machine("--jobs", min=1, help="Attacks at a time; default: one per core.")] = None
@@ -298,7 +298,7 @@ class Workers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class More:
+class MeasureOptions:
     """Further parts of the verdict."""
 
     membership: MembershipOption = False
@@ -319,7 +319,7 @@ class More:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate:
+class GateOptions:
     """What ends a command with exit code 1 or 2."""
 
     fail_if: Annotated[
@@ -349,7 +349,7 @@ class Gate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CertifiedGate(Gate):
+class CertifiedGateOptions(GateOptions):
     """The same where no truth is at hand."""
 
     fail_if: Annotated[
@@ -362,7 +362,7 @@ class CertifiedGate(Gate):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Printed:
+class PrintOptions:
     """How a result is printed."""
 
     as_json: JsonOption = False
@@ -375,7 +375,7 @@ class Printed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown(Printed):
+class ShowOptions(PrintOptions):
     """How a run is shown."""
 
     pictures: PicturesOption = None
@@ -420,7 +420,7 @@ def running_on(place: str | None) -> "Iterator[Executor]":
 
 def tables_of(
     recipe: str | None,
-    own: Simulated = Simulated(),
+    own: SimulationOptions = SimulationOptions(),
     *,
     attacks: list[str] | None = None,
     told: list[str] | None = None,
@@ -563,7 +563,7 @@ def minutes_of(
     return default if minutes is None and not (stated or all_attacks) else minutes
 
 
-def ask_for(tables: dict[str, Any], more: More, *, defended: bool) -> None:
+def ask_for(tables: dict[str, Any], more: MeasureOptions, *, defended: bool) -> None:
     """Ask a recipe's tables for further sides of the verdict, in place, with its own settings where it has them.
 
     A defense that was named on the command line (`defended`) is bounded in any case, and the case without it attacked.

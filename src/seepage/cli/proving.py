@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from seepage.cli.options import Printed, SeedOption
+from seepage.cli.options import PrintOptions, SeedOption
 from seepage.errors import SeepageError, printable, short, unknown
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _claimed, _calling = (partial(typer.Option, rich_help_panel=title) for title in 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring:
+class ProveOptions:
     """What is claimed of a filter, and how it is called."""
 
     epsilon: Annotated[float | None, _claimed("--epsilon", help="The stated epsilon, over all rounds.")] = None
@@ -194,7 +194,7 @@ class Measuring:
 
 
 MEASURED: Mapping[str, Callable[..., "MeasuredEpsilon"]] = {
-    kind: getattr(Measuring, kind) for kind in ("defense", "function", "flower", "nvflare", "opacus", "recorded")
+    kind: getattr(ProveOptions, kind) for kind in ("defense", "function", "flower", "nvflare", "opacus", "recorded")
 }
 """What `--of` takes and calls; beside these a ledger, which is read."""
 
@@ -212,14 +212,14 @@ def prove(
         ),
     ] = None,
     *,
-    measuring: Measuring,
+    measuring: ProveOptions,
     fail_if: Annotated[
         str | None,
         typer.Option(
             "--fail-if", help="Exit with code 1 if: contradicted, or such as measured_epsilon>8; of a ledger: spent>8."
         ),
     ] = None,
-    printed: Printed,
+    printed: PrintOptions,
 ) -> None:
     """Empirical privacy audit: a lower bound on the epsilon of a defense, by calling it on canaries."""
     from seepage.audit.findings import EPSILON_SCORES
@@ -286,7 +286,7 @@ def _guarded(call: Any, name: str, given: list[str]) -> Any:
     return guarded
 
 
-def _present(found: "MeasuredEpsilon", printed: Printed) -> None:
+def _present(found: "MeasuredEpsilon", printed: PrintOptions) -> None:
     if printed.as_json:
         print(json.dumps({"schema": 1, **found.table()}, allow_nan=False))
         return
@@ -352,7 +352,7 @@ def _verdict(found: "MeasuredEpsilon") -> str:
     return f"{words[0].upper()}{words[1:]}.{end}"
 
 
-def _spent(folder: Path, condition: "Condition | None", printed: Printed) -> None:
+def _spent(folder: Path, condition: "Condition | None", printed: PrintOptions) -> None:
     """What a ledger's clients spent; a line without an epsilon is over any budget."""
     from seepage.integrations.opacus import Ledger
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from seepage.cli.options import DeviceOption, Printed, Workers, running_on
+from seepage.cli.options import DeviceOption, PrintOptions, WorkerOptions, running_on
 from seepage.errors import SeepageError, unknown
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def reproduce(
     out: Annotated[Path, typer.Option("--out", help="Folder for run folders.")] = Path("runs"),
     results: Annotated[Path, typer.Option("--results", help="Folder for the numbers.")] = Path("results/reproduce"),
     book: Annotated[Path | None, typer.Option("--book", help="Write the results book into this folder.")] = None,
-    workers: Workers,
-    printed: Printed,
+    workers: WorkerOptions,
+    printed: PrintOptions,
 ) -> None:
     """Run tables and figures of the three papers beside the printed numbers."""
     from seepage import papers as room

@@ -117,11 +117,13 @@ def _refuse_power(name: str, options: Mapping[str, Any]) -> None:
     That is: code to run, what counts as recovered (which would open a gate), that names of data are written down, a
     folder that data sets are kept in, and whatever has to be fetched.
     """
-    from seepage.cli.options import Simulated, tables_of
+    from seepage.cli.options import SimulationOptions, tables_of
     from seepage.recipe.overrides import texts_in, walk
     from seepage.recipe.trust import own_code
 
-    own = Simulated(**{key: value for key, value in options.items() if key in Simulated.__dataclass_fields__})
+    own = SimulationOptions(
+        **{key: value for key, value in options.items() if key in SimulationOptions.__dataclass_fields__}
+    )
     tables = tables_of(options.get("recipe"), own, attacks=options.get("attack"), told=options.get("told"))
     found = own_code(tables)
     if found:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from seepage.audit.folder import Run
     from seepage.audit.gate import Condition
     from seepage.audit.row import Result
-    from seepage.cli.options import Shown
+    from seepage.cli.options import ShowOptions
     from seepage.cli.stored import Stored
     from seepage.core.progress import ProgressCallback
 
@@ -57,7 +57,7 @@ def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures
         write_report(run)
 
 
-def present(finished: "Run", shown: "Shown", *, note_old: bool = True, stored: "Stored | None" = None) -> None:
+def present(finished: "Run", shown: "ShowOptions", *, note_old: bool = True, stored: "Stored | None" = None) -> None:
     """Print a finished run, and that it was finished earlier where that is so; `stored` rows stand below its own."""
     from seepage.cli.stored import Stored
     from seepage.cli.terminal import print_result
