@@ -51,7 +51,9 @@ def add_generated(staged: Staged) -> None:
 def _command_line() -> str:
     """Every command with its arguments and options, as `--help` has them."""
     parts = ["# Command line", "Exit codes: 0 well, 1 a gate is closed, 2 a mistake, 130 interrupted."]
-    for name, command in get_command(app).commands.items():
+    verbs = get_command(app).commands
+    inner = {f"{name} {one}": verb for name in verbs for one, verb in getattr(verbs[name], "commands", {}).items()}
+    for name, command in (verbs | inner).items():
         rows = [_row(f"`{_said(option)}`", option.help or "") for option in command.params]
         heads = [_row("argument or option", "meaning"), _row("---", "---")]
         parts += [f"## seepage {name}", inspect.cleandoc(command.help or ""), "\n".join([*heads, *rows])]
