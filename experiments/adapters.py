@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from common import draw, fit, flat_square, keep, measure, parts
+from common import at, descend, draw, fit, flat_square, keep, kept, measure, parts
 from torch import nn
 
 import seepage.data
@@ -28,7 +27,6 @@ from seepage.core.nn import generator
 from seepage.errors import Inapplicable
 from seepage.metrics import psnr
 from seepage.models.trained_part import train_part
-from seepage.papers.records import RESULTS, read_file
 
 CLASSES, SEEDS = 10, 3
 ITEM = "transformers/adapters"
@@ -110,11 +108,7 @@ def adapted(setting: Setting, train: Batch, data: str, seed: int) -> nn.Module:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, order = torch.optim.SGD(trained, 0.1), torch.randperm(len(train), generator=generator(seed, "rounds"))
     model.eval()
-    for step in range(setting.steps):
-        part = order[32 * step : 32 * step + 32]
-        optimizer.zero_grad()
-        F.cross_entropy(model(train.inputs[part]), train.labels[part]).backward()
-        optimizer.step()
+    descend(model, optimizer, (at(train, order[32 * step : 32 * step + 32]) for step in range(setting.steps)))
     return model
 
 
@@ -140,11 +134,8 @@ def text(rank: int, size: int, steps: int, seed: int) -> dict[str, Any]:
     model = build(Architecture("gpt", options), data.input_shape, len(data.pieces), seed=seed)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, 0.1)
-    for _ in range(steps):
-        earlier = data.batch(data.train[torch.randperm(len(data.train), generator=generator(seed, "rounds"))[:8]])
-        optimizer.zero_grad()
-        F.cross_entropy(model(earlier.inputs), earlier.labels).backward()
-        optimizer.step()
+    earlier = data.batch(data.train[torch.randperm(len(data.train), generator=generator(seed, "rounds"))[:8]])
+    descend(model, optimizer, [earlier] * steps)
     order = torch.randperm(len(data.private), generator=generator(seed, "texts"))
     batch = data.batch(data.private[order[:size]])
     facts = {"rank": rank, "size": size, "steps": steps, "epochs": 0, "network": "gpt of 3 blocks, width 256"}
@@ -164,18 +155,12 @@ def text(rank: int, size: int, steps: int, seed: int) -> dict[str, Any]:
 TEXTS = [(rank, size, steps) for rank, size in ((8, 1), (16, 1), (64, 1), (64, 3), (256, 4)) for steps in (0, 1)]
 
 
-def measured() -> set[tuple[str, int]]:
-    """Rows and seeds that are there."""
-    path = RESULTS / f"{ITEM}.jsonl"
-    return {(one.row, int(seed)) for one in read_file(path) for seed in one.seeds} if path.exists() else set()
-
-
 def texts() -> None:
     for seed in range(SEEDS):
-        done = measured()
+        done = kept(ITEM)
         for rank, size, steps in TEXTS:
             name = f"text, rank {rank}, {size} x 16 tokens, adapter trained {steps} steps"
-            if (name, seed) not in done:
+            if (name, str(seed)) not in done:
                 keep(ITEM, name, "exact", {**text(rank, size, steps, seed), "seed": seed, "data": "python_reference"})
 
 
@@ -190,9 +175,9 @@ def main() -> None:
     train, test = parts(arguments.data)
     name = arguments.data.split("/")[-1]
     for seed in range(SEEDS):
-        done = measured()
+        done = kept(ITEM)
         for setting in SETTINGS[arguments.what]:
-            if (setting.name, seed) not in done:
+            if (setting.name, str(seed)) not in done:
                 row = run(setting, train, test, name, seed)
                 keep(ITEM, setting.name, "psnr", {**row, "seed": seed, "data": name})
                 print(setting.name, seed, row.get("psnr"), row.get("certified"), row.get("reason", ""), flush=True)

@@ -12,7 +12,7 @@ import itertools
 import time
 
 import torch
-from common import draw, keep, parts
+from common import at, descend, draw, keep, parts
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
@@ -30,13 +30,8 @@ NETS = {
 
 def train(model: nn.Module, batch: Batch, steps: int) -> None:
     """Plain Adam on batches of 32."""
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    model.train()
-    for step in range(steps):
-        chosen = torch.randint(len(batch.inputs), (32,), generator=generator(0, "train", step))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch.inputs[chosen]), batch.labels[chosen]).backward()
-        optimizer.step()
+    drawn = (torch.randint(len(batch), (32,), generator=generator(0, "train", step)) for step in range(steps))
+    descend(model.train(), torch.optim.Adam(model.parameters(), 1e-3), (at(batch, places) for places in drawn))
 
 
 def true_variances(model: nn.Module, inputs: Tensor, names: set[str]) -> dict[str, Tensor]:

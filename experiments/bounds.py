@@ -29,7 +29,7 @@ import defenses as study_of_defenses
 import generative
 import patches
 import torch
-from common import draw, fit, parts, trained_fc2
+from common import draw, fit, kept, parts, trained_fc2
 from torch import nn
 
 import seepage.data
@@ -279,7 +279,7 @@ def measure(case: Case, budget: float) -> None:
 
 
 def psnr_rows(given: argparse.Namespace) -> None:
-    done = {row.row for row in read_file(RESULTS / "bounds" / "psnr.jsonl")}
+    done = {row for row, _ in kept("bounds/psnr")}
     for source in SOURCES:
         if given.only and source.__name__ not in given.only:
             continue
@@ -290,7 +290,7 @@ def psnr_rows(given: argparse.Namespace) -> None:
 
 def membership_rows(_: argparse.Namespace) -> None:
     """Named members and areas behind clipped noise, beside the bounds of one update."""
-    done = {(row.row, seed) for row in read_file(RESULTS / "bounds" / "membership.jsonl") for seed in row.seeds}
+    done = kept("bounds/membership")
     for row in read_file(RESULTS / "membership" / "tests.jsonl"):
         if "clip 1, noise" not in row.row:
             continue
@@ -329,7 +329,7 @@ def flat(update: Tensors, clip: float) -> torch.Tensor:
 
 def attained_rows(given: argparse.Namespace) -> None:
     """The best attacks on real updates, beside the bounds."""
-    done = {(row.row, seed) for row in read_file(RESULTS / "bounds" / "attained.jsonl") for seed in row.seeds}
+    done = kept("bounds/attained")
     _train, test = parts(given.data)
     for seed in range(3):
         model = build(Architecture("lenet"), tuple(test.inputs.shape[1:]), CLASSES, seed=seed)
@@ -342,9 +342,9 @@ def attained_rows(given: argparse.Namespace) -> None:
             name = f"likelihood ratio, one of {n} images, sigma {sigma:g}"
             if (name, str(seed)) in done:
                 continue
-            kept = torch.arange(n)
-            other = torch.cat([kept[:-1], torch.tensor([31])])  # another image in the place of the last
-            pair = [update(Batch(whole.inputs[places], whole.labels[places])) for places in (kept, other)]
+            there = torch.arange(n)
+            other = torch.cat([there[:-1], torch.tensor([31])])  # another image in the place of the last
+            pair = [update(Batch(whole.inputs[places], whole.labels[places])) for places in (there, other)]
             defense = GaussianNoise(sigma=sigma, clip=1.0)
             apart = flat(pair[0], 1.0) - flat(pair[1], 1.0)
             toward = (apart / apart.norm())[None]

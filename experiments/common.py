@@ -3,7 +3,7 @@
 import hashlib
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from seepage.core.nn import frozen_randomness, generator
 from seepage.metrics import align_guess
 from seepage.metrics.image import correlation, is_image, psnr, ssim
 from seepage.models import fc2
-from seepage.papers.records import keep_measured
+from seepage.papers.records import RESULTS, keep_measured, read_file
 from seepage.transcript.simulated import OneRound
 from seepage.types import Batch, Reconstruction, Transcript
 
@@ -46,6 +46,11 @@ def parts(path: str, size: int | None = None) -> tuple[Batch, Batch]:
     return Batch(both[0].inputs, both[0].labels), Batch(both[1].inputs, both[1].labels)
 
 
+def at(data: Batch, places: Tensor) -> Batch:
+    """The examples at these places."""
+    return Batch(data.inputs[places], data.labels[places])
+
+
 def draw(test: Batch, n: int, seed: int) -> Batch:
     """A batch of n images that development did not see; where the others are fewer than n, of all.
 
@@ -53,29 +58,46 @@ def draw(test: Batch, n: int, seed: int) -> Batch:
     """
     first = HELD_BACK if len(test) - HELD_BACK >= n else 0
     chosen = first + torch.randperm(len(test) - first, generator=generator(seed, "batch"))[:n]
-    return Batch(test.inputs[chosen], test.labels[chosen])
+    return at(test, chosen)
 
 
 def development(test: Batch, n: int, seed: int) -> Batch:
     """A batch for tuning."""
     chosen = torch.randperm(min(HELD_BACK, len(test)), generator=generator(seed, "development"))[:n]
-    return Batch(test.inputs[chosen], test.labels[chosen])
+    return at(test, chosen)
 
 
-def fit(model: nn.Module, train: Batch, *, epochs: int, size: int, seed: int, key: str) -> None:
-    """Train in place with Adam at 0.001, or read the weights where a network of this key was trained before."""
+def descend(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
+    """Train in place: a step of the optimizer on the cross-entropy of each batch."""
+    for batch in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.inputs), batch.labels).backward()
+        optimizer.step()
+
+
+def draws(train: Batch, steps: int, size: int, order: torch.Generator) -> Iterator[Batch]:
+    """So many batches of examples drawn with replacement."""
+    for _ in range(steps):
+        yield at(train, torch.randint(len(train), (size,), generator=order))
+
+
+def descend_once(key: str, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
+    """Train in place, or read the weights where a network of this key was trained before."""
     cache = Path(tempfile.gettempdir()) / f"seepage-{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt"
     if cache.exists():
         model.load_state_dict(torch.load(cache, weights_only=True))
         return
-    optimizer, order = torch.optim.Adam(model.parameters(), 1e-3), generator(seed, "train")
-    for _ in range(epochs):
-        for part in torch.randperm(len(train), generator=order).split(size):
-            loss = F.cross_entropy(model(train.inputs[part]), train.labels[part])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+    descend(model, optimizer, batches)
     torch.save(model.state_dict(), cache)
+
+
+def fit(model: nn.Module, train: Batch, *, epochs: int, size: int, seed: int, key: str) -> None:
+    """Epochs of Adam at 0.001, in place."""
+    order = generator(seed, "train")
+    batches = (
+        at(train, part) for _ in range(epochs) for part in torch.randperm(len(train), generator=order).split(size)
+    )
+    descend_once(key, model, torch.optim.Adam(model.parameters(), 1e-3), batches)
 
 
 def trained_fc2(path: str, *, hidden: int, epochs: int, seed: int = 0) -> tuple[nn.Module, Batch]:
@@ -147,6 +169,12 @@ def attacked_of(attack: Attack, transcript: Transcript, batch: Batch) -> Row:
 def flat_square(images: Tensor) -> Tensor:
     """Each image's mean color, everywhere: what is known without any attack."""
     return images.mean((2, 3), keepdim=True).expand_as(images).contiguous()
+
+
+def kept(study: str) -> set[tuple[str, str]]:
+    """Row and seed of a study's records: what is there is not made again."""
+    path = RESULTS / f"{study}.jsonl"
+    return {(one.row, seed) for one in read_file(path) for seed in one.seeds or [""]} if path.exists() else set()
 
 
 def keep(study: str, name: str, metric: str, row: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import Row, attacked, attacked_of, draw, flat_square, keep, parts
+from common import Row, at, attacked, attacked_of, descend, draw, draws, flat_square, keep, parts
 from torch import nn
 
 from seepage import observe
@@ -32,19 +32,13 @@ from seepage.types import Batch, Transcript, Update
 
 def few_classes(batch: Batch, classes: int) -> Batch:
     """The examples of the first so many classes."""
-    kept = batch.labels < classes
-    return Batch(batch.inputs[kept], batch.labels[kept])
+    return at(batch, batch.labels < classes)
 
 
 def trained(model: nn.Module, train: Batch, steps: int, seed: int) -> nn.Module:
     """The model after so many steps of SGD as the default audit trains: rate 0.02, momentum 0.9, batches of 32."""
-    optimizer, order = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9), generator(seed, "train")
-    model.train()
-    for _ in range(steps):
-        part = torch.randint(len(train), (32,), generator=order)
-        optimizer.zero_grad()
-        F.cross_entropy(model(train.inputs[part]), train.labels[part]).backward()
-        optimizer.step()
+    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
+    descend(model.train(), optimizer, draws(train, steps, 32, generator(seed, "train")))
     return model.eval()
 
 

@@ -3,7 +3,7 @@
 import sys
 
 import torch
-import torch.nn.functional as F
+from common import descend
 from PIL import Image
 from torch import Tensor
 
@@ -30,11 +30,7 @@ def main() -> None:
     batch, rest = data.batch(order[:N]), data.batch(order[N:])
     with frozen_randomness(0):
         model = fc2(data.input_shape, len(data.classes), hidden=512)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    for _ in range(20):
-        optimizer.zero_grad()
-        F.cross_entropy(model(rest.inputs), rest.labels).backward()
-        optimizer.step()
+    descend(model, torch.optim.Adam(model.parameters(), 1e-3), [rest] * 20)
     seen = record(model, Batch(batch.inputs, batch.labels))
     found = attack(seen, CocktailParty(polish="--polish" in sys.argv))
     result = score(found, batch)

@@ -12,7 +12,7 @@ import argparse
 from typing import Any
 
 import torch
-from common import Clock, Row, clocked, flat_square, parts
+from common import Clock, Row, clocked, flat_square, kept, parts
 from torch import Tensor
 
 from seepage import Architecture, Batch, build, record
@@ -21,7 +21,7 @@ from seepage.attacks.base import Checkpoint
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.metrics import align_guess
 from seepage.metrics.image import psnr
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import keep_measured
 from seepage.types import Reconstruction
 
 STUDY = "matching/dlg"
@@ -95,8 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     _, test = parts(options.data)
-    path = RESULTS / f"{STUDY}.jsonl"
-    done = {line.row for line in read_file(path)} if path.exists() else set()
+    done = {row for row, _ in kept(STUDY)}
     for size in options.sizes:
         for name in options.variants:
             if f"{name}: batch {size}" in done or (size > 1 and name.startswith("idlg")):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from common import Clock, Row, clocked, draw, flat_square, keep, measure, parts
+from common import Clock, Row, clocked, draw, flat_square, keep, kept, measure, parts
 from convolutions import trained
 from torch import Tensor, nn
 
@@ -44,7 +44,7 @@ from seepage.leakage import landscape
 from seepage.metrics import align_guess
 from seepage.metrics.image import psnr, ssim
 from seepage.metrics.interval import bootstrap_interval
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import keep_measured
 
 STUDY = "matching/fedleak"
 NOISES = (0.003, 0.03)
@@ -150,8 +150,7 @@ def main() -> None:
     torch.set_num_threads(1)
     train, test = parts(args.data)
     classes, data = int(train.labels.max()) + 1, Path(args.data).stem
-    path = RESULTS / (f"{STUDY}-probe.jsonl" if args.probe else f"{STUDY}.jsonl")
-    done = {(line.row, next(iter(line.seeds))) for line in read_file(path)} if path.exists() else set()
+    done = kept(f"{STUDY}-probe" if args.probe else STUDY)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     for width, seed, mode in itertools.product(args.width, seeds, args.mode):
         model = build(Architecture("resnet", {"width": width}), tuple(train.inputs.shape[1:]), classes, seed=seed)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import Clock, Row, clocked, draw, flat_square, measure, parts
+from common import Clock, Row, clocked, draw, flat_square, kept, measure, parts
 from fedleak_ablations import fedleak_read
 from torch import Tensor
 
@@ -38,7 +38,7 @@ from seepage.attacks.matching.problem import Problem
 from seepage.core.nn import generator
 from seepage.metrics import align_guess
 from seepage.metrics.image import psnr
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import keep_measured
 from seepage.types import Reconstruction, Tensors, Transcript
 
 STUDY = "matching/fedleak-parts"
@@ -223,11 +223,6 @@ def estimation(batch: Batch, classes: int, width: int, seed: int) -> list[Row]:
     return rows
 
 
-def done() -> set[tuple[str, str]]:
-    path = RESULTS / f"{STUDY}.jsonl"
-    return {(line.row, next(iter(line.seeds))) for line in read_file(path)} if path.exists() else set()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", choices=["full", "readings", "choice", "estimation"])
@@ -257,7 +252,7 @@ def main() -> None:
         for table in set(args.tables) - {"estimation"}:
             for name, options in variants[table].items():
                 words = f"{table}: {name}: {where}"
-                if (words, str(seed)) in done() or (args.only and name not in args.only):
+                if (words, str(seed)) in kept(STUDY) or (args.only and name not in args.only):
                     continue
                 how = (batch, classes, args.width, seed)
                 row = chosen_path(name, *how, 500) if table == "choice" else searched(options, *how)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import HELD_BACK, Clock, Row, clocked, flat_square, measure, parts
+from common import HELD_BACK, Clock, Row, clocked, flat_square, kept, measure, parts
 from convolutions import trained
 from peers import resnet20
 from torch import Generator, Tensor, nn
@@ -39,7 +39,7 @@ from seepage.attacks.matching.parameters import Pixels, SearchSpace
 from seepage.core.nn import frozen_randomness, generator
 from seepage.metrics.image import psnr
 from seepage.metrics.labels import label_accuracy
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import keep_measured
 from seepage.types import Knowledge, Transcript
 
 STUDY = "matching/grad-inversion"
@@ -153,11 +153,6 @@ def searched(transcript: Transcript, batch: Batch, options: Row, seed: int, *, n
     return {**row, "below_truth": row["objective"] < row["objective_of_truth"]}
 
 
-def done() -> set[tuple[str, str]]:
-    path = RESULTS / f"{STUDY}.jsonl"
-    return {(line.row, next(iter(line.seeds))) for line in read_file(path)} if path.exists() else set()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", choices=["terms", "search", "near"])
@@ -188,14 +183,14 @@ def main() -> None:
             if "terms" in args.tables:
                 for place, row in terms(transcript, batch, seed):
                     words = f"terms at the {place}: {where}"
-                    if (words, str(seed)) not in done():
+                    if (words, str(seed)) not in kept(STUDY):
                         value = row["batch_norm_term"]
                         rest = facts | {"table": "terms", "place": place, "distance": row["distance"]}
                         keep_measured(STUDY, words, "batch_norm_term", value, seed=seed, data=data, **rest)
             for table in ("search", "near"):
                 for name, options in WEIGHTS.items() if table in args.tables else ():
                     words = f"{table}: {name}: {where}"
-                    if (words, str(seed)) in done() or (args.only and name not in args.only):
+                    if (words, str(seed)) in kept(STUDY) or (args.only and name not in args.only):
                         continue
                     row = searched(transcript, batch, options, seed, near=table == "near")
                     rest = facts | {"table": table, "variant": name, **options} | row

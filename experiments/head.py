@@ -16,7 +16,6 @@ precision. `lone` asks how many examples have units for themselves (results/head
 """
 
 import argparse
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import parts
+from common import at, descend_once, draws, parts
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
@@ -75,19 +74,9 @@ def network(
     model = convnet((3, 32, 32), classes, activation=activation)  # type: ignore[arg-type]
     if not bias:
         model[-1] = nn.Linear(model[-1].in_features, classes, bias=False)  # type: ignore[arg-type]
-    name = f"seepage-head-{classes}-{steps}-{momentum:g}-{seed}-{activation}-{bias}.pt"
-    cache = Path(tempfile.gettempdir()) / name
-    if cache.exists():
-        model.load_state_dict(torch.load(cache, weights_only=True))
-        return model.eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=momentum)
-    draw = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        chosen = torch.randint(len(train), (32,), generator=draw)
-        optimizer.zero_grad()
-        F.cross_entropy(model(train.inputs[chosen]), train.labels[chosen]).backward()
-        optimizer.step()
-    torch.save(model.state_dict(), cache)
+    batches = draws(train, steps, 32, torch.Generator().manual_seed(seed))
+    descend_once(f"head/{classes}/{steps}/{momentum:g}/{seed}/{activation}/{bias}", model, optimizer, batches)
     return model.eval()
 
 
@@ -100,7 +89,7 @@ def drawn(test: Batch, n: int, seed: int, *, distinct: bool) -> Batch:
         places = torch.tensor([first[label] for label in dict.fromkeys(test.labels[places].tolist())])
     chosen = places[:n]
     chosen = chosen[test.labels[chosen].argsort(stable=True)]
-    return Batch(test.inputs[chosen], test.labels[chosen])
+    return at(test, chosen)
 
 
 def compared(found: HeadFeatures, truth: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import argparse
 from collections import Counter
 
 import torch
-import torch.nn.functional as F
+from common import descend, draws
 from torch import nn
 
 from seepage import Architecture, FedAvg, build, data, record
@@ -20,12 +20,8 @@ SIZES, RATES, STEPS, LOCAL = (1, 4, 8, 16), (0.01, 0.1), (1, 2, 5, 20), 8
 
 def trained(model: nn.Module, album: data.Dataset, steps: int) -> nn.Module:
     """The model after some steps of SGD at 0.05 on batches of 16."""
-    optimizer, draw = torch.optim.SGD(model.parameters(), lr=0.05), torch.Generator().manual_seed(0)
-    for _ in range(steps):
-        batch = album.batch(album.train[torch.randint(len(album.train), (16,), generator=draw)])
-        optimizer.zero_grad()
-        F.cross_entropy(model(batch.inputs), batch.labels).backward()
-        optimizer.step()
+    batches = draws(album.batch(album.train), steps, 16, torch.Generator().manual_seed(0))
+    descend(model, torch.optim.SGD(model.parameters(), lr=0.05), batches)
     return model
 
 

@@ -16,17 +16,14 @@ there yet; its interval is the bootstrap's, that of a rate Clopper and Pearson's
 """
 
 import argparse
-import hashlib
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from common import at, descend_once, draws
 from torch import Tensor, nn
 
 import seepage.data
@@ -145,20 +142,9 @@ def split(path: str, public: int) -> tuple[Batch, Batch, Batch]:
 
 def fit(model: nn.Module, train: Batch, steps: int, seed: int, key: str) -> None:
     """SGD with momentum 0.9 at rate 0.05 on batches of 64; weights of a key that were trained before are read."""
-    cache = Path(tempfile.gettempdir()) / f"seepage-{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt"
-    if cache.exists():
-        model.load_state_dict(torch.load(cache, weights_only=True))
-        return
-    optimizer, draw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), generator(seed, "train")
-    model.train()
-    for _ in range(steps):
-        places = torch.randint(len(train), (64,), generator=draw)
-        loss = F.cross_entropy(model(train.inputs[places]), train.labels[places])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if steps:
-        torch.save(model.state_dict(), cache)
+        descend_once(key, model.train(), optimizer, draws(train, steps, 64, generator(seed, "train")))
 
 
 def accuracy(model: nn.Module, batch: Batch) -> float:
@@ -199,14 +185,14 @@ def measure(model: nn.Module, setting: Setting, public: Batch, private: Batch, u
     small: list[Tensor] = []
     inference, clock = None, time.process_time()
     drawn = [places for places in order.split(2 * setting.n) if len(places) == 2 * setting.n][: setting.batches]
-    batches = [Batch(private.inputs[places[: setting.n]], private.labels[places[: setting.n]]) for places in drawn]
+    batches = [at(private, places[: setting.n]) for places in drawn]
     together = record(model, batches, client=client, defense=defense, seed=seed) if use == "fedmia" else None
     for t, (places, batch) in enumerate(zip(drawn, batches, strict=True)):
         seen = together or record(
             model, batch, client=client, defense=defense, seed=seed, told=["defense"] * setting.told
         )
         inference = inference or MembershipInference(MEMBERSHIP_TESTS.build(Spec(use)), seen, public, seed=seed)
-        found = inference.of(seen[t if together else 0], Batch(private.inputs[places], private.labels[places]))
+        found = inference.of(seen[t if together else 0], at(private, places))
         if len(found.calibration) + 1 >= 1 / PER_MILLE:
             small.append(found.named(PER_MILLE))
         members.append(found.statistics[: setting.n])

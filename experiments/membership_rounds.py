@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from common import descend, draws
 from membership import EPOCHS, LEVEL, Setting, accuracy, facts_of, fit, split
 from torch import nn
 
@@ -39,14 +39,8 @@ SETTINGS = (
 
 def further(model: nn.Module, train: Batch, seed: int, t: int) -> None:
     """The server's model goes on: SGD at rate 0.05 on batches of 64."""
-    optimizer, draw = torch.optim.SGD(model.parameters(), lr=0.05), generator(seed, "further", t)
-    model.train()
-    for _ in range(BETWEEN):
-        places = torch.randint(len(train), (64,), generator=draw)
-        loss = F.cross_entropy(model(train.inputs[places]), train.labels[places])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    descend(model.train(), optimizer, draws(train, BETWEEN, 64, generator(seed, "further", t)))
 
 
 def tested(model: nn.Module, setting: Setting, public: Batch, private: Batch, seed: int, t: int) -> list[Membership]:

@@ -28,7 +28,7 @@ import skimage.data
 import sklearn.datasets
 import torch
 import torch.nn.functional as F
-from common import draw, fit, flat_square, parts
+from common import draw, fit, flat_square, kept, parts
 from PIL import Image
 from torch import Tensor, nn
 
@@ -39,7 +39,7 @@ from seepage.clients import FedAvg
 from seepage.defenses.quantize import Quantize
 from seepage.errors import Inapplicable
 from seepage.metrics import psnr, ssim
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import keep_measured
 from seepage.types import ClientUpdate, Defense, Update
 
 NETWORKS = (
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[2, 3, 4])
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     arguments = parser.parse_args()
-    done = {record.row for record in read_file(RESULTS / "transformers" / "patches.jsonl")}
+    done = {row for row, _ in kept("transformers/patches")}
     if arguments.what == "batches":
         for size in arguments.sizes:
             unmix_batches(arguments.data, size)

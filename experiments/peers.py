@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from common import Clock, Row, clocked, flat_square, parts
+from common import Clock, Row, at, clocked, descend, flat_square, kept, parts
 from peer_packages import breaching_guess
 from torch import Tensor, nn
 
@@ -30,7 +30,7 @@ from seepage.metrics import align_guess
 from seepage.metrics.image import psnr, ssim
 from seepage.metrics.interval import bootstrap_interval
 from seepage.models import Normalize
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import keep_measured
 from seepage.types import Batch, Reconstruction
 
 STUDY = "matching/peers"
@@ -146,12 +146,8 @@ def weighted(victim: Victim, train: Batch, seed: int = 0) -> nn.Module:
     with frozen_randomness(seed):
         model = NETWORKS[victim.network]()
     optimizer, order = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9), generator(seed, "training")
-    model.train()
-    for _ in range(victim.steps):
-        chosen = torch.randperm(len(train), generator=order)[:32]
-        optimizer.zero_grad()
-        F.cross_entropy(model(train.inputs[chosen]), train.labels[chosen]).backward()
-        optimizer.step()
+    chosen = (torch.randperm(len(train), generator=order)[:32] for _ in range(victim.steps))
+    descend(model.train(), optimizer, (at(train, places) for places in chosen))
     return model.eval()
 
 
@@ -286,7 +282,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     train, test = parts(options.data)
-    done = {record.row for record in read_file(RESULTS / f"{STUDY}.jsonl")}
+    done = {row for row, _ in kept(STUDY)}
     for victim in victims(options.networks, options.sizes):
         missing = [name for name in options.attacks if f"{name}: {victim}" not in done]
         model = weighted(victim, train) if missing else None

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import kept
 from torch import Tensor
 
 from seepage.core.schema import Share
-from seepage.core.storage import read_lines
-from seepage.papers.records import RESULTS, keep_measured
+from seepage.papers.records import keep_measured
 from seepage.privacy.accounting import epsilon
 from seepage.privacy.measured import MeasuredEpsilon, Measurement, Pair, measure_defense
 
@@ -175,8 +175,7 @@ def opacus_step(seed: int) -> MeasuredEpsilon:
 
 
 def measure_cases(cases: Iterator[Case], seeds: int, only: Sequence[str] | None) -> None:
-    path = RESULTS / "prove" / "filters.jsonl"
-    done = {(row["row"], seed) for row in (read_lines(path) if path.exists() else ()) for seed in row["seeds"]}
+    done = kept("prove/filters")
     for case in cases:
         for seed in range(seeds):
             if (case.name, str(seed)) in done or (only and case.name not in only):

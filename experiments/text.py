@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from common import descend, draws, kept
 from torch import nn
 
 import seepage.data
@@ -35,7 +36,7 @@ from seepage.core.nn import generator
 from seepage.data import TextDataset
 from seepage.errors import Inapplicable
 from seepage.metrics.text import frequent, frequent_share, rouge, score_text, score_token_set, tokens_of
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import keep_measured
 from seepage.types import ClientUpdate, Defense, Update
 
 STUDY = "transformers/text"
@@ -147,12 +148,8 @@ CLIENTS = (
 def train_client(model: nn.Module, batch: Batch, setting: Trained, seed: int) -> dict[str, torch.Tensor]:
     """The weights of one client after its local steps, dropout on."""
     own = copy.deepcopy(model).train()
-    optimizer = setting.optimizer(own.parameters())
     torch.manual_seed(seed)
-    for _ in range(setting.steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(own(batch.inputs), batch.labels).backward()
-        optimizer.step()
+    descend(own, setting.optimizer(own.parameters()), [batch] * setting.steps)
     return {name: p.detach() for name, p in own.named_parameters()}
 
 
@@ -210,12 +207,8 @@ def network(setting: Setting, data: TextDataset, seed: int) -> nn.Module:
 
 def trained(model: nn.Module, data: TextDataset, steps: int, seed: int) -> None:
     """Adam at 0.001 on batches of 16 public texts, in place."""
-    optimizer, draw = torch.optim.Adam(model.parameters(), 1e-3), generator(seed, "train")
-    for _ in range(steps):
-        batch = data.batch(data.train[torch.randint(len(data.train), (16,), generator=draw)])
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
-        optimizer.step()
+    batches = draws(data.batch(data.train), steps, 16, generator(seed, "train"))
+    descend(model, torch.optim.Adam(model.parameters(), 1e-3), batches)
 
 
 def measure(setting: Setting, seed: int) -> dict[str, Any]:
@@ -279,10 +272,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of settings")
     given = parser.parse_args()
     part = given.part
-    path = RESULTS / f"{SETS if part == 'sets' else STUDY}.jsonl"
-    kept = {one.row for one in read_file(path)} if path.exists() else set()
+    done = {row for row, _ in kept(SETS if part == "sets" else STUDY)}
     for setting in CLIENTS if part == "sets" else PARTS[part]:
-        if setting.name in kept or (given.only and setting.name not in given.only):
+        if setting.name in done or (given.only and setting.name not in given.only):
             continue
         rows = []
         for seed in range(setting.batches if isinstance(setting, Trained) else setting.seeds):
