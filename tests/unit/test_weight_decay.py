@@ -67,7 +67,9 @@ def test_the_share_is_that_of_the_optimizer(decay: float, steps: int) -> None:
     found = inferred(checkpoints(weight_decay=decay, steps=steps))
     assert found is not None
     assert found.vectors
-    assert found.share == pytest.approx(1 - (1 - LR * decay) ** steps, rel=1e-2 if decay == 1e-5 else 1e-3)
+    # The rounding of float32 weights does not shrink with the decay: a smaller share is read less sharply.
+    rel = {1e-5: 1e-2, 1e-4: 2e-3}.get(decay, 1e-3)
+    assert found.share == pytest.approx(1 - (1 - LR * decay) ** steps, rel=rel)
 
 
 @pytest.mark.parametrize(
