@@ -27,10 +27,10 @@ from unittest import mock
 import torch
 from processes import below, processes
 
-from seepage.integrations import flower
-from seepage.integrations.flower import start_of
+from seepage.audit.simulate.federation import FederationState, federate
 from seepage.papers.records import keep_measured
-from seepage.simulate.federation import FederationState, federate
+from seepage.recorder import flower
+from seepage.recorder.flower import start_of
 
 SHORT, EXAMPLES, SIZE = 2, 64, 16
 RECIPE = """

@@ -5,7 +5,7 @@
 
 Needs `pip install atheris`. The readers, and what no answer may be, are those of `benchmarks/fuzz`; here it is atheris
 that damages one file, or the JSON files of a run in one. A finding ends the reader's run and leaves the input that
-caused it. Not part of the test suite, whose `tests/unit/test_hostile_files.py` and `test_fuzz_observed.py` do the same
+caused it. Not part of the test suite, whose `tests/base/test_hostile_files.py` and `test_fuzz_observed.py` do the same
 in seconds with hypothesis.
 """
 

@@ -30,11 +30,11 @@ import torch
 import torch.nn.functional as F
 
 from seepage import Architecture, Batch, FedSGD, build, record
-from seepage.attacks.matching.distances import Cosine
-from seepage.attacks.matching.first_order import FirstOrderProblem
-from seepage.attacks.matching.priors import TotalVariation
-from seepage.attacks.matching.problem import Problem
-from seepage.core.nn import generator
+from seepage.attacks.search.distances import Cosine
+from seepage.attacks.search.first_order import FirstOrderProblem
+from seepage.attacks.search.priors import TotalVariation
+from seepage.attacks.search.problem import Problem
+from seepage.base.nn import generator
 from seepage.papers.records import keep_measured
 
 

@@ -27,13 +27,13 @@ from scipy import stats
 from torch import Tensor
 
 from seepage import Architecture, Batch, FedSGD, build, record, score
-from seepage.attacks.matching import inverting_gradients
-from seepage.attacks.matching.first_order import Extra, FirstOrderProblem
-from seepage.attacks.matching.move import Move, Mover
-from seepage.attacks.matching.problem import Evaluation
-from seepage.attacks.matching.selection import kth_smallest
-from seepage.core.nn import generator
-from seepage.data import load
+from seepage.attacks.search import inverting_gradients
+from seepage.attacks.search.first_order import Extra, FirstOrderProblem
+from seepage.attacks.search.move import Move, Mover
+from seepage.attacks.search.problem import Evaluation
+from seepage.attacks.search.selection import kth_smallest
+from seepage.base.nn import generator
+from seepage.federation.data import load
 from seepage.papers.records import keep_measured
 
 VICTIMS = {

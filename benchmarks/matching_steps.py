@@ -25,12 +25,12 @@ from matching import breaching_step, emit, engine_step, peak, plain_step, reset_
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
-from seepage.attacks.matching.distances import L1, Cosine
-from seepage.attacks.matching.first_order import FirstOrderProblem
-from seepage.attacks.matching.partial import TopMagnitude
-from seepage.attacks.matching.priors import TotalVariation
-from seepage.attacks.matching.problem import Problem
-from seepage.core.nn import generator
+from seepage.attacks.search.distances import L1, Cosine
+from seepage.attacks.search.first_order import FirstOrderProblem
+from seepage.attacks.search.partial import TopMagnitude
+from seepage.attacks.search.priors import TotalVariation
+from seepage.attacks.search.problem import Problem
+from seepage.base.nn import generator
 
 SHAPE = (3, 32, 32)
 AHEAD, WEIGHT = 1e-3, 0.5

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from seepage import Architecture, FedAvg, build
-from seepage.integrations.recorder import Recorder
 from seepage.papers.records import keep_measured
+from seepage.recorder.recorder import Recorder
 
 State = dict[str, torch.Tensor]
 REPEATS, CLIENTS, SIZE = 5, 10, 32

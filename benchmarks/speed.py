@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from seepage import Batch, FedSGD, GradientMatching, Transcript, attack, record
 from seepage.attacks import fedleak, inverting_gradients
-from seepage.attacks.matching.distances import Cosine
-from seepage.attacks.matching.problem import Problem
-from seepage.core.nn import frozen_randomness, generator
+from seepage.attacks.search.distances import Cosine
+from seepage.attacks.search.problem import Problem
+from seepage.base.nn import frozen_randomness, generator
 
 Run = Callable[[], object]
 OF = ("plain loop", "breaching", "exact", "first order")

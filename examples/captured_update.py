@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from seepage import Architecture, attack, build, exposure, open_transcript
 from seepage.audit.observe import Files, observe_files
-from seepage.registry import Spec
+from seepage.base.registry import Spec
 
 
 def look(before: Path, after: Path, lr: float, out: Path) -> None:

@@ -8,8 +8,8 @@ from opacus import PrivacyEngine
 from torch.utils.data import DataLoader, TensorDataset
 
 from seepage import Architecture, FedAvg, build, data
-from seepage.integrations.opacus import Ledger
-from seepage.integrations.recorder import Recorder
+from seepage.recorder.opacus import Ledger
+from seepage.recorder.recorder import Recorder
 
 NET, SHAPE, LR, EXAMPLES = Architecture("fc2", {"hidden": 32}), (1, 8, 8), 0.1, 64
 digits, place = data.load("digits", size=8), Path(tempfile.mkdtemp())

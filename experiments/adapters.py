@@ -21,12 +21,12 @@ import torch
 from common import at, descend, draw, fit, flat_square, keep, kept, measure, parts
 from torch import nn
 
-import seepage.data
+import seepage.federation.data
 from seepage import Architecture, Batch, attack, build, record
-from seepage.core.nn import generator
+from seepage.base.nn import generator
 from seepage.errors import Inapplicable
-from seepage.metrics import psnr
-from seepage.models.trained_part import train_part
+from seepage.federation.models.trained_part import train_part
+from seepage.measure.metrics import psnr
 
 CLASSES, SEEDS = 10, 3
 ITEM = "transformers/adapters"
@@ -129,7 +129,7 @@ def run(setting: Setting, train: Batch, test: Batch, data: str, seed: int) -> di
 
 def text(rank: int, size: int, steps: int, seed: int) -> dict[str, Any]:
     """Texts of 16 tokens behind the adapters of a decoder of width 256 and 3 blocks."""
-    data = seepage.data.load("python_reference", tokens=16)
+    data = seepage.federation.data.load("python_reference", tokens=16)
     options = {"width": 256, "depth": 3, "adapter": {"rank": rank, "targets": ["query", "value"]}}
     model = build(Architecture("gpt", options), data.input_shape, len(data.pieces), seed=seed)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -13,11 +13,11 @@ from common import keep, parts
 from torch import Tensor, nn
 
 from seepage import Architecture, FedAvg, build, observe
-from seepage.core.nn import captured_calls, generator
-from seepage.leakage import UpdateAnalysis, batch_statistics
-from seepage.membership import MatchedFilter, infer_membership
-from seepage.metrics.membership import area_under_curve
-from seepage.types import Batch, Tensors, Update
+from seepage.attacks.exposure import UpdateAnalysis, batch_statistics
+from seepage.attacks.membership import MatchedFilter, infer_membership
+from seepage.base.nn import captured_calls, generator
+from seepage.federation.types import Batch, Tensors, Update
+from seepage.measure.metrics.membership import area_under_curve
 
 OPTIMIZERS = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
 NETWORKS = {"fc2": Architecture("fc2"), "convnet with batch norm": Architecture("convnet", {"batch_norm": True})}

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from seepage import ATTACKS, Batch, FedSGD, Transcript, attack, record, score
-from seepage.core.nn import frozen_randomness, generator
-from seepage.core.storage import write_lines
+from seepage.attacks.exposure import exposure
+from seepage.base.nn import frozen_randomness, generator
+from seepage.base.storage import write_lines
 from seepage.errors import SeepageError
-from seepage.leakage import exposure
-from seepage.metrics.text import score_text
+from seepage.measure.metrics.text import score_text
 from seepage.papers.records import RESULTS, keep_measured, read_file
 
 STUDY = "architectures/matrix"

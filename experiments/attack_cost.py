@@ -29,9 +29,9 @@ from seepage.attacks import (
     inverting_gradients,
     rogs,
 )
-from seepage.attacks.matching.engine import GradientMatching
+from seepage.attacks.search.engine import GradientMatching
+from seepage.federation.types import Transcript
 from seepage.papers.records import keep_measured
-from seepage.types import Transcript
 
 STUDY = "matching/attack-cost"
 ITERATIONS = 10_000

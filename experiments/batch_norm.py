@@ -16,9 +16,9 @@ from common import at, descend, draw, keep, parts
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
-from seepage.core.nn import generator, in_mode
-from seepage.leakage import batch_norm_leaks
-from seepage.leakage.batch_norm import MAX_VARIANCE_ERROR
+from seepage.attacks.exposure import batch_norm_leaks
+from seepage.attacks.exposure.batch_norm import MAX_VARIANCE_ERROR
+from seepage.base.nn import generator, in_mode
 
 NETS = {
     "convnet": Architecture("convnet", {"width": 16, "batch_norm": True}),

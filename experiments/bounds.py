@@ -32,21 +32,21 @@ import torch
 from common import draw, fit, kept, parts, trained_fc2
 from torch import nn
 
-import seepage.data
+import seepage.federation.data
 from seepage.api import record
-from seepage.bounds import BoundOptions, gaussian_auc, gaussian_tpr, upper_bounds
-from seepage.clients import FedSGD
-from seepage.core.nn import generator, norm
-from seepage.core.schema import Share
-from seepage.defenses import GaussianNoise
-from seepage.frontier.sweep import sweep_of
-from seepage.models import build
+from seepage.audit.recipe.files import find_recipe, read_recipe
+from seepage.audit.recipe.resolve import cells
+from seepage.audit.simulate.setting import Setting
+from seepage.base.nn import generator, norm
+from seepage.base.schema import Share
+from seepage.federation.clients import FedSGD
+from seepage.federation.defenses import GaussianNoise
+from seepage.federation.models import build
+from seepage.federation.types import Architecture, Batch, ClientUpdate, ClientView, Defense, Tensors, Update
+from seepage.measure.bounds import BoundOptions, gaussian_auc, gaussian_tpr, upper_bounds
 from seepage.papers.items import find_item
 from seepage.papers.records import RESULTS, Record, keep_measured, read_file
-from seepage.recipe.files import find_recipe, read_recipe
-from seepage.recipe.resolve import cells
-from seepage.simulate.setting import Setting
-from seepage.types import Architecture, Batch, ClientUpdate, ClientView, Defense, Tensors, Update
+from seepage.report.frontier.sweep import sweep_of
 
 MOST_PUBLIC = 600
 STATED = ("gaussian_noise", "unit_norm_noise", "laplace_noise", "dp_sgd")
@@ -113,7 +113,7 @@ def shown(data: Any, places: torch.Tensor) -> Batch:
 def leakage(_: argparse.Namespace) -> Iterator[Case]:
     """results/defenses/leakage.jsonl: faces of 16 pixels, fresh networks."""
     rows = read_file(RESULTS / "defenses" / "leakage.jsonl")
-    data = seepage.data.load("faces", size=16)
+    data = seepage.federation.data.load("faces", size=16)
     for parts_of in study_of_defenses.GRID:
         name = study_of_defenses.words(parts_of)
         if not any(word in name for word in STATED):
@@ -227,7 +227,7 @@ def generated(given: argparse.Namespace) -> Iterator[Case]:
     rows = [
         row for row in read_file(RESULTS / "generative" / "small.jsonl") if row.facts.get("defense") == "noise 0.01"
     ]
-    data = seepage.data.load(given.data, size=32)
+    data = seepage.federation.data.load(given.data, size=32)
     chosen = data.private[torch.randperm(len(data.private), generator=generator(0, "victims"))[:1]]
     model = build(generative.CONVNET, data.input_shape, len(data.classes), seed=0)
     yield Case(

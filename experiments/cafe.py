@@ -23,15 +23,15 @@ from seepage.attacks.cafe.label_inference import infer_labels
 from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cafe.steps import groups
 from seepage.attacks.cafe.target_layers import assemble, block_shape, find_target_layers
-from seepage.attacks.matching.presets import dlg, inverting_gradients, sapag
-from seepage.core.nn import in_mode, state_of
-from seepage.defenses.fake_gradients import FakeGradients
-from seepage.leakage import indexed_rounds
+from seepage.attacks.exposure import indexed_rounds
+from seepage.attacks.search.presets import dlg, inverting_gradients, sapag
+from seepage.base.nn import in_mode, state_of
+from seepage.federation.defenses.fake_gradients import FakeGradients
+from seepage.federation.transcript.designs import RandomDraws, make_design
+from seepage.federation.transcript.simulated import OneRound
+from seepage.federation.transcript.vertical import IndexedVictim, ServerStep
+from seepage.federation.types import Batch, Reconstruction
 from seepage.papers.special.loops import loss
-from seepage.transcript.designs import RandomDraws, make_design
-from seepage.transcript.simulated import OneRound
-from seepage.transcript.vertical import IndexedVictim, ServerStep
-from seepage.types import Batch, Reconstruction
 
 
 def setting(args: argparse.Namespace, seed: int) -> Row:

@@ -9,20 +9,20 @@ import torch.nn.functional as F
 from common import Clock, Row, clocked
 from torch import Tensor
 
-import seepage.data
+import seepage.federation.data
 from seepage.attacks.cafe import Recovered
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers, true_representations
-from seepage.clients import FedSGD
-from seepage.core.nn import frozen_randomness, generator, state_of
-from seepage.models.vertical import vertical
-from seepage.transcript.designs import Design
-from seepage.transcript.vertical import IndexedTranscript, IndexedVictim, ServerStep
-from seepage.types import Batch, ClientView, Defense, Knowledge, Tensors, Update
+from seepage.base.nn import frozen_randomness, generator, state_of
+from seepage.federation.clients import FedSGD
+from seepage.federation.models.vertical import vertical
+from seepage.federation.transcript.designs import Design
+from seepage.federation.transcript.vertical import IndexedTranscript, IndexedVictim, ServerStep
+from seepage.federation.types import Batch, ClientView, Defense, Knowledge, Tensors, Update
 
 
 def images(path: str, samples: int, seed: int, size: int | None = None) -> Batch:
     """The first N of a seeded order of a data file's images (of its training part, where it has one), at `size`."""
-    data = seepage.data.load(path, size=size)
+    data = seepage.federation.data.load(path, size=size)
     split_by_file = torch.equal(data.train, torch.arange(len(data.train)))
     count = len(data.train) if split_by_file else len(data)
     chosen = data.batch(torch.randperm(count, generator=generator(seed, "benchmark samples"))[:samples])

@@ -16,9 +16,9 @@ from common import Row, keep
 from torch import Tensor
 
 from seepage.attacks.cafe import Cafe
-from seepage.transcript.designs import Listed
-from seepage.transcript.vertical import IndexedVictim
-from seepage.types import Batch
+from seepage.federation.transcript.designs import Listed
+from seepage.federation.transcript.vertical import IndexedVictim
+from seepage.federation.types import Batch
 
 PAIRS = tuple(combinations(range(3), 2))
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from seepage import ATTACKS, Architecture, open_transcript
 from seepage.audit.observe import Files, observe_files
-from seepage.core.nn import frozen_randomness
+from seepage.base.nn import frozen_randomness
+from seepage.base.registry import Spec
 from seepage.errors import Inapplicable
-from seepage.registry import Spec
-from seepage.types import Batch
+from seepage.federation.types import Batch
 
 RANK, HIDDEN, ROUNDS = 16, 256, 20
 OPTIMIZERS = {"SGD": (torch.optim.SGD, 0.1), "AdamW": (torch.optim.AdamW, 1e-3)}

@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import seepage.data
+import seepage.federation.data
 from seepage.api import record
 from seepage.attacks import Attack
-from seepage.core.nn import frozen_randomness, generator
-from seepage.metrics import align_guess
-from seepage.metrics.image import correlation, is_image, psnr, ssim
-from seepage.models import fc2
+from seepage.base.nn import frozen_randomness, generator
+from seepage.federation.models import fc2
+from seepage.federation.transcript.simulated import OneRound
+from seepage.federation.types import Batch, Reconstruction, Transcript
+from seepage.measure.metrics import align_guess
+from seepage.measure.metrics.image import correlation, is_image, psnr, ssim
 from seepage.papers.records import RESULTS, keep_measured, read_file
-from seepage.transcript.simulated import OneRound
-from seepage.types import Batch, Reconstruction, Transcript
 
 Row = dict[str, Any]
 
@@ -36,7 +36,7 @@ TRAIN_SHARE = 0.68
 
 def parts(path: str, size: int | None = None) -> tuple[Batch, Batch]:
     """Train and test images of a data file; a file without a split is split after a seeded shuffle."""
-    data = seepage.data.load(path, size=size)
+    data = seepage.federation.data.load(path, size=size)
     split_by_file = torch.equal(data.train, torch.arange(len(data.train)))  # x_train and x_test, one after the other
     train, test = data.train, data.private
     if not split_by_file:

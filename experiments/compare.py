@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit.folder import read_result
+from seepage.audit.recipe.files import BUILT_IN
 from seepage.audit.row import Row
-from seepage.core.storage import write_whole
-from seepage.recipe.files import BUILT_IN
+from seepage.base.storage import write_whole
 
 STORED = BUILT_IN / "compare" / "standard.json"
 NAMES = {

@@ -21,13 +21,13 @@ from torch import nn
 
 from seepage import observe
 from seepage.attacks import GaussNewton, Inapplicable
-from seepage.clients import FedSGD
-from seepage.core.nn import generator
-from seepage.leakage import infer_weight_decay
-from seepage.metrics.image import psnr
-from seepage.models import build
-from seepage.registry import Spec
-from seepage.types import Batch, Transcript, Update
+from seepage.attacks.exposure import infer_weight_decay
+from seepage.base.nn import generator
+from seepage.base.registry import Spec
+from seepage.federation.clients import FedSGD
+from seepage.federation.models import build
+from seepage.federation.types import Batch, Transcript, Update
+from seepage.measure.metrics.image import psnr
 
 
 def few_classes(batch: Batch, classes: int) -> Batch:

@@ -6,14 +6,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import seepage.data
+import seepage.federation.data
 from seepage import attack, record, score
 from seepage.attacks import GaussNewton
-from seepage.core.nn import generator
-from seepage.metrics import align_guess
-from seepage.models import build
-from seepage.registry import Spec
-from seepage.types import Batch
+from seepage.base.nn import generator
+from seepage.base.registry import Spec
+from seepage.federation.models import build
+from seepage.federation.types import Batch
+from seepage.measure.metrics import align_guess
 
 N = 8
 
@@ -25,7 +25,7 @@ def row(images: Tensor) -> Tensor:
 
 
 def main() -> None:
-    data = seepage.data.load("album", size=32)
+    data = seepage.federation.data.load("album", size=32)
     batch = data.batch(torch.randperm(len(data), generator=generator(0, "picture"))[:N])
     private = Batch(batch.inputs, batch.labels)
     seen = record(build(Spec("convnet", {}), data.input_shape, len(data.classes), seed=0), private)

@@ -13,10 +13,10 @@ import torch
 from common import Row, keep
 
 from seepage.api import record
-from seepage.leakage import equation_count
-from seepage.models import build
-from seepage.registry import Spec
-from seepage.types import Batch
+from seepage.attacks.exposure import equation_count
+from seepage.base.registry import Spec
+from seepage.federation.models import build
+from seepage.federation.types import Batch
 
 NETWORKS = ("width=4", "width=8", "width=16", "width=32", "width=32,activation=leaky_relu")
 SHAPE, CLASSES = (3, 32, 32), 100

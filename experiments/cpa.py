@@ -24,10 +24,10 @@ from seepage.api import record
 from seepage.attacks import Attack, inverting_gradients
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.cpa.ica import IMAGES
-from seepage.clients import FedAvg
-from seepage.core.nn import norm
-from seepage.defenses.noise import GaussianNoise
-from seepage.types import Batch
+from seepage.base.nn import norm
+from seepage.federation.clients import FedAvg
+from seepage.federation.defenses.noise import GaussianNoise
+from seepage.federation.types import Batch
 
 Methods = Iterator[tuple[str, Attack]]
 DELTA = 1e-5

@@ -17,9 +17,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from seepage import CocktailParty, attack, record
-from seepage.core.nn import frozen_randomness, generator
+from seepage.base.nn import frozen_randomness, generator
+from seepage.federation.types import Batch
 from seepage.papers.special import networks
-from seepage.types import Batch
 
 HIDDEN = 256
 PRIVATE = 8

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import SingleRound
 from seepage.attacks.cpa.cocktail_party import CocktailParty
-from seepage.clients import FedSGD
-from seepage.core.nn import frozen_randomness, generator
-from seepage.types import Knowledge, Round, Update
+from seepage.base.nn import frozen_randomness, generator
+from seepage.federation.clients import FedSGD
+from seepage.federation.types import Knowledge, Round, Update
 
 
 class Standardized(nn.Module):

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from seepage.api import record
 from seepage.attacks.cpa.feature_inversion import Embedding, FeatureInversion, cpa_fia
-from seepage.attacks.mixing_layer import find_layer
-from seepage.clients import FedSGD
-from seepage.core.nn import generator
-from seepage.metrics.image import psnr, ssim
-from seepage.transcript.simulated import OneRound
-from seepage.types import Batch, Transcript
+from seepage.attacks.network.mixing_layer import find_layer
+from seepage.base.nn import generator
+from seepage.federation.clients import FedSGD
+from seepage.federation.transcript.simulated import OneRound
+from seepage.federation.types import Batch, Transcript
+from seepage.measure.metrics.image import psnr, ssim
 
 
 def batch_of(arguments: argparse.Namespace, seed: int) -> Batch:

@@ -8,7 +8,7 @@ from common import fit, parts
 from cpa_embeddings import Standardized, headed
 from torch import Tensor, nn
 
-from seepage.core.nn import frozen_randomness
+from seepage.base.nn import frozen_randomness
 from seepage.papers.special import networks
 
 HIDDEN = 256

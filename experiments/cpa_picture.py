@@ -7,13 +7,13 @@ from common import descend
 from PIL import Image
 from torch import Tensor
 
-import seepage.data
+import seepage.federation.data
 from seepage import attack, record, score
 from seepage.attacks.cpa.cocktail_party import CocktailParty
-from seepage.core.nn import frozen_randomness, generator
-from seepage.metrics import align_guess
-from seepage.models import fc2
-from seepage.types import Batch
+from seepage.base.nn import frozen_randomness, generator
+from seepage.federation.models import fc2
+from seepage.federation.types import Batch
+from seepage.measure.metrics import align_guess
 
 N = 256
 
@@ -25,7 +25,7 @@ def sheet(images: Tensor, across: int) -> Tensor:
 
 
 def main() -> None:
-    data = seepage.data.load("album", size=64)
+    data = seepage.federation.data.load("album", size=64)
     order = torch.randperm(len(data), generator=generator(0, "picture"))
     batch, rest = data.batch(order[:N]), data.batch(order[N:])
     with frozen_randomness(0):

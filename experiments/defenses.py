@@ -17,13 +17,13 @@ import torch
 from common import keep
 
 from seepage import Architecture, attack, build, record, score
-from seepage.core.nn import generator
-from seepage.data import load
-from seepage.defenses import DEFENSES, Compose
+from seepage.base.nn import generator
 from seepage.errors import SeepageError
-from seepage.metrics.scores import Scores
+from seepage.federation.data import load
+from seepage.federation.defenses import DEFENSES, Compose
+from seepage.federation.types import Batch, Defense
+from seepage.measure.metrics.scores import Scores
 from seepage.papers.records import RESULTS, read_file
-from seepage.types import Batch, Defense
 
 STUDY = "defenses/leakage"
 Parts = list[dict[str, Any]]

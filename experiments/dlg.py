@@ -18,11 +18,11 @@ from torch import Tensor
 from seepage import Architecture, Batch, build, record
 from seepage.attacks import dlg, idlg
 from seepage.attacks.base import Checkpoint
-from seepage.attacks.matching.engine import GradientMatching
-from seepage.metrics import align_guess
-from seepage.metrics.image import psnr
+from seepage.attacks.search.engine import GradientMatching
+from seepage.federation.types import Reconstruction
+from seepage.measure.metrics import align_guess
+from seepage.measure.metrics.image import psnr
 from seepage.papers.records import keep_measured
-from seepage.types import Reconstruction
 
 STUDY = "matching/dlg"
 FIRST_SCORED = 300

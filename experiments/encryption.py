@@ -23,7 +23,7 @@ from common import Row
 from torch import Tensor
 
 from seepage import Architecture, Batch, build, record
-from seepage.core.nn import generator
+from seepage.base.nn import generator
 from seepage.papers.records import keep_measured
 
 STUDY = "federation/encryption"

@@ -9,9 +9,9 @@ from pathlib import Path
 from common import draw, keep, measure, parts
 
 from seepage.api import attack, record
-from seepage.core.nn import frozen_randomness, state_of
-from seepage.leakage import exclusivity
-from seepage.models import mlp3
+from seepage.attacks.exposure import exclusivity
+from seepage.base.nn import frozen_randomness, state_of
+from seepage.federation.models import mlp3
 
 
 def main() -> None:

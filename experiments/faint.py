@@ -13,13 +13,13 @@ from dataclasses import replace
 import torch
 from common import keep
 
-import seepage.data
+import seepage.federation.data
 from seepage import Architecture, attack, build, record, score
-from seepage.attacks.matching.adaptive import DefenseAware
-from seepage.attacks.matching.distances import L2
-from seepage.attacks.matching.presets import idlg, inverting_gradients
-from seepage.core.nn import generator
-from seepage.defenses import PartialAccess, Sparsify, sparsify
+from seepage.attacks.search.adaptive import DefenseAware
+from seepage.attacks.search.distances import L2
+from seepage.attacks.search.presets import idlg, inverting_gradients
+from seepage.base.nn import generator
+from seepage.federation.defenses import PartialAccess, Sparsify, sparsify
 
 VALUES = (0.0, 0.01, 0.03, 0.1, 0.3)
 ATTACKS = {
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--defenses", nargs="+", choices=DEFENSES, default=list(DEFENSES))
     parser.add_argument("--values", type=float, nargs="+", default=list(VALUES))
     arguments = parser.parse_args()
-    data = seepage.data.load("digits", size=16)
+    data = seepage.federation.data.load("digits", size=16)
     for seed in arguments.seeds:
         chosen = torch.randperm(len(data.private), generator=generator(seed, "faint"))[:1]
         batch = data.batch(data.private[chosen])

@@ -14,7 +14,8 @@ priors and direction, and so many steps of two evaluations (1: the start itself)
 
 A variant that cannot start as it says is kept as a row with the reason, and without a number. One record per victim,
 variant and seed goes to results/matching/fedleak.jsonl; what is there already is not made again. With `--probe` it is
-the landscape probe (`seepage.leakage.landscape`) of the variant's whole objective, and the same cosine at its start.
+the landscape probe (`seepage.attacks.exposure.landscape`) of the variant's whole objective, and the same cosine at its
+start.
 """
 
 import argparse
@@ -31,19 +32,19 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
 from seepage.attacks import Attack
+from seepage.attacks.exposure import landscape
 from seepage.attacks.guided import GuidedMatching, fedleak_guided
 from seepage.attacks.guided.matching import FeatureAgreement
-from seepage.attacks.matching import fedleak
-from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.layers import LayerPrior
-from seepage.attacks.matching.objective import MatchingObjective
-from seepage.attacks.matching.priors import Prior
-from seepage.attacks.matching.problem import Evaluation, Problem
-from seepage.core.nn import calls_in_pass, generator
-from seepage.leakage import landscape
-from seepage.metrics import align_guess
-from seepage.metrics.image import psnr, ssim
-from seepage.metrics.interval import bootstrap_interval
+from seepage.attacks.search import fedleak
+from seepage.attacks.search.engine import GradientMatching
+from seepage.attacks.search.layers import LayerPrior
+from seepage.attacks.search.objective import MatchingObjective
+from seepage.attacks.search.priors import Prior
+from seepage.attacks.search.problem import Evaluation, Problem
+from seepage.base.nn import calls_in_pass, generator
+from seepage.measure.metrics import align_guess
+from seepage.measure.metrics.image import psnr, ssim
+from seepage.measure.metrics.interval import bootstrap_interval
 from seepage.papers.records import keep_measured
 
 STUDY = "matching/fedleak"

@@ -14,17 +14,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.matching import GradientMatching, fedleak
-from seepage.attacks.matching.adaptive import Composed
-from seepage.attacks.matching.directions import Blended, Direction, Gradients, _length
-from seepage.attacks.matching.distances import Distance, PerTensor, Scaled, Sum
-from seepage.attacks.matching.engine import _SearchPoint
-from seepage.attacks.matching.first_order import FirstOrderProblem
-from seepage.attacks.matching.partial import ChosenEntries, TopMagnitude
-from seepage.attacks.matching.problem import Problem
-from seepage.core.second_derivatives import twice_differentiable
+from seepage.attacks.search import GradientMatching, fedleak
+from seepage.attacks.search.adaptive import Composed
+from seepage.attacks.search.directions import Blended, Direction, Gradients, _length
+from seepage.attacks.search.distances import Distance, PerTensor, Scaled, Sum
+from seepage.attacks.search.engine import _SearchPoint
+from seepage.attacks.search.first_order import FirstOrderProblem
+from seepage.attacks.search.partial import ChosenEntries, TopMagnitude
+from seepage.attacks.search.problem import Problem
+from seepage.base.second_derivatives import twice_differentiable
 from seepage.errors import SeepageError
-from seepage.types import Tensors
+from seepage.federation.types import Tensors
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,14 @@ from torch import Tensor
 
 from seepage import Architecture, Batch, FedSGD, build, record
 from seepage.attacks.base import Checkpoint
-from seepage.attacks.matching.distances import L1, Cosine, Distance
-from seepage.attacks.matching.partial import ChosenEntries
-from seepage.attacks.matching.problem import Problem
-from seepage.core.nn import generator
-from seepage.metrics import align_guess
-from seepage.metrics.image import psnr
+from seepage.attacks.search.distances import L1, Cosine, Distance
+from seepage.attacks.search.partial import ChosenEntries
+from seepage.attacks.search.problem import Problem
+from seepage.base.nn import generator
+from seepage.federation.types import Reconstruction, Tensors, Transcript
+from seepage.measure.metrics import align_guess
+from seepage.measure.metrics.image import psnr
 from seepage.papers.records import keep_measured
-from seepage.types import Reconstruction, Tensors, Transcript
 
 STUDY = "matching/fedleak-parts"
 PUBLISHED: Row = {"steps": 10_000, "lr": 1e-4}

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from common import flat_square, keep, measure
 
-import seepage.data
+import seepage.federation.data
 from seepage.api import attack, record
 from seepage.attacks import Attack, ggl, gias, inverting_gradients, rogs
-from seepage.clients import FedAvg, FedSGD
-from seepage.core.nn import generator, state_of
-from seepage.data.dataset import Dataset
-from seepage.defenses import GaussianNoise, Sparsify
-from seepage.metrics.image import psnr
-from seepage.models import build
-from seepage.recipe.auxiliary import Auxiliary, auxiliary_images
-from seepage.recipe.plans import Training
-from seepage.simulate.training import train
-from seepage.types import Architecture, Batch, ClientUpdate, Defense, Reconstruction
+from seepage.audit.recipe.auxiliary import Auxiliary, auxiliary_images
+from seepage.audit.recipe.plans import Training
+from seepage.audit.simulate.training import train
+from seepage.base.nn import generator, state_of
+from seepage.federation.clients import FedAvg, FedSGD
+from seepage.federation.data.dataset import Dataset
+from seepage.federation.defenses import GaussianNoise, Sparsify
+from seepage.federation.models import build
+from seepage.federation.types import Architecture, Batch, ClientUpdate, Defense, Reconstruction
+from seepage.measure.metrics.image import psnr
 
 CONVNET = Architecture("convnet", {"width": 16})
 KEPT = "runs/generators"
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     arguments = parser.parse_args()
     for path in arguments.data:
-        dataset = seepage.data.load(path, size=arguments.size)
+        dataset = seepage.federation.data.load(path, size=arguments.size)
         for table in arguments.tables:
             for seed in arguments.seeds:
                 rows(table, dataset, seed)

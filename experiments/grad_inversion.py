@@ -32,15 +32,15 @@ from peers import resnet20
 from torch import Generator, Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
-from seepage.attacks.matching import grad_inversion
-from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.labels import LABEL_RULES
-from seepage.attacks.matching.parameters import Pixels, SearchSpace
-from seepage.core.nn import frozen_randomness, generator
-from seepage.metrics.image import psnr
-from seepage.metrics.labels import label_accuracy
+from seepage.attacks.search import grad_inversion
+from seepage.attacks.search.engine import GradientMatching
+from seepage.attacks.search.labels import LABEL_RULES
+from seepage.attacks.search.parameters import Pixels, SearchSpace
+from seepage.base.nn import frozen_randomness, generator
+from seepage.federation.types import Knowledge, Transcript
+from seepage.measure.metrics.image import psnr
+from seepage.measure.metrics.labels import label_accuracy
 from seepage.papers.records import keep_measured
-from seepage.types import Knowledge, Transcript
 
 STUDY = "matching/grad-inversion"
 RESNETS = ["trained", "new head", "fresh"]

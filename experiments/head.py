@@ -28,11 +28,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from seepage.api import record
-from seepage.attacks.head import HeadFeatures, head_features, lone_slopes
+from seepage.attacks.reading.head import HeadFeatures, head_features, lone_slopes
 from seepage.errors import Inapplicable
-from seepage.models import convnet
+from seepage.federation.models import convnet
+from seepage.federation.types import Batch, Update
 from seepage.papers.records import keep_measured
-from seepage.types import Batch, Update
 
 DEVELOPMENT = 300
 TRAINING = {

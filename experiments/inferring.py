@@ -11,8 +11,8 @@ from common import descend, draws
 from torch import nn
 
 from seepage import Architecture, FedAvg, build, data, record
-from seepage.leakage import UpdateAnalysis
-from seepage.leakage.inference import infer_size, infer_steps
+from seepage.attacks.exposure import UpdateAnalysis
+from seepage.attacks.exposure.inference import infer_size, infer_steps
 from seepage.papers.records import keep_measured
 
 SIZES, RATES, STEPS, LOCAL = (1, 4, 8, 16), (0.01, 0.1), (1, 2, 5, 20), 8

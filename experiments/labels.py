@@ -29,20 +29,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import seepage.data
+import seepage.federation.data
 from seepage import Architecture, Batch, Inapplicable, build, record
-from seepage.attacks.matching.labels import LABEL_RULES, disaggregated
-from seepage.core.nn import generator, last_linear
-from seepage.metrics.interval import bootstrap_interval
-from seepage.metrics.labels import label_accuracy
+from seepage.attacks.search.labels import LABEL_RULES, disaggregated
+from seepage.base.nn import generator, last_linear
+from seepage.federation.types import Update
+from seepage.measure.metrics.interval import bootstrap_interval
+from seepage.measure.metrics.labels import label_accuracy
 from seepage.papers.records import keep_measured
-from seepage.types import Update
 
 RULES = ("sign", "minimum", "count", "count_row", "bias", "rlg", "ilrg")
 SIZES = (1, 4, 8, 16, 32, 64, 128)
 
 
-def trained(model: nn.Module, data: seepage.data.Dataset, steps: int) -> float:
+def trained(model: nn.Module, data: seepage.federation.data.Dataset, steps: int) -> float:
     """Train in place; the accuracy over the last fifth of the steps."""
     optimizer, draw, right = torch.optim.Adam(model.parameters(), lr=1e-3), generator(0, "train"), []
     for _ in range(steps):
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", choices=[*RULES, "chance"], default=[*RULES, "chance"])
     parser.add_argument("--fishing", type=int, help="clients of one round of a dishonest server")
     options = parser.parse_args()
-    data = seepage.data.load(options.data, split=0.8)
+    data = seepage.federation.data.load(options.data, split=0.8)
     classes = options.classes or len(data.classes)
     architecture = Architecture("convnet", {"width": 16, "batch_norm": True})
     model = build(architecture, data.input_shape, classes)

@@ -22,15 +22,15 @@ from common import flat_square, keep
 from torch import nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
-from seepage.attacks.matching import inverting_gradients
-from seepage.attacks.matching.distances import Cosine
-from seepage.attacks.matching.problem import Problem
-from seepage.core.nn import generator
-from seepage.data import load
-from seepage.leakage import landscape
-from seepage.metrics import align_guess
-from seepage.metrics.image import psnr, ssim
-from seepage.types import Reconstruction
+from seepage.attacks.exposure import landscape
+from seepage.attacks.search import inverting_gradients
+from seepage.attacks.search.distances import Cosine
+from seepage.attacks.search.problem import Problem
+from seepage.base.nn import generator
+from seepage.federation.data import load
+from seepage.federation.types import Reconstruction
+from seepage.measure.metrics import align_guess
+from seepage.measure.metrics.image import psnr, ssim
 
 NETS = {
     "convnet, no norm": Architecture("convnet", {"width": 16}),

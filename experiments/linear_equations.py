@@ -11,10 +11,10 @@ from common import attacked, draw, keep, parts
 from torch import nn
 
 from seepage import ATTACKS
-from seepage.core.nn import frozen_randomness, state_of
+from seepage.attacks.exposure import exclusivity
+from seepage.base.nn import frozen_randomness, state_of
 from seepage.errors import Inapplicable
-from seepage.leakage import exclusivity
-from seepage.models.normalize import Normalize
+from seepage.federation.models.normalize import Normalize
 
 METHODS = ("linear_equations", "linear", "cocktail_party")
 

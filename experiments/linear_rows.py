@@ -19,9 +19,9 @@ from common import Clock, Row, clocked, draw, keep, measure, parts
 from torch import Tensor, nn
 
 from seepage import ATTACKS, Architecture, build, observe
-from seepage.core.nn import frozen_randomness
+from seepage.base.nn import frozen_randomness
 from seepage.errors import Inapplicable
-from seepage.types import Batch, Reconstruction, Tensors, Update
+from seepage.federation.types import Batch, Reconstruction, Tensors, Update
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

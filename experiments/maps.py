@@ -14,9 +14,9 @@ from common import draw, flat_square, keep, measure, parts
 from torch import Tensor, nn
 
 from seepage.api import attack, record
-from seepage.core.nn import frozen_randomness
-from seepage.metrics.image import psnr
-from seepage.types import Batch
+from seepage.base.nn import frozen_randomness
+from seepage.federation.types import Batch
+from seepage.measure.metrics.image import psnr
 
 LEVELS = (1 / 3, 2 / 3)
 """Brightness from which a pixel is of the second and of the third class."""

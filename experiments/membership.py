@@ -26,16 +26,16 @@ import torch
 from common import at, descend_once, draws
 from torch import Tensor, nn
 
-import seepage.data
+import seepage.federation.data
 from seepage import Architecture, Batch, build, record
-from seepage.clients import make_client
-from seepage.core.nn import generator
-from seepage.core.schema import Share
-from seepage.defenses import joined
-from seepage.membership import MEMBERSHIP_TESTS, MembershipInference
-from seepage.metrics.membership import area_interval, area_under_curve
+from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipInference
+from seepage.base.nn import generator
+from seepage.base.registry import Spec, defenses
+from seepage.base.schema import Share
+from seepage.federation.clients import make_client
+from seepage.federation.defenses import joined
+from seepage.measure.metrics.membership import area_interval, area_under_curve
 from seepage.papers.records import RESULTS, keep_measured, read_file
-from seepage.registry import Spec, defenses
 
 PUBLIC, LEVEL, PER_MILLE = 800, 0.01, 0.001
 
@@ -132,7 +132,7 @@ SMALL = (
 
 def split(path: str, public: int) -> tuple[Batch, Batch, Batch]:
     """Training, public and private images of a file, disjoint."""
-    data = seepage.data.load(path)
+    data = seepage.federation.data.load(path)
     order = torch.from_numpy(np.random.default_rng(3).permutation(len(data)))
     train, shown, private = order.tensor_split([len(data) // 3, len(data) // 3 + public])
     whole = (data.batch(places) for places in (train, shown, private))

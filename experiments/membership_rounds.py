@@ -5,9 +5,9 @@ python experiments/membership_rounds.py --data ../shared/data/cifar10.npz
 ResNet-10 of width 16, ReLU, batch norm in train mode, after 300 steps. The client holds one batch and trains on it in
 each round; between rounds the server's model goes on for 10 steps on the training images, as one client of very many
 hardly moves it. A test at each round's weights, all with the same 400 public examples (200 teach, 200 calibrate),
-combined by `seepage.membership.combined`; the calibration examples go through all rounds. Networks, images and level
-as in membership.py; nothing was chosen. One row of results/membership/rounds.jsonl per setting, number of rounds and
-seed.
+combined by `seepage.attacks.membership.combined`; the calibration examples go through all rounds. Networks, images and
+level as in membership.py; nothing was chosen. One row of results/membership/rounds.jsonl per setting, number of rounds
+and seed.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from membership import EPOCHS, LEVEL, Setting, accuracy, facts_of, fit, split
 from torch import nn
 
 from seepage import Architecture, Batch, build, record
-from seepage.clients import make_client
-from seepage.core.nn import generator
-from seepage.core.schema import Share
-from seepage.defenses import joined
-from seepage.membership import MatchedFilter, Membership, MembershipInference, combined
+from seepage.attacks.membership import MatchedFilter, Membership, MembershipInference, combined
+from seepage.base.nn import generator
+from seepage.base.registry import Spec, defenses
+from seepage.base.schema import Share
+from seepage.federation.clients import make_client
+from seepage.federation.defenses import joined
 from seepage.papers.records import RESULTS, keep_measured, read_file
-from seepage.registry import Spec, defenses
 
 ROUNDS, BETWEEN, PUBLIC, STEPS = (1, 2, 5, 10), 10, 400, 300
 TITLE = "ResNet-10 of width 16"

@@ -7,7 +7,7 @@ from statistics import mean, median
 
 from page_parts import Row, span
 
-from seepage.core.schema import Share
+from seepage.base.schema import Share
 from seepage.papers import find_item
 
 __all__ = ["mean", "median", "span"]

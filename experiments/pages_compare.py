@@ -4,7 +4,7 @@ from compare import STORED
 from page_parts import Lines, Part, table
 
 from seepage.audit.row import Row
-from seepage.core.storage import read_json
+from seepage.base.storage import read_json
 
 
 def standard() -> Lines:

@@ -18,14 +18,14 @@ from typing import Any
 
 from page_parts import table
 
+from seepage.audit.recipe.files import find_recipe
+from seepage.base.registry import attacks, clients, datasets, defenses, models
 from seepage.papers.items import Item, list_items
 from seepage.papers.records import RESULTS, Record, read_file, read_records
-from seepage.recipe.files import find_recipe
-from seepage.registry import attacks, clients, datasets, defenses, models
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "coverage.md"
-ITEMS_TEST = "tests/reproduce/test_items.py::test_every_shipped_item_resolves_and_its_rows_name_what_is_there"
+ITEMS_TEST = "tests/papers/test_items.py::test_every_shipped_item_resolves_and_its_rows_name_what_is_there"
 PAPERS = {"cafe": "CAFE", "cpa": "CPA", "fedleak": "FedLeak"}
 
 ABOUT = """# What of the three papers is here

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from page_parts import Lines, Part, Row, commands, rows_of, table
 
-from seepage.metrics.interval import bootstrap_interval
+from seepage.measure.metrics.interval import bootstrap_interval
 
 CPA = ("unmix", "polish", "updates", "embeddings", "wide", "rivals", "ablation", "noise", "inversion")
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 from page_parts import Lines, Part, Row, commands, rows_of, table
 
-from seepage.core.schema import Share
-from seepage.leakage.landscape import SUCCESS_DB, outlook
+from seepage.attacks.exposure.landscape import SUCCESS_DB, outlook
+from seepage.base.schema import Share
 
 STUDY, NOISE = "matching/landscape", "0.03"
 MOST_WRONG = 0.05
@@ -23,7 +23,7 @@ def succeeded(row: Row) -> bool:
 
 
 def fitted(rows: list[Row]) -> tuple[float, float]:
-    """The two thresholds by the rule of `seepage.leakage.landscape`, from the calibration's rows."""
+    """The two thresholds by the rule of `seepage.attacks.exposure.landscape`, from the calibration's rows."""
     cosines: dict[bool, list[float]] = {True: [], False: []}
     for row in rows:
         if row["calibration"]:

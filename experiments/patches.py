@@ -35,12 +35,12 @@ from torch import Tensor, nn
 from seepage import Architecture, Batch, GaussianNoise, attack, build, record, score
 from seepage.attacks.base import ignore
 from seepage.attacks.patches import PatchEmbedding
-from seepage.clients import FedAvg
-from seepage.defenses.quantize import Quantize
 from seepage.errors import Inapplicable
-from seepage.metrics import psnr, ssim
+from seepage.federation.clients import FedAvg
+from seepage.federation.defenses.quantize import Quantize
+from seepage.federation.types import ClientUpdate, Defense, Update
+from seepage.measure.metrics import psnr, ssim
 from seepage.papers.records import keep_measured
-from seepage.types import ClientUpdate, Defense, Update
 
 NETWORKS = (
     "torchvision:vit_b_32",

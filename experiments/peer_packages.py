@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from seepage import Attack, Reconstruction, Transcript
 from seepage.attacks.base import Needs, Progress
-from seepage.core.nn import frozen_randomness
-from seepage.models import Normalize
+from seepage.base.nn import frozen_randomness
+from seepage.federation.models import Normalize
 
 
 def breaching_guess(

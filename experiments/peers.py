@@ -25,13 +25,13 @@ from peer_packages import breaching_guess
 from torch import Tensor, nn
 
 from seepage import Architecture, FedSGD, attack, build, record
-from seepage.core.nn import frozen_randomness, generator
-from seepage.metrics import align_guess
-from seepage.metrics.image import psnr, ssim
-from seepage.metrics.interval import bootstrap_interval
-from seepage.models import Normalize
+from seepage.base.nn import frozen_randomness, generator
+from seepage.federation.models import Normalize
+from seepage.federation.types import Batch, Reconstruction
+from seepage.measure.metrics import align_guess
+from seepage.measure.metrics.image import psnr, ssim
+from seepage.measure.metrics.interval import bootstrap_interval
 from seepage.papers.records import keep_measured
-from seepage.types import Batch, Reconstruction
 
 STUDY = "matching/peers"
 FIRST_SCORED = 300

@@ -4,12 +4,12 @@ python experiments/prove.py functions
 python experiments/prove.py frameworks      # needs seepage[flower], seepage[nvflare] and seepage[opacus]
 python experiments/prove.py nulls
 
-`functions` and `frameworks`: each case is measured by `seepage.privacy.measured` with 120,000 calls, its default, but
-for code that takes longer, of frameworks and of `dp_sgd`, with what 20 seconds allow; three seeds each. One row of
-results/prove/filters.jsonl each, whose value is the lower bound of epsilon without assumption; `cpu_s` are seconds of
-the processor. `nulls`: a thousand Gaussian mechanisms and a thousand others, whose epsilon is known, drawn at random
-and measured with 3,000 calls each; the value is the share of bounds above the truth, with its interval of Clopper and
-Pearson, in results/prove/nulls.jsonl. Nothing was tuned on them.
+`functions` and `frameworks`: each case is measured by `seepage.measure.privacy.measured` with 120,000 calls, its
+default, but for code that takes longer, of frameworks and of `dp_sgd`, with what 20 seconds allow; three seeds each.
+One row of results/prove/filters.jsonl each, whose value is the lower bound of epsilon without assumption; `cpu_s` are
+seconds of the processor. `nulls`: a thousand Gaussian mechanisms and a thousand others, whose epsilon is known, drawn
+at random and measured with 3,000 calls each; the value is the share of bounds above the truth, with its interval of
+Clopper and Pearson, in results/prove/nulls.jsonl. Nothing was tuned on them.
 """
 
 import argparse
@@ -25,10 +25,10 @@ import torch
 from common import kept
 from torch import Tensor
 
-from seepage.core.schema import Share
+from seepage.base.schema import Share
+from seepage.measure.privacy.accounting import epsilon
+from seepage.measure.privacy.measured import MeasuredEpsilon, Measurement, Pair, measure_defense
 from seepage.papers.records import keep_measured
-from seepage.privacy.accounting import epsilon
-from seepage.privacy.measured import MeasuredEpsilon, Measurement, Pair, measure_defense
 
 DELTA, SECONDS = 1e-5, 20.0
 Tensors = Mapping[str, Tensor]
@@ -113,7 +113,7 @@ def functions() -> Iterator[Case]:
     yield Case("a planted SVT that sends true values", True, measured(old_svt, 10.0, clip=1e-5), math.inf)
     true = epsilon(sigma=2.4, rounds=20, delta=DELTA)
     yield Case("sigma 2.4, 20 rounds", False, measured(noisy(2.4), 10.0, computed=true, rounds=20), true)
-    from seepage.defenses import DPSGD
+    from seepage.federation.defenses import DPSGD
 
     true = epsilon(sigma=1.0, delta=DELTA)
     step = DPSGD(sigma=1.0, clip=1.0)
@@ -130,7 +130,7 @@ def frameworks() -> Iterator[Case]:
     from flwr.clientapp.mod import LocalDpMod
     from nvflare.app_common.filters import PercentilePrivacy, SVTPrivacy
 
-    from seepage.integrations import flower_filter, nvflare_filter
+    from seepage.recorder import flower_filter, nvflare_filter
 
     def of_mod(sensitivity: float) -> Measure:
         mod = LocalDpMod(1.0, sensitivity, 10.0, DELTA)
@@ -161,7 +161,7 @@ def opacus_step(seed: int) -> MeasuredEpsilon:
     from torch.nn import functional as F
     from torch.utils.data import DataLoader, TensorDataset
 
-    from seepage.integrations.opacus_steps import step_pairs
+    from seepage.recorder.opacus_steps import step_pairs
 
     torch.manual_seed(seed)
     net, data = nn.Linear(8, 3), TensorDataset(torch.rand(32, 8), torch.randint(3, (32,)))

@@ -1,4 +1,4 @@
-"""From where on an image, a record, a text counts as recovered: the limits of `seepage.core.limits`, calibrated.
+"""From where on an image, a record, a text counts as recovered: the limits of `seepage.base.limits`, calibrated.
 
     python experiments/recognition.py images [--data ../shared/data]
     python experiments/recognition.py others
@@ -26,13 +26,13 @@ from common import Row, keep
 from torch import Tensor
 
 from seepage import Architecture, attack, build, record
-from seepage.core.limits import GAIN_DB, LIKENESS, ROUGE_2
-from seepage.core.nn import generator
-from seepage.data import load
-from seepage.defenses import DEFENSES
-from seepage.metrics import align_guess, likeness, psnr
-from seepage.metrics.baselines import baselines, floor_of
-from seepage.metrics.text import rouge, tokens_of
+from seepage.base.limits import GAIN_DB, LIKENESS, ROUGE_2
+from seepage.base.nn import generator
+from seepage.federation.data import load
+from seepage.federation.defenses import DEFENSES
+from seepage.measure.metrics import align_guess, likeness, psnr
+from seepage.measure.metrics.baselines import baselines, floor_of
+from seepage.measure.metrics.text import rouge, tokens_of
 
 STUDY = "recognition/images"
 CHOOSING, REPORTED = 1000, 300

@@ -15,10 +15,10 @@ from PIL import Image
 from recognition import blurred, correlations
 from torch import Tensor
 
-from seepage.core.limits import LIKENESS
-from seepage.core.nn import generator
-from seepage.data import load
-from seepage.metrics import likeness
+from seepage.base.limits import LIKENESS
+from seepage.base.nn import generator
+from seepage.federation.data import load
+from seepage.measure.metrics import likeness
 
 SIDE = 96
 CHOSEN = {"digits": (3, 7), "faces": (5, 40), "photos": (10, 60)}

@@ -14,9 +14,9 @@ from torch import nn
 
 from seepage.api import attack, record
 from seepage.attacks import RGap
-from seepage.core.nn import frozen_randomness
-from seepage.metrics.image import psnr
-from seepage.models import cnn6
+from seepage.base.nn import frozen_randomness
+from seepage.federation.models import cnn6
+from seepage.measure.metrics.image import psnr
 
 
 def strided_cnn(widths: tuple[int, ...], seed: int) -> nn.Sequential:

@@ -12,9 +12,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+from seepage.audit.recipe.places import kind_of
 from seepage.audit.row import Row
 from seepage.papers.records import keep_measured
-from seepage.recipe.places import kind_of
 
 CELL = (
     "model", "model_options", "parameters", "history", "accuracy", "client", "defense", "batch_size", "batches",

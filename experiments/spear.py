@@ -9,11 +9,11 @@ import argparse
 import torch
 from common import attacked, draw, keep, parts
 
-import seepage.data
+import seepage.federation.data
 from seepage.attacks import CocktailParty, LinearLeak, Spear
-from seepage.core.nn import frozen_randomness, generator
-from seepage.models import fc2
-from seepage.types import Batch
+from seepage.base.nn import frozen_randomness, generator
+from seepage.federation.models import fc2
+from seepage.federation.types import Batch
 
 METHODS = {
     "fast": Spear(),
@@ -29,7 +29,7 @@ def batch_of(kind: str, n: int, seed: int, path: str | None) -> Batch:
         drawn = generator(seed, "noise images")
         return Batch(torch.rand((n, 3, 32, 32), generator=drawn), torch.randint(10, (n,), generator=drawn))
     if kind == "table":
-        data = seepage.data.load("breast_cancer")
+        data = seepage.federation.data.load("breast_cancer")
         rows = data.private[torch.randperm(len(data.private), generator=generator(seed, "rows"))[:n]]
         return data.batch(rows)
     if path is None:

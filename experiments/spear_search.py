@@ -18,13 +18,13 @@ from common import keep
 from torch import Tensor, nn
 
 import seepage.attacks.spear.sparse_columns as search
-import seepage.data
+import seepage.federation.data
 from seepage.api import attack, record
 from seepage.attacks import Spear
 from seepage.attacks.spear.spear import _LayerPart
-from seepage.core.nn import frozen_randomness, generator
-from seepage.models import fc2, mlp3
-from seepage.types import Batch
+from seepage.base.nn import frozen_randomness, generator
+from seepage.federation.models import fc2, mlp3
+from seepage.federation.types import Batch
 
 BASE = (1.0, 1e-3, 60)
 SETTINGS = [
@@ -40,7 +40,7 @@ def victim(kind: str, n: int, hidden: int, seed: int) -> tuple[nn.Module, Batch]
     """A fresh network and a batch for it."""
     draw = generator(seed, "search")
     if kind == "photos":
-        data = seepage.data.load("photos")
+        data = seepage.federation.data.load("photos")
         batch = data.batch(data.private[torch.randperm(len(data.private), generator=draw)[:n]])
     else:
         batch = Batch(torch.rand((n, 3, 16, 16), generator=draw), torch.randint(10, (n,), generator=draw))

@@ -17,14 +17,14 @@ from common import draw, keep, measure, parts
 from torch import Tensor
 
 from seepage.api import attack, record
-from seepage.clients import FedSGD
-from seepage.core.nn import frozen_randomness
-from seepage.core.units import Units
+from seepage.base.nn import frozen_randomness
+from seepage.base.units import Units
 from seepage.errors import Inapplicable
-from seepage.metrics import align_guess
-from seepage.metrics.labels import label_scores
-from seepage.models import fc2
-from seepage.types import Batch
+from seepage.federation.clients import FedSGD
+from seepage.federation.models import fc2
+from seepage.federation.types import Batch
+from seepage.measure.metrics import align_guess
+from seepage.measure.metrics.labels import label_scores
 
 CLASSES = 10
 FEWEST = 8

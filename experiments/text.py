@@ -28,16 +28,16 @@ import torch
 from common import descend, draws, kept
 from torch import nn
 
-import seepage.data
+import seepage.federation.data
 from seepage import Architecture, Batch, GaussianNoise, build, observe, record
 from seepage.attacks.text import TokenSequences, TokenSet
-from seepage.clients import FedAvg
-from seepage.core.nn import generator
-from seepage.data import TextDataset
+from seepage.base.nn import generator
 from seepage.errors import Inapplicable
-from seepage.metrics.text import frequent, frequent_share, rouge, score_text, score_token_set, tokens_of
+from seepage.federation.clients import FedAvg
+from seepage.federation.data import TextDataset
+from seepage.federation.types import ClientUpdate, Defense, Update
+from seepage.measure.metrics.text import frequent, frequent_share, rouge, score_text, score_token_set, tokens_of
 from seepage.papers.records import keep_measured
-from seepage.types import ClientUpdate, Defense, Update
 
 STUDY = "transformers/text"
 SMALL = Architecture("gpt", {"width": 256, "depth": 4, "heads": 4})
@@ -194,7 +194,7 @@ def keep_set(setting: Trained, rows: list[dict[str, Any]]) -> None:
 
 
 def data_of(tokens: int, *, classes: bool) -> TextDataset:
-    found = seepage.data.load("python_reference", tokens=tokens, label_column="topic" if classes else None)
+    found = seepage.federation.data.load("python_reference", tokens=tokens, label_column="topic" if classes else None)
     assert isinstance(found, TextDataset)
     return found
 

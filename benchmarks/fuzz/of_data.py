@@ -15,7 +15,7 @@ from base import Reader
 from mutations import HOSTILE, WORDS, damaged, odd, spoiled
 from PIL import Image
 
-from seepage.data import load
+from seepage.federation.data import load
 
 PLAIN = tuple(word for word in (*WORDS, *HOSTILE) if word.isprintable() and 0 < len(word) < 200)
 

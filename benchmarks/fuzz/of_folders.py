@@ -15,9 +15,9 @@ from mutations import HOSTILE, NUMBERS, WORDS, as_json, damaged, odd, spoiled
 from of_runs import FILES, worded
 from watch import Fault, check_markdown, check_page, check_terminal, command, ran
 
+from seepage.base.manifest import write_manifest
 from seepage.cli.settings_file import OPTIONS, find_settings
-from seepage.core.manifest import write_manifest
-from seepage.evidence import FORMATS, PackRequest, make_keys, write_pack
+from seepage.report.evidence import FORMATS, PackRequest, make_keys, write_pack
 
 SETTINGS: dict[str, Any] = {
     "recipe": "mine.toml", "data": "digits", "model": "fc2", "batch-size": 2, "attack": ["linear"],

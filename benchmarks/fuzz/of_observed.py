@@ -16,11 +16,11 @@ from seepage import Architecture, Batch, build, exposure, open_transcript, recor
 from seepage.attacks import ATTACKS
 from seepage.audit.observe import Files, observe_files
 from seepage.audit.recorded import read_through
-from seepage.core.storage import read_tensors
-from seepage.models.weights import load_weights, read_state
-from seepage.privacy.ledger import open_entry
-from seepage.registry import Spec
-from seepage.transcript.simulated import OneRound
+from seepage.base.registry import Spec
+from seepage.base.storage import read_tensors
+from seepage.federation.models.weights import load_weights, read_state
+from seepage.federation.transcript.simulated import OneRound
+from seepage.measure.privacy.ledger import open_entry
 
 SHAPE, CLASSES, HIDDEN = (1, 3, 3), 3, 6
 

@@ -15,12 +15,12 @@ from of_observed import write_observed
 from watch import answered, check_markdown, check_page, ran
 
 from seepage.audit.candidates import open_candidates, open_members, open_unseen
+from seepage.base.manifest import write_manifest
+from seepage.base.storage import read_tensors
 from seepage.cli.options import SimulationOptions, tables_of
-from seepage.core.manifest import write_manifest
-from seepage.core.storage import read_tensors
+from seepage.federation.transcript.truth import save_truth
 from seepage.papers import book
 from seepage.papers.items import list_items
-from seepage.transcript.truth import save_truth
 
 GOODS = ("run", "attacked")
 
@@ -41,7 +41,7 @@ def make_goods(shared: Path) -> None:
 
     from seepage.audit.recorded import AttackRequest, attack_only
     from seepage.audit.run import run
-    from seepage.judging import write_judge_page
+    from seepage.papers.judging import write_judge_page
     from seepage.report import write_grid, write_report
 
     os.chdir(shared)

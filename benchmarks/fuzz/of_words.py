@@ -11,9 +11,9 @@ from mutations import MARKER, NUMBERS, WORDS, damaged, spoiled
 from watch import ran
 
 import seepage
-from seepage.recipe.files import read_recipe
-from seepage.recipe.resolve import cells, resolved
-from seepage.recipe.trust import refuse_code
+from seepage.audit.recipe.files import read_recipe
+from seepage.audit.recipe.resolve import cells, resolved
+from seepage.audit.recipe.trust import refuse_code
 
 BUILT_IN = Path(seepage.__file__).parent / "recipes"
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from seepage.registry import attacks
+from seepage.base.registry import attacks
 
 PAGE = Path(__file__).parents[1] / "inside.md"
 HEAD, END = "| attack | what it does | needs | published |\n|---|---|---|---|\n", "\n\n"

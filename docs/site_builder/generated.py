@@ -12,29 +12,41 @@ from staging import DOCS, Staged, relative
 from typer.main import get_command
 
 from seepage.attacks import ATTACKS
+from seepage.audit.recipe.files import BUILT_IN, list_recipes, read_recipe
+from seepage.base.registry import Entry
 from seepage.cli import app
-from seepage.defenses import DEFENSES
-from seepage.recipe.files import BUILT_IN, list_recipes, read_recipe
-from seepage.registry import Entry
+from seepage.federation.defenses import DEFENSES
 
 REFERENCE = {
-    "verbs": ("Verbs", ["seepage.api", "seepage.transcript.recorded", "seepage.transcript.truth"]),
-    "types": ("Types", ["seepage.types", "seepage.client_types"]),
+    "verbs": (
+        "Verbs",
+        ["seepage.api", "seepage.federation.transcript.recorded", "seepage.federation.transcript.truth"],
+    ),
+    "types": ("Types", ["seepage.federation.types", "seepage.federation.client_types"]),
     "errors": ("Errors", ["seepage.errors"]),
     "attacks": ("What an attack is", ["seepage.attacks.base"]),
     "clients": (
         "Client rules",
-        [f"seepage.clients.{name}" for name in ("fedsgd", "fedavg", "fedprox", "aggregate", "base", "losses", "step")],
+        [
+            f"seepage.federation.clients.{name}"
+            for name in ("fedsgd", "fedavg", "fedprox", "aggregate", "base", "losses", "step")
+        ],
     ),
-    "metrics": ("Scores and alignment", ["seepage.metrics.score", "seepage.metrics.scores", "seepage.metrics.align"]),
-    "exposure": ("Exposure without an attack", ["seepage.leakage.analysis", "seepage.leakage.finding"]),
-    "diagnostics": ("Diagnostics", ["seepage.leakage.diagnostics"]),
-    "accounting": ("Epsilon", ["seepage.privacy.accounting"]),
+    "metrics": (
+        "Scores and alignment",
+        ["seepage.measure.metrics.score", "seepage.measure.metrics.scores", "seepage.measure.metrics.align"],
+    ),
+    "exposure": (
+        "Exposure without an attack",
+        ["seepage.attacks.exposure.analysis", "seepage.attacks.exposure.finding"],
+    ),
+    "diagnostics": ("Diagnostics", ["seepage.attacks.exposure.diagnostics"]),
+    "accounting": ("Epsilon", ["seepage.measure.privacy.accounting"]),
     "contracts": ("Contracts for your own parts", ["seepage.testing.attack", "seepage.testing.defense"]),
-    "recorder": ("The recorder", ["seepage.integrations.recorder"]),
+    "recorder": ("The recorder", ["seepage.recorder.recorder"]),
     "integrations": (
         "Frameworks and clusters",
-        [f"seepage.integrations.{name}" for name in ("flower_hooks", "opacus", "nvflare", "ray")],
+        [f"seepage.recorder.{name}" for name in ("flower_hooks", "opacus", "nvflare", "ray")],
     ),
 }
 

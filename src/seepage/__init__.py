@@ -1,6 +1,6 @@
 """How much private data can be read back out of a federated-learning update, and which defense stops that?
 
-The way of the data is drawn at the top of `seepage.types`; the verbs are `record`, `attack` and `score`.
+The way of the data is drawn at the top of `seepage.federation.types`; the verbs are `record`, `attack` and `score`.
 """
 
 import ast
@@ -22,15 +22,14 @@ if TYPE_CHECKING:  # `__getattr__` imports these on first use: `seepage --help` 
         LinearLeak,
         PublishedCafe,
     )
-    from seepage.clients import CLIENTS, Aggregate, FedAvg, FedSGD
-    from seepage.defenses import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify
+    from seepage.attacks.exposure import Exposure, exposure
     from seepage.errors import Inapplicable, SeepageError
-    from seepage.leakage import Exposure, exposure
-    from seepage.metrics import METRICS, Score, Scores, score
-    from seepage.models import MODELS, build
-    from seepage.transcript.recorded import open_transcript, save_transcript
-    from seepage.transcript.truth import open_truth, save_truth
-    from seepage.types import (
+    from seepage.federation.clients import CLIENTS, Aggregate, FedAvg, FedSGD
+    from seepage.federation.defenses import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify
+    from seepage.federation.models import MODELS, build
+    from seepage.federation.transcript.recorded import open_transcript, save_transcript
+    from seepage.federation.transcript.truth import open_truth, save_truth
+    from seepage.federation.types import (
         Architecture,
         Batch,
         ClientUpdate,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:  # `__getattr__` imports these on first use: `seepage --help` 
         Transcript,
         Update,
     )
+    from seepage.measure.metrics import METRICS, Score, Scores, score
 
 __all__ = [
     "ATTACKS",

@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import Progress, ignore
-from seepage.clients import FedSGD
-from seepage.clients.losses import check_target, likely_target, target_of, with_inputs
-from seepage.core.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, vocabulary_of
-from seepage.core.own_code import first_line
+from seepage.attacks.exposure.reading import read_off
+from seepage.base.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, vocabulary_of
+from seepage.base.own_code import first_line
+from seepage.base.registry import Spec
 from seepage.errors import SeepageError, short
-from seepage.leakage.reading import read_off
-from seepage.models.naming import in_own_names
-from seepage.registry import Spec
-from seepage.transcript.labels import misfit_of_labels
-from seepage.transcript.recorded import open_transcript
-from seepage.transcript.simulated import OneRound, SimulatedTranscript, Victim
-from seepage.types import (
+from seepage.federation.clients import FedSGD
+from seepage.federation.clients.losses import check_target, likely_target, target_of, with_inputs
+from seepage.federation.models.naming import in_own_names
+from seepage.federation.transcript.labels import misfit_of_labels
+from seepage.federation.transcript.recorded import open_transcript
+from seepage.federation.transcript.simulated import OneRound, SimulatedTranscript, Victim
+from seepage.federation.types import (
     Architecture,
     Batch,
     ClientUpdate,

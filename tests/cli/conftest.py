@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from seepage.audit import run as audit
+from seepage.audit.recipe.files import read_recipe
 from seepage.cli import main
-from seepage.recipe.files import read_recipe
 
 TINY = """
 name = "tiny"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.cli.conftest import Cli
 from torch import Tensor, nn
 
-from seepage.recipe.contents import contents
+from seepage.audit.recipe.contents import contents
 
 Refused = Callable[..., str]
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from tests.cli.conftest import Cli
 from torch import Tensor, nn
 
-from seepage.core.lock import LOCK
-from seepage.core.manifest import renew
-from seepage.metrics import psnr
-from seepage.models import fc2
+from seepage.base.lock import LOCK
+from seepage.base.manifest import renew
+from seepage.federation.models import fc2
+from seepage.measure.metrics import psnr
 
 SHAPE = (1, 8, 8)
 Refused = Callable[..., str]
@@ -130,7 +130,7 @@ def test_a_batch_size_given_later_goes_before_an_inferred_one(cli: Cli, home: Pa
 def test_recorded_folders_without_a_batch_size_have_it_inferred(cli: Cli, home: Path, captured: Tensor) -> None:
     """What a recorder in a training writes where the client does not tell its examples."""
     from seepage import Architecture, FedSGD
-    from seepage.integrations.recorder import Recorder
+    from seepage.recorder.recorder import Recorder
 
     seen = Recorder(
         home / "seen", architecture=Architecture("fc2", {"hidden": 24}), input_shape=SHAPE, num_classes=10,
@@ -173,7 +173,7 @@ def test_the_command_that_it_names_for_scoring_is_not_refused(
     cli: Cli, home: Path, captured: Tensor, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "mynet.py").write_text(
-        "from seepage.models import fc2\n\n"
+        "from seepage.federation.models import fc2\n\n"
         "def make(shape, classes, hidden):\n    return fc2(shape, classes, hidden=hidden)\n"
     )
     monkeypatch.syspath_prepend(home)

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from tests.cli.conftest import Cli
 
 from seepage import Architecture, Batch, build, record
+from seepage.attacks.exposure import exposure, landscape
+from seepage.attacks.exposure.landscape import EXPECTED_FROM, OPEN_FROM, outlook
 from seepage.audit.checking import Check, Matching
 from seepage.cli.checking import _print_exposure
 from seepage.cli.console import open_console
-from seepage.leakage import exposure, landscape
-from seepage.leakage.landscape import EXPECTED_FROM, OPEN_FROM, outlook
 
 Refused = Callable[..., str]
 
@@ -222,10 +222,10 @@ def test_a_layer_in_front_is_expected_to_leak_and_the_cosine_is_the_library_s(cl
     assert found.json["command"].startswith("seepage audit --data digits --model fc2 --batch-size 1")
     again = cli("record", *options, "--out=run", "--quiet")
     assert again.code == 0, again.err
-    from seepage.attacks.matching.distances import Cosine
-    from seepage.attacks.matching.problem import Problem
-    from seepage.transcript.recorded import open_transcript
-    from seepage.transcript.truth import open_truth
+    from seepage.attacks.search.distances import Cosine
+    from seepage.attacks.search.problem import Problem
+    from seepage.federation.transcript.recorded import open_transcript
+    from seepage.federation.transcript.truth import open_truth
 
     seen, truth = open_transcript(home / "run/observed"), open_truth(home / "run/private").of_round(0)
     problem = Problem.of(seen[0], seen.knowledge, Cosine(), None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seepage.core import manifest
+from seepage.base import manifest
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from seepage.recipe import contents
-from seepage.recipe.contents import digest_of
+from seepage.audit.recipe import contents
+from seepage.audit.recipe.contents import digest_of
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
@@ -94,7 +94,7 @@ def test_a_recipe_that_names_nothing_on_disk_has_the_name_it_had(cli: Cli, home:
 
 
 def test_code_of_this_package_is_known_by_its_version() -> None:
-    assert contents.contents({"score": {"metrics": ["seepage.metrics.image:psnr"]}}) == {}
+    assert contents.contents({"score": {"metrics": ["seepage.measure.metrics.image:psnr"]}}) == {}
     assert contents.contents({"attack": [{"use": "json:loads"}]}).keys() == {"json:loads"}
 
 

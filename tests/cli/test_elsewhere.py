@@ -82,7 +82,7 @@ for module, names in ((os, "getuid geteuid getgid fork killpg setsid sysconf get
             delattr(module, name)
 import importlib, pkgutil, seepage
 for found in pkgutil.walk_packages(seepage.__path__, "seepage."):
-    if not found.name.startswith("seepage.integrations.") and not found.name.endswith("__main__"):
+    if not found.name.startswith("seepage.recorder.") and not found.name.endswith("__main__"):
         importlib.import_module(found.name)
 if __name__ == "__main__":
     from seepage.cli import main

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from seepage.core import manifest
-from seepage.evidence import FORMATS
-from seepage.evidence.annex import find_browser
-from seepage.models import fc2
+from seepage.base import manifest
+from seepage.federation.models import fc2
+from seepage.report.evidence import FORMATS
+from seepage.report.evidence.annex import find_browser
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
@@ -350,7 +350,7 @@ def test_the_annex_prints_on_two_pages(pack: Path, run: Path, cli: Cli) -> None:
 def test_without_a_browser_the_annex_is_left_to_be_printed(
     run: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    monkeypatch.setattr("seepage.evidence.annex.BROWSERS", ())
+    monkeypatch.setattr("seepage.report.evidence.annex.BROWSERS", ())
     monkeypatch.delenv("SEEPAGE_BROWSER", raising=False)
     assert "open the page and print it" in refused("evidence", "pack", run, "--out", "pack", "--pdf")
 

@@ -344,7 +344,7 @@ def test_a_folder_by_a_relative_name_writes_below_the_run_folder(
 
 LIMITED = """
 import resource, sys
-import seepage.cli, torch, seepage.transcript.simulated
+import seepage.cli, torch, seepage.federation.transcript.simulated
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + 300 * 2**20,) * 2)
 for folder in sys.argv[1:]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli
 
-from seepage.core.storage import read_tensors
+from seepage.base.storage import read_tensors
 
 RECIPE = """
 name = "whose"

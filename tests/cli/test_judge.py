@@ -13,8 +13,8 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.report.test_in_browser import BROWSER, FLAGS, served
 
-from seepage.core.lock import LOCK
-from seepage.core.storage import read_tensors, write_tensors
+from seepage.base.lock import LOCK
+from seepage.base.storage import read_tensors, write_tensors
 
 RIGHT = {"same": "same", "other": "not", "flat": "not"}
 

@@ -9,8 +9,8 @@ import torch
 from tests.cli.conftest import Cli
 
 from seepage import Batch, build, record
-from seepage.registry import Spec
-from seepage.transcript.recorded import save_transcript
+from seepage.base.registry import Spec
+from seepage.federation.transcript.recorded import save_transcript
 
 RECIPE = """
 name = "members"

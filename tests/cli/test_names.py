@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seepage.recipe.places import shown_command, shown_recipe
+from seepage.audit.recipe.places import shown_command, shown_recipe
 
 Cli = Callable[..., Any]
 

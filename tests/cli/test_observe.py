@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.cli.conftest import Cli
 from torch import nn
 
-from seepage.metrics import psnr
-from seepage.models import fc2
+from seepage.federation.models import fc2
+from seepage.measure.metrics import psnr
 
 SHAPE = (1, 8, 8)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.unit.test_own_targets import NETS, coder, private
+from tests.federation.test_own_targets import NETS, coder, private
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]

@@ -10,9 +10,9 @@ import pytest
 from tests.cli.conftest import Cli
 
 from seepage import SeepageError
+from seepage.base.registry import defenses
 from seepage.cli.options import SimulationOptions, tables_of
 from seepage.cli.parts import part_of
-from seepage.registry import defenses
 
 Refused = Callable[..., str]
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from seepage import Architecture, FedAvg, build
 from seepage.cli import main
-from seepage.integrations.recorder import Recorder
+from seepage.recorder.recorder import Recorder
 
 OWN = """
 import torch

@@ -95,7 +95,7 @@ def recipes(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for paper, text in (("cpa", RECIPE), ("fedleak", OWN)):
         (folder / paper).mkdir(parents=True)
         (folder / paper / "item.toml").write_text(text)
-    monkeypatch.setattr("seepage.recipe.files.BUILT_IN", folder)
+    monkeypatch.setattr("seepage.audit.recipe.files.BUILT_IN", folder)
     CALLS.clear()
     return folder
 

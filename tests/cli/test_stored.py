@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli
 
+from seepage.audit.recipe.files import BUILT_IN, find_recipe, read_recipe
+from seepage.audit.recipe.overrides import change
+from seepage.audit.recipe.resolve import cells
 from seepage.audit.row import Row
 from seepage.cli import stored
 from seepage.cli.stored import stored_rows
-from seepage.recipe.files import BUILT_IN, find_recipe, read_recipe
-from seepage.recipe.overrides import change
-from seepage.recipe.resolve import cells
 
 NAME = "compare/standard"
 

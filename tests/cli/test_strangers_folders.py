@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from seepage.core import hashing, manifest, storage, vouching
-from seepage.core.storage import parse_json, walk
-from seepage.core.words import for_markdown, for_sarif
+from seepage.base import hashing, manifest, storage, vouching
+from seepage.base.storage import parse_json, walk
+from seepage.base.words import for_markdown, for_sarif
 from seepage.errors import SeepageError
-from seepage.evidence.signing import has_small_order
+from seepage.report.evidence.signing import has_small_order
 
 Cli = Callable[..., Any]
 GATE = ("--fail-if", "recovered>0", "--no-pictures", "--jobs", 1)
@@ -197,7 +197,7 @@ def test_whatever_is_not_listed_is_added(own: Path, cli: Cli) -> None:
 
 
 def test_thousands_of_names_are_refused_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from seepage.models import weights
+    from seepage.federation.models import weights
 
     for module in (storage, weights):
         monkeypatch.setattr(module, "MOST_TENSORS", 20)
@@ -265,7 +265,7 @@ def test_evidence_removes_nothing_that_is_not_its_own(own: Path, cli: Cli, monke
 @pytest.mark.slow
 def test_what_a_killed_evidence_left_is_private_and_goes_with_the_next(own: Path, cli: Cli, home: Path) -> None:
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom seepage.evidence import pack\n"
+        "import os, sys\nfrom pathlib import Path\nfrom seepage.report.evidence import pack\n"
         "pack._manifest = lambda *_: os._exit(9)\npack.write_pack(Path('own'), Path('pack'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=home, check=False)

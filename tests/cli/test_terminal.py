@@ -9,9 +9,9 @@ import pytest
 from tests.helpers.rows import nested
 
 from seepage.audit.row import Result
+from seepage.base.progress import Doing, Phase
 from seepage.cli import terminal
 from seepage.cli.terminal import print_result, progress_bar
-from seepage.core.progress import Doing, Phase
 
 
 class Screen(io.StringIO):

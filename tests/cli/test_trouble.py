@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from seepage.attacks.matching import engine
+from seepage.attacks.search import engine
 from seepage.audit import run as audit
+from seepage.base import storage
 from seepage.cli.stopping import answer_by_interrupt
-from seepage.core import storage
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
@@ -92,7 +92,7 @@ def test_used_up_memory_is_a_sentence(error: Exception, cli: Cli, monkeypatch: p
     def train(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("seepage.simulate.setting.train", train)
+    monkeypatch.setattr("seepage.audit.simulate.setting.train", train)
     found = cli("audit", "tiny.toml", "--jobs", 1)
     assert (found.code, found.out) == (2, "")
     assert found.err == "error: the memory is used up; use a smaller batch, model or image size, or --jobs 1\n"
@@ -104,7 +104,7 @@ def test_used_up_memory_is_a_sentence(error: Exception, cli: Cli, monkeypatch: p
 def test_a_matrix_that_cannot_be_decomposed_is_a_sentence(
     solve: Callable[[], object], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("seepage.simulate.setting.train", lambda *arguments, **options: solve())
+    monkeypatch.setattr("seepage.audit.simulate.setting.train", lambda *arguments, **options: solve())
     found = cli("audit", "tiny.toml", "--jobs", 1)
     assert (found.code, found.out) == (2, "")
     assert found.err.startswith("error: a matrix of these numbers cannot be decomposed (")
@@ -115,7 +115,7 @@ def test_a_fault_of_our_own_shows_where_it_is(cli: Cli, monkeypatch: pytest.Monk
     def train(*arguments: object, **options: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("seepage.simulate.setting.train", train)
+    monkeypatch.setattr("seepage.audit.simulate.setting.train", train)
     found = cli("audit", "tiny.toml", "--jobs", 1)
     assert found.code == 2, "1 is for a gate that found something"
     assert "in train\n" in found.err

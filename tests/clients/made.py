@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import upstream_networks as networks
 from torch import Tensor, nn
 
-from seepage import data
-from seepage.core.nn import derived_seed
+from seepage.base.nn import derived_seed
+from seepage.federation import data
 
 MASKS = derived_seed(0, "masks")
 """Seed of what training draws: that of a simulated client before it draws its own."""

@@ -8,14 +8,14 @@ import torch
 from tests.clients.made import Client
 from torch import Tensor
 
+from seepage.attacks.exposure import Exposure, exposure
 from seepage.audit.captured import Capture, attack_captured
 from seepage.audit.observe import Files
 from seepage.audit.recorded import AttackRequest
 from seepage.audit.row import Result
-from seepage.leakage import Exposure, exposure
-from seepage.registry import Spec
-from seepage.transcript.recorded import open_transcript
-from seepage.types import Architecture, Transcript
+from seepage.base.registry import Spec
+from seepage.federation.transcript.recorded import open_transcript
+from seepage.federation.types import Architecture, Transcript
 
 CHEAP = ("linear", "cocktail_party", "patch_embedding")
 

@@ -13,14 +13,14 @@ from tests.clients.run import Reading, capture_of, read
 from tests.clients.upstream import CLIENTS
 from torch import nn
 
+from seepage.attacks.exposure import Exposure
 from seepage.audit import checking
 from seepage.audit.caveats import WITHOUT_RUN, causes
 from seepage.audit.checking import Look, check_capture
 from seepage.audit.facts import Fact
 from seepage.audit.outcome import Outcome
 from seepage.audit.recorded import AttackRequest
-from seepage.leakage import Exposure
-from seepage.transcript.foreign import read_facts
+from seepage.federation.transcript.foreign import read_facts
 
 SLOW = {"flower-huggingface", "peft-lora", "timm-vit-tiny"}
 """These take seconds to be built."""

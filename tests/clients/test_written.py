@@ -14,10 +14,10 @@ from tests.clients.test_clients import NEEDS
 from tests.clients.upstream import CIFAR, CLIENTS
 from torch import Tensor, nn
 
+from seepage.base.nn import norm, state_of
 from seepage.cli.parts import part_of
-from seepage.clients import OwnStep, make_client
-from seepage.core.nn import norm, state_of
-from seepage.types import Batch, Tensors
+from seepage.federation.clients import OwnStep, make_client
+from seepage.federation.types import Batch, Tensors
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import upstream_networks as networks
 from tests.clients.made import Client, Part, drawn, logits, plain, sgd, split, train
 from torch import Tensor, nn
 
-from seepage.registry import Spec
+from seepage.base.registry import Spec
 
 CIFAR = (3, 32, 32)
 

@@ -17,7 +17,7 @@ import torch
 from fake_device import pretended
 from torch import Tensor, nn
 
-import seepage.data
+import seepage.federation.data
 from seepage import (
     ATTACKS,
     Architecture,
@@ -75,7 +75,7 @@ def with_images() -> tuple[Transcript, Tensor]:
 
 def photographs() -> tuple[Transcript, Tensor]:
     """Two tiles of photographs in a transformer of four patches: nothing smoother has independent patches."""
-    data = seepage.data.load("photos", size=64)
+    data = seepage.federation.data.load("photos", size=64)
     batch = data.batch(data.private[:2])
     return record(build(PATCHES, (3, 64, 64), 13), batch, architecture=PATCHES), batch.inputs
 
@@ -165,7 +165,7 @@ import torch
 torch.set_num_threads(1)
 from safetensors.torch import save_file
 from seepage import attack
-from seepage.transcript.recorded import open_transcript
+from seepage.federation.transcript.recorded import open_transcript
 here = Path(sys.argv[1])
 for folder in sorted(here.iterdir()):
     asked = json.loads((folder / "attack.json").read_text())

@@ -7,9 +7,9 @@ import torch
 from torch import Generator, Tensor
 
 from seepage import Compose, Defense, GaussianNoise, Sparsify, Update
-from seepage.core.nn import generator
+from seepage.base.nn import generator
+from seepage.federation.types import ClientView
 from seepage.testing import DEFENSE_CHECKS, DefenseCase, check_defense, random_update
-from seepage.types import ClientView
 
 
 def flat(update: Update) -> Tensor:

@@ -10,8 +10,9 @@ from scipy import stats
 from torch import Tensor
 
 from seepage import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify, Update
-from seepage.core.nn import generator
-from seepage.defenses import (
+from seepage.base.nn import generator
+from seepage.errors import SeepageError
+from seepage.federation.defenses import (
     DPSGD,
     AdaptiveDP,
     DecayingNoise,
@@ -26,11 +27,10 @@ from seepage.defenses import (
     Withhold,
     ZeroSumNoise,
 )
-from seepage.errors import SeepageError
+from seepage.federation.types import ClientView
 from seepage.testing import DEFENSE_CHECKS, DefenseCase, check_defense, random_update
 from seepage.testing.defense import Promise
 from seepage.testing.watch import same
-from seepage.types import ClientView
 
 ALPHA = 1e-6
 """Chance that a sound defense fails a statistical check, were its draws not fixed."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from seepage.audit.run import run
+from seepage.base.registry import KINDS, Registry, Spec, _entry_points
+from seepage.base.signatures import file_of
 from seepage.cli.catalog import catalog
-from seepage.registry import KINDS, Registry, Spec, _entry_points
-from seepage.signatures import file_of
 
 HOWTO = Path(__file__).parents[2] / "docs/howto"
 FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STRANGERS = "tests/cli/test_strangers_folders.py"
-HOSTILE = "tests/unit/test_hostile_files.py"
+HOSTILE = "tests/base/test_hostile_files.py"
 
 pytestmark = pytest.mark.skipif(not (ROOT / "SECURITY.md").exists(), reason="the repository's own files are not here")
 
@@ -69,7 +69,7 @@ SECURITY = {
     "**No file and no client stops a machine.**": [
         (STRANGERS, "test_terabytes_of_nothing_are_refused_before_they_are_hashed"),
         (HOSTILE, "def test_"),
-        ("tests/integrations/test_recorder.py", "def test_"),
+        ("tests/recorder/test_recorder.py", "def test_"),
     ],
     "**Private data stay.**": [("tests/cli/test_names.py", "def test_"), ("tests/report/test_page.py", "def test_")],
     "**A stranger's words are words.**": [
@@ -100,7 +100,7 @@ def test_every_promise_has_tests_that_are_there(
 
 
 def test_the_limits_that_the_page_names_are_those_of_the_code() -> None:
-    from seepage.core import hashing, storage
+    from seepage.base import hashing, storage
 
     text = " ".join((ROOT / "docs" / "safety.md").read_text(encoding="utf-8").split())
     for words in (

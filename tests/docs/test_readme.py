@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seepage.registry import attacks, defenses
+from seepage.base.registry import attacks, defenses
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [

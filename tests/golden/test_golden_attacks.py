@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 import torch
 
-import seepage.data
+import seepage.federation.data
 from seepage import ATTACKS, GaussianNoise, Transcript, attack, build, record, score
-from seepage.clients import FedAvg, FedSGD
-from seepage.core.nn import next_tokens, state_of
-from seepage.defenses.quantize import Quantize
-from seepage.metrics.text import score_text, score_token_set
-from seepage.registry import Spec
-from seepage.transcript.designs import RandomDraws
-from seepage.transcript.vertical import IndexedVictim
-from seepage.types import Batch, Knowledge
+from seepage.base.nn import next_tokens, state_of
+from seepage.base.registry import Spec
+from seepage.federation.clients import FedAvg, FedSGD
+from seepage.federation.defenses.quantize import Quantize
+from seepage.federation.transcript.designs import RandomDraws
+from seepage.federation.transcript.vertical import IndexedVictim
+from seepage.federation.types import Batch, Knowledge
+from seepage.measure.metrics.text import score_text, score_token_set
 
 DATA = Path(__file__).parents[1] / "attacks"
 GELU = Spec("convnet", {"width": 8, "activation": "gelu"})
@@ -34,7 +34,7 @@ NOISE = GaussianNoise(sigma=1e-3)
 
 
 def digits(count: int) -> Batch:
-    data = seepage.data.load("digits", size=8)
+    data = seepage.federation.data.load("digits", size=8)
     return data.batch(data.private[:count])
 
 
@@ -52,14 +52,14 @@ def faint(model: Spec) -> tuple[Transcript, Batch]:
 
 def photographs(model: Spec) -> tuple[Transcript, Batch]:
     """Two tiles of photographs, 64 x 64 pixels."""
-    data = seepage.data.load("photos", size=64)
+    data = seepage.federation.data.load("photos", size=64)
     batch = data.batch(data.private[:2])
     return record(build(model, (3, 64, 64), 13), batch), batch
 
 
 def own_images(model: Spec) -> tuple[Transcript, Batch]:
     """The same, and 500 other digits that the attacker has."""
-    data = seepage.data.load("digits", size=8)
+    data = seepage.federation.data.load("digits", size=8)
     seen, batch = one(model)
     images = data.batch(data.train[:500]).inputs
     return replace(seen, knowledge=replace(seen.knowledge, auxiliary=images, told=frozenset({"auxiliary"}))), batch

@@ -13,10 +13,10 @@ from PIL import Image
 from tests.helpers.rows import nested
 from torch import Tensor
 
-from seepage.core.storage import write_json, write_lines, write_tensors, write_whole
+from seepage.base.storage import write_json, write_lines, write_tensors, write_whole
+from seepage.federation.transcript.truth import save_truth
+from seepage.federation.types import Batch
 from seepage.report import write_report
-from seepage.transcript.truth import save_truth
-from seepage.types import Batch
 
 HOSTILE = "<script>alert(1)</script>"
 INLINE = {"a", "b", "strong", "code", "wbr", "span"}

@@ -9,10 +9,10 @@ import pytest
 from tests.helpers.rows import put
 
 from seepage.audit.findings import findings, reported
-from seepage.evidence.annex import annex
-from seepage.evidence.junit import junit
-from seepage.evidence.markdown import model_card, summary
-from seepage.evidence.statement import state
+from seepage.report.evidence.annex import annex
+from seepage.report.evidence.junit import junit
+from seepage.report.evidence.markdown import model_card, summary
+from seepage.report.evidence.statement import state
 from seepage.report.run import open_run
 
 Build = Callable[..., Path]

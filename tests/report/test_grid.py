@@ -12,10 +12,10 @@ from PIL import Image
 from tests.helpers.rows import put
 from torch import Tensor
 
-from seepage.core.storage import write_lines, write_tensors
+from seepage.base.storage import write_lines, write_tensors
+from seepage.federation.transcript.truth import save_truth
+from seepage.federation.types import Batch
 from seepage.report import grid, write_grid, write_report
-from seepage.transcript.truth import save_truth
-from seepage.types import Batch
 
 Build = Callable[..., Path]
 Change = Callable[..., None]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.report.test_in_browser import BROWSER, look
 
-from seepage.core.storage import write_json
+from seepage.base.storage import write_json
 from seepage.errors import SeepageError
 from seepage.report import write_report
 

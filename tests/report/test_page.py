@@ -14,9 +14,9 @@ from PIL import Image
 from tests.helpers.rows import put
 
 from seepage.errors import SeepageError
+from seepage.federation.transcript.truth import open_truth
 from seepage.report import write_grid
 from seepage.report.pictures import LARGEST_SIDE
-from seepage.transcript.truth import open_truth
 
 Build = Callable[..., Path]
 Change = Callable[..., None]

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from seepage import SeepageError
+from seepage.federation.transcript.truth import open_truth
 from seepage.report import write_sheet
 from seepage.report.grid import EMPTY, GAP
-from seepage.transcript.truth import open_truth
 
 
 @pytest.fixture

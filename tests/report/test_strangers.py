@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from seepage.errors import SeepageError
+from seepage.federation.transcript.truth import save_truth
+from seepage.federation.types import Batch
 from seepage.report import write_grid, write_report
 from seepage.report.pictures import inside, pixels
-from seepage.transcript.truth import save_truth
-from seepage.types import Batch
 
 Build = Callable[..., Path]
 Change = Callable[..., None]

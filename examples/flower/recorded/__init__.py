@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from seepage import Architecture, FedAvg
-from seepage.integrations.recorder import Recorder
+from seepage.recorder.recorder import Recorder
 
 SHAPE, CLASSES, LR, EXAMPLES = (1, 8, 8), 10, 0.1, 4
 NET = Architecture("fc2", {"hidden": 64})

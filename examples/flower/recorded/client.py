@@ -6,7 +6,7 @@ from flwr.clientapp import ClientApp
 
 from recorded import CLASSES, EXAMPLES, LR, NET, SHAPE, recorder
 from seepage import GaussianNoise, build, data
-from seepage.integrations.flower_hooks import defense_mod, recording_mod
+from seepage.recorder.flower_hooks import defense_mod, recording_mod
 
 app = ClientApp(mods=[recording_mod(recorder("client")), defense_mod(GaussianNoise(sigma=0.001))])
 

@@ -6,7 +6,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from recorded import CLASSES, NET, SHAPE, recorder
 from seepage import build
-from seepage.integrations.flower_hooks import AuditedStrategy
+from seepage.recorder.flower_hooks import AuditedStrategy
 
 app = ServerApp()
 

@@ -12,7 +12,9 @@ from seepage.attacks.generative import ggl, gias, rogs
 from seepage.attacks.guided import GuidedMatching, fedleak_guided, gradient_matching
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.linear_equations import LinearEquations
-from seepage.attacks.matching import (
+from seepage.attacks.patches import PatchEmbedding, PatchUnmixing
+from seepage.attacks.rgap.rgap import LayerRank, RGap, rank_report
+from seepage.attacks.search import (
     GradientMatching,
     bayes,
     cpl,
@@ -24,11 +26,9 @@ from seepage.attacks.matching import (
     inverting_gradients,
     sapag,
 )
-from seepage.attacks.patches import PatchEmbedding, PatchUnmixing
-from seepage.attacks.rgap.rgap import LayerRank, RGap, rank_report
 from seepage.attacks.spear.spear import Spear
 from seepage.attacks.text import TokenSequences, TokenSet
-from seepage.registry import Registry, attacks
+from seepage.base.registry import Registry, attacks
 
 __all__ = [
     "ATTACKS",

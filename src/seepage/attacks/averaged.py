@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, SingleRound
-from seepage.attacks.matching.adaptive import known_noise
-from seepage.core.nn import norm
+from seepage.attacks.search.adaptive import known_noise
+from seepage.base.nn import norm
+from seepage.base.registry import Spec, attacks
 from seepage.errors import SeepageError, unknown
-from seepage.registry import Spec, attacks
-from seepage.types import Reconstruction, Round, Tensors, Transcript, Update
+from seepage.federation.types import Reconstruction, Round, Tensors, Transcript, Update
 
 MIN_NOISE_RATIO = 1e-9
 """Least deviation of a round's noise, over that of the first round, that rounds are weighed by."""

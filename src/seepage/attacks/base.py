@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
 from torch import Tensor, nn
 
-from seepage.core.checkpoint import Checkpoint
-from seepage.core.nn import first_layer, input_layer, vocabulary_of
+from seepage.base.checkpoint import Checkpoint
+from seepage.base.nn import first_layer, input_layer, vocabulary_of
 from seepage.errors import Inapplicable, short
-from seepage.fitting import not_sent
-from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.federation.fitting import not_sent
+from seepage.federation.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
 __all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent", "ignore"]
 

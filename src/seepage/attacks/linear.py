@@ -11,10 +11,10 @@ from torch import Tensor
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import Case, best_labels, in_range, relative_mismatch
 from seepage.attacks.network.first_layer import MIN_LABEL_SHARE, FirstLayer, Trace
-from seepage.attacks.rounded import MIN_ROWS, with_rounding
-from seepage.core.nn import input_layer
-from seepage.registry import attacks
-from seepage.types import Reconstruction, Transcript
+from seepage.attacks.reading.rounded import MIN_ROWS, with_rounding
+from seepage.base.nn import input_layer
+from seepage.base.registry import attacks
+from seepage.federation.types import Reconstruction, Transcript
 
 
 @attacks.register(
@@ -47,7 +47,7 @@ class LinearLeak(Attack):
     **Rounded weights.** Weights that were saved as bfloat16, float16 or 8-bit integers, and gradients made under
     autocast, are known to half a unit in the last place. Then rows that agree within their rounding are put together,
     and what they agree on is certified where its stated error is at most a hundredth of the value range; `objective`
-    holds that error. This is not of the papers (see `seepage.attacks.rounded.rows`).
+    holds that error. This is not of the papers (see `seepage.attacks.reading.rounded.rows`).
 
     **An inferred batch size.** Where it was read off the update itself, more examples may be behind it, and several of
     one label look like one where their slopes are in proportion. So nothing is certified then of a rounded update, or

@@ -14,25 +14,25 @@ from typing import Any
 import torch
 
 from seepage.attacks import ATTACKS, Attack, Inapplicable
+from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipTest
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
 from seepage.audit.budget import SOON, Estimate, Planner, Searching, estimated, read_budget
 from seepage.audit.candidates import FILE
 from seepage.audit.cell import RunBudget
 from seepage.audit.decided import decided_by, in_stages, not_needed
 from seepage.audit.membership import judge_members, save_judgment
+from seepage.audit.recipe.case import Recipe
 from seepage.audit.record import cell_folders, is_all_recorded, is_skipped
-from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
-from seepage.core.lock import scratch
-from seepage.core.nn import generator
-from seepage.core.progress import Doing, ProgressCallback, no_progress
+from seepage.base.executor import Executor, LocalExecutor, LogFollower, Plan, Work
+from seepage.base.lock import scratch
+from seepage.base.nn import generator
+from seepage.base.progress import Doing, ProgressCallback, no_progress
+from seepage.base.registry import Spec
 from seepage.errors import SeepageError
-from seepage.membership import MEMBERSHIP_TESTS, MembershipTest
-from seepage.recipe.case import Recipe
-from seepage.registry import Spec
-from seepage.transcript.foreign import Facts, read_facts
-from seepage.transcript.recorded import RecordedTranscript, open_transcript
-from seepage.transcript.simulated import OneRound
-from seepage.types import Architecture, Reconstruction, Transcript
+from seepage.federation.transcript.foreign import Facts, read_facts
+from seepage.federation.transcript.recorded import RecordedTranscript, open_transcript
+from seepage.federation.transcript.simulated import OneRound
+from seepage.federation.types import Architecture, Reconstruction, Transcript
 
 POLL_SECONDS = 0.3
 """Seconds between looks at the workers' progress."""

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from seepage.attacks.base import Checkpoint
 from seepage.audit.row import Status
-from seepage.core.schema import JsonRecord, parse
-from seepage.core.storage import SCHEMA, append_line, check_schema, read_json, read_tensors, write_json, write_tensors
+from seepage.base.schema import JsonRecord, parse
+from seepage.base.storage import SCHEMA, append_line, check_schema, read_json, read_tensors, write_json, write_tensors
 from seepage.errors import SeepageError
-from seepage.types import Ambiguity, Reconstruction, Space, Tensors
-from seepage.types import Status as SearchStatus
+from seepage.federation.types import Ambiguity, Reconstruction, Space, Tensors
+from seepage.federation.types import Status as SearchStatus
 
 
 @dataclass(frozen=True)

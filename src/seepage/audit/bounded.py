@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seepage.attacks.exposure.finding import Finding
 from seepage.audit.attack import Source
 from seepage.audit.candidates import open_unseen
+from seepage.audit.recipe.case import Recipe
 from seepage.audit.row import BoundRow, Row
-from seepage.bounds import BoundOptions, UpperBounds, upper_bounds
-from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
-from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
+from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
+from seepage.base.storage import SCHEMA, check_schema, read_json, write_json
 from seepage.errors import SeepageError
-from seepage.leakage.finding import Finding
-from seepage.recipe.case import Recipe
-from seepage.transcript.truth import open_truth
+from seepage.federation.transcript.truth import open_truth
+from seepage.measure.bounds import BoundOptions, UpperBounds, upper_bounds
 
 FILE = "bounds.json"
 MOST_BATCHES = 4

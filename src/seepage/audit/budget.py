@@ -23,10 +23,10 @@ from pydantic import Field
 from seepage.attacks import Attack
 from seepage.attacks.base import Silent
 from seepage.audit.cell import Cut, RunBudget, minutes_words
-from seepage.core.schema import JsonRecord, parse
-from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
+from seepage.base.schema import JsonRecord, parse
+from seepage.base.storage import SCHEMA, check_schema, read_json, write_json
 from seepage.errors import SeepageError
-from seepage.types import Batch, Transcript
+from seepage.federation.types import Batch, Transcript
 
 PLAN = "plan.json"
 """File of a run folder with its plan."""

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from seepage.core.nn import generator
-from seepage.core.storage import read_tensors, write_tensors
+from seepage.audit.simulate.setting import MembershipParts, Setting
+from seepage.base.nn import generator
+from seepage.base.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
-from seepage.simulate.setting import MembershipParts, Setting
-from seepage.types import Batch, Tensors
+from seepage.federation.types import Batch, Tensors
 
 FILE, UNSEEN = "membership.safetensors", "unseen.safetensors"
 

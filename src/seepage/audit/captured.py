@@ -5,22 +5,22 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from seepage.attacks.exposure.inference import infer_sizes
 from seepage.audit.folder import Run, claim, take, undone_on_mistake
 from seepage.audit.network import TAKEN_FOR
 from seepage.audit.observe import SIZE_UNKNOWN, Files, observe_files
+from seepage.audit.recipe.resolve import run_name
+from seepage.audit.recipe.trust import own_code
 from seepage.audit.recorded import AttackRequest, attack_only, request_contents
-from seepage.core.lock import locked
-from seepage.core.manifest import JudgedFile
-from seepage.core.storage import SCHEMA
+from seepage.base.lock import locked
+from seepage.base.manifest import JudgedFile
+from seepage.base.registry import Spec
+from seepage.base.storage import SCHEMA
 from seepage.errors import SeepageError
-from seepage.leakage.inference import infer_sizes
-from seepage.models.trial import own_faults
-from seepage.models.weights import check_head
-from seepage.recipe.resolve import run_name
-from seepage.recipe.trust import own_code
-from seepage.registry import Spec
-from seepage.transcript.foreign import read_facts
-from seepage.types import Architecture, Target
+from seepage.federation.models.trial import own_faults
+from seepage.federation.models.weights import check_head
+from seepage.federation.transcript.foreign import read_facts
+from seepage.federation.types import Architecture, Target
 
 
 @dataclass(frozen=True, kw_only=True)

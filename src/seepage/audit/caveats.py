@@ -8,18 +8,18 @@ from torch import nn
 
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import SingleRound
+from seepage.attacks.exposure.analysis import OTHER_OUTPUTS, UpdateAnalysis, size_doubt
+from seepage.attacks.exposure.finding import Finding, note, warning
 from seepage.attacks.network import Case, vouch
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
 from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
-from seepage.clients import FedAvg
-from seepage.clients.base import TrainingRule
-from seepage.core.nn import has_batch_norm
+from seepage.base.nn import has_batch_norm
+from seepage.base.registry import Spec
 from seepage.errors import Inapplicable
-from seepage.leakage.analysis import OTHER_OUTPUTS, UpdateAnalysis, size_doubt
-from seepage.leakage.finding import Finding, note, warning
-from seepage.registry import Spec
-from seepage.types import Batch, Reconstruction, Transcript
+from seepage.federation.clients import FedAvg
+from seepage.federation.clients.base import TrainingRule
+from seepage.federation.types import Batch, Reconstruction, Transcript
 
 # --- of a row's numbers ------------------------------------------------------------------------------------------
 

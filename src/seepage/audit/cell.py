@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from seepage.core.limits import GAIN_DB
-from seepage.core.schema import Guarantee, JsonRecord
-from seepage.core.words import plural
+from seepage.base.limits import GAIN_DB
+from seepage.base.schema import Guarantee, JsonRecord
+from seepage.base.words import plural
 
 
 class DrawnRounds(JsonRecord):

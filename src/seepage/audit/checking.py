@@ -12,33 +12,33 @@ from typing import Any
 
 import torch
 
-from seepage.attacks.decoding import NaturalSpectrum
-from seepage.attacks.matching.distances import Cosine
-from seepage.attacks.matching.problem import Problem
+from seepage.attacks.exposure import Exposure, UpdateAnalysis, landscape
+from seepage.attacks.exposure.inference import infer_sizes
+from seepage.attacks.exposure.landscape import DEFAULT_NOISES, PROBE_NOISE, Outlook, outlook
+from seepage.attacks.reading.decoding import NaturalSpectrum
+from seepage.attacks.search.distances import Cosine
+from seepage.attacks.search.problem import Problem
 from seepage.audit.attack import Source, estimate, own_source
 from seepage.audit.budget import PASS, Estimate, update_seconds
 from seepage.audit.captured import Capture
 from seepage.audit.facts import Fact, facts_of, keys_fact
+from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.resolve import cells
 from seepage.audit.record import named_cell
 from seepage.audit.recorded import AttackRequest, read_through, recipe_of
 from seepage.audit.run import record_only
-from seepage.core.lock import scratch
-from seepage.core.nn import generator, vocabulary_of
-from seepage.core.progress import ProgressCallback, no_progress
-from seepage.core.schema import JsonRecord
-from seepage.core.storage import read_json
+from seepage.base.lock import scratch
+from seepage.base.nn import generator, vocabulary_of
+from seepage.base.progress import ProgressCallback, no_progress
+from seepage.base.schema import JsonRecord
+from seepage.base.storage import read_json
 from seepage.errors import Inapplicable, SeepageError
-from seepage.leakage import Exposure, UpdateAnalysis, landscape
-from seepage.leakage.inference import infer_sizes
-from seepage.leakage.landscape import DEFAULT_NOISES, PROBE_NOISE, Outlook, outlook
-from seepage.models.trial import own_faults
-from seepage.models.vertical import VerticalModel
-from seepage.recipe.case import Recipe
-from seepage.recipe.resolve import cells
-from seepage.transcript.foreign import read_facts
-from seepage.transcript.recorded import list_transcripts
-from seepage.transcript.truth import open_truth
-from seepage.types import Architecture, Batch, Knowledge, Update
+from seepage.federation.models.trial import own_faults
+from seepage.federation.models.vertical import VerticalModel
+from seepage.federation.transcript.foreign import read_facts
+from seepage.federation.transcript.recorded import list_transcripts
+from seepage.federation.transcript.truth import open_truth
+from seepage.federation.types import Architecture, Batch, Knowledge, Update
 
 DRAWS, MADE_UP_DRAWS = 6, 3
 """Noises drawn at each size beside the truth, and at `PROBE_NOISE` alone beside a made-up batch."""

@@ -7,19 +7,19 @@ from typing import Literal
 
 from torch import nn
 
+from seepage.attacks.exposure import Exposure, UpdateAnalysis
+from seepage.attacks.exposure.analysis import UNKNOWN_RATE
+from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
+from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.text.token_set import TokenSet
 from seepage.audit.caveats import OPTIMIZERS, dropping_layers
-from seepage.clients import FedAvg
-from seepage.core.nn import has_batch_norm
-from seepage.core.schema import JsonRecord
+from seepage.base.nn import has_batch_norm
+from seepage.base.schema import JsonRecord
 from seepage.errors import SeepageError
-from seepage.leakage import Exposure, UpdateAnalysis
-from seepage.leakage.analysis import UNKNOWN_RATE
-from seepage.leakage.fingerprints import MIN_TAIL_VALUES
-from seepage.leakage.inference import infer_size
-from seepage.models.naming import known_names, renamed, tied_names
-from seepage.models.weights import read_state
-from seepage.transcript.simulated import OneRound
+from seepage.federation.clients import FedAvg
+from seepage.federation.models.naming import known_names, renamed, tied_names
+from seepage.federation.models.weights import read_state
+from seepage.federation.transcript.simulated import OneRound
 
 Origin = Literal["told", "read", "guessed", "unknown"]
 

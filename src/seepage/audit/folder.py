@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from seepage.audit.recipe.contents import MARK, split_text
 from seepage.audit.row import Result
-from seepage.core.executor import threads_for
-from seepage.core.lock import LOCK
-from seepage.core.manifest import refuse_changed
-from seepage.core.schema import parse
-from seepage.core.storage import (
+from seepage.base.executor import threads_for
+from seepage.base.lock import LOCK
+from seepage.base.manifest import refuse_changed
+from seepage.base.schema import parse
+from seepage.base.storage import (
     LARGEST_JSON,
     SCHEMA,
     TEMPORARY,
@@ -29,9 +30,8 @@ from seepage.core.storage import (
     sweep,
     write_whole,
 )
-from seepage.core.vouching import OWNER, begin, refuse_foreign
+from seepage.base.vouching import OWNER, begin, refuse_foreign
 from seepage.errors import SeepageError
-from seepage.recipe.contents import MARK, split_text
 
 MIN_FREE_BYTES = 64 * 2**20
 """Bytes that must be free before a run starts."""

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from torch import nn
 
-from seepage.core.storage import read_tensors, write_tensors
+from seepage.audit.recipe.case import Scoring
+from seepage.base.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
-from seepage.metrics import find_metric
-from seepage.metrics.features import feature_network, features_missing
-from seepage.metrics.identify import Gallery
-from seepage.recipe.case import Scoring
+from seepage.measure.metrics import find_metric
+from seepage.measure.metrics.features import feature_network, features_missing
+from seepage.measure.metrics.identify import Gallery
 
 FILE = "gallery.safetensors"
 

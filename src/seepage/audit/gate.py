@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from seepage.audit.findings import BOUND_SCORES, EPSILON_SCORES, AuditFinding, Kind, findings
 from seepage.audit.row import MEMBERSHIP_SCORES, SCORE_NAMES, Outcome, Result, Row
-from seepage.core.schema import Summary
+from seepage.base.schema import Summary
 from seepage.errors import SeepageError, unknown
 
 SHARES = frozenset(

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit.attack import Source
+from seepage.audit.recipe.case import Recipe
 from seepage.audit.row import EpsilonRow
-from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
-from seepage.core.schema import parse
-from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
+from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
+from seepage.base.schema import parse
+from seepage.base.storage import SCHEMA, check_schema, read_json, write_json
 from seepage.errors import Inapplicable
-from seepage.privacy.guarantee import guarantee_of
-from seepage.privacy.measured import MeasuredEpsilon, Measurement, measure_defense
-from seepage.recipe.case import Recipe
+from seepage.measure.privacy.guarantee import guarantee_of
+from seepage.measure.privacy.measured import MeasuredEpsilon, Measurement, measure_defense
 
 
 def rounds_taken(recipe: Recipe) -> Sequence[int]:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Progress
+from seepage.attacks.membership import MembershipInference, MembershipTest, p_values
 from seepage.audit.candidates import open_candidates
 from seepage.audit.row import MembershipRow
-from seepage.core.schema import Share
-from seepage.core.storage import SCHEMA, check_schema, read_json, read_tensors, write_json, write_tensors
+from seepage.base.schema import Share
+from seepage.base.storage import SCHEMA, check_schema, read_json, read_tensors, write_json, write_tensors
 from seepage.errors import Inapplicable, SeepageError
-from seepage.membership import MembershipInference, MembershipTest, p_values
-from seepage.metrics.membership import area_interval, area_under_curve
-from seepage.types import Batch, Transcript
+from seepage.federation.types import Batch, Transcript
+from seepage.measure.metrics.membership import area_interval, area_under_curve
 
 PER_MILLE = 0.001
 

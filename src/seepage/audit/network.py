@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import as_inputs, logits_in, logits_words, vocabulary_of
+from seepage.base.nn import as_inputs, logits_in, logits_words, vocabulary_of
+from seepage.base.registry import is_network_file, models
 from seepage.errors import SeepageError
-from seepage.models import build, trusted, warned_words
-from seepage.models.factories import is_told
-from seepage.models.naming import known_names, renamed, tied_names
-from seepage.models.trial import Untaken, tried
-from seepage.registry import is_network_file, models
-from seepage.types import Architecture
+from seepage.federation.models import build, trusted, warned_words
+from seepage.federation.models.factories import is_told
+from seepage.federation.models.naming import known_names, renamed, tied_names
+from seepage.federation.models.trial import Untaken, tried
+from seepage.federation.types import Architecture
 
 Shape = tuple[int, ...]
 

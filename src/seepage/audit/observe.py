@@ -10,28 +10,28 @@ import torch
 from torch import nn
 
 from seepage.api import observe
+from seepage.attacks.exposure import UpdateAnalysis, sent_words
+from seepage.attacks.exposure.analysis import OTHER_OUTPUTS, UNKNOWN_RATE
+from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
+from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.inference import infer_size, infer_steps, rate_doubt
+from seepage.attacks.exposure.running_statistics import BatchStatistics, batch_statistics, statistics_words
+from seepage.attacks.exposure.step_sizes import adaptive_step
 from seepage.audit.network import UNTOLD, find_network
-from seepage.clients import FedAvg, FedSGD, OwnStep, make_client
-from seepage.clients.fedavg import MOST_STEPS
-from seepage.core.nn import as_inputs, in_mode, logits_in, output_shape, vocabulary_of
-from seepage.core.storage import make_private
+from seepage.audit.recipe.parts import problems_of
+from seepage.base.nn import as_inputs, in_mode, logits_in, output_shape, vocabulary_of
+from seepage.base.registry import Spec, models
+from seepage.base.storage import make_private
 from seepage.errors import SeepageError, short
-from seepage.fitting import check_finite
-from seepage.leakage import UpdateAnalysis, sent_words
-from seepage.leakage.analysis import OTHER_OUTPUTS, UNKNOWN_RATE
-from seepage.leakage.decay import WeightDecay, infer_weight_decay
-from seepage.leakage.finding import Finding
-from seepage.leakage.inference import infer_size, infer_steps, rate_doubt
-from seepage.leakage.running_statistics import BatchStatistics, batch_statistics, statistics_words
-from seepage.leakage.step_sizes import adaptive_step
-from seepage.models.naming import in_own_names
-from seepage.models.trial import sigmoid_words
-from seepage.models.weights import load_weights, read_state
-from seepage.recipe.parts import problems_of
-from seepage.registry import Spec, models
-from seepage.transcript.foreign import check_batch_size
-from seepage.transcript.recorded import save_transcript
-from seepage.types import Architecture, ClientUpdate, Target, Tensors, Transcript, Update
+from seepage.federation.clients import FedAvg, FedSGD, OwnStep, make_client
+from seepage.federation.clients.fedavg import MOST_STEPS
+from seepage.federation.fitting import check_finite
+from seepage.federation.models.naming import in_own_names
+from seepage.federation.models.trial import sigmoid_words
+from seepage.federation.models.weights import load_weights, read_state
+from seepage.federation.transcript.foreign import check_batch_size
+from seepage.federation.transcript.recorded import save_transcript
+from seepage.federation.types import Architecture, ClientUpdate, Target, Tensors, Transcript, Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,27 +13,27 @@ from torch import Tensor
 from seepage.audit.candidates import save_candidates, save_unseen
 from seepage.audit.caveats import taken_for
 from seepage.audit.gallery import save_gallery, wants_gallery
+from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.places import is_own, kind_of
 from seepage.audit.row import Cell, DrawnRounds
-from seepage.clients import OwnStep, make_client
-from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
-from seepage.core.schema import parse
-from seepage.core.storage import SCHEMA, check_schema, check_space, make_private, read_json, write_json
-from seepage.data import TableDataset, TextDataset
-from seepage.data.columns import places_in_words
+from seepage.audit.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, taken_outputs
+from seepage.audit.simulate.training import accuracy
+from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
+from seepage.base.registry import Spec
+from seepage.base.schema import parse
+from seepage.base.storage import SCHEMA, check_schema, check_space, make_private, read_json, write_json
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
-from seepage.metrics import baselines, is_image, psnr, ssim
-from seepage.metrics.text import frequent, frequent_share, rouge, tokens_of
-from seepage.models.trial import own_faults, sigmoid_words
-from seepage.recipe.case import Recipe
-from seepage.recipe.places import is_own, kind_of
-from seepage.registry import Spec
-from seepage.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, taken_outputs
-from seepage.simulate.training import accuracy
-from seepage.transcript.recorded import save_transcript
-from seepage.transcript.simulated import Victim
-from seepage.transcript.truth import save_truth
-from seepage.transcript.vertical import IndexedVictim
-from seepage.types import Batch, Round, Transcript
+from seepage.federation.clients import OwnStep, make_client
+from seepage.federation.data import TableDataset, TextDataset
+from seepage.federation.data.columns import places_in_words
+from seepage.federation.models.trial import own_faults, sigmoid_words
+from seepage.federation.transcript.recorded import save_transcript
+from seepage.federation.transcript.simulated import Victim
+from seepage.federation.transcript.truth import save_truth
+from seepage.federation.transcript.vertical import IndexedVictim
+from seepage.federation.types import Batch, Round, Transcript
+from seepage.measure.metrics import baselines, is_image, psnr, ssim
+from seepage.measure.metrics.text import frequent, frequent_share, rouge, tokens_of
 
 
 def cell_folder(folder: Path, part: str, cell: str, cells: int) -> Path:

@@ -12,15 +12,24 @@ from typing import Any
 from seepage.attacks import ATTACKS
 from seepage.audit.attack import Source, attack_cells
 from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, environment, read_result, take
+from seepage.audit.recipe.case import Recipe, Scoring, check_minutes
+from seepage.audit.recipe.contents import contents
+from seepage.audit.recipe.files import OF_TEXT
+from seepage.audit.recipe.overrides import change
+from seepage.audit.recipe.parts import seed_problems
+from seepage.audit.recipe.resolve import run_name
+from seepage.audit.recipe.trust import refuse_code
 from seepage.audit.summary import summarize
-from seepage.core.executor import Executor
-from seepage.core.hashing import Hasher
-from seepage.core.lock import held, locked
-from seepage.core.manifest import RECORDED_FILES, JudgedFile, digest_of, refuse_changed
-from seepage.core.nn import vocabulary_of
-from seepage.core.progress import ProgressCallback, no_progress
-from seepage.core.schema import parse_all
-from seepage.core.storage import (
+from seepage.base.executor import Executor
+from seepage.base.hashing import Hasher
+from seepage.base.lock import held, locked
+from seepage.base.manifest import RECORDED_FILES, JudgedFile, digest_of, refuse_changed
+from seepage.base.nn import vocabulary_of
+from seepage.base.progress import ProgressCallback, no_progress
+from seepage.base.registry import Spec
+from seepage.base.schema import parse_all
+from seepage.base.signatures import bind
+from seepage.base.storage import (
     LARGEST_JSON,
     SCHEMA,
     check_regular,
@@ -32,18 +41,9 @@ from seepage.core.storage import (
     write_json,
 )
 from seepage.errors import SeepageError
-from seepage.recipe.case import Recipe, Scoring, check_minutes
-from seepage.recipe.contents import contents
-from seepage.recipe.files import OF_TEXT
-from seepage.recipe.overrides import change
-from seepage.recipe.parts import seed_problems
-from seepage.recipe.resolve import run_name
-from seepage.recipe.trust import refuse_code
-from seepage.registry import Spec
-from seepage.signatures import bind
-from seepage.transcript.foreign import read_facts
-from seepage.transcript.recorded import list_transcripts
-from seepage.types import Architecture, Transcript
+from seepage.federation.transcript.foreign import read_facts
+from seepage.federation.transcript.recorded import list_transcripts
+from seepage.federation.types import Architecture, Transcript
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from seepage.core.manifest import refuse_changed
-from seepage.core.storage import read_json
-from seepage.core.vouching import staying_own
+from seepage.base.manifest import refuse_changed
+from seepage.base.storage import read_json
+from seepage.base.vouching import staying_own
 
 
 def forget_failures(folder: Path) -> int:

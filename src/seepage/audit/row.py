@@ -26,8 +26,8 @@ from seepage.audit.side_rows import (
     Side,
     SideName,
 )
-from seepage.core.schema import JsonRecord, Summary
-from seepage.core.words import plural
+from seepage.base.schema import JsonRecord, Summary
+from seepage.base.words import plural
 
 __all__ = [
     "MEMBERSHIP_SCORES", "NUMBER_NAMES", "PASSED_OVER", "PROTOCOL", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell",

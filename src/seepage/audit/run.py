@@ -30,20 +30,20 @@ from seepage.audit.folder import (
     undone_on_mistake,
 )
 from seepage.audit.measured import measure_cells
+from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.contents import run_text
+from seepage.audit.recipe.places import kind_of
+from seepage.audit.recipe.resolve import cells, run_name
 from seepage.audit.record import record_cells
 from seepage.audit.retry import failures, forget_failures
 from seepage.audit.row import TunedRow
 from seepage.audit.summary import summarize
 from seepage.audit.tune import TUNING, chosen_options, tuning_tables, with_options
-from seepage.core.executor import Executor
-from seepage.core.lock import locked
-from seepage.core.progress import ProgressCallback, no_progress
-from seepage.core.storage import check_space, write_json
-from seepage.privacy.accounting import check_installed
-from seepage.recipe.case import Recipe
-from seepage.recipe.contents import run_text
-from seepage.recipe.places import kind_of
-from seepage.recipe.resolve import cells, run_name
+from seepage.base.executor import Executor
+from seepage.base.lock import locked
+from seepage.base.progress import ProgressCallback, no_progress
+from seepage.base.storage import check_space, write_json
+from seepage.measure.privacy.accounting import check_installed
 
 
 def run(
@@ -65,7 +65,7 @@ def run(
         out: The run folder; None: `runs/NAME-HASH`. A finished run of the same recipe there is returned unchanged,
             an unfinished one is continued.
         jobs: Number of attacks that run in parallel; None: one per core.
-        on: Executor that runs the attacks, such as `seepage.integrations.ray.cluster()`; None: on this machine.
+        on: Executor that runs the attacks, such as `seepage.recorder.ray.cluster()`; None: on this machine.
         show: Called with progress messages.
         command: The command line, stored with the run.
         retry_failed: Whether what failed in a finished run is run again.

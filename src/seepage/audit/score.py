@@ -10,17 +10,26 @@ from torch import Tensor, nn
 from seepage.attacks import Attack
 from seepage.audit.attempt import Attempt
 from seepage.audit.caveats import misfit
+from seepage.audit.recipe.case import Recipe, Scoring
 from seepage.audit.row import PASSED_OVER, PROTOCOL, Certified, Cost, Outcome, Row, Status, judge_outcome
-from seepage.core.nn import padding_row, vocabulary_of
-from seepage.core.schema import Summary
-from seepage.core.units import Units
-from seepage.metrics import METRICS, Alignment, Scores, align_guess, default_metrics, find_metric, lpips_missing, score
-from seepage.metrics.identify import Gallery
-from seepage.metrics.image import psnr
-from seepage.metrics.text import TextAlignment, align_text, score_text, score_token_set
-from seepage.models.vertical import VerticalModel
-from seepage.recipe.case import Recipe, Scoring
-from seepage.types import Batch, Knowledge, Reconstruction, Target, Transcript
+from seepage.base.nn import padding_row, vocabulary_of
+from seepage.base.schema import Summary
+from seepage.base.units import Units
+from seepage.federation.models.vertical import VerticalModel
+from seepage.federation.types import Batch, Knowledge, Reconstruction, Target, Transcript
+from seepage.measure.metrics import (
+    METRICS,
+    Alignment,
+    Scores,
+    align_guess,
+    default_metrics,
+    find_metric,
+    lpips_missing,
+    score,
+)
+from seepage.measure.metrics.identify import Gallery
+from seepage.measure.metrics.image import psnr
+from seepage.measure.metrics.text import TextAlignment, align_text, score_text, score_token_set
 
 
 def metrics_for(scoring: Scoring, shape: tuple[int, ...]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from seepage.core.schema import JsonRecord, Share
+from seepage.base.schema import JsonRecord, Share
 
 # --- membership --------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from seepage.audit.findings import membership_strength, strength
 from seepage.audit.row import BoundRow, Cell, EpsilonRow, MembershipRow, Row, Side
-from seepage.core.schema import Share
-from seepage.core.words import plural
+from seepage.base.schema import Share
+from seepage.base.words import plural
 
 
 def sides(

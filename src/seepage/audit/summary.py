@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from pydantic_core import to_jsonable_python
 
-from seepage import data
 from seepage.attacks import Attack
+from seepage.attacks.exposure import diagnostics, exposure
+from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.fingerprints import CHANGES_VALUES
 from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
@@ -30,32 +32,30 @@ from seepage.audit.findings import inconclusive
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
+from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.places import paths_in, without_places
+from seepage.audit.recipe.trust import own_code
 from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
 from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
-from seepage.core.manifest import JudgedFile, write_manifest
-from seepage.core.nn import vocabulary_of
-from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
-from seepage.core.schema import Guarantee
-from seepage.core.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
-from seepage.core.vouching import staying_own
-from seepage.data.npz import load_tokens
+from seepage.base.manifest import JudgedFile, write_manifest
+from seepage.base.nn import vocabulary_of
+from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
+from seepage.base.schema import Guarantee
+from seepage.base.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
+from seepage.base.vouching import staying_own
 from seepage.errors import SeepageError
-from seepage.leakage import diagnostics, exposure
-from seepage.leakage.finding import Finding
-from seepage.leakage.fingerprints import CHANGES_VALUES
-from seepage.metrics import Alignment, Scores, is_image
-from seepage.metrics.text import TextAlignment
-from seepage.privacy.guarantee import guarantee_of
-from seepage.recipe.case import Recipe
-from seepage.recipe.places import paths_in, without_places
-from seepage.recipe.trust import own_code
-from seepage.transcript.foreign import read_facts
-from seepage.transcript.simulated import OneRound
-from seepage.transcript.truth import Truth, misfit, open_truth
-from seepage.types import Knowledge, Tensors, Transcript
+from seepage.federation import data
+from seepage.federation.data.npz import load_tokens
+from seepage.federation.transcript.foreign import read_facts
+from seepage.federation.transcript.simulated import OneRound
+from seepage.federation.transcript.truth import Truth, misfit, open_truth
+from seepage.federation.types import Knowledge, Tensors, Transcript
+from seepage.measure.metrics import Alignment, Scores, is_image
+from seepage.measure.metrics.text import TextAlignment
+from seepage.measure.privacy.guarantee import guarantee_of
 
 
 @dataclass(frozen=True)

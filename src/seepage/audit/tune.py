@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seepage.audit.attack import attack_names
+from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.overrides import copy_tables, takes
+from seepage.audit.recipe.plans import TunePlan
 from seepage.audit.row import Result, Row, TunedRow, TunedTry
+from seepage.base.registry import Spec
 from seepage.errors import SeepageError, short
-from seepage.recipe.case import Recipe
-from seepage.recipe.overrides import copy_tables, takes
-from seepage.recipe.plans import TunePlan
-from seepage.registry import Spec
 
 TUNING = "tune"
 """Folder of the tuning run, within the run folder."""

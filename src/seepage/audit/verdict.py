@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from seepage.audit.cell import Kind
 from seepage.audit.findings import inconclusive, membership_strength, strength
 from seepage.audit.row import Cell, Diagnostic, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
-from seepage.core.units import in_words
-from seepage.core.words import places_of, plural
+from seepage.base.units import in_words
+from seepage.base.words import places_of, plural
 
 LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""

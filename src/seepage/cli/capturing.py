@@ -34,12 +34,12 @@ from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
     from seepage.audit.captured import Capture
-    from seepage.types import Target
+    from seepage.federation.types import Target
 
 
 def is_recipe(source: str | None, after: Path | None, facts: FileOptions) -> bool:
     """Whether the first argument is a recipe, or none at all, and no file of weights."""
-    from seepage.recipe.files import list_recipes
+    from seepage.audit.recipe.files import list_recipes
 
     if after is not None or facts.gradient is not None:
         return False
@@ -114,7 +114,7 @@ def record(
 def _record_files(
     before: Path, after: Path | None, own: NetworkOptions, facts: FileOptions, out: Path, printed: PrintOptions
 ) -> None:
-    from seepage.recipe.overrides import change
+    from seepage.audit.recipe.overrides import change
 
     tables = change(named_tables(own, of_files=True), own.settings or [])
     if set(tables) - {"model", "client"}:
@@ -130,8 +130,8 @@ def _record_files(
 
 def named_tables(own: NetworkOptions, *, of_files: bool) -> dict[str, dict[str, Any]]:
     """The tables of the model and the client where they are named; of files they are fc2 and fedsgd otherwise."""
+    from seepage.base.registry import KINDS
     from seepage.cli.parts import part_of
-    from seepage.registry import KINDS
 
     names = {
         "model": own.model or ("fc2" if of_files else None),
@@ -150,9 +150,9 @@ def capture_of(
     """Captured files, with what is known of them."""
     from seepage.audit.captured import Capture
     from seepage.audit.observe import Files, parse_shape
+    from seepage.base.registry import Spec
     from seepage.errors import unknown
-    from seepage.registry import Spec
-    from seepage.types import Target
+    from seepage.federation.types import Target
 
     client, target = Spec.of(tables["client"]), facts.target
     if target not in (None, "input", *get_args(Target)):
@@ -199,8 +199,8 @@ def attack(
 
     from seepage.audit.captured import attack_captured, attack_folder
     from seepage.audit.recorded import AttackRequest
+    from seepage.base.registry import Spec
     from seepage.cli.terminal import progress_bar
-    from seepage.registry import Spec
 
     files = not captured.is_dir()
     if files:
@@ -266,10 +266,10 @@ def attack_tables(
     use: Sequence[str] | None, named: Mapping[str, dict[str, Any]], settings: Sequence[str] | None
 ) -> dict[str, Any]:
     """The tables of the attacks, beside those of the model and the client where they are named."""
+    from seepage.audit.recipe.files import find_recipe, read_recipe
+    from seepage.audit.recipe.overrides import change
+    from seepage.base.registry import KINDS
     from seepage.cli.parts import part_of
-    from seepage.recipe.files import find_recipe, read_recipe
-    from seepage.recipe.overrides import change
-    from seepage.registry import KINDS
 
     if use:
         attacks = [part_of(name, "--attack", KINDS["attacks"]).table() for name in use]

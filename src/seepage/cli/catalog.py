@@ -6,10 +6,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from seepage.audit.recipe.files import list_recipes
+from seepage.base.registry import KINDS, Entry
+from seepage.base.signatures import Option
 from seepage.cli.console import open_console
-from seepage.recipe.files import list_recipes
-from seepage.registry import KINDS, Entry
-from seepage.signatures import Option
 
 _FACTS = ("needs", "paper", "cost", "unit")
 """What a kind says of its entries beside their names and options."""

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from seepage.attacks.exposure import Exposure
+    from seepage.attacks.exposure.layers import LayerLeak
     from seepage.audit.checking import Check, Checks, Look, Matching
     from seepage.audit.facts import Fact
     from seepage.audit.recorded import AttackRequest
-    from seepage.leakage import Exposure
-    from seepage.leakage.layers import LayerLeak
 
 MOST_SILENT = 6
 """Layers that read positions, up to which each has a line of its own."""
@@ -120,8 +120,8 @@ def _of_folder(
 ) -> tuple["Checks", list[str]]:
     """The looks at recorded updates, and the command that attacks them."""
     from seepage.audit.checking import check_folder
+    from seepage.base.registry import models
     from seepage.cli.parts import part_of
-    from seepage.registry import models
 
     refuse_own(own)
     refuse_recorded(folder, after, own, facts)
@@ -137,7 +137,7 @@ def _of_files(
 ) -> tuple["Checks", list[str]]:
     """The look at captured files, and the command that attacks them."""
     from seepage.audit.checking import check_capture
-    from seepage.recipe.overrides import change
+    from seepage.audit.recipe.overrides import change
 
     refuse_own(own)
     tables = change(named_tables(own, of_files=True), own.settings or [])
@@ -231,7 +231,7 @@ def _facts_table(facts: Sequence["Fact"]) -> "Table":
 def _matching_words(found: "Matching") -> str:
     if found.outlook is None:
         return f"gradient matching: no outlook, since {found.reason}"
-    from seepage.leakage.landscape import PROBE_NOISE
+    from seepage.attacks.exposure.landscape import PROBE_NOISE
 
     near = next(at for at in found.cosines if at.noise == PROBE_NOISE)
     made_up = ", on a made-up batch in place of the client's" if found.made_up else ""

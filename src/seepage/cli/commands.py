@@ -186,11 +186,11 @@ def audit(
     A network of your own, of torchvision or timm, or with --weights is attacked as it is; --set training.steps=100
     trains it first. The networks of this package are audited fresh and trained.
     """
-    from seepage.recipe.resolve import cells
+    from seepage.audit.recipe.resolve import cells
 
     if dry_run and not own.trust:
-        from seepage.recipe.files import find_recipe, read_recipe
-        from seepage.recipe.trust import refuse_code
+        from seepage.audit.recipe.files import find_recipe, read_recipe
+        from seepage.audit.recipe.trust import refuse_code
 
         # Models are built by an audit, and not here.
         refuse_code(read_recipe(find_recipe(recipe)), str(recipe), models=False)
@@ -260,9 +260,9 @@ def report(
     shown: ShowOptions,
 ) -> None:
     """Show a finished run and write its report.html and grid.png again; with --truth, score it first."""
+    from seepage.audit.recipe.overrides import change
     from seepage.audit.recorded import score_run
-    from seepage.core.vouching import refuse_foreign
-    from seepage.recipe.overrides import change
+    from seepage.base.vouching import refuse_foreign
     from seepage.report.run import open_run
 
     if sheet is not None:

@@ -13,8 +13,8 @@ from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
     from seepage.audit.row import Result
-    from seepage.evidence.comparison import Change, Comparison
-    from seepage.evidence.differences import Difference
+    from seepage.report.evidence.comparison import Change, Comparison
+    from seepage.report.evidence.differences import Difference
 
 TOLD = 3
 """Changes of a kind that a gate prints; the run has the others."""
@@ -35,8 +35,8 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two runs: exit code 1 if the newer leaks more, beyond chance; 2 if nobody can tell."""
-    from seepage.core.vouching import refuse_foreign
-    from seepage.evidence import comparison
+    from seepage.base.vouching import refuse_foreign
+    from seepage.report.evidence import comparison
 
     if not reuse:  # the older one is the bar, which is set by naming it; the newer one is judged
         refuse_foreign(new)
@@ -56,7 +56,7 @@ def hold_against(result: "Result", baseline: Path | None) -> None:
     """
     if baseline is None:
         return
-    from seepage.evidence import comparison
+    from seepage.report.evidence import comparison
 
     found = comparison.compare(comparison.open_result(baseline), result)
     for one in found.differences[:TOLD]:
@@ -99,14 +99,14 @@ def _how(one: "Difference") -> str:
 
 def _first(changes: "list[Change]") -> str:
     """The first of some changes in words, and how many more there are."""
-    from seepage.core.words import plural
+    from seepage.base.words import plural
 
     more = f"; and {plural(len(changes) - 1, 'more count')}" if len(changes) > 1 else ""
     return f"{changes[0].words}{more}"
 
 
 def _print(found: "Comparison") -> None:
-    from seepage.evidence.comparison import by_kind, summary_line
+    from seepage.report.evidence.comparison import by_kind, summary_line
 
     for heading, differing in groupby(found.differences, _how):
         print(f"{heading}:")

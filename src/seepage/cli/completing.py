@@ -9,7 +9,7 @@ def names_of(kind: str) -> Complete:
     """What completes an option that takes a name of one kind, such as `attacks`."""
 
     def complete(incomplete: str) -> list[str]:
-        from seepage.registry import KINDS
+        from seepage.base.registry import KINDS
 
         return sorted(name for name in KINDS[kind] if name.startswith(incomplete))
 
@@ -23,6 +23,6 @@ def loss_names(incomplete: str) -> list[str]:
 
 def recipe_names(incomplete: str) -> list[str]:
     """The built-in recipes."""
-    from seepage.recipe.files import list_recipes
+    from seepage.audit.recipe.files import list_recipes
 
     return [name for name in list_recipes() if name.startswith(incomplete)]

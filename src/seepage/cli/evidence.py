@@ -11,7 +11,7 @@ from seepage.cli.options import JsonOption, ReuseOption
 from seepage.errors import SeepageError, printable, unknown
 
 if TYPE_CHECKING:
-    from seepage.evidence import Checked
+    from seepage.report.evidence import Checked
 
 
 def pack(
@@ -36,8 +36,8 @@ def pack(
     ] = None,
 ) -> None:
     """Evidence pack of a run: JUnit, SARIF, CycloneDX, model card, printable annex; optionally signed."""
-    from seepage.core.vouching import refuse_foreign
-    from seepage.evidence import FORMATS, PackRequest, export, write_pack
+    from seepage.base.vouching import refuse_foreign
+    from seepage.report.evidence import FORMATS, PackRequest, export, write_pack
 
     request = PackRequest(subject=subject, auditor=auditor, key=sign, pdf=pdf, location=location)
     if only is not None:
@@ -59,8 +59,8 @@ def keygen(
     path: Annotated[Path, typer.Argument(metavar="KEY", help="File for the private key; KEY.pub is the public one.")],
 ) -> None:
     """Make an Ed25519 key pair to sign evidence with."""
-    from seepage.evidence import make_keys
-    from seepage.evidence.signing import key_name, open_public_key
+    from seepage.report.evidence import make_keys
+    from seepage.report.evidence.signing import key_name, open_public_key
 
     public = make_keys(path)
     print(printable(f"{path} (keep it to yourself) and {public} (give it to who verifies): "))
@@ -74,7 +74,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check that a run or an evidence pack is unchanged, and its signature; exit code 1 if not."""
-    from seepage.evidence import is_pack, verify_pack, verify_run
+    from seepage.report.evidence import is_pack, verify_pack, verify_run
 
     if not folder.is_dir():
         raise SeepageError(f"{folder} is no folder; name an evidence pack or a run folder")

@@ -21,7 +21,7 @@ from seepage.cli.options import (
 from seepage.cli.showing import command_line, write_pages
 
 if TYPE_CHECKING:
-    from seepage.frontier import DefenseRow
+    from seepage.report.frontier import DefenseRow
 
 
 def frontier(
@@ -42,10 +42,10 @@ def frontier(
     With --defense only this one is swept, of those of the recipe, or at strengths of yours, such as
     gaussian_noise:clip=1,sigma=[0.01,0.1].
     """
+    from seepage.base.registry import defenses
     from seepage.cli.parts import part_of
     from seepage.cli.terminal import progress_bar
-    from seepage.frontier import run_frontier
-    from seepage.registry import defenses
+    from seepage.report.frontier import run_frontier
 
     more = [] if rounds is None else [f"utility.rounds={rounds}"]
     swept = replace(own, defense=None, settings=[*(own.settings or []), *more])
@@ -98,7 +98,7 @@ def _print_table(rows: "Sequence[DefenseRow]") -> None:
 
 
 def _legend(rows: "Sequence[DefenseRow]") -> str:
-    from seepage.privacy.accounting import VACUOUS
+    from seepage.measure.privacy.accounting import VACUOUS
 
     close = "median: PSNR in dB. " * any(row.psnr_median is not None for row in rows)
     words = (

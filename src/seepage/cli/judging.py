@@ -28,7 +28,7 @@ def judge(
     as_json: JsonOption = False,
 ) -> None:
     """Make a page on which people judge which reconstructions show the private pictures."""
-    from seepage.judging import write_judge_page
+    from seepage.papers.judging import write_judge_page
 
     if features is not None and machine is None:
         raise SeepageError("--features are those of a machine judge; add --machine FILE")
@@ -54,8 +54,8 @@ def count(
     printed: PrintOptions,
 ) -> None:
     """Count what people said on a page of `seepage evidence judge`, and write it into the run and its report."""
-    from seepage.core.lock import held
-    from seepage.judging import lines, read_answers, tally, write_judged
+    from seepage.base.lock import held
+    from seepage.papers.judging import lines, read_answers, tally, write_judged
     from seepage.report import write_report
     from seepage.report.run import open_run
 

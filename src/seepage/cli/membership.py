@@ -16,10 +16,10 @@ from seepage.errors import SeepageError, printable, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from seepage.core.units import Units
-    from seepage.data import Dataset
-    from seepage.membership import Membership
-    from seepage.types import Batch
+    from seepage.attacks.membership import Membership
+    from seepage.base.units import Units
+    from seepage.federation.data import Dataset
+    from seepage.federation.types import Batch
 
 _members = partial(typer.Option, rich_help_panel="Membership inference")
 
@@ -57,12 +57,12 @@ def infer(
 ) -> None:
     """Membership inference on a recorded update: a p-value for each candidate. No truth is needed."""
     from seepage.attacks.base import Shown
+    from seepage.attacks.membership import MEMBERSHIP_TESTS, infer_membership
+    from seepage.base.progress import Doing
+    from seepage.base.registry import models
     from seepage.cli.parts import part_of
     from seepage.cli.terminal import progress_bar
-    from seepage.core.progress import Doing
-    from seepage.membership import MEMBERSHIP_TESTS, infer_membership
-    from seepage.registry import models
-    from seepage.transcript.recorded import open_transcript
+    from seepage.federation.transcript.recorded import open_transcript
 
     candidates, public, level = asked.candidates, asked.public, asked.level
     if candidates is None or public is None:
@@ -118,7 +118,7 @@ def _digests(inputs: "Tensor") -> set[bytes]:
 
 def _load(use: str, shape: tuple[int, ...]) -> tuple["Dataset", str | None]:
     """A data set in the model's shape, and in words what was done to bring it there; None: nothing."""
-    from seepage import data
+    from seepage.federation import data
 
     plain = None
     with suppress(SeepageError):  # such as images of several sizes
@@ -134,7 +134,7 @@ def _numbered(dataset: "Dataset", classes: tuple[str, ...], what: str) -> "Batch
     """All examples of a data set, with classes numbered by their names among `classes`, and values as in the file."""
     import torch
 
-    from seepage.types import Batch
+    from seepage.federation.types import Batch
 
     whole = dataset.batch(torch.arange(len(dataset)))
     if whole.labels.is_floating_point():

@@ -15,8 +15,8 @@ from seepage.cli.stopping import answer_by_interrupt
 from seepage.errors import SeepageError
 
 if TYPE_CHECKING:
-    from seepage.core.executor import Executor
-    from seepage.registry import Spec
+    from seepage.base.executor import Executor
+    from seepage.base.registry import Spec
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -403,7 +403,7 @@ def running_on(place: str | None) -> "Iterator[Executor]":
     Raises:
         SeepageError: For another word, where Ray is not installed, and where no cluster answers.
     """
-    from seepage.core.executor import LocalExecutor
+    from seepage.base.executor import LocalExecutor
 
     if place is None:
         yield LocalExecutor()
@@ -411,7 +411,7 @@ def running_on(place: str | None) -> "Iterator[Executor]":
     word, _, address = place.partition(":")
     if word != "ray":
         raise SeepageError(f"--on takes ray, ray:ADDRESS or ray://HOST:PORT, got {place!r}; leave it out to run here")
-    from seepage.integrations.ray import cluster
+    from seepage.recorder.ray import cluster
 
     with cluster(place if address.startswith("//") else address or None) as runner:
         answer_by_interrupt()  # Ray ends with exit code 1, which is a gate's, on SIGTERM and on any SystemExit
@@ -431,10 +431,10 @@ def tables_of(
     none of this package's, or with weights, the default recipe trains nothing before the first attack: it is attacked
     as it is given.
     """
+    from seepage.audit.recipe.files import OF_TEXT, find_recipe, read_recipe
+    from seepage.audit.recipe.overrides import change, choose_part, drop_cases, put
+    from seepage.base.registry import KINDS, models
     from seepage.cli.parts import part_of
-    from seepage.recipe.files import OF_TEXT, find_recipe, read_recipe
-    from seepage.recipe.overrides import change, choose_part, drop_cases, put
-    from seepage.registry import KINDS, models
 
     tables = read_recipe(find_recipe(recipe))
     if recipe is None and attacks is None and own.data is not None and _is_text(own.data, own.model):
@@ -479,9 +479,9 @@ def add_to_model(tables: dict[str, Any], normalize: str | None, *, trust: bool) 
     Raises:
         SeepageError: Where the model is a saved network, and nobody trusts it.
     """
-    from seepage.recipe.overrides import put
-    from seepage.recipe.parts import problems_of
-    from seepage.registry import Spec, is_network_file
+    from seepage.audit.recipe.overrides import put
+    from seepage.audit.recipe.parts import problems_of
+    from seepage.base.registry import Spec, is_network_file
 
     if normalize is not None:
         put(tables, "model.normalize", normalize)
@@ -505,8 +505,8 @@ def _data_of(text: str) -> "Spec":
     Raises:
         SeepageError: Where it has some.
     """
+    from seepage.base.registry import Spec
     from seepage.cli.parts import part_of
-    from seepage.registry import Spec
 
     part = part_of(text, "--data")
     if part.options and not Path(text).exists():
@@ -521,8 +521,8 @@ def tune_by(tables: dict[str, Any], tuned: list[str] | None) -> None:
     Raises:
         SeepageError: Where it names no option or no value.
     """
+    from seepage.audit.recipe.overrides import parsed
     from seepage.cli.parts import pieces
-    from seepage.recipe.overrides import parsed
 
     for setting in tuned or []:
         key, equals, text = setting.partition("=")

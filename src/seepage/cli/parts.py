@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
+from seepage.audit.recipe.overrides import parsed
+from seepage.base.registry import Registry, Spec
 from seepage.errors import SeepageError, short
-from seepage.recipe.overrides import parsed
-from seepage.registry import Registry, Spec
 
 _TYPED = re.compile(r"(.*?)(?::(\s*[A-Za-z_]\w*\s*=.*))?", re.DOTALL)
 """A name may hold colons of its own, as `module:thing` does; options begin at the first that a `KEY=` follows."""

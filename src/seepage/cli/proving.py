@@ -16,8 +16,8 @@ from seepage.errors import SeepageError, printable, short, unknown
 
 if TYPE_CHECKING:
     from seepage.audit.gate import Condition
-    from seepage.privacy.measured import Claim, MeasuredEpsilon
-    from seepage.privacy.measured.measure import Progress
+    from seepage.measure.privacy.measured import Claim, MeasuredEpsilon
+    from seepage.measure.privacy.measured.measure import Progress
 
 KNOWN = ("flwr", "nvflare", "opacus", "seepage")
 """Packages whose code is called without `--trust`."""
@@ -60,15 +60,15 @@ class ProveOptions:
 
     def function(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """A user's filter: dict of tensors in, dict of tensors out."""
-        from seepage.privacy.measured import Claim
+        from seepage.measure.privacy.measured import Claim
 
         name = _one(names, "function")
         return self._called(_guarded(self._made(name), name, list(self._shapes)), Claim(), show)
 
     def flower(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """Flower client mods, the outermost first."""
-        from seepage.integrations.flower_filter import claim_of, mod_filter
-        from seepage.privacy.measured import Claim
+        from seepage.measure.privacy.measured import Claim
+        from seepage.recorder.flower_filter import claim_of, mod_filter
 
         mods = [self._made(name) for name in names]
         claim = claim_of(mods[0], rounds=self.rounds) if len(mods) == 1 else Claim()
@@ -77,8 +77,8 @@ class ProveOptions:
 
     def nvflare(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """NVFlare filters of task results, in their order."""
-        from seepage.integrations.nvflare_filter import claim_of, dxo_filter
-        from seepage.privacy.measured import Claim
+        from seepage.measure.privacy.measured import Claim
+        from seepage.recorder.nvflare_filter import claim_of, dxo_filter
 
         filters = [self._made(name) for name in names]
         claim = claim_of(filters[0], rounds=self.rounds, shapes=self._shapes) if len(filters) == 1 else Claim()
@@ -86,8 +86,8 @@ class ProveOptions:
 
     def opacus(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """A user's function that returns Opacus' model, optimizer, loss, inputs and labels."""
-        from seepage.integrations.opacus_steps import step_pairs
-        from seepage.privacy.measured import Measurement
+        from seepage.measure.privacy.measured import Measurement
+        from seepage.recorder.opacus_steps import step_pairs
 
         model, optimizer, loss, inputs, labels = self._made(_one(names, "opacus"), call=True)
         noise = float(optimizer.noise_multiplier) if self.sigma is None else self.sigma
@@ -100,8 +100,8 @@ class ProveOptions:
     def defense(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """Defenses, in their order."""
         from seepage.cli.parts import part_of
-        from seepage.defenses import DEFENSES, joined
-        from seepage.privacy.measured import Measurement, measure_defense
+        from seepage.federation.defenses import DEFENSES, joined
+        from seepage.measure.privacy.measured import Measurement, measure_defense
 
         parts = [part_of(name, "--of defense", DEFENSES) for name in names]
         for part in parts:
@@ -116,7 +116,7 @@ class ProveOptions:
 
     def recorded(self, names: Sequence[str], _: "Progress | None") -> "MeasuredEpsilon":
         """A recorder's folder, of rounds with and without canaries."""
-        from seepage.integrations.recorded_rounds import CanaryList, measure_recorded
+        from seepage.recorder.recorded_rounds import CanaryList, measure_recorded
 
         if self.canaries is None:
             raise SeepageError("recorded rounds need --canaries FILE, which says in which the canary was; add it")
@@ -127,7 +127,7 @@ class ProveOptions:
         )  # fmt: skip
 
     def _called(self, call: Any, claim: "Claim", show: "Progress | None") -> "MeasuredEpsilon":
-        from seepage.privacy.measured import Measurement
+        from seepage.measure.privacy.measured import Measurement
 
         computed = claim.computed if self.sigma is None else self._computed(self.sigma)
         clip = next((one for one in (self.clip, claim.clip) if one is not None), 1.0)
@@ -144,7 +144,7 @@ class ProveOptions:
 
     @property
     def _calls(self) -> int:
-        from seepage.privacy.measured import CALLS
+        from seepage.measure.privacy.measured import CALLS
 
         return CALLS if self.calls is None else self.calls
 
@@ -155,7 +155,7 @@ class ProveOptions:
     @property
     def _shapes(self) -> Shapes:
         """`weight=6x8,bias=6`; `=1` is a single number without a dimension."""
-        from seepage.privacy.measured import SHAPES
+        from seepage.measure.privacy.measured import SHAPES
 
         if self.shapes is None:
             return SHAPES
@@ -169,14 +169,14 @@ class ProveOptions:
         return found
 
     def _computed(self, sigma: float) -> float:
-        from seepage.privacy.accounting import epsilon
+        from seepage.measure.privacy.accounting import epsilon
 
         return epsilon(sigma=sigma, rounds=self.rounds, delta=self._delta)
 
     def _made(self, text: str, *, call: bool = False) -> Any:
         """What a name stands for: a class is called with the options, a function is not, unless it is to be."""
+        from seepage.base.registry import import_dotted
         from seepage.cli.parts import part_of
-        from seepage.registry import import_dotted
 
         part = part_of(text, "--of")
         self._check_trust(part.use)
@@ -224,8 +224,8 @@ def prove(
     """Empirical privacy audit: a lower bound on the epsilon of a defense, by calling it on canaries."""
     from seepage.audit.findings import EPSILON_SCORES
     from seepage.audit.gate import parse_condition
+    from seepage.base.progress import Doing, Phase
     from seepage.cli.terminal import progress_bar
-    from seepage.core.progress import Doing, Phase
 
     if not of:
         raise SeepageError("there is nothing to measure; name it with --of KIND:NAME, such as --of defense:NAME")
@@ -354,7 +354,7 @@ def _verdict(found: "MeasuredEpsilon") -> str:
 
 def _spent(folder: Path, condition: "Condition | None", printed: PrintOptions) -> None:
     """What a ledger's clients spent; a line without an epsilon is over any budget."""
-    from seepage.integrations.opacus import Ledger
+    from seepage.recorder.opacus import Ledger
 
     if condition is not None and condition.limit < 0:
         raise SeepageError(f"--fail-if {condition}: no epsilon is below 0; give a budget such as spent>8")
@@ -381,7 +381,7 @@ def _gate(found: "MeasuredEpsilon", condition: "Condition | None") -> None:
     """End with exit code 1 where the measurement meets the condition."""
     if condition is None:
         return
-    from seepage.privacy.measured.measure import BLIND
+    from seepage.measure.privacy.measured.measure import BLIND
 
     fit = found.fit if found.fit is not None and found.fit.plausible else None
     claims = [one for one in (found.stated_verdict, found.computed_verdict) if one is not None]

@@ -11,9 +11,9 @@ from typing import Any
 
 import typer
 
+from seepage.base.registry import FETCHED, datasets
+from seepage.base.signatures import describe
 from seepage.errors import SeepageError, printable, short, unknown
-from seepage.registry import FETCHED, datasets
-from seepage.signatures import describe
 
 FILES = (("seepage.toml", ()), ("pyproject.toml", ("tool", "seepage")))
 """Names of files, the first that is there counts; and the path to the table in it."""
@@ -55,8 +55,8 @@ def find_settings(folder: Path) -> tuple[str, dict[str, Any]] | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from seepage.core.storage import check_regular
-    from seepage.core.toml import LARGEST, load_toml
+    from seepage.base.storage import check_regular
+    from seepage.base.toml import LARGEST, load_toml
 
     check_regular(path, LARGEST)
     try:
@@ -117,9 +117,9 @@ def _refuse_power(name: str, options: Mapping[str, Any]) -> None:
     That is: code to run, what counts as recovered (which would open a gate), that names of data are written down, a
     folder that data sets are kept in, and whatever has to be fetched.
     """
+    from seepage.audit.recipe.overrides import texts_in, walk
+    from seepage.audit.recipe.trust import own_code
     from seepage.cli.options import SimulationOptions, tables_of
-    from seepage.recipe.overrides import texts_in, walk
-    from seepage.recipe.trust import own_code
 
     own = SimulationOptions(
         **{key: value for key, value in options.items() if key in SimulationOptions.__dataclass_fields__}

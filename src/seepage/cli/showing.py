@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from seepage.audit.folder import Run
     from seepage.audit.gate import Condition
     from seepage.audit.row import Result
+    from seepage.base.progress import ProgressCallback
     from seepage.cli.options import ShowOptions
     from seepage.cli.stored import Stored
-    from seepage.core.progress import ProgressCallback
 
 
 def command_line() -> str:
@@ -35,9 +35,9 @@ def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures
         pictures: Whether the pages may show any, now and whenever they are written again; without, the report is
             written anew and `grid.png` goes. None: as the run remembers, with pictures where nobody said otherwise.
     """
-    from seepage.core.lock import held
-    from seepage.core.manifest import renew
-    from seepage.core.progress import Doing, Phase
+    from seepage.base.lock import held
+    from seepage.base.manifest import renew
+    from seepage.base.progress import Doing, Phase
     from seepage.report import write_grid, write_report
     from seepage.report.picture_choice import keep_choice, shows_pictures
     from seepage.report.run import open_run
@@ -59,9 +59,9 @@ def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures
 
 def present(finished: "Run", shown: "ShowOptions", *, note_old: bool = True, stored: "Stored | None" = None) -> None:
     """Print a finished run, and that it was finished earlier where that is so; `stored` rows stand below its own."""
+    from seepage.base.storage import read_json
     from seepage.cli.stored import Stored
     from seepage.cli.terminal import print_result
-    from seepage.core.storage import read_json
     from seepage.report.run import open_run
 
     folder = finished.folder
@@ -86,7 +86,7 @@ def condition_of(text: str | None, tables: Mapping[str, Any]) -> "Condition | No
     if text is None:
         return None
     from seepage.audit.gate import parse_condition
-    from seepage.metrics import METRICS
+    from seepage.measure.metrics import METRICS
 
     scoring = tables.get("score")
     asked = scoring.get("metrics", ()) if isinstance(scoring, Mapping) else ()

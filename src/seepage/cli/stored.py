@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.files import BUILT_IN, find_recipe, read_recipe
+from seepage.audit.recipe.resolve import cells
 from seepage.audit.row import Row
-from seepage.core.storage import read_json
-from seepage.recipe.case import Recipe
-from seepage.recipe.files import BUILT_IN, find_recipe, read_recipe
-from seepage.recipe.resolve import cells
+from seepage.base.storage import read_json
 
 MARK = " *"
 """Behind the name of an attack whose row is stored."""

@@ -17,9 +17,9 @@ from seepage.audit.cell import Kind
 from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, Side
 from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
+from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.cli.console import open_console
 from seepage.cli.stored import MARK, Stored
-from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.errors import printable
 from seepage.report.formatting import measured_on, number
 from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, plain_text

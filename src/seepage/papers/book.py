@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, get_args
 
-from seepage.core.storage import write_whole
+from seepage.base.storage import write_whole
 from seepage.papers.claims import At, Claim
 from seepage.papers.draw import draw
 from seepage.papers.items import PAPERS, Item, list_items

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from seepage.audit.recipe.files import find_recipe, list_recipes, read_recipe
+from seepage.audit.recipe.overrides import copy_tables, overlay, put
+from seepage.base.signatures import fits, problems_with
 from seepage.errors import Problems, SeepageError, unknown
 from seepage.papers.claims import Claim, read_claims
 from seepage.papers.lines import Line
-from seepage.recipe.files import find_recipe, list_recipes, read_recipe
-from seepage.recipe.overrides import copy_tables, overlay, put
-from seepage.signatures import fits, problems_with
 
 PAPERS: dict[str, str] = {
     "cafe": "Jin et al. 2021, CAFE: Catastrophic Data Leakage in Vertical Federated Learning (NeurIPS)",

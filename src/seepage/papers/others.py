@@ -67,8 +67,8 @@ OTHERS: tuple[Other, ...] = (
         "Table 2",
         "Risk of each setting of the paper",
         "not run",
-        "its words follow from the PSNR of Tables 3 to 9 by fixed limits (`seepage.metrics.risk`); at the paper's size "
-        "those tables are not complete",
+        "its words follow from the PSNR of Tables 3 to 9 by fixed limits (`seepage.measure.metrics.risk`); at the "
+        "paper's size those tables are not complete",
     ),
     Other("fedleak", "Table 12", "Factors that earlier papers found", "no measurable claim", "a survey"),
     Other("fedleak", "Table 13", "Default batch sizes of libraries", "no measurable claim", "a survey"),

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from seepage.core.storage import append_line, read_lines, write_lines
+from seepage.base.storage import append_line, read_lines, write_lines
 from seepage.errors import SeepageError
 from seepage.papers.items import Size
 

@@ -12,18 +12,18 @@ from typing import Any
 
 from seepage.audit import run as audit
 from seepage.audit.folder import environment as environment_of
+from seepage.audit.recipe.contents import contents, run_text
+from seepage.audit.recipe.resolve import cells, run_name
 from seepage.audit.row import NUMBER_NAMES, Cell, Row
-from seepage.core.executor import Executor
-from seepage.core.progress import Doing, ProgressCallback, no_progress
-from seepage.core.storage import read_json, write_json, write_whole
-from seepage.data import DATA, is_packaged
+from seepage.base.executor import Executor
+from seepage.base.progress import Doing, ProgressCallback, no_progress
+from seepage.base.registry import import_dotted, metrics
+from seepage.base.storage import read_json, write_json, write_whole
 from seepage.errors import Problems, SeepageError
+from seepage.federation.data import DATA, is_packaged
 from seepage.papers.items import Item, Size
 from seepage.papers.lines import Line
 from seepage.papers.records import Record, keep_records, picture_of
-from seepage.recipe.contents import contents, run_text
-from seepage.recipe.resolve import cells, run_name
-from seepage.registry import import_dotted, metrics
 from seepage.report.grid import write_grid
 
 

@@ -166,7 +166,7 @@ def _on_each_data(comparison: ClaimPart, records: Sequence[Record], claim: Claim
 
 def _data_of(line: Line, records: Sequence[Record]) -> list[str]:
     """Data sets with numbers of a row; packaged ones only where there is no other."""
-    from seepage.data import is_packaged
+    from seepage.federation.data import is_packaged
 
     found = list(dict.fromkeys(r.data for r in records if (r.row, r.paper_data) == (line.name, line.data)))
     return [data for data in found if not is_packaged(data)] or found

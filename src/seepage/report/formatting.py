@@ -7,7 +7,7 @@ from math import isfinite
 from markupsafe import Markup, escape
 
 from seepage.audit.cell import Measure
-from seepage.core.words import plural
+from seepage.base.words import plural
 
 NONE = "\N{EM DASH}"
 """Stands where a number does not apply."""

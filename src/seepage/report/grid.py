@@ -14,8 +14,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from seepage.audit.row import Cell
-from seepage.core.manifest import renew
-from seepage.core.storage import OWNER_ONLY, write_whole
+from seepage.base.manifest import renew
+from seepage.base.storage import OWNER_ONLY, write_whole
 from seepage.errors import SeepageError, unknown
 from seepage.report.formatting import number
 from seepage.report.pictures import Pictures, Place, open_pictures, pixels

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from seepage.core.schema import JsonRecord, parse, parse_all
-from seepage.core.storage import check_schema, read_json
+from seepage.base.schema import JsonRecord, parse, parse_all
+from seepage.base.storage import check_schema, read_json
 
 FILE = "judgements.json"
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from seepage.core.schema import JsonRecord, parse_all
-from seepage.core.storage import check_schema, read_json
-from seepage.privacy.ledger import read_entry
+from seepage.base.schema import JsonRecord, parse_all
+from seepage.base.storage import check_schema, read_json
+from seepage.measure.privacy.ledger import read_entry
 
 FILE = "exposure.json"
 LISTED_NAMES = 6

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from seepage.audit.cell import Kind
+from seepage.audit.recipe.places import shown_recipe
 from seepage.audit.row import PASSED_OVER, Cell, Diagnostic, Row
 from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
-from seepage.core.manifest import renew
-from seepage.core.storage import write_whole
-from seepage.core.words import places_of, plural
-from seepage.recipe.places import shown_recipe
+from seepage.base.manifest import renew
+from seepage.base.storage import write_whole
+from seepage.base.words import places_of, plural
 from seepage.report import formatting as words
 from seepage.report.human_study import JudgedRow, JudgedStudy, open_judged
 from seepage.report.leakage import open_exposed

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from seepage.core.manifest import renew
-from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
+from seepage.base.manifest import renew
+from seepage.base.storage import SCHEMA, check_schema, read_json, write_json
 
 FILE = "pictures.json"
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from seepage.audit.record import cell_folder
 from seepage.audit.row import PASSED_OVER, Cell
-from seepage.core.storage import read_tensors
+from seepage.base.storage import read_tensors
 from seepage.errors import SeepageError
+from seepage.federation.transcript.truth import open_truth
+from seepage.federation.types import Batch, Tensors
 from seepage.report.run import RunFolder
-from seepage.transcript.truth import open_truth
-from seepage.types import Batch, Tensors
 
 LARGEST_SIDE = 128
 """Pictures with more pixels along a side are reduced, since a page may contain hundreds of them."""

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from seepage.audit.record import COLUMNS
 from seepage.audit.row import Cell
-from seepage.core.storage import read_json
-from seepage.data.columns import Column
+from seepage.base.storage import read_json
 from seepage.errors import SeepageError, printable
+from seepage.federation.data.columns import Column
 from seepage.report.pictures import Pictures, Place, open_examples, truth_folder
 from seepage.report.run import RunFolder
 

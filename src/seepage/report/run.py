@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from seepage.audit.recipe.places import asks_for_names, paths_in, shown_command
 from seepage.audit.row import Cell, Diagnostic, Result, Row
-from seepage.core.manifest import JudgedFile
-from seepage.core.schema import JsonRecord, parse, parse_all
-from seepage.core.storage import check_regular, check_schema, each_line, read_json, refuse_links
-from seepage.core.toml import LARGEST, load_toml
+from seepage.base.manifest import JudgedFile
+from seepage.base.schema import JsonRecord, parse, parse_all
+from seepage.base.storage import check_regular, check_schema, each_line, read_json, refuse_links
+from seepage.base.toml import LARGEST, load_toml
 from seepage.errors import SeepageError
-from seepage.recipe.places import asks_for_names, paths_in, shown_command
 
 MOST_SCORES = 2_000_000
 """Scores that are kept of `scores.jsonl`, some 400 MB of memory."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from seepage.audit.row import Outcome, Row
-from seepage.core.units import in_words
-from seepage.core.words import plural
-from seepage.metrics import default_metrics
+from seepage.base.units import in_words
+from seepage.base.words import plural
+from seepage.measure.metrics import default_metrics
 from seepage.report.formatting import NONE, count_of, duration, number, percent, signed
 
 STATUSES = {

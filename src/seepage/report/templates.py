@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from seepage.core.words import for_page
+from seepage.base.words import for_page
 
 if TYPE_CHECKING:
     import jinja2

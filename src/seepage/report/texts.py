@@ -8,11 +8,11 @@ from torch import Tensor
 
 from seepage.audit.record import PIECES, cell_folder
 from seepage.audit.row import Cell
-from seepage.core.storage import read_json, read_tensors
+from seepage.base.storage import read_json, read_tensors
 from seepage.errors import SeepageError, printable
+from seepage.federation.transcript.truth import open_truth
 from seepage.report.pictures import inside
 from seepage.report.run import RunFolder
-from seepage.transcript.truth import open_truth
 
 SHOWN = 32
 """Texts of a cell that a page shows."""

@@ -15,15 +15,14 @@ from torch import Tensor
 from seepage.api import record
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
 from seepage.audit.attempt import FolderProgress
-from seepage.clients import FedSGD, make_client
-from seepage.core.nn import generator, next_tokens, state_of, vocabulary_of
-from seepage.models import build
-from seepage.recipe.plans import Rounds
-from seepage.registry import Spec, attacks
-from seepage.testing.watch import Changed, Kept, Killed, OtherDevice, globals_kept, real_gpu, same, snapshot, tensors_of
-from seepage.transcript.recorded import open_transcript, save_transcript
-from seepage.transcript.vertical import IndexedVictim
-from seepage.types import (
+from seepage.audit.recipe.plans import Rounds
+from seepage.base.nn import generator, next_tokens, state_of, vocabulary_of
+from seepage.base.registry import Spec, attacks
+from seepage.federation.clients import FedSGD, make_client
+from seepage.federation.models import build
+from seepage.federation.transcript.recorded import open_transcript, save_transcript
+from seepage.federation.transcript.vertical import IndexedVictim
+from seepage.federation.types import (
     Architecture,
     Batch,
     ClientUpdate,
@@ -34,6 +33,7 @@ from seepage.types import (
     Target,
     Transcript,
 )
+from seepage.testing.watch import Changed, Kept, Killed, OtherDevice, globals_kept, real_gpu, same, snapshot, tensors_of
 
 TINY = Architecture("fc2", {"hidden": 16})
 """The network that attacks are tried on unless another is named."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from seepage.clients import FedSGD
-from seepage.core.nn import generator, state_of
+from seepage.base.nn import generator, state_of
 from seepage.errors import Inapplicable, SeepageError
-from seepage.models import build
+from seepage.federation.clients import FedSGD
+from seepage.federation.models import build
+from seepage.federation.types import Architecture, Batch, ClientView, Defense, Update
 from seepage.testing.watch import OtherDevice, globals_kept, real_gpu, same, snapshot
-from seepage.types import Architecture, Batch, ClientView, Defense, Update
 
 Promise = Callable[[Update, Update], None]
 """Takes the update before and after the defense; raises `AssertionError` where the defense broke its own promise."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import Checkpoint
 from seepage.audit.attempt import FolderProgress
-from seepage.types import Knowledge, Round, Tensors, Transcript
+from seepage.federation.types import Knowledge, Round, Tensors, Transcript
 
 HOOKS = (
     "_forward_hooks",

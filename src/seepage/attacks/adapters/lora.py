@@ -9,10 +9,10 @@ from seepage.attacks.adapters.tokens import AdapterTokens
 from seepage.attacks.adapters.vectors import AdapterInputs, Fit
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import Case, best_labels, in_range, vouch
-from seepage.core.adapters import AdaptedLayer, adapted_layers
-from seepage.core.nn import input_layer
-from seepage.registry import attacks
-from seepage.types import Reconstruction, Round, Transcript
+from seepage.base.adapters import AdaptedLayer, adapted_layers
+from seepage.base.nn import input_layer
+from seepage.base.registry import attacks
+from seepage.federation.types import Reconstruction, Round, Transcript
 
 LATER = "observe a later round: after one step B is not zero"
 
@@ -28,7 +28,7 @@ class LoraLeak(Attack):
 
     An adapted layer `y = W x + s B A x` sends `grad A = s B^T G` and `grad B = s G A^T`, two sketches of the gradient
     `G = sum delta x^T` that the frozen W would have. Where at most `r` inputs are behind the update, G follows from the
-    two exactly (`seepage.core.adapters`), so an adapter of rank r gives away what the whole layer would.
+    two exactly (`seepage.base.adapters`), so an adapter of rank r gives away what the whole layer would.
 
     *The adapted layer reads the input.* One example is a row of G but for its scale; several are unmixed by the
     Cocktail Party Attack. Scales, labels and what unmixing left open follow from the network: the errors delta are

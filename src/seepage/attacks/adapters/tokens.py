@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from seepage.attacks.base import MATCHING, Inapplicable
 from seepage.attacks.cpa.ica.spectrum import spectrum
 from seepage.attacks.network import Case
-from seepage.core.adapters import AdaptedLayer
-from seepage.core.algebra.rows import same_rows
-from seepage.core.nn import LayerCall, generator
+from seepage.base.adapters import AdaptedLayer
+from seepage.base.algebra.rows import same_rows
+from seepage.base.nn import LayerCall, generator
 
 SAME = 1e-4
 """Relative distance below which two tokens are the same but for rounding."""

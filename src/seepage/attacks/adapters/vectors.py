@@ -18,9 +18,9 @@ from seepage.attacks.base import Inapplicable, Progress, SingleRound
 from seepage.attacks.cpa import CocktailParty
 from seepage.attacks.cpa.ica.spectrum import spectrum
 from seepage.attacks.network import Case, best_labels, in_range, relative_mismatch
-from seepage.core.adapters import AdaptedLayer, lifted
-from seepage.core.nn import InputLayer
-from seepage.types import Round, Transcript, Update
+from seepage.base.adapters import AdaptedLayer, lifted
+from seepage.base.nn import InputLayer
+from seepage.federation.types import Round, Transcript, Update
 
 FACTORS = 48
 """Factors tried, of each sign, for an example of unknown scale."""

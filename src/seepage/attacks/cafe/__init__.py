@@ -18,9 +18,9 @@ from seepage.attacks.cafe.invert import InversionSettings, gauss_newton, invert,
 from seepage.attacks.cafe.label_inference import InferredLabels, infer_labels
 from seepage.attacks.cafe.steps import Recovered, determined, open_rounds, params_of, read_biases, window
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape, true_representations
-from seepage.core.nn import in_mode
-from seepage.registry import attacks
-from seepage.types import Knowledge, Reconstruction, Tensors, Transcript
+from seepage.base.nn import in_mode
+from seepage.base.registry import attacks
+from seepage.federation.types import Knowledge, Reconstruction, Tensors, Transcript
 
 __all__ = ["Cafe", "Recovered", "InversionSettings", "true_representations"]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.steps import GRADIENT_ROUNDING, Recovered, cover, gradients, step_one, step_two, zero_rows
 from seepage.attacks.cafe.target_layers import TargetLayer
-from seepage.types import Transcript
+from seepage.federation.types import Transcript
 
 MAX_FEATURE_ERROR = 0.1
 """Estimated relative error of h above which a sample counts as not identifiable."""

@@ -15,8 +15,8 @@ from torch import Tensor
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.steps import Recovered, cover, gradients
 from seepage.attacks.cafe.target_layers import TargetLayer
-from seepage.defenses.fake_gradients import plausible
-from seepage.types import Transcript
+from seepage.federation.defenses.fake_gradients import plausible
+from seepage.federation.types import Transcript
 
 MIN_ROUNDS_PER_SAMPLE = 1.25
 """Rounds with a plausible entry that a neuron needs, as a multiple of the samples: some are misfits."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from seepage.core.images import neighbor_differences
-from seepage.core.nn import generator
+from seepage.base.images import neighbor_differences
+from seepage.base.nn import generator
 
 Features = Callable[[Tensor], Tensor]
 """From `[n, *block]` to `[n, d1]`, differentiable."""

@@ -14,9 +14,9 @@ from torch.func import functional_call, jacrev, vmap
 
 from seepage.attacks.cafe.steps import Recovered
 from seepage.attacks.cafe.target_layers import TargetLayer
-from seepage.core.nn import in_mode
-from seepage.models.vertical import VerticalModel
-from seepage.types import Tensors
+from seepage.base.nn import in_mode
+from seepage.federation.models.vertical import VerticalModel
+from seepage.federation.types import Tensors
 
 BEAM_WIDTH = 64
 """Beam width: number of combinations kept for each sample of the first party."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seepage.attacks.cafe.steps import Recovered, params_of
 from seepage.attacks.cafe.subspaces import MAX_UNEXPLAINED, RoundGradient, row_span
 from seepage.attacks.cafe.target_layers import TargetLayer
-from seepage.types import Tensors, Transcript
+from seepage.federation.types import Tensors, Transcript
 
 MAX_STRETCH = 1.25
 """Largest factor by which lengths are corrected; a larger one indicates a wrong direction."""

@@ -14,11 +14,11 @@ from seepage.attacks.cafe.rivals import RIVAL_EPS, Objective, rival_check, rival
 from seepage.attacks.cafe.row_adam import RowAdam
 from seepage.attacks.cafe.steps import Opening, gradients, open_rounds, params_of
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape
-from seepage.core.checkpoint import Resumable, run_steps
-from seepage.core.images import neighbor_differences
-from seepage.core.nn import generator
-from seepage.registry import attacks
-from seepage.types import Batch, Knowledge, Reconstruction, Tensors, Transcript
+from seepage.base.checkpoint import Resumable, run_steps
+from seepage.base.images import neighbor_differences
+from seepage.base.nn import generator
+from seepage.base.registry import attacks
+from seepage.federation.types import Batch, Knowledge, Reconstruction, Tensors, Transcript
 
 Constants = dict[str, float]
 TABLE_9: dict[str, Constants] = {

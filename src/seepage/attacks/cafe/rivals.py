@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.matching.distances import L2, Cosine, Distance, GaussianKernel
-from seepage.attacks.matching.layers import BatchNormStatistics
-from seepage.attacks.matching.priors import GroupConsistency, Prior, TotalVariation
-from seepage.core.nn import captured_calls
-from seepage.types import Batch, Transcript
+from seepage.attacks.search.distances import L2, Cosine, Distance, GaussianKernel
+from seepage.attacks.search.layers import BatchNormStatistics
+from seepage.attacks.search.priors import GroupConsistency, Prior, TotalVariation
+from seepage.base.nn import captured_calls
+from seepage.federation.types import Batch, Transcript
 
 Objective = Literal["cafe", "dlg", "cosine", "sapag", "batch_norm", "group"]
 RIVAL_EPS = 1e-12

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from seepage.core.checkpoint import Resumable
+from seepage.base.checkpoint import Resumable
 
 
 class RowAdam(Resumable):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seepage.core.algebra.sparse import falling, sparse_directions
+from seepage.base.algebra.sparse import falling, sparse_directions
 
 
 @dataclass(frozen=True)

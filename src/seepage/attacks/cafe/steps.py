@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
-from seepage.types import Tensors, Transcript
+from seepage.federation.types import Tensors, Transcript
 
 GRADIENT_ROUNDING = 1e-6
 """Relative error of what steps I and II start from, for float32 gradients: their rounding, and what it does to V."""

@@ -16,8 +16,8 @@ from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.split import split
 from seepage.attacks.cafe.steps import Recovered, gradients, groups
 from seepage.attacks.cafe.target_layers import TargetLayer
-from seepage.core.nn import generator
-from seepage.types import Transcript
+from seepage.base.nn import generator
+from seepage.federation.types import Transcript
 
 MAX_COHORT = 8
 """Largest number of samples sharing all their rounds that are split."""

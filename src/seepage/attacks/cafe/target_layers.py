@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from seepage.attacks.base import Inapplicable
-from seepage.core.nn import calls_in_pass, captured_calls, forward, in_mode
-from seepage.models.vertical import Block, VerticalModel
-from seepage.types import Knowledge, Tensors
+from seepage.base.nn import calls_in_pass, captured_calls, forward, in_mode
+from seepage.federation.models.vertical import Block, VerticalModel
+from seepage.federation.types import Knowledge, Tensors
 
 
 @dataclass(frozen=True)

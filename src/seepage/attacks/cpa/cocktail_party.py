@@ -24,12 +24,12 @@ from seepage.attacks.cpa.ica import (
 )
 from seepage.attacks.cpa.ica.unmix import random_rotation
 from seepage.attacks.cpa.refinement import Mixture, Unmixed, UnmixingState, anneal, refine, sensitivity, stages_for
-from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, blurred, find_layer, stretch
 from seepage.attacks.network.evidence import multiple_words
-from seepage.core.checkpoint import run_steps
-from seepage.core.nn import generator, last_linear, normalized_layers
-from seepage.registry import attacks
-from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.attacks.network.mixing_layer import DownstreamNetwork, MixingLayer, blurred, find_layer, stretch
+from seepage.base.checkpoint import run_steps
+from seepage.base.nn import generator, last_linear, normalized_layers
+from seepage.base.registry import attacks
+from seepage.federation.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
 
 Scale = Literal["auto", "bias", "range"]
 MIN_CERTIFYING_UNITS = 32

@@ -10,20 +10,20 @@ from torch import Generator, Tensor, nn
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.cocktail_party import CocktailParty, Mixed
-from seepage.attacks.decoding import Decoder, NaturalSpectrum
-from seepage.attacks.matching.distances import Cosine
-from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.labels import LABEL_RULES
-from seepage.attacks.matching.objective import MatchingObjective
-from seepage.attacks.matching.optimizers import Adam, Schedule
-from seepage.attacks.matching.parameters import Pixels, SearchSpace
-from seepage.attacks.matching.priors import TotalVariation
-from seepage.attacks.matching.problem import Evaluation, Problem
-from seepage.core.checkpoint import Resumable, run_steps
-from seepage.core.nn import calls_in_pass
-from seepage.core.nn import generator as draws
-from seepage.registry import attacks
-from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.attacks.reading.decoding import Decoder, NaturalSpectrum
+from seepage.attacks.search.distances import Cosine
+from seepage.attacks.search.engine import GradientMatching
+from seepage.attacks.search.labels import LABEL_RULES
+from seepage.attacks.search.objective import MatchingObjective
+from seepage.attacks.search.optimizers import Adam, Schedule
+from seepage.attacks.search.parameters import Pixels, SearchSpace
+from seepage.attacks.search.priors import TotalVariation
+from seepage.attacks.search.problem import Evaluation, Problem
+from seepage.base.checkpoint import Resumable, run_steps
+from seepage.base.nn import calls_in_pass
+from seepage.base.nn import generator as draws
+from seepage.base.registry import attacks
+from seepage.federation.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
 ITERATIONS = 25
 """L-BFGS iterations of one step of the second-order search."""

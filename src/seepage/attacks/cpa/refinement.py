@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.unmix import SparseScore, curvature
-from seepage.attacks.mixing_layer import DownstreamNetwork
-from seepage.core.solvers import conjugate_gradients
+from seepage.attacks.network.mixing_layer import DownstreamNetwork
+from seepage.base.solvers import conjugate_gradients
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.attacks.gauss_newton.levels import LEVELS
-from seepage.core.nn import generator
+from seepage.base.nn import generator
 
 SPAN = 8.0
 """The contrast may be so many times smaller than the one that fills the value range."""

@@ -7,20 +7,21 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
-from seepage.attacks.decoding import AT_ONCE, Decoder, NaturalSpectrum
-from seepage.attacks.gauss_newton.equations import FLOOR, ROUNDED_FLOOR, Equations, Structure
 from seepage.attacks.gauss_newton.levels import to_levels
-from seepage.attacks.gauss_newton.linearize import VictimNetwork
-from seepage.attacks.gauss_newton.peeling import peel
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.gauss_newton.seen import ROUNDED, Seen, SeenTogether, known_of
-from seepage.attacks.head import HeadFeatures, head_features
 from seepage.attacks.network.evidence import multiple_words
-from seepage.core.checkpoint import history_in, run_steps
-from seepage.core.nn import generator, last_linear
-from seepage.registry import attacks
-from seepage.types import Knowledge, Reconstruction, Round, Status, Transcript
+from seepage.attacks.network.linearize import VictimNetwork
+from seepage.attacks.reading.activations import inner_activations
+from seepage.attacks.reading.decoding import AT_ONCE, Decoder, NaturalSpectrum
+from seepage.attacks.reading.equations import FLOOR, ROUNDED_FLOOR, Equations, Structure
+from seepage.attacks.reading.head import HeadFeatures, head_features
+from seepage.attacks.reading.peeling import peel
+from seepage.base.checkpoint import history_in, run_steps
+from seepage.base.nn import generator, last_linear
+from seepage.base.registry import attacks
+from seepage.federation.types import Knowledge, Reconstruction, Round, Status, Transcript
 
 FREE = 0.7
 """Share of a random change of a few neighboring values from which on they count as free to change."""
@@ -266,9 +267,6 @@ class GaussNewton(Attack):
 
 def _of_last_block(observed: Round, knowledge: Knowledge) -> HeadFeatures | None:
     """What the head's gradient would say if it told examples apart, from the last block of a residual network."""
-    # Imported here: that package reads layers as this one does.
-    from seepage.attacks.activations import inner_activations
-
     try:
         return inner_activations(observed, knowledge)
     except Inapplicable:

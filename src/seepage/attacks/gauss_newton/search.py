@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.decoding import NaturalSpectrum
-from seepage.attacks.gauss_newton.equations import Equations, EquationsAt
 from seepage.attacks.gauss_newton.levels import (
     FEWEST,
     FIRST_NEARNESS,
@@ -19,7 +17,9 @@ from seepage.attacks.gauss_newton.levels import (
     to_levels,
 )
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
-from seepage.core.solvers import conjugate_gradients
+from seepage.attacks.reading.decoding import NaturalSpectrum
+from seepage.attacks.reading.equations import Equations, EquationsAt
+from seepage.base.solvers import conjugate_gradients
 
 FIRST_DAMPING = 1e-6
 """Weight of the squared step at the start, beside equations whose derivative has norms of about 0.1 to 1."""

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.gauss_newton.contrast import with_contrast
-from seepage.attacks.gauss_newton.equations import Known, Structure
 from seepage.attacks.gauss_newton.levels import to_levels
-from seepage.attacks.gauss_newton.linearize import Held, VictimNetwork
-from seepage.attacks.head import HeadFeatures
-from seepage.core.nn import dot, generator, norm
-from seepage.types import Batch, Knowledge, Round, Tensors
+from seepage.attacks.network.linearize import Held, VictimNetwork
+from seepage.attacks.reading.activations import inner_activations
+from seepage.attacks.reading.equations import Known, Structure
+from seepage.attacks.reading.head import HeadFeatures
+from seepage.base.nn import dot, generator, norm
+from seepage.federation.types import Batch, Knowledge, Round, Tensors
 
 CERTAIN = 1e-1
 """An image is certified where the update is off by less than this share of what a change of the image adds to it."""
@@ -122,9 +123,6 @@ class SeenTogether(Seen):
         Raises:
             Inapplicable: Where it cannot be solved for.
         """
-        # Imported here: that package reads layers as this one does.
-        from seepage.attacks.activations import inner_activations
-
         try:
             found = inner_activations(observed, knowledge)
         except Inapplicable as refused:

@@ -11,9 +11,9 @@ from seepage.attacks.base import Attack, Inapplicable, Progress
 from seepage.attacks.generative.networks import Enhancer, UpSampler, low_size, shrunk, stretched
 from seepage.attacks.generative.prior import own_images, remembered, users_network
 from seepage.attacks.generative.training import train_denoiser, train_upsampler
-from seepage.attacks.matching.engine import GradientMatching
+from seepage.attacks.search.engine import GradientMatching
 from seepage.errors import SeepageError
-from seepage.types import Knowledge, Reconstruction, Transcript
+from seepage.federation.types import Knowledge, Reconstruction, Transcript
 
 Apply = Callable[[Tensor], Tensor]
 

@@ -9,10 +9,10 @@ from torch.func import functional_call
 
 from seepage.attacks.generative.networks import low_size, stretched
 from seepage.attacks.generative.prior import ImagePrior
-from seepage.attacks.matching.directions import Direction, Gradients, SearchPoint
-from seepage.attacks.matching.parameters import Parameterization, SearchSpace, check_images
+from seepage.attacks.search.directions import Direction, Gradients, SearchPoint
+from seepage.attacks.search.parameters import Parameterization, SearchSpace, check_images
 from seepage.errors import SeepageError
-from seepage.types import Knowledge
+from seepage.federation.types import Knowledge
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,15 @@ from seepage.attacks.generative.enhance import Enhanced
 from seepage.attacks.generative.latent import Latent, LatentFirst, LowResolution
 from seepage.attacks.generative.prior import ImagePrior
 from seepage.attacks.generative.search import LatentSearch
-from seepage.attacks.matching.adaptive import DefenseAware
-from seepage.attacks.matching.directions import Sign
-from seepage.attacks.matching.distances import L2, Cosine
-from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.labels import LABEL_RULES
-from seepage.attacks.matching.optimizers import Adam
-from seepage.attacks.matching.options import SearchOptions, preset
+from seepage.attacks.search.adaptive import DefenseAware
+from seepage.attacks.search.directions import Sign
+from seepage.attacks.search.distances import L2, Cosine
+from seepage.attacks.search.engine import GradientMatching
+from seepage.attacks.search.labels import LABEL_RULES
+from seepage.attacks.search.optimizers import Adam
+from seepage.attacks.search.options import SearchOptions, preset
+from seepage.base.registry import attacks
 from seepage.errors import SeepageError
-from seepage.registry import attacks
 
 
 @attacks.register(

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.generative.networks import decoder
 from seepage.attacks.generative.training import settled, train_decoder
-from seepage.attacks.matching.parameters import check_images
-from seepage.core.nn import frozen_randomness
-from seepage.core.storage import read_tensors, write_tensors
+from seepage.attacks.search.parameters import check_images
+from seepage.base.nn import frozen_randomness
+from seepage.base.registry import import_dotted
+from seepage.base.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
-from seepage.registry import import_dotted
-from seepage.types import Knowledge, Tensors
+from seepage.federation.types import Knowledge, Tensors
 
 FEWEST_IMAGES = 8
 """Fewest images a network is trained on."""

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress
 from seepage.attacks.generative.latent import Latent
-from seepage.attacks.matching.distances import Distance
-from seepage.attacks.matching.engine import GradientMatching, has_settled
-from seepage.attacks.matching.labels import Auto, LabelInference
-from seepage.attacks.matching.optimizers import Adam
-from seepage.attacks.matching.problem import Problem
-from seepage.core.checkpoint import record_interval, run_steps
-from seepage.core.nn import derived_seed, generator
+from seepage.attacks.search.distances import Distance
+from seepage.attacks.search.engine import GradientMatching, has_settled
+from seepage.attacks.search.labels import Auto, LabelInference
+from seepage.attacks.search.optimizers import Adam
+from seepage.attacks.search.problem import Problem
+from seepage.base.checkpoint import record_interval, run_steps
+from seepage.base.nn import derived_seed, generator
 from seepage.errors import SeepageError
-from seepage.types import Batch, ClientView, Defense, Reconstruction, Status, Transcript
+from seepage.federation.types import Batch, ClientView, Defense, Reconstruction, Status, Transcript
 
 LARGEST_FULL_COVARIANCE = 256
 """Up to this many unknowns the search adapts a whole covariance matrix, above it only its diagonal."""

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from seepage.attacks.generative.networks import Enhancer, UpSampler, decoder, encoder, shrunk, stretched
-from seepage.core.nn import frozen_randomness, generator
+from seepage.base.nn import frozen_randomness, generator
 
 BATCH = 64
 """Images of one training step."""

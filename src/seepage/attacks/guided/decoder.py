@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seepage.attacks.decoding import Decoder
-from seepage.core.nn import LayerCall, captured_calls, forward, generator, in_mode
+from seepage.attacks.reading.decoding import Decoder
+from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode
 from seepage.errors import Inapplicable
-from seepage.types import Knowledge, Round
+from seepage.federation.types import Knowledge, Round
 
 CHUNK = 64
 """Made-up images that go through the network at once in eval mode."""

@@ -3,12 +3,12 @@
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from seepage.attacks.decoding.spectrum import NaturalSpectrum
 from seepage.attacks.gauss_newton.contrast import with_contrast
-from seepage.attacks.gauss_newton.equations import Equations, Known, Structure
-from seepage.attacks.gauss_newton.linearize import VictimNetwork
 from seepage.attacks.gauss_newton.search import Search
-from seepage.types import Knowledge, Round
+from seepage.attacks.network.linearize import VictimNetwork
+from seepage.attacks.reading.decoding.spectrum import NaturalSpectrum
+from seepage.attacks.reading.equations import Equations, Known, Structure
+from seepage.federation.types import Knowledge, Round
 
 INNER = 300
 """Iterations of the conjugate gradients in one step, at most."""

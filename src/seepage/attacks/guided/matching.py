@@ -7,23 +7,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from seepage.attacks.activations import InnerActivations, inner_activations
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, SingleRound
 from seepage.attacks.guided.decoder import fit_decoder, layer_input
 from seepage.attacks.guided.inversion import invert_activations
-from seepage.attacks.head import HeadFeatures, head_features
-from seepage.attacks.matching.directions import Plain
-from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.frozen_pattern import RecordedPattern
-from seepage.attacks.matching.labels import Auto, LabelInference
-from seepage.attacks.matching.layers import LayerPrior, Seen
-from seepage.attacks.matching.optimizers import LBFGS
-from seepage.attacks.matching.parameters import Pixels, SearchSpace
-from seepage.attacks.matching.priors import ColorVariation
 from seepage.attacks.network.evidence import multiple_words
-from seepage.core.nn import calls_in_pass, forward, in_mode, last_linear
+from seepage.attacks.reading.activations import InnerActivations, inner_activations
+from seepage.attacks.reading.head import HeadFeatures, head_features
+from seepage.attacks.search.directions import Plain
+from seepage.attacks.search.engine import GradientMatching
+from seepage.attacks.search.frozen_pattern import RecordedPattern
+from seepage.attacks.search.labels import Auto, LabelInference
+from seepage.attacks.search.layers import LayerPrior, Seen
+from seepage.attacks.search.optimizers import LBFGS
+from seepage.attacks.search.parameters import Pixels, SearchSpace
+from seepage.attacks.search.priors import ColorVariation
+from seepage.base.nn import calls_in_pass, forward, in_mode, last_linear
 from seepage.errors import SeepageError
-from seepage.types import Knowledge, Reconstruction, Round, Transcript
+from seepage.federation.types import Knowledge, Reconstruction, Round, Transcript
 
 EVALUATIONS = 26
 """Evaluations that are counted for one step of L-BFGS: 20 iterations, and some more for its line searches."""

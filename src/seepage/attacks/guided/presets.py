@@ -3,16 +3,16 @@
 from typing import Literal
 
 from seepage.attacks.guided.matching import GuidedMatching
-from seepage.attacks.matching.adaptive import DefenseAware
-from seepage.attacks.matching.directions import Sign
-from seepage.attacks.matching.distances import Cosine
-from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.labels import LABEL_RULES
-from seepage.attacks.matching.optimizers import Adam
-from seepage.attacks.matching.options import SearchOptions, preset
-from seepage.attacks.matching.presets import fedleak
-from seepage.attacks.matching.priors import ColorVariation
-from seepage.registry import attacks
+from seepage.attacks.search.adaptive import DefenseAware
+from seepage.attacks.search.directions import Sign
+from seepage.attacks.search.distances import Cosine
+from seepage.attacks.search.engine import GradientMatching
+from seepage.attacks.search.labels import LABEL_RULES
+from seepage.attacks.search.optimizers import Adam
+from seepage.attacks.search.options import SearchOptions, preset
+from seepage.attacks.search.presets import fedleak
+from seepage.attacks.search.priors import ColorVariation
+from seepage.base.registry import attacks
 
 
 @attacks.register(
@@ -75,9 +75,9 @@ def fedleak_guided(
     example, and the labels, which are solved with it. In place of 10,000 steps at 1e-4 there are fewer and longer ones.
 
     With `known="activations"` f is what the last block of a residual network reads, solved from the gradients of its
-    two convolutions (`seepage.attacks.activations`), for batches of any number of classes; with `features` what the
-    head reads, solved from its gradient (`seepage.attacks.head`). Where neither can be had it is FedLeak from its own
-    start, and a note says why. Measured part by part in `docs/fedleak-relu.md`.
+    two convolutions (`seepage.attacks.reading.activations`), for batches of any number of classes; with `features` what
+    the head reads, solved from its gradient (`seepage.attacks.reading.head`). Where neither can be had it is FedLeak
+    from its own start, and a note says why. Measured part by part in `docs/fedleak-relu.md`.
 
     Args:
         known: What is solved for: activations of the last block, or features of the last layer.

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import Case, best_labels, in_range, relative_mismatch
 from seepage.attacks.rgap.chain import Chain, LinearMap, solved
-from seepage.core.algebra.rows import parallel_rows
-from seepage.registry import attacks
-from seepage.types import Reconstruction, Transcript
+from seepage.base.algebra.rows import parallel_rows
+from seepage.base.registry import attacks
+from seepage.federation.types import Reconstruction, Transcript
 
 INSTEAD = "use cocktail_party or a matching attack such as inverting_gradients"
 PATTERN = 1e-3

@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import LayerCall, captured_calls, forward, in_mode
-from seepage.types import Knowledge, Round, Tensors, Transcript
+from seepage.base.nn import LayerCall, captured_calls, forward, in_mode
+from seepage.federation.types import Knowledge, Round, Tensors, Transcript
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
 from seepage.attacks.network.case import Case, in_float64
-from seepage.core.nn import as_inputs, forward, in_mode
-from seepage.types import Tensors
+from seepage.base.nn import as_inputs, forward, in_mode
+from seepage.federation.types import Tensors
 
 ROWS_AT_ONCE = 4_096
 """Outputs of a layer that are passed through the network behind it at a time."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from seepage.attacks.network.case import Case
-from seepage.types import Batch
+from seepage.federation.types import Batch
 
 MULTIPLE = "times the gradient of the told loss"
 """In a note: the update is no gradient of the told loss at the told rate, but a multiple of one."""

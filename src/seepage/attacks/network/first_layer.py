@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.network.case import Case
-from seepage.core.nn import InputLayer, last_linear
-from seepage.types import Knowledge
+from seepage.base.nn import InputLayer, last_linear
+from seepage.federation.types import Knowledge
 
 MIN_LABEL_SHARE = 1e-3
 """Of a slope's largest entry: what is less below zero is taken for rounding, and names no label."""

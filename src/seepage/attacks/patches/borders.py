@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.patches.unmixing import WIDTH, PatchMixture
-from seepage.core.solvers import conjugate_gradients
+from seepage.base.solvers import conjugate_gradients
 
 LEVEL = 0.08
 """Usual error of a patch's brightness, in units of the value range, before borders are looked at."""

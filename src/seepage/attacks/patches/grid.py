@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seepage.attacks.patches.solve import ROUNDING, UNKNOWN, Measured, SolvedImage, most_likely
 from seepage.attacks.patches.tokens import PatchTokens
-from seepage.core.lattice import reduced
+from seepage.base.lattice import reduced
 
 ROUNDS = 4
 """Times that the columns are rounded, each time with a better guess of them."""

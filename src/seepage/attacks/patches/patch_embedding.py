@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.matching.labels import SignOfLastBias
 from seepage.attacks.network import Case, vouch
 from seepage.attacks.patches.grid import on_grid
 from seepage.attacks.patches.solve import Measured, SolvedImage, solve
 from seepage.attacks.patches.tokens import PatchTokens
-from seepage.registry import attacks
-from seepage.types import Reconstruction, Transcript
+from seepage.attacks.search.labels import SignOfLastBias
+from seepage.base.registry import attacks
+from seepage.federation.types import Reconstruction, Transcript
 
 CERTAIN = 1e-2
 """Relative difference of the network's own update at the image from the observed one, up to which it is certified."""

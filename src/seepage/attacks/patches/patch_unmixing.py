@@ -11,9 +11,9 @@ from seepage.attacks.network import Case
 from seepage.attacks.patches.borders import Board, leveled, ordered
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.attacks.patches.unmixing import CLEAR, PatchMixture, separate
-from seepage.core.nn import generator
-from seepage.registry import attacks
-from seepage.types import Reconstruction, Transcript
+from seepage.base.nn import generator
+from seepage.base.registry import attacks
+from seepage.federation.types import Reconstruction, Transcript
 
 ROUNDS = 8
 """Most times that patches are put in order and leveled with their neighbors."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.patches.tokens import PatchTokens
-from seepage.core.solvers import conjugate_gradients
+from seepage.base.solvers import conjugate_gradients
 
 NEIGHBORS = 0.05
 """Standard deviation of the difference of two neighboring pixels of a photograph, in units of the value range."""

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.network import Case
-from seepage.core.algebra.rows import same_rows
-from seepage.core.nn import LayerCall, captured_calls, forward, generator, in_mode
-from seepage.types import Tensors
+from seepage.base.algebra.rows import same_rows
+from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode
+from seepage.federation.types import Tensors
 
 REMEDY = "use gradient_matching"
 FIRST_LAYERS = 3

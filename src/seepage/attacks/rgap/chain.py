@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.core.nn import as_inputs, calls_in_pass, generator
-from seepage.types import Tensors
+from seepage.base.nn import as_inputs, calls_in_pass, generator
+from seepage.federation.types import Tensors
 
 INSTEAD = "use a matching attack such as inverting_gradients"
 PASSED_OVER = (nn.Flatten, nn.Identity, nn.Dropout)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import Case, vouch
 from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, probe_image, solved
-from seepage.clients import FedSGD
-from seepage.core.nn import state_of
-from seepage.registry import attacks
-from seepage.types import Ambiguity, Batch, Reconstruction, Tensors, Transcript
+from seepage.base.nn import state_of
+from seepage.base.registry import attacks
+from seepage.federation.clients import FedSGD
+from seepage.federation.types import Ambiguity, Batch, Reconstruction, Tensors, Transcript
 
 MIN_SINGULAR_VALUE = 1e-10
 """Singular values below this share of the largest do not count."""

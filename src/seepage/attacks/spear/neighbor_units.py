@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.spear.sparse_columns import Span
-from seepage.core.algebra.rows import first_of_each
+from seepage.base.algebra.rows import first_of_each
 
 MAX_SUM_DISTANCE = 1e-4
 """Two units whose sums are nearer than this share of the largest are on for the same examples."""

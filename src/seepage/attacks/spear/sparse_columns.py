@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from seepage.core.algebra.rows import first_of_each
-from seepage.core.algebra.sparse import falling, sparse_directions
+from seepage.base.algebra.rows import first_of_each
+from seepage.base.algebra.sparse import falling, sparse_directions
 
 ROUNDINGS_OF_ZERO = 10.0
 """An entry counts as zero up to this many times its rounding."""

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import Spectrum, spectrum
-from seepage.attacks.mixing_layer import MixingLayer, find_layer
 from seepage.attacks.network import Case, NetworkCut
+from seepage.attacks.network.mixing_layer import MixingLayer, find_layer
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
 from seepage.attacks.spear.sparse_columns import FoundDirections, Span, reweighted, sampled
-from seepage.core.nn import generator
-from seepage.registry import attacks
-from seepage.types import Reconstruction, Transcript
+from seepage.base.nn import generator
+from seepage.base.registry import attacks
+from seepage.federation.types import Reconstruction, Transcript
 
 INSTEAD = f"cocktail_party or {MATCHING}"
 SUBMATRICES_AT_ONCE = 8192

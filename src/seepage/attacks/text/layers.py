@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.network import Case
-from seepage.core.nn import forward, generator, in_mode
-from seepage.types import Tensors
+from seepage.base.nn import forward, generator, in_mode
+from seepage.federation.types import Tensors
 
 SAME = 1e-5
 """Relative distance up to which what a layer reads of a token counts as unchanged."""

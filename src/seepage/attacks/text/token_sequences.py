@@ -14,10 +14,10 @@ from seepage.attacks.text.sequences import LayerCheck, assemble, candidates, dec
 from seepage.attacks.text.span import GradientSpan
 from seepage.attacks.text.targets import targets_by_errors
 from seepage.attacks.text.unread import targets_by_direction
-from seepage.core.adapters import inside_adapters
-from seepage.core.nn import as_inputs, first_layer, next_tokens, vocabulary_of
-from seepage.registry import attacks
-from seepage.types import Batch, Reconstruction, Tensors, Transcript
+from seepage.base.adapters import inside_adapters
+from seepage.base.nn import as_inputs, first_layer, next_tokens, vocabulary_of
+from seepage.base.registry import attacks
+from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
 
 CERTAIN = 3e-3
 """Relative difference of the network's own update at the text from the observed one, up to which it is certified."""

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.text.moved_rows import MovedRows, moved_rows
-from seepage.core.nn import first_layer, forward, generator, in_mode, padding_row, vocabulary_of
-from seepage.fitting import not_sent
-from seepage.registry import attacks
-from seepage.types import Knowledge, Reconstruction, Round, Transcript
+from seepage.base.nn import first_layer, forward, generator, in_mode, padding_row, vocabulary_of
+from seepage.base.registry import attacks
+from seepage.federation.fitting import not_sent
+from seepage.federation.types import Knowledge, Reconstruction, Round, Transcript
 
 
 @attacks.register(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seepage.attacks.network import Case
-from seepage.core.nn import forward, in_mode, next_tokens
+from seepage.base.nn import forward, in_mode, next_tokens
 
 SHORTLIST = 8
 """Targets, by their product with what is left, of which the gradient is computed."""

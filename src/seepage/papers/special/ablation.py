@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Literal
 
-from seepage.attacks.matching.adaptive import DefenseAware
-from seepage.attacks.matching.distances import L1, Cosine, Distance
-from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.optimizers import Schedule
-from seepage.attacks.matching.partial import TopMagnitude
-from seepage.attacks.matching.presets import fedleak
+from seepage.attacks.search.adaptive import DefenseAware
+from seepage.attacks.search.distances import L1, Cosine, Distance
+from seepage.attacks.search.engine import GradientMatching
+from seepage.attacks.search.optimizers import Schedule
+from seepage.attacks.search.partial import TopMagnitude
+from seepage.attacks.search.presets import fedleak
 
 RATIO = 0.5
 """FedLeak's share of matched entries."""

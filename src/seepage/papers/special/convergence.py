@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Checkpoint
-from seepage.attacks.matching.distances import L1, L2, Cosine, Distance
-from seepage.attacks.matching.partial import TopMagnitude
-from seepage.attacks.matching.problem import Problem
-from seepage.core.nn import dot, generator, norm
-from seepage.core.progress import Doing, ProgressCallback
-from seepage.metrics import psnr, score
+from seepage.attacks.search.distances import L1, L2, Cosine, Distance
+from seepage.attacks.search.partial import TopMagnitude
+from seepage.attacks.search.problem import Problem
+from seepage.base.nn import dot, generator, norm
+from seepage.base.progress import Doing, ProgressCallback
+from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
+from seepage.measure.metrics import psnr, score
 from seepage.papers.run import Value
 from seepage.papers.special.victims import first_cell, victims_of
-from seepage.types import Batch, Reconstruction, Tensors, Transcript
 
 FIGURE_1_SHARES = (0.01, 0.25, 0.5, 0.75, 1.0)
 """Points of a search shown in Figure 1, as shares of its steps."""

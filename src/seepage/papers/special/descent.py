@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seepage.attacks.matching.directions import Blended, Direction, Gradients, LookAhead, Plain
-from seepage.core.progress import ProgressCallback
+from seepage.attacks.search.directions import Blended, Direction, Gradients, LookAhead, Plain
+from seepage.base.progress import ProgressCallback
 from seepage.papers.run import Value
 
 START = 0.5

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Generator, Tensor
 
+from seepage.audit.simulate.partition import IID, FeatureSkew, Inputs, Partition
 from seepage.errors import SeepageError
-from seepage.simulate.partition import IID, FeatureSkew, Inputs, Partition
 
 
 @dataclass(frozen=True, kw_only=True)

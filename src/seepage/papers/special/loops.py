@@ -12,16 +12,16 @@ from torch import Tensor
 
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.cafe.published import TABLE_9, PublishedCafe
-from seepage.core.nn import forward, generator, in_mode
-from seepage.core.progress import Doing, ProgressCallback
+from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.resolve import cells
+from seepage.base.nn import forward, generator, in_mode
+from seepage.base.progress import Doing, ProgressCallback
 from seepage.errors import SeepageError
-from seepage.metrics import psnr
+from seepage.federation.transcript.vertical import IndexedVictim
+from seepage.federation.types import Tensors
+from seepage.measure.metrics import psnr
 from seepage.papers.run import Value
 from seepage.papers.special.victims import parties_of
-from seepage.recipe.case import Recipe
-from seepage.recipe.resolve import cells
-from seepage.transcript.vertical import IndexedVictim
-from seepage.types import Tensors
 
 CHECKPOINT_EVERY = 100
 """Iterations between two checkpoints of the loops."""

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from seepage.models import Normalize
+from seepage.federation.models import Normalize
 
 
 class ImageNetUnits(nn.Module):

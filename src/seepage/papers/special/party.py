@@ -12,16 +12,16 @@ from torch import Tensor
 from seepage.attacks import Attack, CocktailParty
 from seepage.attacks.cpa.feature_inversion import Embedding
 from seepage.attacks.cpa.ica import IMAGES
-from seepage.attacks.mixing_layer import find_layer
+from seepage.attacks.network.mixing_layer import find_layer
+from seepage.audit.recipe.resolve import cells
 from seepage.audit.record import cell_folders
 from seepage.audit.run import record_only
-from seepage.core.lock import scratch
-from seepage.core.progress import Doing, ProgressCallback
+from seepage.base.lock import scratch
+from seepage.base.progress import Doing, ProgressCallback
+from seepage.federation.transcript.recorded import open_transcript
+from seepage.federation.transcript.simulated import OneRound
+from seepage.federation.transcript.truth import open_truth
 from seepage.papers.run import Value
-from seepage.recipe.resolve import cells
-from seepage.transcript.recorded import open_transcript
-from seepage.transcript.simulated import OneRound
-from seepage.transcript.truth import open_truth
 
 Term = Literal["none", "negentropy", "tv", "independence"]
 

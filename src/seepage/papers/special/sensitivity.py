@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from seepage.core.nn import captured_calls, in_mode, last_linear
-from seepage.core.progress import Doing, ProgressCallback
+from seepage.base.nn import captured_calls, in_mode, last_linear
+from seepage.base.progress import Doing, ProgressCallback
 from seepage.errors import Inapplicable
 from seepage.papers.run import Value
 from seepage.papers.special.victims import first_cell, victims_of

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from seepage.api import record
+from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.resolve import cells
+from seepage.audit.simulate.setting import Setting
 from seepage.errors import SeepageError
-from seepage.recipe.case import Recipe
-from seepage.recipe.resolve import cells
-from seepage.simulate.setting import Setting
-from seepage.transcript.simulated import SimulatedTranscript
-from seepage.transcript.vertical import IndexedVictim
-from seepage.types import Batch
+from seepage.federation.transcript.simulated import SimulatedTranscript
+from seepage.federation.transcript.vertical import IndexedVictim
+from seepage.federation.types import Batch
 
 MAX_UNSEEN = 100
 """Examples at most that accuracy is measured on; CAFE's Table 8 has as many."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seepage.core.checkpoint import Resumable
-from seepage.core.images import neighbor_differences
+from seepage.base.checkpoint import Resumable
+from seepage.base.images import neighbor_differences
 
 
 @dataclass(frozen=True, kw_only=True)

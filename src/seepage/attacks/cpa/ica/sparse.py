@@ -5,7 +5,7 @@ from torch import Generator, Tensor
 
 from seepage.attacks.cpa.ica.spectrum import whitener
 from seepage.attacks.cpa.ica.unmix import fast_ica, random_rotation
-from seepage.core.algebra.sparse import falling, sparse_directions
+from seepage.base.algebra.sparse import falling, sparse_directions
 
 
 def sparsest(

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from seepage.core.algebra.lowrank import UNSEEN_FLOOR, noise_floor
-from seepage.core.algebra.lowrank import LowRank as Spectrum
-from seepage.core.algebra.lowrank import low_rank as spectrum
+from seepage.base.algebra.lowrank import UNSEEN_FLOOR, noise_floor
+from seepage.base.algebra.lowrank import LowRank as Spectrum
+from seepage.base.algebra.lowrank import low_rank as spectrum
 
 __all__ = ["UNSEEN_FLOOR", "Spectrum", "noise_floor", "spectrum", "whitener"]
 

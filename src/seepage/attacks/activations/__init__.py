@@ -1,7 +1,0 @@
-"""Inner activations: what late layers read for each example, from the gradients of their weights."""
-
-from seepage.attacks.activations.activations import inner_activations
-from seepage.attacks.activations.block import InnerActivations
-from seepage.attacks.activations.deconvolution import Deconvolved, deconvolve
-
-__all__ = ["Deconvolved", "InnerActivations", "deconvolve", "inner_activations"]

@@ -1,0 +1,636 @@
+"""What an update gives away by itself, with no attack run: in closed form, layer by layer."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Needs
+from seepage.attacks.exposure.adapters import AdapterLeak, adapter_findings, adapter_leaks
+from seepage.attacks.exposure.batch_norm import BatchNormSummary, batch_norm_findings, batch_norm_leaks
+from seepage.attacks.exposure.convolutions import EquationCount, convolution_findings, equation_count
+from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.fingerprints import (
+    CHANGES_VALUES,
+    Fingerprint,
+    defense_findings,
+    euclidean_norm,
+    fingerprint,
+    rounded_finding,
+    rounded_weights,
+)
+from seepage.attacks.exposure.indexed import IndexedRounds, indexed_findings, indexed_rounds
+from seepage.attacks.exposure.labels import (
+    Head,
+    LabelLeak,
+    head_of,
+    label_findings,
+    label_leak,
+    signed_label_leak,
+    sums_to_zero,
+)
+from seepage.attacks.exposure.layers import LayerLeak, layer_findings, layer_leaks
+from seepage.attacks.exposure.patches import PatchLeak, patch_findings, patch_leak
+from seepage.attacks.exposure.sent import SentParts, sent_parts
+from seepage.attacks.exposure.step_sizes import adaptive_step
+from seepage.attacks.exposure.text import TextLeak, text_findings, text_leak
+from seepage.attacks.linear import LinearLeak
+from seepage.attacks.reading.head import head_features
+from seepage.attacks.reading.head.features import SIZE_REMEDY
+from seepage.attacks.reading.rounded import Rounding, glance, rounding_of, weights_format
+from seepage.base.nn import last_linear
+from seepage.base.storage import LazyTensors
+from seepage.errors import Inapplicable, SeepageError
+from seepage.federation.fitting import check_finite
+from seepage.federation.transcript.foreign import read_facts
+from seepage.federation.transcript.recorded import RecordedTranscript, open_transcript
+from seepage.federation.transcript.simulated import OneRound
+from seepage.federation.types import Knowledge, Round, Transcript, Update
+from seepage.measure.privacy.ledger import LedgerEntry, open_entry
+
+SCHEMA = 1
+HALF_PRECISION = 0.02
+"""Share of the entries' absolute sum up to which the sum of the last bias gradient is taken for the rounding of half
+precision, whose steps are 2^-8 (bfloat16) of a number."""
+FEWEST_VALUES = 64
+"""Values of an example from which as many outputs are taken for an example, and not for classes."""
+OTHER_OUTPUTS = "other outputs"
+"""Name of the fact that parameters moved on which the network's outputs do not depend."""
+UNKNOWN_RATE = "unknown rate"
+"""Name of the fact that nothing tells the learning rate, so that the update is a gradient up to a factor."""
+NEEDS = Needs(linear_in_gradient="no layer has a closed form")
+"""What closed forms need of the client's rule, as the attacks do."""
+MAX_HEAD_EXAMPLES = 64
+"""Examples up to which the head's features are solved for by their zeros: 64 of 200 classes take about a second of a
+core, 99 of 100 over a minute; classes matter little (16 of 1,000: 0.3 s)."""
+MAX_HEAD_UNKNOWNS = 1_500_000
+"""Entries of the Jacobian of the softmax equations up to which features without zeros are solved for (24 examples of
+100 classes: 5 s)."""
+TWO_CLASS_TOLERANCE = 2e-6
+"""Relative mismatch up to which a row is one example's where there are two classes; rounding reaches about 1e-6."""
+MAX_CERTIFIED_SIZE = 2**14
+"""Neurons times classes up to which rows of the first layer are checked against the model's own backward pass."""
+
+
+@dataclass(frozen=True)
+class TensorLeak:
+    """The answer to "is it safe to share this tensor?".
+
+    Attributes:
+        name: Of the parameter.
+        gives: What it gives away, with its layer's other tensors; None: no closed form found, which is no proof.
+        withhold: Whether it would have to be withheld or noised to close what is named.
+    """
+
+    name: str
+    gives: str | None
+    withhold: bool
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What an update gives away in closed form. Nothing found is no proof of safety: no attack was run.
+
+    Attributes:
+        t: The round.
+        kind: `gradient` or `delta`, as it was sent.
+        sent: Which of the model's tensors it holds, and why not the others.
+        norm: Euclidean norm of what was sent, over all tensors.
+        batch_size: Examples behind it, where known.
+        at_least: Examples behind it at the least, by the rank of its layers; None where no layer tells.
+        layers: Fully connected layers.
+        norms: Batch norms; none are read in a difference of weights, whose local steps blur them.
+        labels: What the last layer says, or None.
+        features: What the head's equations say, in words, or None.
+        convolutions: Equations about the images behind solved features, against their pixels, or None.
+        patches: What the patch and position embeddings of a transformer say of its one example, or None.
+        text: What the first layers of a language model span of its tokens, or None.
+        adapters: Layers with a low-rank adapter, and what its rank shows.
+        behind_adapters: Examples that the adapters' gradients give away exactly.
+        indexed: What all rounds together determine where the batches' indices are told (CAFE's theorems), or None.
+        fingerprints: What the values of each tensor look like.
+        defenses: Defenses and number formats that the update looks like.
+        findings: What is given away: each with the numbers behind it, its limit, and the tensors it is read from.
+        tensors: The same by tensor.
+        notes: What could not be read, and why; and what the client states of its privacy.
+        stated: The client's own statement of differential privacy, where its recording holds one. Not measured here.
+        or_more: The batch size was inferred, by a rank that more examples may have.
+    """
+
+    t: int
+    kind: str
+    sent: SentParts
+    norm: float
+    batch_size: int | None
+    at_least: int | None
+    layers: tuple[LayerLeak, ...]
+    norms: tuple[BatchNormSummary, ...]
+    labels: LabelLeak | None
+    features: str | None
+    convolutions: EquationCount | None
+    patches: PatchLeak | None
+    text: TextLeak | None
+    adapters: tuple[AdapterLeak, ...]
+    behind_adapters: int
+    indexed: IndexedRounds | None
+    fingerprints: tuple[Fingerprint, ...]
+    defenses: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
+    tensors: tuple[TensorLeak, ...]
+    notes: tuple[str, ...]
+    stated: LedgerEntry | None = None
+    or_more: bool = False
+
+    @property
+    def examples(self) -> int:
+        """Private examples that the layers which read the input, or their adapters, give away exactly."""
+        image = int(self.patches is not None and self.patches.exact)
+        return max([image, self.behind_adapters, *(layer.found for layer in self.layers if layer.reads == "input")])
+
+    @property
+    def vectors(self) -> int:
+        """Inputs of any one fully connected layer, private examples or their features, given away exactly."""
+        return max([self.examples, *(layer.found for layer in self.layers)])
+
+    @property
+    def looks_like(self) -> tuple[str, ...]:
+        """Sentences on defenses and formats that the update looks like."""
+        return tuple(finding.message for finding in self.defenses)
+
+    @property
+    def line(self) -> str:
+        """One line for a log."""
+        return "; ".join([self.given, *self.looks_like])
+
+    @property
+    def given(self) -> str:
+        """What is given away, on one line."""
+        size = self.batch_size or (f"at least {self.at_least}" if self.at_least else "an unknown number of")
+        size = f"{size} or more" if self.batch_size and self.or_more else size
+        many = "" if (self.batch_size or self.at_least) == 1 and not self.or_more else "s"
+        words = [f"gives away {self.examples} of {size} example{many} exactly"]
+        if self.text is not None and not self.examples:
+            ordered = ", and its texts where token_sequences puts them together" if self.text.ordered else ""
+            words = [f"gives away its tokens{ordered}"]
+        if self.vectors > self.examples:
+            words.append(f"and inner features of {self.vectors}")
+        if any(layer.noisy for layer in self.layers):
+            words.append(f"{'an' if self.or_more else 'its one'} example but for noise")
+        if any(layer.unmixable for layer in self.layers):
+            words.append("fewer examples than neurons")
+        if self.labels is not None and self.labels.believed:
+            present = len(self.labels.present)
+            words.append(f"{present} label{'' if present == 1 else 's'}")
+        return "; ".join(words)
+
+    def table(self) -> dict[str, Any]:
+        """As JSON: the fields, the counts and a schema version."""
+        fields = asdict(self)
+        marks = fields.pop("fingerprints")
+        return {
+            "schema": SCHEMA,
+            "examples": self.examples,
+            "vectors": self.vectors,
+            **fields,
+            "marks": marks,
+            "looks_like": self.looks_like,
+            "sent_words": "" if self.sent.whole else self.sent.line,
+        }
+
+
+def exposure(transcript: Transcript | Path | str, *, t: int = 0, thorough: bool = False) -> Exposure:
+    """What a round's update gives away in closed form, with no attack run and no truth at hand.
+
+    Args:
+        transcript: A transcript or the path of an `observed/` folder.
+        t: The round.
+        thorough: Whether to take ten seconds more where that tells more: the rank behind `convolutions` for images of
+            up to 4,096 values.
+
+    Raises:
+        SeepageError: For a damaged folder, and for a round that is not there.
+
+    Example:
+        >>> import torch
+        >>> from seepage import Architecture, Batch, build, record
+        >>> model = build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 5)
+        >>> private = Batch(torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3]))
+        >>> found = exposure(record(model, private))
+        >>> found.examples, found.at_least, found.labels.present
+        (1, 1, (3,))
+    """
+    seen: Transcript = open_transcript(Path(transcript)) if isinstance(transcript, str | Path) else transcript
+    if not 0 <= t < len(seen):
+        raise SeepageError(f"there is no round {t}: the recording has {len(seen)}; name one from 0 to {len(seen) - 1}")
+    return UpdateAnalysis(seen, t, thorough).exposure
+
+
+@dataclass(frozen=True)
+class UpdateAnalysis:
+    """One round's update, opened once. Each part is computed when it is first asked for, and once.
+
+    Attributes:
+        seen: The transcript.
+        t: The round of it.
+        thorough: As in `exposure`.
+        inferred: Names of facts that the transcript holds and that nobody told; None: as its folder says.
+    """
+
+    seen: Transcript
+    t: int = 0
+    thorough: bool = False
+    inferred: Collection[str] | None = None
+
+    @cached_property
+    def observed(self) -> Round:
+        """The round."""
+        return self.seen[self.t]
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What the attacker knows."""
+        return self.seen.knowledge
+
+    @cached_property
+    def _read(self) -> tuple[LazyTensors, bool, str | None]:
+        """The update as a gradient, whether its scale is known, and what limits the reading.
+
+        Each tensor is made when it is asked for, as a whole gradient is a whole model. Of an unknown number of local
+        steps only the direction is known, and of Adam's not even that.
+        """
+        update, rule, size = self.observed.update, self.knowledge.client, self.observed.batch_size
+        names = {name: name for name in update.tensors}
+        moved = update.kind == "delta"  # weights after minus before, so against the gradient
+        direction = LazyTensors(names, lambda name: -update.tensors[name] if moved else update.tensors[name])
+
+        def scaled(name: str) -> Tensor:
+            found = rule.as_gradient(Update({name: update.tensors[name]}, update.kind), size)
+            if moved:
+                check_finite(found, self.observed.t, "gradient that the client's rule and update make")
+            return found[name]
+
+        gradient = LazyTensors(names, scaled)
+        try:
+            NEEDS.check_rule(self.knowledge, self.observed)
+        except Inapplicable as error:
+            return direction, False, error.reason
+        try:
+            gradient[min(names, key=lambda name: update.tensors[name].numel())]  # the cheapest one
+        except SeepageError as error:
+            return direction, False, f"read up to a factor, so without counts of labels: {error}"
+        if UNKNOWN_RATE in self._guessed:
+            return direction, False, "read up to a factor, so without counts of labels: the learning rate is not known"
+        return gradient, True, None
+
+    @cached_property
+    def norm(self) -> float:
+        """Euclidean norm of what was sent, over all tensors."""
+        return euclidean_norm(self.observed.update.tensors)
+
+    @cached_property
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """What the values of each tensor look like."""
+        return tuple(fingerprint(name, tensor) for name, tensor in self.observed.update.tensors.items())
+
+    @cached_property
+    def defenses(self) -> tuple[Finding, ...]:
+        """Defenses and number formats that the update looks like."""
+        update = self.observed.update
+        adaptive = adaptive_step(update.tensors, self.observed.params, update.rate or 1.0)
+        if adaptive is not None:
+            form = self._weights_format
+            # Levels, zeros and a round norm are what such a step leaves.
+            return (adaptive,) if form is None else (adaptive, rounded_weights(form))
+        names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
+        bias = None if names is None or names[1] is None else update.tensors.get(names[1])
+        found = defense_findings(self.fingerprints, self.norm, bias)
+        if self.rounding is not None:
+            rounded = rounded_finding(self.rounding, self._read[0])
+        elif self._weights_format is not None:
+            rounded = rounded_weights(self._weights_format)
+        else:
+            return tuple(found)
+        # Rounding leaves errors like noise, levels and zeros.
+        rest = [finding for finding in found if finding.name not in ("noised", "quantized", "rounded", "sparsified")]
+        return (rounded, *rest)
+
+    @property
+    def _weights_format(self) -> str | None:
+        """The coarse format of the weights that came back, where the client's rule leaves no gradient to read."""
+        update = self.observed.update
+        if update.kind != "delta" or self.knowledge.client.linear_in_gradient:
+            return None
+        return weights_format(self.observed, max(update.tensors, key=lambda name: update.tensors[name].numel()))
+
+    @cached_property
+    def signs(self) -> bool:
+        """Of the gradient hardly more than signs is left, so that its rows are multiples of no input."""
+        return not self.knowledge.client.linear_in_gradient or any(one.name == "adaptive" for one in self.defenses)
+
+    @cached_property
+    def rounding(self) -> Rounding | None:
+        """The coarse format of the weights that came back, or of a gradient that was read off two checkpoints."""
+        update, rule = self.observed.update, self.knowledge.client
+        moved = update.kind == "delta" or update.rate is not None
+        if not moved or not rule.linear_in_gradient:
+            return None
+        try:
+            return glance(self.observed, rule, max(update.tensors, key=lambda name: update.tensors[name].numel()))
+        except SeepageError:
+            return None  # the scale of a gradient is not known
+
+    def _label_rounding(self) -> float:
+        """How far an entry of the last bias gradient may be off."""
+        names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
+        if self.rounding is None or names is None or names[1] not in self.observed.update.tensors:
+            return 0.0
+        first = next(iter(self.rounding.half))
+        found = rounding_of(self.observed, self.knowledge.client, [first, names[1]])
+        return 0.0 if found is None else float(found.half[names[1]].max())
+
+    @cached_property
+    def labels(self) -> LabelLeak | None:
+        """What the last layer says of the labels; nothing, where the loss's gradient is not softmax minus label."""
+        gradient, scaled, _ = self._read
+        rule = self.knowledge.client
+        if not (self.knowledge.softmax_labels or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
+            return None
+        kind = None if self.makes_examples or self.head is None else self.head.kind
+        if self.signs and kind in ("outputs", "rises"):
+            return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
+        if self.signs or kind != "outputs":
+            return None
+        size = self.observed.batch_size if scaled and self.explained_step else None
+        rounding = self._label_rounding() if scaled else 0.0
+        return label_leak(gradient, self.knowledge, size, rounding, lower_bound="batch size" in self._guessed)
+
+    @cached_property
+    def head(self) -> Head | None:
+        """What the last layer is to the outputs; None where the model has no such layer with a bias that was sent."""
+        if self._last_bias is None:
+            return None
+        names, observed = last_linear(self.knowledge.model, self.knowledge.num_outputs), self.observed
+        assert names is not None  # as it has a bias
+        shape = self.knowledge.input_shape
+        return head_of(self.knowledge.model, observed.params, shape, names[0], buffers=observed.buffers)
+
+    @property
+    def unread_head(self) -> str | None:
+        """Why nothing is read off the last bias of a cross-entropy, in words; None where something can be."""
+        if not self.knowledge.softmax_labels or self.head is None or self.head.kind == "outputs":
+            return None
+        if self.signs and self.head.kind == "rises":
+            return None
+        assert self._last_bias is not None  # as there is a head
+        layer, such = self._last_bias.rpartition(".")[0], ", as a ReLU does" * (self.head.kind == "rises")
+        return f"the network changes what {layer or 'its last layer'} returns{such}"
+
+    @cached_property
+    def _guessed(self) -> Collection[str]:
+        """Names of facts that nobody told."""
+        if self.inferred is not None:
+            return self.inferred
+        return read_facts(self.seen.folder).said if isinstance(self.seen, RecordedTranscript) else ()
+
+    @property
+    def makes_examples(self) -> bool:
+        """Whether the network has as many outputs as an example has values: it makes examples and tells no classes."""
+        values = math.prod(self.knowledge.input_shape)
+        return values >= FEWEST_VALUES and self.knowledge.num_outputs == values
+
+    @cached_property
+    def explained_step(self) -> bool:
+        """Whether the update is one step at a rate that was told, of a softmax on each example by itself, in float32.
+
+        Only then do the entries of the last bias gradient count anything. Several steps, or batches that were added up
+        under autocast, have the same signs.
+        """
+        update, rule = self.observed.update, self.knowledge.client
+        if update.kind != "gradient" or rule.batch_coupled(self.knowledge.model):
+            return False
+        if {"learning rate", UNKNOWN_RATE, "local steps", "told rate"} & set(self._guessed):
+            return False
+        bias = self._last_bias
+        return rule.one_logit or bias is None or sums_to_zero(self._read[0][bias], self._sum_rounding(bias))
+
+    @cached_property
+    def _last_bias(self) -> str | None:
+        """Name of the last layer's bias where that was sent."""
+        names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
+        return None if names is None or names[1] not in self._read[0] else names[1]
+
+    @cached_property
+    def low_precision(self) -> bool:
+        """Whether the gradient of the last bias adds up to zero as that of a network in half precision does.
+
+        One step's, and not that of a network whose update has noise on it, which may be anything.
+        """
+        name = self._last_bias
+        told = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels
+        noised = any(finding.name == "noised" for finding in self.defenses)
+        if not told or name is None or self.signs or noised or self.unread_head is not None:
+            return False
+        bias = self._read[0][name].double()
+        off = abs(float(bias.sum()))
+        return not sums_to_zero(bias, self._sum_rounding(name)) and off <= HALF_PRECISION * float(bias.abs().sum())
+
+    def _sum_rounding(self, bias: str) -> float:
+        """How far the sum of the last bias gradient may be off, where it is a difference of weights over a rate."""
+        update, weights = self.observed.update, self.observed.params.get(bias)
+        if update.rate is None or weights is None:
+            return 0.0
+        coarse = self._label_rounding() * len(weights)
+        return coarse + float(torch.finfo(torch.float32).eps * weights.double().abs().sum()) / update.rate
+
+    @cached_property
+    def layers(self) -> tuple[LayerLeak, ...]:
+        """Fully connected layers, by their rows alone; none where these hold signs.
+
+        The rows `sign(g_i x)` of one example are multiples of one vector too, `sign(x)`, which is not the example.
+        """
+        if self.signs:
+            return ()
+        offset_known = [one.name for one in self.fingerprints if one.bits is not None]
+        return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], offset_known))
+
+    @cached_property
+    def changed(self) -> str:
+        """Why a defense seems to have changed the update in more than its length, or an empty string."""
+        for finding in self.defenses:
+            if finding.name in CHANGES_VALUES:
+                return f"the update looks {finding.name}"
+        if self.labels is not None and not self.labels.sound:
+            return "the last bias gradient does not sum to zero, as that of an unchanged cross-entropy gradient does"
+        return ""
+
+    @property
+    def at_least(self) -> int | None:
+        """Examples behind the update at the least, by the rank of its layers; None where no layer tells.
+
+        A layer that reads positions counts those, and inner features move with the weights of local steps.
+        """
+        if self.changed:
+            return None
+        tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
+        return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)
+
+    @cached_property
+    def exposure(self) -> Exposure:
+        """All of it together."""
+        knowledge, update = self.knowledge, self.observed.update
+        layers = tuple(
+            replace(self._certified(layer), believed=not self.changed and not self.low_precision)
+            for layer in self.layers
+        )
+        norms = self._batch_norms()
+        features, unsolved = self._head_features()
+        count, uncounted = self._equation_count(features)
+        alone = OneRound(self.seen, self.t)
+        patches, text = (None, None) if self.signs else (patch_leak(alone), text_leak(alone))
+        adapters = () if self.signs else tuple(adapter_leaks(self.observed, knowledge, self._read[0]))
+        told, behind = adapter_findings(list(adapters), alone)
+        indexed, unindexed = self._indexed()
+        findings = (
+            *told,
+            *(finding for layer in layers for finding in layer_findings(layer)),
+            *label_findings(self.labels, knowledge),
+            *batch_norm_findings(norms),
+            *convolution_findings(count),
+            *patch_findings(patches),
+            *text_findings(text),
+            *indexed_findings(indexed),
+        )
+        stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None
+        return Exposure(
+            t=self.t,
+            kind=update.kind,
+            sent=sent_parts(self.observed, knowledge.model),
+            norm=self.norm,
+            batch_size=self.observed.batch_size,
+            at_least=self.at_least,
+            layers=layers,
+            norms=norms,
+            labels=self.labels,
+            features=features,
+            convolutions=count,
+            patches=patches,
+            text=text,
+            adapters=adapters,
+            behind_adapters=behind,
+            indexed=indexed,
+            fingerprints=self.fingerprints,
+            defenses=self.defenses,
+            findings=findings,
+            tensors=tuple(_by_tensor(update.tensors, findings)),
+            notes=(*self._notes(stated), *(why for why in (unsolved, uncounted, unindexed) if why is not None)),
+            stated=stated,
+            or_more="batch size" in self._guessed,
+        )
+
+    def _certified(self, layer: LayerLeak) -> LayerLeak:
+        """The layer that reads the input, with what `linear` certifies by the model itself where that is more.
+
+        A row that no other row agrees with may still be one example's: its own backward pass must give what was sent.
+        """
+        classes = self.knowledge.num_classes
+        too_large = layer.neurons * classes > MAX_CERTIFIED_SIZE
+        if layer.reads != "input" or layer.bias is None or too_large:
+            return layer
+        # With two classes one number decides, which a mixture meets by chance: about as often as the tolerance is wide.
+        attack = LinearLeak(tolerance=TWO_CLASS_TOLERANCE) if classes == 2 else LinearLeak()
+        try:
+            certified = attack(OneRound(self.seen, self.t), seed=0).certified
+        except SeepageError:
+            return layer  # such as an unknown batch size
+        return layer if certified is None else replace(layer, found=max(layer.found, int(certified.sum())))
+
+    def _batch_norms(self) -> tuple[BatchNormSummary, ...]:
+        """Batch norms of a plain gradient; a model without one has nothing to tell."""
+        if self.observed.update.kind != "gradient" or self.changed:
+            return ()
+        try:
+            return tuple(leak.summary for leak in batch_norm_leaks(self.observed, self.knowledge))
+        except Inapplicable:
+            return ()
+
+    def _head_features(self) -> tuple[str | None, str | None]:
+        """What the head's equations give, in words; or why they were not solved, where that is worth a note."""
+        observed, knowledge = self.observed, self.knowledge
+        size, names = observed.batch_size, last_linear(knowledge.model, knowledge.num_outputs)
+        readable = self._read[1] and self.labels is not None and not self.changed and observed.update.kind != "delta"
+        if not readable or size is None or names is None or names[0] not in observed.update.tensors:
+            return None, None
+        if MAX_HEAD_EXAMPLES < size < knowledge.num_classes:
+            why = f"more than {MAX_HEAD_EXAMPLES} examples take over a minute; gauss_newton and head_features do it"
+            return None, f"the head's features were not looked at: {why}"
+        try:
+            found = head_features(observed, knowledge, most=MAX_HEAD_UNKNOWNS)
+        except Inapplicable as error:
+            return None, f"the head's features cannot be solved for: {error.reason}"
+        if found.doubt is not None:
+            return None, f"the head's features were solved for and are not to be believed: {found.doubt}"
+        count, width = found.features.shape
+        whose = "its one example" if count == 1 else f"each of its {count} examples"
+        if "batch size" in self._guessed:
+            whose = f"{count} example{'' if count == 1 else 's'}, if it has no more"
+        return f"the {width} features of {whose}, solved from the head", None
+
+    def _equation_count(self, features: str | None) -> tuple[EquationCount | None, str | None]:
+        """Equations about the images behind the features, and what is to be said where no finding says it."""
+        if not any(tensor.ndim == 4 for tensor in self.observed.update.tensors.values()):
+            return None, None  # no convolution
+        if features is None:
+            return None, "equations through the last convolution are not counted, as the head's features are not known"
+        try:
+            count = equation_count(self.observed, self.knowledge, thorough=self.thorough)
+        except Inapplicable as error:
+            return None, f"equations through the last convolution are not counted: {error.reason}"
+        return count, None if count.readable else f"not overdetermined: {count.line}"
+
+    def _indexed(self) -> tuple[IndexedRounds | None, str | None]:
+        """What all rounds determine where the indices are told, or why that was not looked at."""
+        try:
+            return indexed_rounds(self.seen), None
+        except SeepageError as error:
+            return None, f"what the known indices determine was not looked at: {error}"
+
+    def _notes(self, stated: LedgerEntry | None) -> Iterator[str]:
+        limited = self._read[2]
+        if limited is not None:
+            yield limited
+        if self.unread_head is not None:
+            yield f"{self.unread_head}, so no label is read off its bias"
+        if self.changed and not self.signs:  # of which no layer is read
+            yield f"{self.changed}, so neither batch size nor mode of batch norm is read off it"
+        wrong = size_doubt(self.observed.batch_size, self.at_least)
+        if wrong is not None:
+            yield wrong
+        if stated is not None:
+            yield f"the client states {stated.line}"
+            yield from (f"doubt on that: {doubt}" for doubt in stated.doubts)
+
+
+def _by_tensor(sent: Mapping[str, Tensor], findings: tuple[Finding, ...]) -> Iterator[TensorLeak]:
+    for name in sent:
+        words = [finding.message for finding in findings if name in finding.tensors]
+        yield TensorLeak(name, "; ".join(words) or None, bool(words))
+
+
+def size_doubt(batch_size: int | None, at_least: int | None) -> str | None:
+    r"""That a batch size is too small for the rank of a layer's gradient; None where nothing contradicts it.
+
+    >>> print(size_doubt(2, 4).replace("; ", ";\n"))
+    a layer has a gradient of rank 4, which one step on 2 examples cannot give;
+    give the right --batch-size (or, of two checkpoints, --steps if the client took several)
+    >>> size_doubt(4, 4), size_doubt(None, 4)
+    (None, None)
+    """
+    if batch_size is None or at_least is None or at_least <= batch_size:
+        return None
+    examples = f"{batch_size} example{'' if batch_size == 1 else 's'}"
+    return f"a layer has a gradient of rank {at_least}, which one step on {examples} cannot give; {SIZE_REMEDY}"

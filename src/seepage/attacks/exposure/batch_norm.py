@@ -1,0 +1,174 @@
+"""What the gradient of a network with batch norm gives away by itself: the client's mode, and the batch's variances."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.exposure.finding import Finding
+from seepage.base.nn import normalized_layers
+from seepage.errors import Inapplicable
+from seepage.federation.types import Knowledge, Round, Tensors
+
+MAX_RESIDUAL = 1e-4
+"""Median of |residual| / (|w| |g|) up to which the identity of a mode is taken to hold; rounding leaves about 1e-6."""
+MIN_BETWEEN, FEWEST_CHANNELS = 0.9, 16
+"""Where variances are so small that epsilon counts: the share of at least so many channels whose <w, g> lies between 0
+and gamma g_gamma, as batch statistics have it, and a random sign does in half of them at most."""
+ROUNDINGS_PER_ENTRY = 10.0
+"""Roundings, in units of the last place, that an entry of a gradient is taken to carry."""
+MAX_VARIANCE_ERROR = 0.1
+"""Relative error up to which a variance counts as read."""
+
+
+@dataclass(frozen=True)
+class BatchNormSummary:
+    """What one batch norm says of the client, in counts.
+
+    Attributes:
+        norm: Name of the batch norm.
+        mode: `train`, `eval` or `unclear`.
+        variances: Channels whose variance over the batch can be read to within 10 %.
+        channels: Channels in all.
+    """
+
+    norm: str
+    mode: str
+    variances: int
+    channels: int
+
+
+@dataclass(frozen=True)
+class BatchNormLeak:
+    """What one batch norm and the layer before it give away.
+
+    Attributes:
+        layer: Name of the layer whose outputs are normalized.
+        norm: Name of the batch norm.
+        alignment: `[k]` |cos(w, g)| of each filter's weights and gradient. A filter's scale has no effect under batch
+            statistics, so the gradient is orthogonal to the weights but for epsilon; under running ones it is not.
+        residual: `[k]` by how much <w, g> misses what running statistics would make it, as a share of |w| |g|.
+        mode: What alignment and residual say of the client's batch norm.
+        variance: `[k]` the batch's variance of each channel before the norm (biased, as the norm uses it); NaN in eval
+            mode and for channels that got no gradient.
+        error: `[k]` estimate of each variance's relative error by the rounding of the update; 1 or more where nothing
+            is left of it.
+    """
+
+    layer: str
+    norm: str
+    alignment: Tensor
+    residual: Tensor
+    mode: Literal["train", "eval", "unclear"]
+    variance: Tensor
+    error: Tensor
+
+    @property
+    def summary(self) -> BatchNormSummary:
+        """The same in counts."""
+        known: Tensor = self.variance.isfinite() & (self.variance > 0) & (self.error < MAX_VARIANCE_ERROR)
+        read = int(known.sum()) if self.mode == "train" else 0
+        return BatchNormSummary(self.norm, self.mode, read, len(self.variance))
+
+
+def batch_norm_leaks(observed: Round, knowledge: Knowledge) -> list[BatchNormLeak]:
+    r"""The mode and variances of each batch norm that follows a convolution or a fully connected layer.
+
+    With `y = gamma xhat + beta` and batch statistics, scaling a filter changes the output through epsilon alone, so
+    `<w, g_w> = gamma g_gamma eps / (var + eps)` and `var = eps (gamma g_gamma / <w, g_w> - 1)`. The identity is exact;
+    the inner product is a small difference of large numbers, so single precision leaves a digit or two and half
+    precision, noise or rounding leave none. `error` says which. The update must be one plain gradient.
+
+    Raises:
+        Inapplicable: For a model without such a pair.
+
+    Example:
+        >>> from seepage import Architecture, Batch, build, record
+        >>> model = build(Architecture("convnet", {"width": 4, "batch_norm": True}), (1, 8, 8), 3)
+        >>> private = Batch(torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(4) % 3)
+        >>> seen = record(model, private)
+        >>> [leak.mode for leak in batch_norm_leaks(seen[0], seen.knowledge)]
+        ['train', 'train', 'train']
+    """
+    gradient = observed.gradient(knowledge.client)
+    pairs, states = _pairs(observed, knowledge), {**observed.buffers, **observed.params}
+    if not pairs:
+        raise Inapplicable(
+            "the model has no batch norm right after a trained convolution or fully connected layer",
+            "use a model with batch norm, or another probe",
+        )
+    return [_leak(layer, norm, epsilon, states, gradient) for layer, norm, epsilon in pairs]
+
+
+def batch_norm_findings(norms: Sequence[BatchNormSummary]) -> list[Finding]:
+    """The variances that can be read, as findings on the batch norms' weights."""
+    return [
+        Finding(
+            name="batch-variance",
+            message=f"the batch's variance in {one.variances} of {one.channels} channels",
+            evidence={"variances": one.variances, "channels": one.channels},
+            limit="It is the whole batch's; of single examples it says nothing by itself.",
+            tensors=(f"{one.norm}.weight",),
+        )
+        for one in norms
+        if one.variances
+    ]
+
+
+def _leak(layer: str, norm: str, epsilon: float, states: Tensors, gradient: Tensors) -> BatchNormLeak:
+    rounding = torch.finfo(gradient[f"{layer}.weight"].dtype).eps
+    # Each filter as a row: w, g [k, d]; <w, g> [k] is zero under batch statistics but for epsilon.
+    w, g = (tensors[f"{layer}.weight"].double().flatten(1) for tensors in (states, gradient))
+    gamma, g_gamma = (tensors[f"{norm}.weight"].double() for tensors in (states, gradient))
+    inner, lengths = (w * g).sum(1), w.norm(dim=1) * g.norm(dim=1)
+    alive = lengths > 0
+    alignment = torch.where(alive, inner.abs() / lengths, torch.nan)
+    residual = torch.where(
+        alive, (inner - _with_running(layer, norm, epsilon, states, gradient)).abs() / lengths, torch.nan
+    )
+    between = (inner * gamma * g_gamma >= 0) & (inner.abs() <= (gamma * g_gamma).abs())
+    mode = _mode(alignment, residual, between[alive])
+    known = alive & (inner != 0) & (mode != "eval")
+    scaled = epsilon * gamma * g_gamma / inner  # var + eps
+    variance = torch.where(known, scaled - epsilon, torch.nan)
+    # An entry of g is a long sum and carries several roundings; their share in the small inner product is the error.
+    error = ROUNDINGS_PER_ENTRY * rounding * lengths / inner.abs() * (scaled / (scaled - epsilon)).abs()
+    return BatchNormLeak(layer, norm, alignment, residual, mode, variance, torch.where(known, error, torch.nan))
+
+
+def _with_running(layer: str, norm: str, epsilon: float, states: Tensors, gradient: Tensors) -> Tensor:
+    """`[k]` what <w, g_w> is under running statistics m and v; NaN where these were not sent.
+
+    There y = gamma (z - m) / s + beta with s = sqrt(v + eps) fixed, and z = <w, patch> + b, so that scaling a filter
+    moves z - b alone: <w, g_w> = gamma (g_gamma + (m - b) / s g_beta).
+    """
+    gamma, g_gamma = (tensors[f"{norm}.weight"].double() for tensors in (states, gradient))
+    mean, spread = (states.get(f"{norm}.running_{what}") for what in ("mean", "var"))
+    g_beta = gradient.get(f"{norm}.bias")
+    if mean is None or spread is None or g_beta is None:
+        return torch.full_like(gamma, torch.nan)
+    b = states.get(f"{layer}.bias", torch.zeros_like(mean)).double()
+    return gamma * (g_gamma + (mean.double() - b) / (spread.double() + epsilon).sqrt() * g_beta.double())
+
+
+def _mode(alignment: Tensor, residual: Tensor, between: Tensor) -> Literal["train", "eval", "unclear"]:
+    """Which of the two identities holds; noise, rounding to few bits, or a dead layer leave neither."""
+    if alignment.nanmedian().item() <= MAX_RESIDUAL:
+        return "train"
+    if residual.nanmedian().item() <= MAX_RESIDUAL:
+        return "eval"
+    small_variances = len(between) >= FEWEST_CHANNELS and between.double().mean().item() >= MIN_BETWEEN
+    return "train" if small_variances else "unclear"
+
+
+def _pairs(observed: Round, knowledge: Knowledge) -> list[tuple[str, str, float]]:
+    """Layer, batch norm that reads its output as it is, and that norm's epsilon; all of them sent."""
+    pairs = normalized_layers(knowledge.model, observed.params, knowledge.input_shape, buffers=observed.buffers)
+    modules = dict(knowledge.model.named_modules())
+    return [
+        (layer, norm, modules[norm].eps)
+        for norm, layer in pairs.items()
+        if {f"{layer}.weight", f"{norm}.weight"} <= set(observed.update.tensors)
+    ]

@@ -1,0 +1,195 @@
+"""What an update tells about how it was made, where nobody says so: local steps, batch size, labels.
+
+Whatever is inferred here is told to the attacks like a fact, so it is said, with its source, beside their results.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from seepage.attacks.exposure.analysis import UpdateAnalysis
+from seepage.attacks.exposure.labels import head_of
+from seepage.base.nn import last_linear
+from seepage.errors import SeepageError
+from seepage.federation.transcript.foreign import read_facts
+from seepage.federation.transcript.recorded import list_transcripts, open_transcript
+from seepage.federation.types import Architecture, Tensors
+
+PROBE_COUNT = 16
+"""Made-up inputs whose softmax stands in for that of the client's examples."""
+SHARE_TOLERANCE, MIN_AGREEING_CLASSES = 0.2, 3
+"""Relative difference of classes' shares up to which they count as the same, and how many must be."""
+MAX_STEPS = 10_000
+"""Local steps; more are taken for a wrong learning rate."""
+
+
+@dataclass(frozen=True)
+class InferredSteps:
+    """How a difference of weights was made, as far as known.
+
+    Attributes:
+        lr: Learning rate of a step.
+        steps: InferredSteps of SGD.
+        said: What of it was inferred, by name, with its source.
+    """
+
+    lr: float
+    steps: int
+    said: Mapping[str, str]
+
+
+def infer_steps(
+    model: nn.Module,
+    delta: Tensors,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    lr: float | None,
+    steps: int | None,
+) -> InferredSteps | None:
+    """Learning rate and local steps of plain SGD from the last bias; None: it does not tell, and nobody does.
+
+    The bias of a class that is not in the batch moves by minus `lr` times its softmax value, in each step. On a network
+    that is not yet sure of anything, that value is close to the one of made-up inputs. So the classes that moved down
+    the furthest, relative to it, all by the same share, were absent, and that share is `lr * steps`: too small where
+    the softmax changed on the way.
+
+    Args:
+        model: At the weights that were sent out.
+        delta: Weights after minus before.
+        input_shape: Shape of one example.
+        num_classes: Classes of the model.
+        lr: Learning rate, if known.
+        steps: Steps, if known.
+
+    Raises:
+        SeepageError: Where the learning rate is so small that the update would take more than `MAX_STEPS` steps.
+
+    Example:
+        >>> import torch
+        >>> from seepage import Architecture, Batch, FedAvg, build, record
+        >>> model = build(Architecture("convnet"), (1, 8, 8), 10)
+        >>> private = Batch(torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 6]))
+        >>> sent = record(model, private, client=FedAvg(lr=0.01, steps=3))[0].update.tensors
+        >>> infer_steps(model, sent, (1, 8, 8), 10, lr=0.01, steps=None).steps
+        3
+    """
+    if lr is not None and steps is not None:
+        return InferredSteps(lr, steps, {})
+    names = last_linear(model, num_classes)
+    bias = None if names is None or names[1] is None else delta.get(names[1])
+    travel = None if names is None or bias is None else _travel(-bias.double(), _usual(model, input_shape, names[0]))
+    where = f"by how far {names[1]} moved at the classes that are in no example" if names else ""
+    if lr is not None:
+        if travel is None:
+            return InferredSteps(lr, 1, {"local steps": "taken for 1, as nothing tells them"})
+        found = max(1, round(travel / lr))
+        if found > MAX_STEPS:
+            raise SeepageError(
+                f"at the learning rate {lr:g} this update would take about {found:.2g} local steps; give --steps, or "
+                "the right --lr"
+            )
+        # Too small a rate looks like more steps.
+        single = f"; if it was one, its rate was about {travel:.2g}: --steps 1 --lr {travel:.2g}" if found > 1 else ""
+        return InferredSteps(lr, found, {"local steps": f"{found} or more, {where}{single}"})
+    if travel is None:
+        return None
+    if steps is not None:
+        return InferredSteps(travel / steps, steps, {"learning rate": f"about {travel / steps:.2g}, {where}"})
+    return InferredSteps(
+        travel, 1, {"learning rate": f"about {travel:.2g} if it was one step, else that is rate times steps; {where}"}
+    )
+
+
+def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], classes: int, lr: float) -> str | None:
+    """That the last bias moved as at another rate than was told for one step; None where it does not say so.
+
+    Nesterov's momentum m makes a first step `1 + m` times as long, and several steps taken for one do so too.
+
+    Args:
+        model: At the weights that were sent out.
+        delta: Weights after minus before.
+        input_shape: Shape of one example.
+        classes: Of the model.
+        lr: As told.
+    """
+    names = last_linear(model, classes)
+    bias = None if names is None or names[1] is None else delta.get(names[1])
+    travel = None if names is None or bias is None else _travel(-bias.double(), _usual(model, input_shape, names[0]))
+    if travel is None or abs(travel / lr - 1) <= SHARE_TOLERANCE:
+        return None
+    return f"classes that are in no example moved as at about {travel:.2g} in one step, and {lr:.3g} was told"
+
+
+def _usual(model: nn.Module, input_shape: tuple[int, ...], last: str) -> Tensor | None:
+    """Mean softmax `[classes]` of the model on made-up inputs; None where that is not of what its last layer returns.
+
+    The slope of that layer's bias at a class that is in no example is not its softmax value then.
+    """
+    head = head_of(model, {}, input_shape, last, count=PROBE_COUNT)
+    return head.softmax if head.kind == "outputs" else None
+
+
+def _travel(slopes: Tensor, usual: Tensor | None) -> float | None:
+    """`lr * steps` from the last bias's summed slopes `[classes]`, or None where classes do not agree on one share."""
+    if usual is None or slopes.shape != usual.shape or not (slopes > 0).any():
+        return None
+    # An absent class c has b_c(after) - b_c(before) = -lr * steps * p_c, with its softmax value p_c: one share for all.
+    shares = (slopes / usual)[slopes > 0]
+    same = shares[shares > (1 - SHARE_TOLERANCE) * shares.max()]
+    if len(same) < MIN_AGREEING_CLASSES or 2 * len(same) < len(shares):
+        return None
+    travel = float(same.median())
+    # Each step's positive slopes sum to less than 1.
+    return max(travel, float(slopes.clamp(min=0).sum()))
+
+
+def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
+    """The batch size by the rank of the layers, and where it was read; None, and why, where they do not tell.
+
+    Examples that the model is sure of leave next to nothing in the update, so there may be more than the rank.
+
+    Args:
+        found: Of the update, by itself.
+    """
+    if found.at_least is None:
+        return None, found.changed or "no fully connected layer tells it by its rank"
+    # A layer behind others can have no higher rank than they leave it; one that reads the input is bound by itself.
+    inputs = [layer for layer in found.layers if layer.reads == "input"]
+    tells = inputs or [
+        layer for layer in found.layers if layer.reads == "features" and layer.examples == found.at_least
+    ]
+    full = next((layer for layer in tells if layer.full or layer.rank in (layer.neurons, layer.width)), None)
+    if full is None and tells[0].examples < found.at_least:
+        return None, f"at least {found.at_least}, by the rank of one layer, which others contradict"
+    if full is not None:
+        return None, f"at least {found.at_least}, by the rank of {full.weight}, which can have no higher one"
+    first = tells[0]
+    more = ", to which the batch norm behind it adds one" if first.centered else ""
+    return first.examples, f"{first.examples} or more, from the rank of {first.weight}{more}"
+
+
+def infer_sizes(observed: Path, model: Architecture | None = None) -> dict[str, tuple[int, str]]:
+    """The batch size of each recorded folder that has none, with its source, as far as the update tells it.
+
+    Args:
+        observed: An `observed/` folder, or one with several below it.
+        model: Use this model instead of the recorded one.
+
+    Returns:
+        By the folder's name. Folders that cannot be read are left out: who attacks them says why.
+    """
+    found = {}
+    for folder in list_transcripts(observed):
+        try:
+            if read_facts(folder).batch_size is not None:
+                continue
+            seen = open_transcript(folder, architecture=model)
+            size, words = (None, "") if seen[0].batch_size is not None else infer_size(UpdateAnalysis(seen))
+        except SeepageError:
+            continue
+        if size is not None:
+            found[folder.name] = size, words
+    return found

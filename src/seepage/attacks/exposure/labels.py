@@ -1,0 +1,267 @@
+"""What the gradient of the last bias gives away about the labels of a batch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.search.labels import largest_remainder, two_rows
+from seepage.base.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
+from seepage.federation.types import Knowledge
+
+NEGATIVE_SHARE = 1e-5
+"""Share of the largest entry of the last bias gradient below which a negative entry may be rounding."""
+SIGN_SHARE = 0.1
+"""Share of the largest entry below which a bias may have risen by weight decay alone, after steps of Adam, whose sizes
+are alike."""
+DECAY_RATIO = 1.0
+"""Times the share of biases above zero that rose, with one more, up to which as many of those below zero may rise."""
+ZERO_SUM_SHARE = 1e-3
+"""Share of the entries' absolute sum up to which their sum counts as zero."""
+FULL_PRECISION = 1e-5
+"""Share of the entries' absolute sum up to which their sum counts as zero in float32; bfloat16 leaves 1e-3."""
+MAX_NAMED_CLASSES = 12
+"""Classes that a sentence names one by one."""
+SAME_SOFTMAX = 1e-4
+"""Difference of two softmax values, or of two slopes, up to which they are the same but for rounding to float32."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the last fully connected layer is to the network's outputs, by one pass on made-up inputs.
+
+    Attributes:
+        softmax: Mean softmax `[classes]` of the outputs.
+        kind: `outputs`: their softmax is that of what the layer returns, so the gradient of its bias is softmax minus
+            label. `rises`: each output rises with its own entry alone, as behind a ReLU: a negative entry of that
+            gradient still is of a class that is there. `other`: neither, so the gradient names no class.
+    """
+
+    softmax: Tensor
+    kind: Literal["outputs", "rises", "other"]
+
+
+def head_of(
+    model: nn.Module,
+    params: Mapping[str, Tensor],
+    input_shape: tuple[int, ...],
+    weight: str,
+    *,
+    buffers: Mapping[str, Tensor] | None = None,
+    count: int = 2,
+) -> Head:
+    """What the layer with this weight is to the model's outputs.
+
+    Args:
+        model: The network.
+        params: Its weights; of those not named its own are taken.
+        input_shape: Shape of one example.
+        weight: Name of the layer's weight.
+        buffers: As of `forward`.
+        count: Made-up inputs: noise at several brightnesses.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU())
+    >>> head_of(net, {}, (2, 2), "1.weight").kind, head_of(net[:2], {}, (2, 2), "1.weight").kind
+    ('rises', 'outputs')
+    """
+    layer = weight.rpartition(".")[0]
+    state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *params.items())}
+    state[weight] = state[weight].clone().requires_grad_()
+    noise = torch.rand((count, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
+    levels = torch.linspace(0.1, 0.9, count, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
+    probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(state[weight])
+    with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, [layer]) as calls:
+        outputs = forward(model, state, as_inputs(model, probes), buffers=None if buffers is None else dict(buffers))
+    softmax = outputs.detach().double().softmax(1)
+    found = calls.get(layer, [])
+    if len(found) != 1 or found[0].output.numel() != outputs.numel():
+        return Head(softmax.mean(0), "other")
+    # Not what the layer returned, which a ReLU may have overwritten.
+    own = F.linear(found[0].input.detach(), state[weight].detach(), state.get(f"{layer}.bias" if layer else "bias"))
+    if torch.allclose(own.reshape(outputs.shape).double().softmax(1), softmax, atol=SAME_SOFTMAX):
+        return Head(softmax.mean(0), "outputs")
+    # v^T J = v * (1^T J) for a v at random: J is diagonal.
+    weights = torch.rand(outputs.shape, generator=generator(0, "slopes")).to(outputs)
+    reads = found[0].output
+    (slopes,) = torch.autograd.grad(outputs, reads, torch.ones_like(outputs), retain_graph=True)
+    (mixed,) = torch.autograd.grad(outputs, reads, weights)
+    alone = torch.allclose(mixed, weights.reshape(mixed.shape) * slopes, atol=SAME_SOFTMAX)
+    rises = alone and bool((slopes >= 0).all())
+    return Head(softmax.mean(0), "rises" if rises else "other")
+
+
+@dataclass(frozen=True)
+class LabelLeak:
+    """What the last layer says of the labels.
+
+    Attributes:
+        present: Classes that are in the batch: only these have a negative entry in the last bias gradient.
+        counts: Estimated examples of each class, where the update is one step of a loss that is fully explained and the
+            batch size is known; None: unknown.
+        doubt: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
+        least: Examples of each class at the least, whatever the outputs were; None without counts.
+        most: The same at the most; None where the batch size was inferred, as there may be more examples.
+        sound: Whether the entries of the bias gradient sum to zero, as those of an unchanged cross-entropy gradient
+            do; where only their signs are left, whether there are both; else `present` and `counts` are not to be
+            believed.
+    """
+
+    present: tuple[int, ...]
+    counts: tuple[int, ...] | None
+    doubt: float | None
+    sound: bool
+    least: tuple[int, ...] | None = None
+    most: tuple[int, ...] | None = None
+
+    @property
+    def believed(self) -> bool:
+        """Whether it names classes that can be believed."""
+        return self.sound and bool(self.present)
+
+    @property
+    def source(self) -> str | None:
+        """The classes, with what is proved of their counts, and where they were read; None where it names none."""
+        if not self.believed:
+            return None
+        first = self.present[:MAX_NAMED_CLASSES]
+        named = [f"{c}{self._interval(c)}" for c in first]
+        more = f" and {len(self.present) - len(first)} more" if len(self.present) > len(first) else ""
+        kind = "class" if len(self.present) == 1 else "classes"
+        others = ", and perhaps others" if self.least is None else ""
+        return f"{kind} {', '.join(named)}{more}{others}, from the last bias"
+
+    def _interval(self, label: int) -> str:
+        if self.least is None:
+            return ""
+        least = self.least[label]
+        if self.most is None:
+            return f" ({least} or more)"
+        most = self.most[label]
+        return f" ({least})" if least == most else f" ({least} to {most})"
+
+
+def label_leak(
+    gradient: Mapping[str, Tensor],
+    knowledge: Knowledge,
+    batch_size: int | None,
+    rounding: float = 0.0,
+    *,
+    lower_bound: bool = False,
+) -> LabelLeak | None:
+    """The labels of the batch behind a gradient of the mean cross-entropy, by its last bias `b` `[classes]`.
+
+    With softmax values `p_i` and one-hot labels `y_i` of `n` examples, `dL/db = mean_i(p_i - y_i)`: an entry can be
+    negative only for a class of the batch (Zhao et al. 2020, iDLG). Where the outputs are close to uniform,
+    `n (1 / classes - dL/db)` is close to the count of each class. Whatever they are, the count is
+    `sum_i p_i - n dL/db`, which is above `-n dL/db`, and all counts add up to n.
+
+    Args:
+        gradient: The update read as a gradient, by parameter.
+        knowledge: What the attacker knows.
+        batch_size: Examples behind it; None: unknown, or this is not one step of a loss that is fully explained; then
+            nothing is counted.
+        rounding: How far an entry may be off, where the weights that came back were rounded.
+        lower_bound: There may be more examples than `batch_size`.
+
+    Returns:
+        None without such a bias, or where its gradient is zero.
+    """
+    bias = _last_bias(gradient, knowledge)
+    if bias is None or not (largest := float(bias.abs().max())) > 0:
+        return None
+    present = tuple(torch.nonzero(bias < -max(NEGATIVE_SHARE * largest, rounding)).flatten().tolist())
+    sound = abs(float(bias.sum())) <= max(ZERO_SUM_SHARE * float(bias.abs().sum()), rounding * len(bias))
+    # A mean of the errors of one sigmoid lies between -1 and 1.
+    sound &= not knowledge.client.one_logit or largest <= 1
+    if batch_size is None:
+        return LabelLeak(present, None, None, sound)
+    shares = batch_size * (1 / len(bias) - bias)  # [classes], sums to the batch size
+    counts = largest_remainder(shares, batch_size)
+    doubt = float((shares - shares.round()).abs().max())
+    # A count above this is proved by more than rounding. Labels that are smoothed are nearer to uniform, not further.
+    sure = -batch_size * (bias + max(NEGATIVE_SHARE * largest, rounding))
+    least = sure.ceil().clamp(min=0).long()
+    if int(least.sum()) > batch_size or float(bias.clamp(min=0).sum()) > 1 + NEGATIVE_SHARE:
+        return LabelLeak(present, None, None, sound)  # no mean of softmax minus label is so large: another rate
+    most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
+    return LabelLeak(present, tuple(counts.tolist()), doubt, sound, tuple(least.tolist()), most)
+
+
+def _last_bias(tensors: Mapping[str, Tensor], knowledge: Knowledge) -> Tensor | None:
+    """`[classes]` the last layer's bias among tensors by name, in float64; None where it is not among them."""
+    names = last_linear(knowledge.model, knowledge.num_outputs)
+    if names is None or names[1] is None or names[1] not in tensors:
+        return None
+    bias = tensors[names[1]].double()
+    # One logit z stands for the logits (0, z), whose gradients sum to zero whatever was done to z's.
+    return two_rows(bias) if knowledge.client.one_logit else bias
+
+
+def sums_to_zero(bias: Tensor, rounding: float) -> bool:
+    """Whether a gradient of the last bias adds up to zero but for rounding to float32: that of the softmax does.
+
+    That of a network under autocast to bfloat16 does so but for a thousandth, noise and other losses not at all.
+
+    Args:
+        bias: `[classes]`.
+        rounding: How far the sum may be off, where it is a difference of rounded weights.
+    """
+    return abs(float(bias.double().sum())) <= FULL_PRECISION * float(bias.double().abs().sum()) + rounding
+
+
+def signed_label_leak(
+    direction: Mapping[str, Tensor], weights: Mapping[str, Tensor], knowledge: Knowledge, batch_size: int | None
+) -> LabelLeak | None:
+    """The labels behind steps of an optimizer that keeps of a gradient hardly more than signs, such as Adam.
+
+    The bias of a class that is in none of the batches has a gradient above zero at every step, its mean softmax value,
+    and so have the running averages of such gradients that start at zero: it falls at every step. A bias that rose is
+    of a class that is there. Others may be there, too: few among many, or learned in the first of several steps.
+    One logit for two classes rises where the second class is there, and falls where the first is.
+
+    A weight decay that is added to the gradient pulls every bias towards zero, and where softmax values are small that
+    is all that Adam sees of it. So those that lay below zero and rose say something only where no more rose than there
+    are examples; or, where their number is not known, about as large a share as of the others, which no decay lifts.
+
+    Args:
+        direction: Minus what the tensors changed by.
+        weights: What was sent out.
+        batch_size: Examples behind the update; None: unknown.
+        knowledge: What the attacker knows.
+
+    Returns:
+        Classes without counts; None without a last bias, or where it did not move.
+    """
+    bias, start = _last_bias(direction, knowledge), _last_bias(weights, knowledge)
+    if bias is None or start is None or not (largest := float(bias.abs().max())) > 0:
+        return None
+    rose = bias < -SIGN_SHARE * largest
+    low = start < 0
+    lifted, others = int((rose & low).sum()), int((rose & ~low).sum())
+    most = others + DECAY_RATIO * (others + 1) * int(low.sum()) / max(1, int((~low).sum()))
+    if lifted + others > (most if batch_size is None else batch_size):
+        rose &= ~low
+    present = tuple(torch.nonzero(rose).flatten().tolist())
+    return LabelLeak(present, None, None, bool((bias > 0).any()))
+
+
+def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[Finding]:
+    """The labels as a finding; none where nothing can be believed."""
+    last = last_linear(knowledge.model, knowledge.num_outputs)
+    if leak is None or not leak.believed or last is None:
+        return []
+    return [
+        Finding(
+            name="labels",
+            message="the labels" if leak.counts is None else "the labels and about how many of each",
+            evidence={"present": leak.present, "counts": leak.counts, "doubt": leak.doubt, "least": leak.least},
+            limit="Counts take the outputs for uniform, as they are before training."
+            if leak.counts is not None
+            else "Other classes may be there, too.",
+            tensors=tuple(filter(None, last)),
+        )
+    ]

@@ -1,0 +1,85 @@
+"""Membership tests that are published: the update's cosine with a candidate's gradient, and what it leaves."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from seepage.attacks.membership.base import Detector, Done, MembershipTest, nothing
+from seepage.attacks.membership.gradients import ExampleGradients
+from seepage.base.registry import membership_tests
+from seepage.federation.types import Batch, Knowledge, Round
+
+
+@dataclass(frozen=True)
+class _Cosine(Detector):
+    gradients: ExampleGradients
+
+    def templates(self, examples: Batch, done: Done = nothing) -> Tensor:
+        """`[k, d]` gradients g."""
+        return self.gradients.of(examples, done)
+
+    def statistics(self, observed: Round, templates: Tensor) -> Tensor:
+        """`[k]` cosines g'u / (|g| |u|)."""
+        update = self.gradients.entries_of(observed)
+        lengths: Tensor = templates.norm(dim=1) * update.norm()
+        cosines: Tensor = (templates @ update) / lengths.clamp_min(1e-30)
+        return cosines
+
+
+@dataclass(frozen=True)
+class _Difference(_Cosine):
+    def statistics(self, observed: Round, templates: Tensor) -> Tensor:
+        """`[k]` decreases 2 s g'u - s^2 |g|^2, for a share s."""
+        update, share = self.gradients.entries_of(observed), 1 / (observed.batch_size or 1)
+        return 2 * share * (templates @ update) - (share * templates).square().sum(1)
+
+
+@membership_tests.register(
+    "gradient_cosine",
+    paper="Li et al. 2023 (ICLR), the cosine attack",
+    cost="a backward pass for each example",
+)
+@dataclass(frozen=True, kw_only=True)
+class GradientCosine(MembershipTest):
+    """The cosine of the update and the candidate's gradient.
+
+    Gradients of different examples are nearly orthogonal in overparameterized networks, so a member's has a positive
+    cosine with the update, about 1 / sqrt(n). The paper takes all entries and sets a threshold by hand; here entries
+    are drawn, so that hundreds of gradients fit into memory, and the threshold is calibrated.
+
+    Args:
+        entries: Largest number of entries of each tensor that are used, drawn at random.
+    """
+
+    entries: int = 4096
+
+    def fit(
+        self, knowledge: Knowledge, observed: Round, reference: Batch, *, seed: int, done: Done = nothing
+    ) -> Detector:
+        """A detector by cosines; the reference gives batch norm its statistics. See `MembershipTest.fit`."""
+        return _Cosine(ExampleGradients.at(knowledge, observed, reference, entries=self.entries, seed=seed))
+
+
+@membership_tests.register(
+    "gradient_difference",
+    paper="Li et al. 2023 (ICLR), the gradient-difference attack",
+    cost="a backward pass for each example",
+)
+@dataclass(frozen=True, kw_only=True)
+class GradientDifference(MembershipTest):
+    """How much shorter the update gets when the candidate's gradient is taken off it: |u|^2 - |u - g|^2.
+
+    The paper takes off the gradient as it is, without the factor 1 / n of a mean over the batch, where the batch size
+    is not known; where it is, it is taken off here as it went in.
+
+    Args:
+        entries: Largest number of entries of each tensor that are used, drawn at random.
+    """
+
+    entries: int = 4096
+
+    def fit(
+        self, knowledge: Knowledge, observed: Round, reference: Batch, *, seed: int, done: Done = nothing
+    ) -> Detector:
+        """A detector by lengths; the reference gives batch norm its statistics. See `MembershipTest.fit`."""
+        return _Difference(ExampleGradients.at(knowledge, observed, reference, entries=self.entries, seed=seed))

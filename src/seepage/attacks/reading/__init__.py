@@ -1,0 +1,1 @@
+"""Reading layers: rows, features of the head, inner layers. Nothing here is an attack."""

@@ -1,0 +1,161 @@
+"""How coarsely an update was rounded on its way: by the format its weights, or the gradient itself, were kept in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from seepage.base.number_formats import SIGNIFICANT_BITS, NumberFormat, format_of
+from seepage.federation.types import ClientUpdate, Round, Tensors, Update
+
+Place = Literal["weights", "gradient"]
+PLACES: tuple[Place, ...] = ("weights", "gradient")
+ARITHMETIC: dict[Place, float] = {"weights": 2.0**-10, "gradient": 2.0**-8}
+"""Relative rounding that an entry is taken to carry beside that of its format: sums in the client's own arithmetic, and
+factors that were rounded before the sum where the gradient itself is of such a format, as under autocast."""
+GLANCE = 2**16
+"""Entries of the first tensor that are looked at first: most updates are not rounded, and a few rows tell."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The rounding of an update that is read as a gradient.
+
+    Attributes:
+        format: Name of the number format; `float32` where weights came back in no coarser one.
+        where: `weights`: those that came back were rounded, so a small change is lost beside a large weight.
+            `gradient`: its own entries were, so each is known to the same share.
+        half: By parameter, in its shape, float64, in units of the gradient: how far an entry may be off.
+    """
+
+    format: str
+    where: Place
+    half: Tensors
+
+    @property
+    def input_share(self) -> float:
+        """Relative error of an example that the client may have rounded itself, before it computed anything."""
+        bits = SIGNIFICANT_BITS.get(self.format)
+        return 0.0 if bits is None else 2.0**-bits
+
+    @property
+    def product_share(self) -> float:
+        """Relative error of the products that a layer adds up: as its factors were rounded, where its gradient was."""
+        return self.input_share if self.where == "gradient" else 0.0
+
+    @property
+    def words(self) -> str:
+        """What was rounded, for a sentence."""
+        if self.where == "gradient":
+            return f"the gradient is made of {self.format} numbers"
+        return f"the weights that came back are {self.format} numbers"
+
+
+def glance(observed: Round, client: ClientUpdate, name: str) -> Rounding | None:
+    """The coarse format of one tensor by its first `GLANCE` entries, whose `half` alone is given; None: there is none.
+
+    Args:
+        observed: The round.
+        client: The client's rule, which reads a difference of weights as a gradient.
+        name: A parameter that was sent, a large one.
+    """
+    rows = max(1, GLANCE // max(1, observed.update.tensors[name][:1].numel()))
+    for where in PLACES:
+        kept = _kept(observed, client, name, where, rows)
+        form = None if kept is None else format_of(kept.values, kept.slack)
+        if kept is not None and form is not None:
+            return Rounding(form.name, where, {name: _half(kept, form, where)})
+    return None
+
+
+def weights_format(observed: Round, name: str) -> str | None:
+    """Name of the coarse format of the weights that came back, whatever rule made the step; None: there is none.
+
+    Args:
+        observed: The round, with a difference of weights.
+        name: A parameter that was sent, a large one; its first `GLANCE` entries are looked at.
+    """
+    rows = max(1, GLANCE // max(1, observed.update.tensors[name][:1].numel()))
+    before = observed.params[name][:rows].double()
+    after = before + observed.update.tensors[name][:rows].double()
+    form = format_of(after, torch.finfo(torch.float32).eps * torch.maximum(before.abs(), after.abs()))
+    return None if form is None else form.name
+
+
+def rounding_of(observed: Round, client: ClientUpdate, names: Sequence[str]) -> Rounding | None:
+    """How some tensors of a round's update were rounded; None for a gradient whose first tensor is of no coarse format.
+
+    A difference of weights is rounded at least as float32 rounds these, which is much where the step was small.
+
+    Args:
+        observed: The round.
+        client: The client's rule, which reads a difference of weights as a gradient.
+        names: Parameters that were sent, the largest first.
+
+    Example:
+        >>> from seepage.federation.clients import FedAvg
+        >>> before = torch.linspace(-1, 1, 64)
+        >>> after = (before + 0.1 * before.cos()).bfloat16().float()
+        >>> sent = Round(0, {"w": before}, Update({"w": after - before}, kind="delta"))
+        >>> rounding_of(sent, FedAvg(lr=0.1, steps=1), ["w"]).words
+        'the weights that came back are bfloat16 numbers'
+    """
+    seen, half, first = glance(observed, client, names[0]), dict[str, Tensor](), None
+    where = "weights" if seen is None else seen.where
+    for name in names:
+        kept = _kept(observed, client, name, where)
+        if kept is None:
+            return None
+        form = None if seen is None else format_of(kept.values, kept.slack, like=first)
+        first = first or form
+        half[name] = _half(kept, form, where)
+        if seen is None:
+            half[name] += kept.slack / kept.unit
+    return Rounding("float32" if first is None else first.name, where, half)
+
+
+def _half(kept: "_Kept", form: NumberFormat | None, where: Place) -> Tensor:
+    """How far a gradient's entries may be off, by the format of what was kept and by arithmetic."""
+    rounded = torch.zeros_like(kept.values) if form is None else form.half / kept.unit
+    own = (0.0 if form is None else ARITHMETIC[where]) * kept.gradient
+    least = torch.finfo(torch.float32).eps * kept.gradient.abs().max()
+    return (rounded.square() + own.square() + least.square()).sqrt()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """One tensor in the numbers that may have been rounded.
+
+    Attributes:
+        values: The weights that came back, or the gradient, float64.
+        slack: In its shape: how far float32 arithmetic puts them off.
+        unit: What one unit of the gradient changes in a value.
+        gradient: The gradient, float64.
+    """
+
+    values: Tensor
+    slack: Tensor
+    unit: float
+    gradient: Tensor
+
+
+def _kept(observed: Round, client: ClientUpdate, name: str, where: Place, rows: int | None = None) -> _Kept | None:
+    """A tensor, or its first rows, as weights or as a gradient; None for the weights of a gradient sent as it is."""
+    update, before, size = observed.update, observed.params[name][:rows].double(), observed.batch_size
+    gradient = client.as_gradient(Update({name: update.tensors[name][:rows]}, update.kind), size)[name].double()
+    single = torch.finfo(torch.float32).eps
+    rate = update.rate
+    if update.kind == "delta":
+        # A weight moves by -lr times the gradient, or by what momentum makes of that.
+        one = client.as_gradient(Update({name: torch.ones(1, dtype=torch.float64)}, "delta"), size)[name]
+        rate = 1 / float(one.abs())
+    if rate is None:
+        return None if where == "weights" else _Kept(gradient, single * gradient.abs(), 1.0, gradient)
+    after = before - rate * gradient - update.decayed.get(name, 0.0) * before
+    slack = single * torch.maximum(before.abs(), after.abs())
+    if where == "weights":
+        return _Kept(after, slack, rate, gradient)
+    # A difference of float32 weights carries the rounding of both.
+    return _Kept(gradient, 2 * slack / rate, 1.0, gradient)

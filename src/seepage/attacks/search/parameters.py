@@ -1,0 +1,159 @@
+"""What the unknowns are, where they start, and how inputs are decoded from them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from seepage.attacks.base import Inapplicable
+from seepage.errors import SeepageError
+from seepage.federation.types import Knowledge
+
+Start = Literal["normal", "uniform", "wide", "grey", "patterned"]
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """One restart's first unknowns, and what they stand for.
+
+    Attributes:
+        unknowns: Leaf tensors of any shapes.
+        decode: Unknowns to inputs `[batch, *shape]`, differentiable and without state.
+        project: The nearest unknowns whose inputs lie in the value range.
+    """
+
+    unknowns: list[Tensor]
+    decode: Callable[[Sequence[Tensor]], Tensor]
+    project: Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+class Parameterization(ABC):
+    """A way to write a batch of inputs with free numbers.
+
+    Attributes:
+        std: By how much an input moves as its unknown moves by 1, where one unknown stands for one input value.
+    """
+
+    std: float = 1.0
+
+    @abstractmethod
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
+        """A space with the first unknowns of one restart, in the precision and on the device of `like`."""
+
+    def check(self, knowledge: Knowledge) -> None:
+        """Raise `Inapplicable` where inputs of this shape cannot be decoded."""
+        return
+
+
+def first_inputs(start: Start, shape: tuple[int, ...], bounds: tuple[float, float], draw: Generator) -> Tensor:
+    """Where a search in the inputs themselves starts, `[batch, *shape]` in float32.
+
+    Args:
+        start: `uniform` over the value range. `wide`: uniform over a range twice as wide. `grey`: its middle.
+            `patterned`: a small uniform patch, a quarter of each side, repeated over the image (Wei et al. 2020).
+        shape: `(batch, *shape)`.
+        bounds: The value range.
+        draw: Where the numbers come from.
+    """
+    low, high = bounds
+    middle, span = (low + high) / 2, high - low
+    if start == "grey":
+        return torch.full(shape, middle)
+    if start == "wide":
+        return middle + span * (2 * torch.rand(shape, generator=draw) - 1)
+    if start == "patterned" and len(shape) == 4:
+        small = [max(1, -(-side // 4)) for side in shape[2:]]
+        patch = low + span * torch.rand((*shape[:2], *small), generator=draw)
+        return patch.repeat(1, 1, 4, 4)[..., : shape[2], : shape[3]]
+    return low + span * torch.rand(shape, generator=draw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixels(Parameterization):
+    """One unknown per input value: `inputs = mean + std * unknowns`.
+
+    With mean 0.5 and std 0.25 the unknowns are normalized images, the units in which most published constants
+    (learning rate 0.1, normal start) are given. With 0 and 1 they are the values themselves.
+
+    Args:
+        start_from: `normal`: standard normal unknowns. `uniform`: uniform inputs over the value range. `wide`: over
+            twice the range. `grey`: its middle. `patterned`: a small patch repeated (tables: as `uniform`).
+        mean: Shift.
+        std: Scale.
+    """
+
+    start_from: Start = "normal"
+    mean: float = 0.0
+    std: float = 1.0
+
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
+        shape = (batch_size, *knowledge.input_shape)
+        if self.start_from == "normal":
+            first = torch.randn(shape, generator=generator)
+        else:
+            inputs = first_inputs(self.start_from, shape, knowledge.value_range, generator)
+            first = (inputs - self.mean) / self.std
+        low, high = ((bound - self.mean) / self.std for bound in knowledge.value_range)
+        return SearchSpace(
+            [first.to(like)],
+            lambda unknowns: self.mean + self.std * unknowns[0],
+            lambda unknowns: [unknowns[0].clamp(low, high)],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiScale(Parameterization):
+    """Images as a sum of a full-size layer and ever coarser ones, each half the size of the last, stretched.
+
+    One step moves a whole region at once where the gradient agrees over it, so coarse structure comes first.
+
+    Args:
+        levels: Layers in all, from 1; coarser than 1 x 1 there are none.
+        start_from: As in `Pixels`, for the full-size layer; the others start at zero.
+        mean: Shift.
+        std: Scale.
+    """
+
+    levels: int = 4
+    start_from: Start = "normal"
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.levels < 1:
+            raise SeepageError(f"a pyramid needs at least 1 level, got {self.levels}; correct the recipe")
+
+    def check(self, knowledge: Knowledge) -> None:
+        check_images(knowledge, "a pyramid of scales")
+
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
+        pixels = Pixels(start_from=self.start_from, mean=self.mean, std=self.std)
+        flat = pixels.start(batch_size, knowledge, like, generator)
+        channels, *size = knowledge.input_shape
+        coarser = [tuple(max(1, side >> level) for side in size) for level in range(1, self.levels)]
+        layers = [torch.zeros((batch_size, channels, *small)).to(like) for small in dict.fromkeys(coarser)]
+
+        def total(unknowns: Sequence[Tensor]) -> Tensor:
+            return sum((_stretch(layer, size) for layer in unknowns[1:]), start=unknowns[0])
+
+        def project(unknowns: Sequence[Tensor]) -> list[Tensor]:
+            whole = total(unknowns)
+            return [unknowns[0] + flat.project([whole])[0] - whole, *unknowns[1:]]
+
+        return SearchSpace([*flat.unknowns, *layers], lambda unknowns: flat.decode([total(unknowns)]), project)
+
+
+def _stretch(layer: Tensor, size: Sequence[int]) -> Tensor:
+    return F.interpolate(layer, size=tuple(size), mode="bilinear", align_corners=False)
+
+
+def check_images(knowledge: Knowledge, what: str) -> None:
+    if len(knowledge.input_shape) != 3:
+        raise Inapplicable(
+            f"{what} needs images (channels, height, width), and an example here has shape {knowledge.input_shape}",
+            "use an attack on the values themselves, such as inverting_gradients",
+        )

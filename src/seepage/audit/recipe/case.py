@@ -1,0 +1,192 @@
+"""Recipes: flat TOML whose tables are the constructor arguments of one object each.
+
+    name = "mine"
+    seed = 0
+    minutes = 10                               what the attacks may take: searches are cut to fit; default: no limit
+    all_attacks = false                        whether attacks also run where all examples are certified already
+    undefended = true                          whether each case with a defense is attacked without it as well
+    [data]      use = "album"                  a name or a path, and the options of `data.load`
+    [model]     use = "fc2"                    a name or `module:factory`, and its options
+    [training]  steps = 200                    `plans.Training`: how the model got where it is
+    [federation] rounds = 200, clients = 100   `plans.Federation`: rounds of clients before the audited one
+    [partition] use = "dirichlet", alpha = 0.5 who of them holds what
+    [client]    use = "fedsgd"                 and its options; clients = 3: only the mean of so many is seen
+    [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
+    [rounds]    design = "random", count = 60  `plans.Rounds`: one data set, batches of known indices (vertical FL)
+    [knowledge] told = ["labels", "defense"]   `Told`: what the attacker is told beyond the protocol
+    [auxiliary] use = "photos", count = 500   `auxiliary.Auxiliary`: images of the attacker's own, none of them private
+    [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
+    [[attack]]  use = "dlg", steps = 20        one or more
+    [membership] tests = ["matched_filter"]    `plans.MembershipPlan`: who was in the attacked batches is tested as well
+    [bounds]    where = "all"                  `plans.BoundsPlan`: what no attacker can exceed is bounded as well
+    [epsilon]   stated = 8.0                   `plans.EpsilonPlan`: the defense's epsilon is measured by calling it
+    [tune]      options = {"attack.tv" = [...]} `plans.TunePlan`: options chosen on other batches than the scored
+    [score]     recovered_likeness = 0.4       `Scoring`: thresholds, further metrics
+    [grid]      "model.use" = ["fc2", "convnet"]   one audit cell per combination
+    [[case]]    name = "vertical", ...         one more cell: the tables above, changed by these
+
+All mistakes are reported at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from seepage.attacks.base import Attack
+from seepage.audit.recipe.auxiliary import Auxiliary
+from seepage.audit.recipe.plans import (
+    Batches,
+    BoundsPlan,
+    EpsilonPlan,
+    Federation,
+    MembershipPlan,
+    Rounds,
+    Training,
+    TunePlan,
+)
+from seepage.base.limits import GAIN_DB, LIKENESS, Limits
+from seepage.base.registry import Spec, attacks, defenses
+from seepage.errors import SeepageError, unknown
+from seepage.federation.clients import make_client
+from seepage.federation.defenses import joined
+from seepage.federation.types import ClientUpdate, Defense
+
+_TELLABLE = ("labels", "indices", "defense")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the attacker is told beyond model, client rule, shapes, batch size and updates.
+
+    Args:
+        told: Any of `labels`, `indices` (with `[rounds]`: which examples each round holds) and `defense` (what the
+            client does to its update, with its options).
+    """
+
+    told: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "told", tuple(self.told))  # a list, where it comes from TOML
+        for item in self.told:
+            if item not in _TELLABLE:
+                raise unknown("thing to tell in knowledge.told", item, _TELLABLE)
+
+
+SCORING_RANGES = {
+    "recovered_likeness": (0.0, 1.0),
+    "recovered_gain_db": (0.0, 60.0),
+    "exact_db": (0.0, 149.0),
+}
+"""Least and largest value of each threshold: beyond, a gate would be open or closed whatever came back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """Thresholds of the summary.
+
+    Args:
+        recovered_likeness: Likeness to the guess from which an image counts as recovered.
+        recovered_gain_db: Decibels over its own mean from which what is no image counts as recovered.
+        exact_db: PSNR over which an example counts as exact.
+        lpips: Also compute LPIPS, where its weights are on this machine.
+        metrics: Further metrics, each by its name or as `module:function` of one's own.
+        features: Weights of torchvision's `squeezenet1_1` for metrics of features; default: torchvision's own file.
+        names: Let results have the names of your data and classes, and pages without pictures its paths: they are names
+            of files and folders, and may say who the examples are.
+    """
+
+    recovered_likeness: float = LIKENESS
+    recovered_gain_db: float = GAIN_DB
+    exact_db: float = 40.0
+    lpips: bool = False
+    metrics: Sequence[str] = field(default=(), metadata={"quiet": True})
+    features: str | None = field(default=None, metadata={"quiet": True})
+    names: bool = field(default=False, metadata={"quiet": True})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", tuple(self.metrics))  # a list, where it comes from TOML
+        for name, (low, high) in SCORING_RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise SeepageError(
+                    f"score.{name} is {value:g}, which no guess would pass, or every one; choose {low:g} to {high:g}"
+                )
+        if self.features is not None and not Path(self.features).is_file():
+            raise SeepageError(f"score.features names {self.features}, and there is no such file; correct the path")
+        if self.metrics:
+            from seepage.measure.metrics import find_metric
+
+            for use in self.metrics:
+                find_metric(use)  # a mistake is said before anything is computed
+
+    @property
+    def limits(self) -> Limits:
+        """From where on an example counts as recovered."""
+        return Limits(self.recovered_likeness, self.recovered_gain_db)
+
+
+def check_minutes(minutes: float | None, what: str) -> None:
+    """Raise `SeepageError` for minutes in which nothing could be done."""
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        raise SeepageError(f"{what} is {minutes:g}; give a number above 0, or leave it out for no limit")
+
+
+MOST_MINUTES = 1e6
+"""Two years; more is no limit, and one is not needed then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One cell of an audit, fully resolved: no grid is left in it."""
+
+    # In this order they are written down, and from that text a run has its name.
+    name: str = "audit"
+    seed: int = 0
+    device: str = "cpu"
+    all_attacks: bool = False
+    minutes: float | None = None
+    undefended: bool = False
+    data: Spec = Spec("album")  # noqa: RUF009
+    model: Spec = Spec("fc2")  # noqa: RUF009
+    client: Spec = Spec("fedsgd")  # noqa: RUF009
+    training: Training = Training()  # noqa: RUF009
+    batch: Batches = Batches()  # noqa: RUF009
+    knowledge: Told = Told()
+    score: Scoring = Scoring()
+    defense: tuple[Spec, ...] = ()
+    attack: tuple[Spec, ...] = ()
+    auxiliary: Auxiliary | None = None
+    rounds: Rounds | None = None
+    federation: Federation | None = None
+    partition: Spec = Spec("iid")  # noqa: RUF009
+    membership: MembershipPlan | None = None
+    bounds: BoundsPlan | None = None
+    epsilon: EpsilonPlan | None = None
+    tune: TunePlan | None = None
+    # These say which of a recipe's cells this is, and are not written down.
+    cell: str = "cell"
+    varied: frozenset[str] = frozenset()  # the tables that the grid chose for it
+    twin: str | None = None  # the cell that is this one without its defense
+    control: bool = False  # run for the sake of such a cell alone: what is found here is no finding
+
+    def __post_init__(self) -> None:
+        check_minutes(self.minutes, "minutes")
+
+    @property
+    def architecture(self) -> Spec:
+        return self.model
+
+    def make_client(self) -> ClientUpdate:
+        return make_client(self.client)
+
+    def make_defense(self) -> Defense | None:
+        return joined([defenses.build(part) for part in self.defense])
+
+    @property
+    def bounded(self) -> bool:
+        """Whether what no attacker can exceed is asked for here."""
+        return self.bounds is not None and (self.bounds.where == "all" or bool(self.defense))
+
+    def make_attack(self, part: Spec) -> Attack:
+        attack: Attack = attacks.build(part)
+        return attack

@@ -1,0 +1,601 @@
+"""Everything that has a name: attacks, defenses, clients, models, data sets, metrics, partitions,
+membership tests.
+
+A part registers itself in its own file, and that is the only place to touch:
+
+    from seepage.base.registry import attacks
+
+    @attacks.register("mine", paper="Me 2026", cost="seconds")
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Attack):
+        ...
+
+Three kinds of names lead to a part: a name of this package; a name that an installed package adds by an entry point
+in the group `seepage.attacks` (or `seepage.defenses`, ...); and a dotted path `module:thing` to a file in the working
+folder. This module imports neither PyTorch nor any part: which file registers which name is read from the sources
+of this package, and a file is imported once its part is needed.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from difflib import get_close_matches
+from functools import cache, cached_property, partial
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from seepage.base.signatures import Option, SourceDefinition, bind, constant, file_of, parse, problems_with, read_source
+from seepage.errors import Problems, SeepageError, short, unknown
+
+T = TypeVar("T", covariant=True)
+Made = TypeVar("Made", bound=Callable[..., Any])
+
+_DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def is_dotted(use: str) -> bool:
+    """Whether a name has the form `module.sub:thing`.
+
+    >>> is_dotted("mymodule:MyAttack"), is_dotted("fc2")
+    (True, False)
+    """
+    return _DOTTED.fullmatch(use) is not None
+
+
+def is_network_file(use: str) -> bool:
+    """Whether the name of a model is that of a file with a whole network, which may hold code.
+
+    >>> is_network_file("nets/mine.pt2"), is_network_file("mymodule:net")
+    (True, False)
+    """
+    return use.lower().endswith((".pt2", ".pt", ".pth", ".ts", ".jit", ".torchscript"))
+
+
+def respelled(use: str) -> str | None:
+    """What a name in the form of a file or of an attribute is called here; None where it has no such form.
+
+    >>> respelled("./nets/mine.py:Net"), respelled("nets.mine.Net"), respelled("fc2")
+    ('nets.mine:Net', 'nets.mine:Net', None)
+    """
+    file = re.fullmatch(r"(?:\./)?([A-Za-z_][\w/]*)\.py:([A-Za-z_]\w*)", use)
+    if file:
+        return f"{file[1].replace('/', '.')}:{file[2]}"
+    dotted = re.fullmatch(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.([A-Za-z_]\w*)", use)
+    return f"{dotted[1]}:{dotted[2]}" if dotted and dotted[2] != "py" else None
+
+
+def _in_a_library(use: str) -> str | None:
+    """The name with its library in front, where torchvision has a network of this name."""
+    try:
+        from torchvision import models as networks
+    except ImportError:
+        return None
+    return f"torchvision:{use}" if use in networks.list_models(module=networks) else None
+
+
+def import_dotted(use: str) -> Any:
+    """Import `module:thing` from the user's own code; the current folder counts as a place to look.
+
+    This runs the module. Call it only for names the user typed, never for names read from others' files.
+
+    Raises:
+        SeepageError: For a name of another form, which `seepage.audit.recipe.trust.refuse_code` would not see, and
+        where
+            there is no such thing.
+    """
+    if not is_dotted(use):
+        raise SeepageError(f"{short(use)} has not the form module:thing; name what is to be imported so")
+    module_name, _, attribute = use.partition(":")
+    try:
+        with working_folder_first():
+            module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise SeepageError(
+            f"cannot import {module_name!r} ({error}); run seepage in the folder of that file or install it"
+        ) from error
+    if not hasattr(module, attribute):
+        names = [name for name in vars(module) if not name.startswith("_")]
+        near = get_close_matches(attribute, names, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise SeepageError(f"module {module_name!r} has no {attribute!r}{hint or '; check the name'}")
+    return getattr(module, attribute)
+
+
+@contextmanager
+def working_folder_first() -> Iterator[None]:
+    """Let the user's own code import what lies in the current folder, while the block lasts."""
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if added:
+            sys.path.remove(here)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A part by name, with its options: one table of a recipe. Also how a model is built again.
+
+    Attributes:
+        use: A registered name, or `module:thing`; models also `torchvision:NAME` and `timm:NAME`.
+        options: Keyword arguments.
+        label: What the results of an attack are called; empty: its name.
+
+    >>> str(Spec("dlg", {"steps": 20}))
+    'dlg(steps=20)'
+    >>> Spec.of({"use": "dlg", "steps": 20}).options
+    {'steps': 20}
+    """
+
+    use: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Self:
+        """The part that a recipe's table names."""
+        options = {name: value for name, value in table.items() if name not in ("use", "label")}
+        return cls(str(table.get("use", "")), options, str(table.get("label", "")))
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.use}({inside})" if inside else self.use
+
+    def with_options(self, **options: Any) -> Self:
+        """The same part with other options."""
+        return replace(self, options={**self.options, **options})
+
+    def table(self) -> dict[str, Any]:
+        """As a recipe writes it."""
+        return {"use": self.use, **({"label": self.label} if self.label else {}), **self.options}
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """What is registered under a name. Calling it makes the part: `ATTACKS["dlg"](steps=20)`.
+
+    Attributes:
+        name: The name.
+        home: Where it is defined, `module:thing`.
+        facts: What was said of it when it was registered, e.g. `paper` and `cost` of an attack. Each is an attribute
+            of the entry too: `ATTACKS["dlg"].paper`.
+        given: Leading arguments that the program passes itself, e.g. a model's input shape and number of classes.
+        leading: Those of them that are known already: the `NAME` of `torchvision:NAME`.
+        made: The class or function, where it is imported already.
+    """
+
+    name: str
+    home: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    given: int = 0
+    leading: tuple[Any, ...] = ()
+    made: Callable[..., T] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def make(self) -> Callable[..., T]:
+        """The class or function; its module is imported on first use."""
+        found = self.made if self.made is not None else _import_home(self.home)
+        return partial(found, *self.leading) if self.leading else found
+
+    def __call__(self, *given: Any, **options: Any) -> T:
+        return self.make(*given, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self.facts:
+            raise AttributeError(name)
+        return self.facts[name]
+
+    @property
+    def about(self) -> str:
+        """What it is, in one line: the first paragraph of its docstring, unless it was registered with another."""
+        source = self._source
+        return str(self.facts.get("about", "" if source is None else source.about))
+
+    @property
+    def options(self) -> list[Option]:
+        """Its options in order, with their defaults; none where its source cannot be read."""
+        return self._options(meanings=False)
+
+    @property
+    def explained(self) -> list[Option]:
+        """The same, with their meanings."""
+        return self._options(meanings=True)
+
+    def _options(self, *, meanings: bool) -> list[Option]:
+        source = self._source
+        leading = is_pattern(self.name) or len(self.leading)
+        return [] if source is None else source.options(self.given + leading, meanings=meanings)
+
+    @property
+    def _source(self) -> SourceDefinition | None:
+        module, _, name = self.home.partition(":")
+        return read_source(module, name)
+
+
+def _import_home(home: str) -> Any:
+    """Import a thing by its place in a module, which may be an attribute of a class."""
+    module, _, path = home.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+class Registry(Mapping[str, Entry[T]]):
+    """The named parts of one kind.
+
+    Args:
+        kind: What one of them is called, e.g. `attack`.
+        room: The package whose files register them, e.g. `seepage.attacks`.
+        base: `module:Class` that what is made must be an instance of; empty: anything goes.
+        given: Leading arguments that the program passes itself when it makes one.
+        variable: The name of this registry in its module.
+        group: The group of entry points; default: `seepage.` and the room's own name.
+        own: What somebody's own is called in messages, as in `module:factory`.
+        shared: `module:Class` of options that every one of this kind takes; it is given them as one object.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        room: str,
+        variable: str,
+        *,
+        base: str = "",
+        given: int = 0,
+        group: str = "",
+        own: str = "",
+        shared: str = "",
+    ) -> None:
+        self.kind, self.room, self.variable, self.base, self.given = kind, room, variable, base, given
+        self.group, self.own, self.shared = (
+            group or f"seepage.{room.rpartition('.')[2]}",
+            own or kind.capitalize(),
+            shared,
+        )
+        self._registered: dict[str, Entry[T]] = {}
+
+    def register(self, name: str, **facts: Any) -> Callable[[Made], Made]:
+        """Decorate the class or function that makes the part.
+
+        Args:
+            name: Its name in recipes and on the command line. `torchvision:NAME` registers all names of that form;
+                what stands for `NAME` is the first argument of the call.
+            facts: What else is to be known of it, e.g. `paper="..."`. Literals, or calls with literals.
+
+        Raises:
+            SeepageError: Where something else has this name.
+        """
+
+        def remember(make: Made) -> Made:
+            module, thing = make.__module__, getattr(make, "__qualname__", name)
+            if f"{module}.".startswith(f"{self.room}."):
+                if name not in self._built_in:  # this package's own, whose source says it already
+                    raise SeepageError(
+                        f"{module} registers {name!r} in a form that is not read from its source; "
+                        f"write @{self.variable}.register({name!r}) above {thing}, at the top level of the file"
+                    )
+                return make
+            other = self._all.get(name)
+            if other is not None and other.home != f"{module}:{thing}":
+                raise SeepageError(
+                    f"two {self.kind}s are called {name!r}: {other.home} and {module}:{thing}; rename one"
+                )
+            self._registered[name] = Entry(name, f"{module}:{thing}", facts, self.given, made=make)
+            return make
+
+        return remember
+
+    def find(self, use: str) -> Entry[T]:
+        """What a name stands for. A dotted path is imported: call this only with names that the user typed.
+
+        Raises:
+            SeepageError: For an unknown name.
+        """
+        if use in self:
+            return self._all[use]
+        for pattern, entry in self.patterns.items():
+            head = pattern.removesuffix("NAME")
+            if use.startswith(head) and len(use) > len(head):
+                return Entry(use, entry.home, entry.facts, entry.given, (use.removeprefix(head),), entry.made)
+        if is_dotted(use) and respelled(use) is None:
+            return Entry(use, use, {}, self.given, made=import_dotted(use))
+        meant = respelled(use) or (self.kind == "model" and _in_a_library(use))
+        if meant:
+            raise SeepageError(f"unknown {self.kind} {short(use)}; did you mean {short(meant)}?")
+        raise unknown(self.kind, use, [*self, *self.patterns, f"module:{self.own}"])
+
+    def knows(self, use: str) -> bool:
+        """Whether a name leads to code of this package, of the libraries it uses, or of an installed one.
+
+        >>> models.knows("fc2"), models.knows("timm:resnet18"), models.knows("my:net")
+        (True, True, False)
+        """
+        return use in self or any(use.startswith(p.removesuffix("NAME")) for p in self.patterns)
+
+    def is_foreign(self, use: str) -> bool:
+        """Whether a name leads to somebody's own code, a dotted path or a saved network, which is not run unasked.
+
+        >>> models.is_foreign("my:net"), models.is_foreign("timm:resnet18"), models.is_foreign("nets/mine.pt2")
+        (True, False, True)
+        """
+        return (is_dotted(use) or (self.kind == "model" and is_network_file(use))) and not self.knows(use)
+
+    def problems(self, spec: Spec, what: str = "") -> list[str]:
+        """What is wrong with a part: its options, or its own checks of their values.
+
+        Args:
+            spec: The part.
+            what: How to call it in messages; default: `attack 'dlg'`.
+
+        Raises:
+            SeepageError: For an unknown name, and where the part's own checks refuse a value.
+        """
+        what = what or f"{self.kind} {spec.use!r}"
+        entry = self.find(spec.use)
+        common = self._common
+        found = problems_with(entry.make, spec.options, what, given=self.given, shared=common)
+        if found and self.base and is_dotted(spec.use) and inspect.isfunction(entry.make):
+            base = self.base.partition(":")[2]
+            found.append(f"{what} is a function, called with its options alone: it must return a seepage.{base}")
+        if found or (self.given and common is None):  # what the program passes itself is not there yet
+            return found
+        try:
+            if common is not None:
+                self._split(spec)
+                return []
+            made = entry.make(**spec.options)
+        except Problems as error:
+            return [f"{what}: {problem}" for problem in error.problems]
+        except SeepageError:
+            raise
+        except Exception as error:  # whatever somebody's own code may raise
+            return [f"{what} cannot be made ({type(error).__name__}: {error})"]
+        return self._misfit(made, what)
+
+    def build(self, spec: Spec, *given: Any) -> T:
+        """Make a part.
+
+        Raises:
+            SeepageError: For an unknown name, wrong options, or a thing of another kind.
+
+        >>> attacks.build(Spec("linear", {"tolerance": 0.01}))
+        LinearLeak(floor=0.0001, tolerance=0.01, same=0.01)
+        """
+        what = f"{self.kind} {spec.use!r}"
+        entry = self.find(spec.use)
+        common, options = self._common, dict(spec.options)
+        bind(entry.make, options, what, given=self.given, shared=common)
+        if common is not None:
+            shared, options = self._split(spec)
+            given = (shared, *given)
+        made = entry.make(*given, **options)
+        misfit = self._misfit(made, what)
+        if misfit:
+            raise SeepageError(misfit[0])
+        return made
+
+    @property
+    def _common(self) -> Callable[..., Any] | None:
+        """The class of the options that all of this kind share."""
+        return _import_home(self.shared) if self.shared else None
+
+    def _split(self, spec: Spec) -> tuple[Any, dict[str, Any]]:
+        """The options that all of this kind share, as one object, and the part's own."""
+        common = _import_home(self.shared)
+        names = {f.name for f in fields(common)}
+        return (
+            common(**{name: value for name, value in spec.options.items() if name in names}),
+            {name: value for name, value in spec.options.items() if name not in names},
+        )
+
+    def _misfit(self, made: Any, what: str) -> list[str]:
+        """One sentence where what was made is of another kind."""
+        if not self.base or isinstance(made, _import_home(self.base)):
+            return []
+        module, _, base = self.base.partition(":")
+        module = (
+            "seepage" if module in ("seepage.federation.types", "seepage.attacks.base") else module
+        )  # where it is public
+        return [f"{what} makes a {type(made).__name__}, not a {module}.{base}; derive it from that"]
+
+    def spec_of(self, made: Any, *, dotted: bool = False) -> Spec:
+        """The reverse of `build` for a dataclass: its name and its options.
+
+        Fields that its class lists as `secrets` are left out: no attacker is told them, and no folder holds them. So
+        is a field whose metadata say `quiet`, at its default: folders written before it existed read the same.
+
+        Args:
+            made: The part.
+            dotted: Whether one that no package registers is named by its dotted path, which to read is to run code.
+
+        Raises:
+            SeepageError: For a thing that cannot be named.
+        """
+        kind = type(made)
+        home = f"{kind.__module__}:{kind.__qualname__}"
+        # What a file in the working folder registered has its name in this process alone.
+        lasting = {**self._built_in, **self._installed}
+        entry = next((entry for entry in lasting.values() if entry.home == home), None)
+        named = dotted and is_dotted(home) and kind.__module__ != "__main__"
+        secret = getattr(kind, "secrets", ())
+        if not is_dataclass(made) or (entry is None and not named):
+            raise SeepageError(
+                f"{kind.__name__} is not one of seepage's {self.kind}s ({', '.join(self)}), so it has no name here"
+            )
+        options = {
+            f.name: getattr(made, f.name)
+            for f in fields(made)
+            if f.init and f.name not in secret and not ("quiet" in f.metadata and getattr(made, f.name) == f.default)
+        }
+        return Spec(home if entry is None else entry.name, options)
+
+    def describe(self) -> list[Entry[T]]:
+        """All entries, patterns such as `torchvision:NAME` last. Nothing is imported for it."""
+        return [*self.values(), *self.patterns.values()]
+
+    @property
+    def patterns(self) -> dict[str, Entry[T]]:
+        """Entries that stand for many names."""
+        return {name: entry for name, entry in self._all.items() if is_pattern(name)}
+
+    def __getitem__(self, name: str) -> Entry[T]:
+        return self._all[name]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._all and not is_pattern(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._all if not is_pattern(name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<registry of {len(self)} {self.variable}>"
+
+    @property
+    def _all(self) -> dict[str, Entry[T]]:
+        return {**self._built_in, **self._installed, **self._registered}
+
+    @cached_property
+    def _built_in(self) -> dict[str, Entry[T]]:
+        """This package's own, as their files register them, cheapest first where they say what they cost."""
+        file = file_of(self.room)
+        if file is None:
+            raise SeepageError(f"the source of {self.room} is not there; install seepage with its .py files")
+        files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+        found = [entry for path in files for entry in self._registrations(path, file)]
+        return {
+            entry.name: entry
+            for entry in sorted(found, key=lambda entry: (_rank(entry.facts.get("cost", "")), entry.name))
+        }
+
+    def _registrations(self, path: Path, room: Path) -> Iterator[Entry[T]]:
+        """What a file registers here, read from its source."""
+        if f"{self.variable}.register(" not in path.read_text(encoding="utf-8"):
+            return
+        below = path.relative_to(room.parent).with_suffix("").parts if path != room else ()
+        module = ".".join([self.room, *(part for part in below if part != "__init__")])
+        for node in parse(path).body:
+            for call, name in self._calls(node):
+                facts = _declared(module, node) | {k.arg: constant(module, k.value) for k in call.keywords if k.arg}
+                yield Entry(constant(module, call.args[0]), f"{module}:{name}", facts, self.given)
+
+    def _calls(self, node: ast.stmt) -> Iterator[tuple[ast.Call, str]]:
+        """Where a statement registers something here: the call, and the name of what it registers."""
+        calls, name = getattr(node, "decorator_list", []), getattr(node, "name", "")
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            calls, name = [node.value.func], ast.unparse(node.targets[0])  # x = datasets.register("x")(loader)
+        for call in calls:
+            if isinstance(call, ast.Call) and f".{ast.unparse(call.func)}".endswith(f".{self.variable}.register"):
+                yield call, name
+
+    @cached_property
+    def _installed(self) -> dict[str, Entry[T]]:
+        """What installed packages add by entry points; a name of this package's own is never taken over."""
+        found = {}
+        for point in _entry_points().select(group=self.group):
+            if point.name not in self._built_in:
+                found[point.name] = self._entry_of(point)
+        return found
+
+    def _entry_of(self, point: EntryPoint) -> Entry[T]:
+        """What an entry point names; its facts are read from its source, without importing it."""
+        source = read_source(point.module, point.attr)
+        node = source.node if source is not None else None
+        calls = [] if node is None else [call for call, _ in self._calls(node)]
+        facts = _declared(point.module, node) if node is not None else {}
+        for call in calls:
+            facts |= {k.arg: constant(point.module, k.value) for k in call.keywords if k.arg}
+        return Entry(point.name, f"{point.module}:{point.attr}", facts, self.given)
+
+
+def _declared(module: str, node: ast.stmt) -> dict[str, Any]:
+    """What the body of an attack's class says it needs, in words: `needs = Needs(text="...")`."""
+    for item in getattr(node, "body", ()):
+        if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) == "needs" and isinstance(item.value, ast.Call):
+            said = [constant(module, k.value) for k in item.value.keywords if k.arg == "text"]
+            return {"needs": said[0]} if said else {}
+    return {}
+
+
+@cache
+def _entry_points() -> Any:
+    """What installed packages offer, to whomever."""
+    return entry_points()
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a registered name stands for many, as `torchvision:NAME` does."""
+    return name.endswith("NAME")
+
+
+_TIMES = ("milliseconds", "seconds", "minutes", "hours", "days")
+
+
+def _rank(cost: str) -> list[int]:
+    """A cost in words as something to sort by; what says nothing comes last.
+
+    >>> _rank("seconds to hours (24,000 Adam steps)") < _rank("minutes (Adam)")
+    True
+    """
+    return [_TIMES.index(word) for word in re.findall(r"[a-z]+", str(cost)) if word in _TIMES] or [len(_TIMES)]
+
+
+FETCHED = "downloaded by torchvision"
+"""Origin of the data sets that a network is used for where they are not on this machine."""
+
+attacks: Registry[Any] = Registry("attack", "seepage.attacks", "attacks", base="seepage.attacks.base:Attack")
+defenses: Registry[Any] = Registry(
+    "defense", "seepage.federation.defenses", "defenses", base="seepage.federation.types:Defense"
+)
+clients: Registry[Any] = Registry(
+    "client", "seepage.federation.clients", "clients", base="seepage.federation.types:ClientUpdate"
+)
+models: Registry[Any] = Registry(
+    "model", "seepage.federation.models", "models", base="torch.nn:Module", given=2, own="factory"
+)
+datasets: Registry[Any] = Registry(
+    "data",
+    "seepage.federation.data",
+    "datasets",
+    base="seepage.federation.data.dataset:Dataset",
+    given=1,
+    shared="seepage.federation.data.dataset:Options",
+)
+metrics: Registry[Any] = Registry("metric", "seepage.measure.metrics", "metrics", given=2)
+partitions: Registry[Any] = Registry(
+    "partition",
+    "seepage.audit.simulate.partition",
+    "partitions",
+    base="seepage.audit.simulate.partition:Partition",
+    group="seepage.partitions",
+)
+membership_tests: Registry[Any] = Registry(
+    "membership test",
+    "seepage.attacks.membership",
+    "membership_tests",
+    base="seepage.attacks.membership.base:MembershipTest",
+    own="Test",
+)
+KINDS = {
+    "attacks": attacks,
+    "membership tests": membership_tests,
+    "defenses": defenses,
+    "clients": clients,
+    "partitions": partitions,
+    "models": models,
+    "data": datasets,
+    "metrics": metrics,
+}
+"""The eight registries, as `seepage list` calls them."""

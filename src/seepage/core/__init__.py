@@ -1,1 +1,0 @@
-"""What every other room stands on: networks as functions, files, and worker processes."""

@@ -1,0 +1,99 @@
+"""Normalization as the first layer, so that attacks and metrics always see values in [0, 1]."""
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from seepage.base.nn import vocabulary_of
+from seepage.errors import SeepageError, short
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation of each color that most networks of torchvision and timm were trained with."""
+
+
+class Normalize(nn.Module):
+    """`(x - mean) / std`, element by element, with one mean and one std for all channels.
+
+    The default centers [0, 1] images at 0 with a typical photograph's spread. Data-set statistics per channel
+    would tell an attacker something about the data; constants do not.
+    """
+
+    def __init__(self, mean: float = 0.5, std: float = 0.25) -> None:
+        super().__init__()
+        self.mean = mean
+        self.std = std
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs - self.mean) / self.std
+
+    def extra_repr(self) -> str:
+        return f"mean={self.mean}, std={self.std}"
+
+
+class _Normalizer:
+    """What is done to the inputs of a network before its own first layer; under no name, so that no key changes."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self.mean, self.std = mean, std
+
+    def __call__(self, _: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        inputs = given[0]
+        if len(self.mean) not in (1, inputs.shape[1]):
+            raise SeepageError(
+                f"the normalization is of {len(self.mean)} channels and the examples have {inputs.shape[1]}; give one "
+                "mean and one deviation, or one of each channel"
+            )
+        mean, std = (inputs.new_tensor(part).reshape(-1, *[1] * (inputs.ndim - 2)) for part in (self.mean, self.std))
+        return (inputs - mean) / std, *given[1:]
+
+
+def normalize_inputs(model: nn.Module, how: Any) -> None:
+    """Let a network normalize its inputs first, in place, as the client does outside of it. No parameter is renamed.
+
+    Args:
+        model: The network, which takes pictures or rows of numbers.
+        how: As in `statistics_of`.
+
+    Raises:
+        SeepageError: For another form, and where the network takes tokens.
+
+    >>> from torch import ones
+    >>> model = nn.Identity()
+    >>> normalize_inputs(model, "0.5")
+    >>> model(ones(1, 1)).item()
+    1.0
+    """
+    mean, std = statistics_of(how)
+    if vocabulary_of(model) is not None:
+        raise SeepageError("the network takes tokens, and numbers of tokens are not normalized; leave out --normalize")
+    model.register_forward_pre_hook(_Normalizer(mean, std))
+
+
+def statistics_of(how: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Means and standard deviations, one of each or one for each channel.
+
+    Args:
+        how: `imagenet`; one number that is both; or a text or list of numbers, the means before the deviations.
+
+    Raises:
+        SeepageError: For anything else.
+
+    >>> statistics_of("0.1307,0.3081"), statistics_of(0.5)
+    (((0.1307,), (0.3081,)), ((0.5,), (0.5,)))
+    """
+    if how == "imagenet":
+        return IMAGENET
+    parts = how.split(",") if isinstance(how, str) else list(how) if isinstance(how, list | tuple) else [how]
+    try:
+        numbers = [float(part) for part in parts]
+    except (TypeError, ValueError):
+        numbers = []
+    numbers *= 2 if len(numbers) == 1 else 1
+    half = len(numbers) // 2
+    if not half or len(numbers) % 2 or not all(map(math.isfinite, numbers)) or min(numbers[half:]) <= 0:
+        raise SeepageError(
+            "--normalize takes imagenet, 0.5 (mean and deviation), or MEAN,STD such as 0.1307,0.3081, or all means and "
+            f"then all deviations, above 0, of the channels, got {short(how)}"
+        )
+    return tuple(numbers[:half]), tuple(numbers[half:])

@@ -1,0 +1,30 @@
+"""What no attacker can exceed: bounds on reconstruction and membership, for updates that are noisy, coarse or partial.
+
+    Batch, model, client, defense --> channel_of --> UpdateJacobian --> rank account     (no noise)
+          |                               |                |
+          |                               |                +----------> van Trees' bound  (noise of stated strength)
+          |                               +--> GaussianMechanism -----> membership, reconstruction robustness
+          +--> GaussianPrior, blind chance  (public examples)
+
+The auditor holds the batch, and every bound may use it: nothing in here is for an attack.
+"""
+
+from seepage.measure.bounds.bound import Bound, Measure, UpperBounds
+from seepage.measure.bounds.chance import blind_chance
+from seepage.measure.bounds.tradeoff import composed, epsilon_auc, epsilon_tpr, gaussian_auc, gaussian_mu, gaussian_tpr
+from seepage.measure.bounds.upper import BoundOptions, upper_bounds
+
+__all__ = [
+    "Bound",
+    "BoundOptions",
+    "Measure",
+    "UpperBounds",
+    "blind_chance",
+    "composed",
+    "epsilon_auc",
+    "epsilon_tpr",
+    "gaussian_auc",
+    "gaussian_mu",
+    "gaussian_tpr",
+    "upper_bounds",
+]

@@ -1,0 +1,79 @@
+"""How much came back: alignment, metrics, baselines and intervals. Opens the truth; attacks never do."""
+
+from seepage.base.limits import Limits
+from seepage.base.registry import metrics
+from seepage.measure.metrics.align import METHODS, Alignment, align
+from seepage.measure.metrics.baselines import baselines
+from seepage.measure.metrics.features import feature_distance, feature_network
+from seepage.measure.metrics.identify import (
+    Gallery,
+    identified,
+    identified_features,
+    identified_ssim,
+    person,
+    person_features,
+)
+from seepage.measure.metrics.image import (
+    correlation,
+    cosine,
+    is_image,
+    lpips,
+    lpips_help,
+    lpips_missing,
+    lpips_weights,
+    mse,
+    psnr,
+    ssim,
+    ssim_window,
+)
+from seepage.measure.metrics.interval import bootstrap_interval
+from seepage.measure.metrics.labels import label_accuracy, label_hits
+from seepage.measure.metrics.metric import Metric, default_metrics, find_metric
+from seepage.measure.metrics.recognize import likeness
+from seepage.measure.metrics.risk import Risk, risk
+from seepage.measure.metrics.score import align_guess, score
+from seepage.measure.metrics.scores import Score, Scores
+
+METRICS = metrics
+"""Every metric that a `Score` can be of, by name."""
+
+__all__ = [
+    "METHODS",
+    "METRICS",
+    "Alignment",
+    "Gallery",
+    "Limits",
+    "Metric",
+    "Risk",
+    "Score",
+    "Scores",
+    "align",
+    "align_guess",
+    "baselines",
+    "bootstrap_interval",
+    "correlation",
+    "cosine",
+    "default_metrics",
+    "feature_distance",
+    "feature_network",
+    "find_metric",
+    "identified",
+    "identified_features",
+    "identified_ssim",
+    "is_image",
+    "label_accuracy",
+    "label_hits",
+    "likeness",
+    "lpips",
+    "lpips_help",
+    "lpips_missing",
+    "lpips_weights",
+    "mse",
+    "person",
+    "person_features",
+    "psnr",
+    "risk",
+    "score",
+    "ssim",
+    "ssim_window",
+]

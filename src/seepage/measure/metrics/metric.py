@@ -1,0 +1,99 @@
+"""What a metric is. One file adds one:
+
+    from seepage.base.registry import metrics
+
+    @metrics.register("mine", unit="dB", about="one line for lists and reports")
+    def mine(guesses: Tensor, truth: Tensor) -> Tensor: ...
+
+A recipe can also name a function of one's own: `[score] metrics = ["mymodule:mine"]`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from torch import Tensor, nn
+
+from seepage.base.registry import metrics
+from seepage.errors import SeepageError
+from seepage.measure.metrics.identify import Gallery
+
+Measure = Callable[..., Tensor | None]
+"""(guesses, truth), and as a third argument the gallery or the network where the metric's facts say so."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of guesses `[n, *shape]` and their examples `[n, *shape]`, both on [0, 1], per example.
+
+    Attributes:
+        name: In recipes, rows and `--fail-if`.
+        measure: The function. It returns `[n]`, or None where it cannot measure these examples here.
+        unit: `dB`, or empty for a plain number.
+        higher_is_better: For the attacker: whether a higher value means that more was recovered.
+        images_only: Whether it is measured on images alone.
+        by_default: Whether every audit measures it; the others are measured where a recipe asks for them.
+        of_labels: Whether it compares labels, not inputs: measured wherever labels were guessed.
+        gallery: Whether it ranks guesses against others, and takes the scorer's `Gallery` as a third argument.
+        features: Whether it compares a public network's features, and takes that network as a third argument.
+        share: Whether its values are 0 and 1, so that its mean is a share, with the interval of Clopper and Pearson.
+        digits: Decimals of its summary.
+    """
+
+    name: str
+    measure: Measure
+    unit: str = ""
+    higher_is_better: bool = True
+    images_only: bool = False
+    by_default: bool = False
+    of_labels: bool = False
+    gallery: bool = False
+    features: bool = False
+    share: bool = False
+    digits: int = 4
+
+    def __call__(
+        self, guesses: Tensor, truth: Tensor, gallery: Gallery | None = None, network: nn.Module | None = None
+    ) -> Tensor | None:
+        """The values `[n]`, float64.
+
+        Raises:
+            SeepageError: Where the function returns something else.
+        """
+        further = (gallery,) if self.gallery else (network,) if self.features else ()
+        found = self.measure(guesses, truth, *further)
+        if found is not None and (not isinstance(found, Tensor) or found.shape != (len(truth),)):
+            what = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise SeepageError(
+                f"the metric {self.name!r} returned {what} for {len(truth)} examples; return one number per example, "
+                f"a tensor of shape ({len(truth)},), or None where it does not apply"
+            )
+        return None if found is None else found.detach().cpu().double()
+
+
+_FACTS = {field.name for field in fields(Metric)} - {"name", "measure"}
+
+
+def find_metric(use: str) -> Metric:
+    """A metric by its name, or by `module:function`, which imports the module.
+
+    Raises:
+        SeepageError: For an unknown name, and a function that would stand for another metric of its name.
+
+    >>> find_metric("psnr").unit
+    'dB'
+    """
+    entry = metrics.find(use)
+    name, make = entry.name.rpartition(":")[2], entry.make
+    known = metrics.get(name)
+    if known is not None and known.make is not make:
+        raise SeepageError(f"{use} would be called {name!r}, as a metric of seepage is; rename the function")
+    if not callable(make):
+        raise SeepageError(f"{use} is a {type(make).__name__} and no metric; name a function (guesses, truth)")
+    facts = (known or entry).facts
+    return Metric(name, make, **{key: facts[key] for key in _FACTS & facts.keys()})
+
+
+def default_metrics() -> list[Metric]:
+    """What every audit measures of the inputs."""
+    found = map(find_metric, metrics)
+    return [metric for metric in found if metric.by_default and not metric.of_labels]

@@ -1,0 +1,267 @@
+"""Score a reconstruction against the truth: align once, measure everything, keep every example."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from seepage.base.limits import Limits
+from seepage.base.registry import metrics as registered
+from seepage.base.units import Units
+from seepage.errors import SeepageError
+from seepage.federation.types import Batch, Reconstruction, Target
+from seepage.measure.metrics import image
+from seepage.measure.metrics.align import Alignment, align
+from seepage.measure.metrics.baselines import baselines, floor_of
+from seepage.measure.metrics.features import features_missing
+from seepage.measure.metrics.identify import Gallery
+from seepage.measure.metrics.labels import label_scores, labels_fit
+from seepage.measure.metrics.metric import Metric, find_metric
+from seepage.measure.metrics.scores import Scores
+
+_FEATURE_NOTE = "The guesses are inputs of an inner layer, not examples: only their cosine with the true ones is given."
+
+
+def score(
+    reconstruction: Reconstruction,
+    truth: Batch,
+    *,
+    value_range: tuple[float, float] = (0.0, 1.0),
+    metrics: Sequence[str] = ("mse", "psnr", "ssim"),
+    method: str | None = None,
+    limits: Limits | None = None,
+    exact_db: float = 40.0,
+    aligned: Alignment | None = None,
+    gallery: Gallery | None = None,
+    network: nn.Module | None = None,
+    units: Units | None = None,
+    typical: Tensor | None = None,
+    target: Target | None = None,
+    seed: int = 0,
+) -> Scores:
+    """Match guesses with examples and measure each pair, beside three guesses that need no attack.
+
+    Truth and guesses are mapped from `value_range` to [0, 1] and the guesses clamped. An image counts as
+    recovered when it has a guess in which somebody would recognize it (`likeness`), or an exact one; for examples
+    that are not images the gain over the PSNR of their own mean counts, and where a typical example is given, that
+    over its PSNR as well. (An example of one flat color can therefore never count as recovered.)
+
+    For a reconstruction in feature space `truth.inputs` must hold the true features. Value range, baselines
+    and the image metrics do not apply there; guesses are matched by cosine, and `cosine` is the only metric.
+
+    Args:
+        reconstruction: The guesses.
+        truth: The private batch.
+        value_range: Smallest and largest value an input can take.
+        metrics: Names from `METRICS`, or `module:function` of one's own. MSE and PSNR are always measured, the names
+            say which rows come out; `label` is added where labels were guessed. Of images `likeness` is measured
+            too, on which `recovered` rests.
+        method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where both sides carry
+            indices and the attack knows which guess is whose, else hungarian.
+        limits: From where on an example counts as recovered; None: the calibrated limits.
+        exact_db: PSNR in dB above which an example counts as exact.
+        aligned: What `align_guess` made of the two, where it is known already.
+        gallery: What `identified` and `person` rank guesses against; without one they are not measured.
+        network: Of the features that `feature_distance` compares (`feature_network`); without one it is not measured.
+        units: Of the targets, where these are values; None: as they are.
+        typical: `[*shape]` a guess that needs no update, such as the mean of public rows of a table.
+        target: What the examples are trained towards; None: as their labels look.
+        seed: Seed of the noise that the scores are printed beside. Batches scored with one seed share one noise
+            picture, so that `random` differs between them only by the truth.
+
+    Returns:
+        The scores of this batch.
+
+    Raises:
+        SeepageError: For an unknown metric or method, shapes that do not fit, an empty batch, or a truth with
+            NaN or with values outside `value_range`.
+
+    >>> truth = Batch(torch.eye(2).reshape(2, 1, 1, 2), torch.tensor([0, 1]))
+    >>> found = score(Reconstruction(truth.inputs.flip(0)), truth)
+    >>> found.alignment, found.psnr, found.ssim
+    ('hungarian', 150.0, None)
+    """
+    wanted = {metric.name: metric for metric in map(find_metric, metrics)}
+    feature = reconstruction.space == "feature"
+    _check(reconstruction, truth, None if feature else value_range)
+    aligned = aligned or align_guess(reconstruction, truth, None if feature else value_range, method)
+    inputs = truth.inputs.detach().cpu()
+    blank = _without_inputs(reconstruction, truth, tuple(wanted), aligned, units, target)
+    if feature:
+        cosines = image.cosine(aligned.guesses, inputs).masked_fill(~aligned.matched, torch.nan)
+        return replace(blank, values={"cosine": cosines, **blank.values}, notes=(_FEATURE_NOTE,))
+    guesses, inputs = (_to_unit(t, value_range) for t in (aligned.guesses, inputs))
+    beyond = None if typical is None else _to_unit(typical.detach().cpu(), value_range)
+    of_class = truth.labels.ndim == 1 or (truth.labels.ndim == 2 and truth.labels.shape[1] > 1)
+    own = None if gallery is None else gallery.of(truth.labels) if of_class else gallery
+    return _with_inputs(
+        blank, guesses, inputs, wanted, limits or Limits(), exact_db, seed, Beside(own, network), beyond
+    )
+
+
+def align_guess(
+    reconstruction: Reconstruction,
+    truth: Batch,
+    value_range: tuple[float, float] | None,
+    method: str | None = None,
+) -> Alignment:
+    """Match an attack's guesses with a batch as `score` does.
+
+    Args:
+        reconstruction: The guesses.
+        truth: The private batch.
+        value_range: Smallest and largest value of an input; None for features.
+        method: As in `score`.
+    """
+    # An attack that gives indices and still leaves the order open cannot tell some samples apart.
+    known = "order" not in reconstruction.ambiguity
+    indexed = known and reconstruction.indices is not None and truth.indices is not None
+    return align(
+        reconstruction.inputs,
+        truth.inputs,
+        method=method or ("identity" if indexed else "hungarian"),
+        value_range=value_range,
+        ambiguity=reconstruction.ambiguity,
+        guess_indices=reconstruction.indices,
+        truth_indices=truth.indices,
+    )
+
+
+def _without_inputs(
+    reconstruction: Reconstruction,
+    truth: Batch,
+    metrics: tuple[str, ...],
+    aligned: Alignment,
+    units: Units | None,
+    target: Target | None,
+) -> Scores:
+    """The scores of everything but the inputs: who was matched, and the labels."""
+    feature = reconstruction.space == "feature"
+    found = label_scores(reconstruction.labels, truth.labels, aligned.permutation, units, target)
+    came_along = ["cosine"] * feature + list(found.values)
+    return Scores(
+        alignment=aligned.name,
+        metrics=tuple(dict.fromkeys([*metrics, *came_along])),
+        values=found.values,
+        baseline_values=found.floors,
+        matched=aligned.matched,
+        recovered_each=None,
+        exact_each=None,
+        batches=torch.zeros(len(truth), dtype=torch.int64),
+        label_shares=torch.tensor([found.share], dtype=torch.float64),
+    )
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What metrics may need beside guesses and truth; see `score`."""
+
+    gallery: Gallery | None = None
+    network: nn.Module | None = None
+
+
+def _with_inputs(
+    blank: Scores,
+    guesses: Tensor,
+    truth: Tensor,
+    wanted: Mapping[str, Metric],
+    limits: Limits,
+    exact_db: float,
+    seed: int,
+    beside: Beside,
+    typical: Tensor | None,
+) -> Scores:
+    """Add what is measured on inputs `[n, *shape]` in [0, 1], beside the baselines."""
+    shape = tuple(truth.shape[1:])
+    pictures = image.is_image(shape)
+    always = {name: find_metric(name) for name in ("mse", "psnr", *(("likeness",) if pictures else ()))}
+    rest = [metric for metric in wanted.values() if metric.name not in always]
+    values = _measure(guesses, truth, [*always.values(), *rest], beside)
+    ranked = [metric for metric in rest if metric.gallery and metric.name in values]
+    for metric in ranked:  # the mid-grey that stands in for a missing guess identifies nobody
+        values[metric.name] = values[metric.name].where(blank.matched | values[metric.name].isnan(), 0.0)
+    compared = [find_metric(metric) for metric in ("psnr", "ssim", "lpips", "feature_distance") if metric in values]
+    floors = {
+        name: _measure(guess, truth, [*compared, *ranked], beside)
+        for name, guess in baselines(truth, seed=seed, typical=typical).items()
+    }
+    gallery = beside.gallery
+    if gallery is not None and ranked:
+        matched = blank.alignment.partition("+")[0] != "identity"
+        floors["chance"] = {
+            metric.name: torch.full((len(truth),), gallery.chance(metric.name, matched), dtype=torch.float64)
+            for metric in ranked
+        }
+    exact = values["psnr"] > exact_db
+    seen = values["psnr"] - floor_of(floors) >= limits.gain_db
+    if pictures:  # of one that is nearly flat an exact copy may have no likeness left
+        seen = (values["likeness"] >= limits.likeness) | (exact & seen)
+    return replace(
+        blank,
+        values={**values, **blank.values},
+        baseline_values={**floors, **blank.baseline_values},
+        recovered_each=blank.matched & seen,
+        exact_each=blank.matched & exact,
+        notes=_notes(blank.metrics, values, shape, beside),
+    )
+
+
+def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[float, float] | None) -> None:
+    if not len(truth):
+        raise SeepageError("the private batch is empty: nothing to score; pass at least one example")
+    labels = reconstruction.labels
+    if labels is not None and len(labels) != len(reconstruction):
+        raise SeepageError(
+            f"the reconstruction has {len(reconstruction)} guesses but {len(labels)} labels; give one label per guess"
+        )
+    if labels is not None and not labels_fit(labels, truth.labels):
+        raise SeepageError(
+            f"the reconstruction has {str(labels.dtype).removeprefix('torch.')} labels of shape {tuple(labels.shape)}, "
+            f"and the truth has {str(truth.labels.dtype).removeprefix('torch.')} ones of {tuple(truth.labels.shape)}; "
+            "score it against the examples it is of"
+        )
+    if not truth.inputs.isfinite().all():
+        raise SeepageError("the truth holds NaN or infinite values: no distance to it exists; check the data")
+    if value_range is None:
+        return
+    (low, high), least, most = value_range, float(truth.inputs.min()), float(truth.inputs.max())
+    slack = 1e-3 * (high - low)
+    if least < low - slack or most > high + slack:
+        raise SeepageError(
+            f"the truth runs from {least:.4g} to {most:.4g}, outside value_range ({low:g}, {high:g}), "
+            "so PSNR and SSIM would be wrong; pass the range the inputs really have"
+        )
+
+
+def _to_unit(values: Tensor, value_range: tuple[float, float]) -> Tensor:
+    low, high = value_range
+    return ((values - low) / (high - low)).clamp(0.0, 1.0)
+
+
+def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], beside: Beside) -> dict[str, Tensor]:
+    """Each metric's values `[n]`; without those that do not apply to examples of this shape, or cannot be had here."""
+    image_like = image.is_image(tuple(truth.shape[1:]))
+    fitting = [metric for metric in metrics if not metric.of_labels and (image_like or not metric.images_only)]
+    found = {metric.name: metric(guesses, truth, beside.gallery, beside.network) for metric in fitting}
+    return {name: values for name, values in found.items() if values is not None}
+
+
+def _notes(
+    metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...], beside: Beside
+) -> tuple[str, ...]:
+    notes = []
+    if "ssim" in values and (window := image.ssim_window(*shape[1:])) < image.SSIM_WINDOW:
+        notes.append(
+            f"SSIM uses a window of {window} instead of {image.SSIM_WINDOW}, since the images are "
+            f"{shape[1]} x {shape[2]}; do not compare it with the SSIM of larger images."
+        )
+    ranked = [name for name in metrics if name in registered and registered[name].facts.get("gallery")]
+    if ranked and beside.gallery is None:
+        notes.append(f"No gallery was drawn for {', '.join(ranked)}: name them in score.metrics of an audit.")
+    missed = [name for name in ranked if name.endswith("_features") and name not in values and beside.gallery]
+    if missed or ("feature_distance" in metrics and "feature_distance" not in values):
+        notes.append(features_missing(None) or "Features are of images with 1 or 3 channels.")
+    if "lpips" in metrics and (missing := image.lpips_missing(shape)):
+        notes.append(missing)
+    return tuple(notes)

@@ -1,0 +1,33 @@
+"""The epsilon of the filter that really runs: measured by calling it, beside what is stated and what is computed."""
+
+from seepage.measure.privacy.measured.canaries import SHAPES, Batched, Filter, InRounds, Pair, pairs_of
+from seepage.measure.privacy.measured.defended import filter_of, measure_defense
+from seepage.measure.privacy.measured.gaussian import GaussianFit
+from seepage.measure.privacy.measured.measure import (
+    CALLS,
+    Claim,
+    EpsilonClaims,
+    MeasuredEpsilon,
+    Measurement,
+    Verdict,
+)
+from seepage.measure.privacy.measured.samples import measure_outputs
+
+__all__ = [
+    "CALLS",
+    "SHAPES",
+    "Batched",
+    "Claim",
+    "EpsilonClaims",
+    "Filter",
+    "GaussianFit",
+    "InRounds",
+    "MeasuredEpsilon",
+    "Measurement",
+    "Pair",
+    "Verdict",
+    "filter_of",
+    "measure_defense",
+    "measure_outputs",
+    "pairs_of",
+]

@@ -1,0 +1,140 @@
+"""Flower: a client's mods as a filter whose epsilon can be measured. Needs `seepage[flower]`.
+
+    filter = mod_filter(LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=5.0, delta=1e-5))
+    print(Measurement(delta=1e-5, stated=5.0).epsilon(filter).line)
+
+The mods are called with real messages: weights go out as zeros, the client's reply holds them moved by the canary, and
+what the mods let through, less what went out, is what is measured. Numbers in the reply's metrics are measured too.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from seepage.errors import SeepageError, not_installed, short
+from seepage.federation.types import Tensors
+from seepage.measure.privacy.accounting import epsilon
+from seepage.measure.privacy.measured import Claim
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp.mod import LocalDpMod
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError as error:
+    raise not_installed("Flower", "flower") from error
+
+ClientApp: TypeAlias = Callable[[Message, Context], Message]
+Mod: TypeAlias = Callable[[Message, Context, ClientApp], Message]
+Setting: TypeAlias = str | int | float | bool
+
+
+def mod_filter(
+    *mods: Mod, config: Mapping[str, Setting] | None = None, metrics: Mapping[str, int | float] | None = None
+) -> Callable[[Tensors], Tensors]:
+    """The filter that a list of mods makes of an update.
+
+    Args:
+        mods: In the order of `ClientApp(mods=[...])`: the first is the outermost.
+        config: What the server's message says besides, such as `{"clipping_norm": 1.0}` for Flower's own clipping mods.
+        metrics: The client's own metrics; default: one example.
+
+    Returns:
+        A filter. It raises `SeepageError` where a mod answers with an error or holds back the weights, as secure
+        aggregation does, which needs the other clients.
+    """
+    settings = {"server-round": 1, **(config or {})}
+    numbers = {"num-examples": 1, **(metrics or {})}
+    context = Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
+    known: dict[bytes, dict[str, Array]] = {}
+
+    def arrays_of(tensors: Tensors) -> ArrayRecord:
+        # Arrays cannot be changed, so those of the few canaries are made once; each message has a record of its own.
+        key = b"".join(tensor.numpy().tobytes() for tensor in tensors.values())
+        if key not in known:
+            known[key] = {name: Array(tensor.numpy()) for name, tensor in tensors.items()}
+        return ArrayRecord(known[key])
+
+    def client(message: Message, context: Context, *, update: Tensors) -> Message:
+        content = RecordDict({"arrays": arrays_of(update), "metrics": MetricRecord(dict(numbers))})
+        return Message(content, reply_to=message)
+
+    def call(update: Tensors) -> Tensors:
+        sent_out = arrays_of({name: torch.zeros_like(tensor) for name, tensor in update.items()})
+        app: ClientApp = partial(client, update=update)
+        for mod in reversed(mods):
+            app = partial(_through, mod, app)
+        with _somebody(), _quiet():
+            content = RecordDict({"arrays": sent_out, "config": ConfigRecord(dict(settings))})
+            return _sent(app(Message(content, dst_node_id=1, message_type="train"), context))
+
+    return call
+
+
+def claim_of(mod: object, *, rounds: int = 1) -> Claim:
+    """What a mod states, and what an accountant makes of its options; nothing for others than Flower's `LocalDpMod`.
+
+    That mod clips the update to `clipping_norm` and adds noise of deviation `sensitivity * sqrt(2 ln(1.25 / delta)) /
+    epsilon` to each entry, so its noise multiplier is that deviation over `clipping_norm`. It states its epsilon for
+    one round; over more rounds nothing is stated.
+    """
+    if not isinstance(mod, LocalDpMod):
+        return Claim()
+    deviation = mod.sensitivity * math.sqrt(2 * math.log(1.25 / mod.delta)) / mod.epsilon
+    computed = epsilon(sigma=deviation / mod.clipping_norm, rounds=rounds, delta=mod.delta)
+    stated = float(mod.epsilon) if rounds == 1 else None
+    return Claim(stated, computed, clip=float(mod.clipping_norm), delta=float(mod.delta), by="Flower's LocalDpMod")
+
+
+def _through(mod: Mod, app: ClientApp, message: Message, context: Context) -> Message:
+    return mod(message, context, app)
+
+
+def _sent(reply: Message) -> Tensors:
+    if reply.has_error():
+        raise SeepageError(
+            f"the mod answers with an error: {short(reply.error.reason)}; give what it needs of the server's message "
+            "by config={...}, on the command line by --config KEY=VALUE"
+        )
+    records = list(reply.content.array_records.values())
+    if len(records) != 1:
+        raise SeepageError(
+            "the mod lets no single record of weights through, so nothing can be measured; secure aggregation needs "
+            "the other clients, leave it out"
+        )
+    # Zeros went out, so what comes back is the difference.
+    found: Tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in records[0].items()}
+    for record in reply.content.metric_records.values():
+        found |= {f"metric {name}": _number(value) for name, value in record.items()}
+    return found
+
+
+def _number(value: float | Sequence[float]) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+@contextmanager
+def _somebody() -> Iterator[None]:
+    """Messages want to know who sends them, which an engine tells; here nobody does."""
+    before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (1 if part is None else part for part in before)
+    try:
+        yield
+    finally:
+        TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Mods have a line for each call in the log."""
+    log = logging.getLogger("flwr")
+    before, log.disabled = log.disabled, True  # setting a level instead would clear a cache, which takes longer
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -1,0 +1,155 @@
+"""`annex.html`: one or two printed pages for a data-protection impact assessment. No picture, no script, no network."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+from seepage.base.lock import scratch
+from seepage.base.words import places_of
+from seepage.errors import SeepageError, short
+from seepage.report.evidence.statement import CaseEvidence, Evidence
+from seepage.report.formatting import duration
+from seepage.report.page import STRONG
+from seepage.report.templates import page_environment
+
+MOST_CASES = 6
+"""Cases on the page, those that gave back most; the others stand in `evidence.json`."""
+
+MOST_DOUBTS, LONGEST_DOUBT = 1, 250
+"""Doubts in print, and characters of one where it has several sentences; `evidence.json` has all of them whole."""
+
+MOST_WARNINGS = 3
+"""Kinds of warnings in print."""
+
+NO_LABELS = "not known"
+"""What is said of the labels of a case that was not recorded."""
+
+HEAD = re.compile(r"(?:([A-Z][A-Z ,]+\.) )?(.*)", re.DOTALL)
+"""A verdict: the words in capitals that it begins with, and the rest."""
+
+OPTION = re.compile(r"--[a-z]+(?:-[a-z]+)*")
+"""An option of a command in a sentence."""
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+
+PRINT_SECONDS = 120
+"""Longest time that a browser may take to print the page."""
+
+
+def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
+    """The page.
+
+    Args:
+        evidence: The run's evidence.
+        digest: SHA-256 of the run's manifest.
+        signer: Name of the key that signs the pack; None: none does.
+    """
+    shown = sorted(sorted(evidence.cases, key=_risk, reverse=True)[:MOST_CASES], key=evidence.cases.index)
+    level = "leaks" if evidence.level in STRONG else "quiet" if evidence.level == "nothing" else "traces"
+    warnings = evidence.warning_lines
+    style = Path(__file__).with_name("annex.css").read_text(encoding="utf-8")
+    return (
+        page_environment("evidence", filters=(duration, unbroken))
+        .get_template("annex.html.j2")
+        .render(
+            e=evidence,
+            cases=shown,
+            left=len(evidence.cases) - len(shown),
+            judged=[case for case in shown if case.files],
+            labels=places_of((case.letter, case.labels or NO_LABELS) for case in evidence.cases),
+            taken=places_of((case.letter, case.taken_for) for case in evidence.cases if case.taken_for),
+            signs=places_of((case.letter, words) for case in shown for words in case.signs),
+            inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred)),
+            system=_system(evidence),
+            sides={name: evidence.lettered(words) for name, words in evidence.sides.items()},
+            not_tried=[evidence.lettered(words) for words in evidence.not_tried],
+            warnings=warnings[:MOST_WARNINGS],
+            warnings_left=len(warnings[MOST_WARNINGS:]),
+            doubts=[_begun(words) for words in evidence.doubts[:MOST_DOUBTS]],
+            doubts_left=len(evidence.doubts[MOST_DOUBTS:]),
+            level=level,
+            verdict=HEAD.fullmatch(evidence.lettered(evidence.verdict)),
+            digest=digest,
+            signer=signer,
+            style=style,
+        )
+    )
+
+
+def _system(evidence: Evidence) -> dict[str, dict[str, list[str]]]:
+    """What was audited: each fact in words, to the letters of the cases that it is one of."""
+    facts: dict[str, Callable[[CaseEvidence], str]] = {
+        "Model": lambda case: case.model_words,
+        "Data": lambda case: case.data_words,
+        "Client algorithm": lambda case: case.client or "not known",
+        "Defense": lambda case: case.defense_words,
+        "Training stage": lambda case: case.stage or "not known",
+    }
+    return {what: places_of((case.letter, said(case)) for case in evidence.cases) for what, said in facts.items()}
+
+
+def _begun(words: str) -> str:
+    """The sentences that a text begins with, as many as there is room for and one at least.
+
+    >>> _begun("It is wrong. " + "What to do: this. " * 20)[:60]
+    'It is wrong. What to do: this. What to do: this. What to do:'
+    >>> _begun("It is wrong. " + "What to do, " * 50)
+    'It is wrong. The rest stands in evidence.json.'
+    """
+    kept, *rest = words.split(". ")
+    while rest and len(kept) + len(rest[0]) < LONGEST_DOUBT:
+        kept = f"{kept}. {rest.pop(0)}"
+    return f"{kept}. The rest stands in evidence.json." if rest else kept
+
+
+def unbroken(text: str) -> Markup:
+    """A text in which no line ends within an option; escaped.
+
+    >>> unbroken("ask with --no-pictures & sign")
+    Markup('ask with <span class="option">--no-pictures</span> &amp; sign')
+    """
+    return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
+
+
+def _risk(case: CaseEvidence) -> tuple[float, float, int]:
+    if case.recovered is None:
+        return -1.0, 0.0, 0
+    exact = 0.0 if case.exact is None else case.exact.hits / case.exact.of
+    return case.recovered.hits / case.recovered.of, exact, case.recovered.of
+
+
+def find_browser() -> str | None:
+    """A browser of Chromium's kind on this machine; the environment variable `SEEPAGE_BROWSER` names another."""
+    return os.environ.get("SEEPAGE_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def print_page(page: Path, pdf: Path) -> None:
+    """Print a page as PDF by a browser on this machine, which is given a profile of its own and no network.
+
+    Raises:
+        SeepageError: Where there is no browser, or it writes no file.
+    """
+    browser = find_browser()
+    if browser is None:
+        raise SeepageError(
+            f"no browser was found to print {page.name} as PDF; install Chromium, or open the page and print it"
+        )
+    with scratch() as place:
+        options = ["--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+        options += ["--disable-component-update", f"--user-data-dir={place / 'profile'}", "--no-pdf-header-footer"]
+        # Its sandbox refuses to start for root, as in a container. The page is our own, without scripts.
+        options += ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
+        command = [browser, *options, f"--print-to-pdf={pdf.resolve()}", page.resolve().as_uri()]
+        try:
+            ended = subprocess.run(command, capture_output=True, timeout=PRINT_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SeepageError(
+                f"{browser} did not print {page.name} ({short(str(error))}); print it by hand"
+            ) from error
+    if ended.returncode or not pdf.exists():
+        raise SeepageError(f"{browser} did not print {page.name} (exit code {ended.returncode}); print it by hand")

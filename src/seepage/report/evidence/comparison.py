@@ -1,0 +1,412 @@
+"""What got worse between two runs: counts of recovered, exact and named examples, each with an interval."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from seepage.audit.findings import Measure, findings
+from seepage.audit.row import PASSED_OVER, Outcome, Result
+from seepage.base.manifest import refuse_changed
+from seepage.base.schema import JsonRecord, parse
+from seepage.base.storage import check_schema, read_json
+from seepage.base.words import plural
+from seepage.errors import SeepageError, short
+from seepage.report.evidence.differences import Difference, contradictory, differences
+from seepage.report.evidence.pack import is_pack, refuse_changed_pack
+from seepage.report.evidence.statement import CLOSED_FORM
+
+LEVEL = 0.05
+"""Chance that a comparison of two runs of the same thing calls anything worse."""
+
+Kind = Literal["worse", "new leak", "lost", "not compared", "not needed", "more", "better", "less", "same"]
+"""`worse` and `better`: beyond chance. `more` and `less`: within it. `new leak`: the attack did not apply to what was
+sent before, and now it does. `lost`: the older run had a result and the newer has none. `not compared`: the newer run
+has a result and the older one did not look, so nobody can say whether that is worse."""
+
+Key = tuple[str, str, Measure]
+
+
+class Count(JsonRecord):
+    """How many of how many.
+
+    Attributes:
+        hits: How many.
+        of: Of how many; None where that is not known, as of certified guesses without a truth.
+    """
+
+    hits: int
+    of: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.hits}" if self.of is None else f"{self.hits} of {self.of}"
+
+
+class Change(JsonRecord):
+    """One finding in two runs.
+
+    Attributes:
+        case: Title of the case in the newer run.
+        rule: The attack, the membership test, or `epsilon`.
+        measure: What is counted.
+        kind: What became of it.
+        old: The older count; None where there is none.
+        new: The newer count; None where there is none.
+        low: Lower end of the interval of the newer share less the older one; None where no shares are compared.
+        high: Its upper end.
+        lacking: Why one of the two counts is missing, such as `not tried in the older run`; None where both are there.
+    """
+
+    case: str
+    rule: str
+    measure: Measure
+    kind: Kind
+    old: Count | None
+    new: Count | None
+    low: float | None = None
+    high: float | None = None
+    lacking: str | None = None
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        counts = " -> ".join(str(count) for count in (self.old, self.new) if count is not None)
+        said = self.lacking
+        if self.low is not None and self.high is not None:
+            said = f"difference {100 * self.low:+.0f} to {100 * self.high:+.0f} points"
+        return f"{self.rule} on {self.case}: {self.measure} {counts}{'' if said is None else f' ({said})'}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs side by side.
+
+    Attributes:
+        changes: One per attack, case and measure.
+        level: Chance that anything is called worse although nothing changed.
+        remarks: What to know before believing it.
+        differences: What else is not the same in the two runs.
+        meant: Names of differences that somebody says are meant.
+    """
+
+    changes: list[Change]
+    level: float
+    remarks: list[str]
+    differences: list[Difference] = field(default_factory=list)
+    meant: frozenset[str] = frozenset()
+
+    def of(self, *kinds: Kind) -> list[Change]:
+        """The changes of these kinds."""
+        return [change for change in self.changes if change.kind in kinds]
+
+    @cached_property
+    def worse(self) -> list[Change]:
+        """What got worse: beyond chance, or where an attack that did not apply before does now."""
+        return self.of("worse", "new leak")
+
+    @cached_property
+    def lost(self) -> list[Change]:
+        """What the older run knew and the newer does not."""
+        return self.of("lost")
+
+    @cached_property
+    def leaks_alone(self) -> list[Change]:
+        """What leaks in the newer run where the older one did not look."""
+        return [change for change in self.of("not compared") if change.new is not None and change.new.hits]
+
+    @cached_property
+    def doubts(self) -> list[Difference]:
+        """What the attacker was told or given otherwise, unless it is meant: fewer finds may come of that alone."""
+        return [one for one in self.differences if one.told and one.what not in self.meant]
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "schema": 1,
+            "level": self.level,
+            "summary": summary_line(self),
+            "worse": len(self.worse),
+            "lost": len(self.lost),
+            "leaks_alone": len(self.leaks_alone),
+            "doubts": len(self.doubts),
+            "differences": [one.model_dump(mode="json") for one in self.differences],
+            "remarks": self.remarks,
+            "changes": [change.model_dump(mode="json") for change in self.changes],
+        }
+
+
+def open_result(place: Path) -> Result:
+    """The result of a run folder, of an evidence pack, or in a file.
+
+    Raises:
+        SeepageError: Where there is none, or it is damaged or was edited.
+    """
+    path = place / "result.json" if place.is_dir() else place
+    if not path.exists():
+        raise SeepageError(f"{path} does not exist; name a finished run, an evidence pack or a result.json")
+    if place.is_dir() and is_pack(place):
+        refuse_changed_pack(place)
+    elif place.is_dir():
+        refuse_changed(place, path.name)
+    record = read_json(path)
+    check_schema(record, path)
+    return parse(Result, record, str(path))
+
+
+def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[str] = ()) -> Comparison:
+    """Say what got worse, case by case and attack by attack.
+
+    A share is worse where the interval of the difference of the two (Newcombe 1998, method 10, from two Wilson
+    intervals) lies above 0. Each of the m shares that are compared is given the chance `level / m` (Bonferroni), so
+    that two runs of the same thing with other seeds differ anywhere with the chance `level` at most, as far as the
+    intervals hold. What has no share (certified guesses, contradicted claims) is worse where it is more. What only
+    one of the two looked for is compared with nothing, and named with the reason.
+
+    Args:
+        old: The older run.
+        new: The newer run.
+        level: Chance that anything is called worse although nothing changed.
+        meant: Names of differences in what the attacker was told that are meant, and so no reason for doubt.
+
+    Raises:
+        SeepageError: Where the two counted by different thresholds, have no case and attack in common, or do not
+            differ in what is said to be meant.
+    """
+    if old.thresholds != new.thresholds:
+        raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
+    unsure = [f"{cell.heading}: it says nothing that nothing came back: {cell.inconclusive}" for cell in new.judged
+              if cell.inconclusive is not None]  # fmt: skip
+    old, new = _judged(old), _judged(new)
+    before, after, remarks = _comparable(_counts(old), _counts(new))
+    common = before.keys() & after.keys()
+    # An attack that both tried, and that gave a result in one of them alone, is compared too: it is lost, or new.
+    tried = [{(row.cell, row.attack) for row in run.rows} for run in (old, new)]
+    if not common and not tried[0] & tried[1]:
+        raise SeepageError("the two runs have no case and attack in common; compare runs of the same recipe")
+    _add_closed_forms(before, after, old, new)
+    common = before.keys() & after.keys()
+    shares = sum(before[key].of is not None and after[key].of is not None for key in common)
+    titles = {**old.titles, **new.titles}
+    changes = []
+    for key in [*after, *(key for key in before if key not in after)]:
+        cell, rule, measure = key
+        then, now = before.get(key), after.get(key)
+        if then is not None and now is not None:
+            kind, low, high = _judge(then, now, level / max(shares, 1))
+            lacking = None
+        else:
+            lack = _lack(new if now is None else old, cell, rule)
+            kind, low, high = _alone(now, lack), None, None
+            lacking = lack.words.format("newer" if now is None else "older")
+        changes.append(
+            Change(
+                case=titles[cell], rule=rule, measure=measure, kind=kind, old=then, new=now, low=low, high=high,
+                lacking=lacking,
+            )
+        )  # fmt: skip
+    fewer = {change.case for change in changes if change.kind in ("better", "less")}
+    found, expected = differences(old, new, fewer), frozenset(meant)
+    _refuse_unknown(expected, found)
+    remarks = [*unsure, *contradictory(old, new, found), *_remarks(old, new), *_dropped(old, new), *remarks]
+    return Comparison(changes, level, remarks, found, expected)
+
+
+def _judged(result: Result) -> Result:
+    """A result without the cases that only show that the attacks work."""
+    return result.model_copy(update={"cells": result.judged, "rows": result.judged_rows})
+
+
+def _add_closed_forms(before: dict[Key, Count], after: dict[Key, Count], old: Result, new: Result) -> None:
+    """Add what the updates of both runs give away in closed form, of cases where both looked."""
+    then = {cell.name: cell for cell in old.cells if cell.given_away is not None and cell.given_of}
+    for cell in new.cells:
+        if cell.given_away is not None and cell.given_of and cell.name in then:
+            for counts, one in ((before, then[cell.name]), (after, cell)):
+                away, of = one.closed_form
+                counts[cell.name, CLOSED_FORM, "exact"] = Count(hits=away, of=of)
+
+
+def _refuse_unknown(meant: frozenset[str], found: Iterable[Difference]) -> None:
+    names = dict.fromkeys(one.what for one in found)
+    for name in sorted(meant - names.keys()):
+        differs = ", ".join(map(short, names)) or "nothing"
+        raise SeepageError(
+            f"{short(name)} differs in no case of the two runs; what differs: {differs}; give one of these with "
+            "--meant, or leave it out"
+        )
+
+
+def difference(old: Count, new: Count, chance: float) -> tuple[float, float]:
+    """Interval of the newer share less the older one: Newcombe's method 10.
+
+    Args:
+        old: The older count.
+        new: The newer count.
+        chance: Chance that the truth lies below it, and the same that it lies above.
+
+    >>> low, high = difference(Count(hits=0, of=8), Count(hits=8, of=8), 0.025)
+    >>> round(low, 2), round(high, 2)
+    (0.54, 1.0)
+    """
+    p1, low1, high1 = _wilson(old, chance)
+    p2, low2, high2 = _wilson(new, chance)
+    # The two intervals' arms add as those of independent errors do: d -+ sqrt(arm1^2 + arm2^2).
+    d = p2 - p1
+    return d - math.hypot(p2 - low2, high1 - p1), d + math.hypot(high2 - p2, p1 - low1)
+
+
+def _wilson(count: Count, chance: float) -> tuple[float, float, float]:
+    """A share and its interval by Wilson (1927): the p with |hits/n - p| = z sqrt(p (1 - p) / n)."""
+    from scipy.stats import norm
+
+    n = count.of or 1
+    share, z = count.hits / n, float(norm.isf(chance))
+    middle, arm = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return share, (middle - arm) / (1 + z**2 / n), (middle + arm) / (1 + z**2 / n)
+
+
+class Lack(Enum):
+    """Why a run has no count of an attack on a case, in words that name the run."""
+
+    NO_CASE = "the {} run has no such case"
+    NOT_TRIED = "not tried in the {} run"
+    FAILED = "failed in the {} run"
+    DID_NOT_APPLY = "did not apply in the {} run"
+    NOT_NEEDED = "not needed in the {} run, where every example was certified"
+    ZERO_UPDATE = "the update of the {} run was zero everywhere"
+    NOT_RECORDED = "could not be recorded in the {} run"
+    NOT_COUNTED = "the {} run has no such count"
+
+    @property
+    def words(self) -> str:
+        """The words, with `{}` for which run it is."""
+        return self.value
+
+
+def _lack(result: Result, cell: str, rule: str) -> Lack:
+    """Why a run has no count of an attack, a membership test or a measured epsilon on a cell."""
+    if cell not in result.titles:
+        return Lack.NO_CASE
+    row = next((row for row in result.rows if (row.cell, row.attack) == (cell, rule)), None)
+    if row is None:
+        tests = {(test.cell, test.test) for test in result.membership}
+        tests |= {(one.cell, "epsilon") for one in result.epsilons}
+        return Lack.NOT_COUNTED if (cell, rule) in tests else Lack.NOT_TRIED
+    if row.outcome in (Outcome.ZERO_UPDATE, Outcome.NOT_RECORDED, *map(Outcome, PASSED_OVER)):
+        return Lack[row.outcome.name]
+    return {"error": Lack.FAILED, "inapplicable": Lack.DID_NOT_APPLY}.get(row.status, Lack.NOT_COUNTED)
+
+
+def _alone(new: Count | None, lack: Lack) -> Kind:
+    """The kind of a change of which one run has no count."""
+    if lack is Lack.NOT_NEEDED:
+        return "not needed"  # by a certificate for every example, whose own count is compared
+    if new is None:
+        return "lost"
+    # The older run looked, and what was sent gave the attack nothing: that is a count of nothing.
+    looked = lack in (Lack.DID_NOT_APPLY, Lack.ZERO_UPDATE)
+    return ("new leak" if new.hits else "same") if looked else "not compared"
+
+
+def _judge(old: Count, new: Count, chance: float) -> tuple[Kind, float | None, float | None]:
+    if old.of is None or new.of is None:
+        return ("worse" if new.hits > old.hits else "better" if new.hits < old.hits else "same"), None, None
+    low, high = difference(old, new, chance)
+    if low > 0 or high < 0:
+        return ("worse" if low > 0 else "better"), low, high
+    # Cross-multiplied: shares of different numbers are compared without rounding.
+    more = new.hits * old.of - old.hits * new.of
+    return ("more" if more > 0 else "less" if more < 0 else "same"), low, high
+
+
+def _counts(result: Result) -> dict[Key, Count]:
+    """All counts of a run, by case, attack and measure, but for closed forms, which are compared where both looked."""
+    return {
+        (one.cell, one.by, measure): Count(hits=hits, of=of)
+        for one in findings(result)
+        if one.kind != "closed_form"
+        for measure, (hits, of) in one.counts.items()
+    }
+
+
+def _comparable(old: dict[Key, Count], new: dict[Key, Count]) -> tuple[dict[Key, Count], dict[Key, Count], list[str]]:
+    """Counts of two runs that say the same of an attack: scores where both have them, else certified guesses.
+
+    One of them may have been scored since, or the other not yet.
+    """
+    both: set[tuple[str, str]] = set()
+    alone: set[tuple[str, str]] = set()
+    for cell, attack, measure in old.keys() | new.keys():
+        if measure != "certified":
+            continue
+        scored = [(cell, attack, "recovered") in counts for counts in (old, new)]
+        certified = [(cell, attack, "certified") in counts for counts in (old, new)]
+        # A run without any count of this attack is none that has certified guesses alone.
+        scored = [a for a, b in zip(scored, certified, strict=True) if a or b]
+        if all(scored):
+            both.add((cell, attack))
+        elif any(scored) and all(certified):
+            alone.add((cell, attack))
+
+    def kept(counts: dict[Key, Count]) -> dict[Key, Count]:
+        return {
+            (cell, attack, measure): count
+            for (cell, attack, measure), count in counts.items()
+            if not (measure == "certified" and (cell, attack) in both)
+            and not (measure in ("recovered", "exact") and (cell, attack) in alone)
+        }
+
+    words = "one run alone was scored against a truth, so certified guesses are compared; score both to compare shares"
+    return kept(old), kept(new), [words] * bool(alone)
+
+
+def _remarks(old: Result, new: Result) -> list[str]:
+    before = {cell.name: cell.heading for cell in old.cells}
+    return [
+        f"{cell.name} was {before[cell.name]!r} and is {cell.heading!r}: another setting under the same name"
+        for cell in new.cells
+        if before.get(cell.name, cell.heading) != cell.heading
+    ]
+
+
+def _dropped(old: Result, new: Result) -> list[str]:
+    """A remark on attacks of the older run that gave no result there and that the newer one did not try."""
+    tried = {(row.cell, row.attack) for row in new.rows}
+    silent = [row for row in old.rows if not row.gave_result and (row.cell, row.attack) not in tried]
+    names = ", ".join(f"{row.attack} on {old.titles.get(row.cell, row.cell)}" for row in silent)
+    return [f"without a result in the older run, and not tried in the newer one: {names}"] if silent else []
+
+
+def summary_line(comparison: Comparison) -> str:
+    """What came of it, in a sentence or two."""
+    worse, lost, alone = len(comparison.worse), len(comparison.lost), len(comparison.leaks_alone)
+    new = len(comparison.of("not compared"))
+    compared = len(comparison.changes) - lost - new - len(comparison.of("not needed"))
+    unknown = [f"{plural(lost, 'count')} of the older run without a result in the newer one"] * bool(lost)
+    unknown += [f"{plural(alone, 'count')} of the newer run above 0 where the older one did not look"] * bool(alone)
+    lacking = ", ".join(unknown)
+    if worse:
+        return f"WORSE in {worse} of {compared} counts.{f' Not compared: {lacking}.' if lacking else ''}"
+    if lacking:
+        return f"CANNOT TELL: {lacking}."
+    if comparison.doubts:
+        names = ", ".join(dict.fromkeys(one.what for one in comparison.doubts))
+        return (
+            f"CANNOT TELL: none of {compared} compared counts rose, but the attacker was not told or given the same "
+            f"({names}), which may be the reason."
+        )
+    beside = f" {plural(new, 'count')} of the newer run, each 0, had nothing to be compared with." if new else ""
+    return (
+        f"NOT WORSE: none of {compared} compared counts rose beyond chance ({100 * comparison.level:g} % for all of "
+        f"them together).{beside} That is no proof of safety."
+    )
+
+
+def by_kind(changes: Iterable[Change]) -> Mapping[Kind, list[Change]]:
+    """Changes by kind, in the order of their weight, without those that are the same."""
+    order: tuple[Kind, ...] = ("worse", "new leak", "lost", "not compared", "not needed", "more", "better", "less")
+    listed = list(changes)
+    return {kind: found for kind in order if (found := [change for change in listed if change.kind == kind])}

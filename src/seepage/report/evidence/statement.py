@@ -1,0 +1,670 @@
+"""`evidence.json`: what was audited, by whom, with what, for how long, what came of it, and what was not tried."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+
+from seepage.attacks.network.evidence import MULTIPLE
+from seepage.audit.findings import failed, findings, leaked, strength
+from seepage.audit.row import (
+    PASSED_OVER,
+    Cell,
+    Diagnostic,
+    Outcome,
+    Result,
+    Row,
+    counted_features,
+    counted_guesses,
+)
+from seepage.audit.verdict import once, warning_lines
+from seepage.base.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
+from seepage.base.registry import attacks as known_attacks
+from seepage.base.registry import membership_tests
+from seepage.base.schema import JsonRecord, Share
+from seepage.base.storage import read_json
+from seepage.base.words import plural
+from seepage.errors import SeepageError
+from seepage.report.evidence.frameworks import Reference, ThreatModel, references, threat_model
+from seepage.report.leakage import open_exposed
+from seepage.report.page import accuracy_words
+from seepage.report.run import RunFolder
+
+OWN_CODE = "the auditor's own code"
+
+CLOSED_FORM = "closed form"
+"""What stands in the place of an attack where an update gives examples away exactly by itself."""
+
+YEAR = re.compile(r"\b(?:19|20)\d\d\b")
+
+FURTHER_SIDES = {
+    "came_back": "what came back",
+    "named": "who was in the batch",
+    "cannot_exceed": "what no attacker can exceed",
+    "measured_epsilon": "the epsilon of the defense that really runs",
+}
+
+LACKING = re.compile("not (tried|known|measured): ")
+"""How the words of a side begin that has no finding: a list of what was not tried does not say it again."""
+
+OUT_OF_SCOPE = [
+    "a malicious server, which changes the model or picks the clients to learn more",
+    "what the trained model remembers of its training data, and what its predictions give away",
+    "properties of a client's data set, or which site an update is from",
+    "the network, the machines, and the people",
+]
+
+AUDIT_AGAIN = [
+    "the architecture, the loss or the way the input reaches the model changes",
+    "the model has been trained on: fresh and trained weights leak differently",
+    "batch size, local steps, learning rate or optimizer of the client change",
+    "the defense, its strength or the code that applies it changes",
+    "the client's data become of another kind, or the examples of one person become fewer",
+    "an attack is published that is not among those of this run, or seepage gets a new one",
+]
+"""What ends the validity of a finding."""
+
+
+def counted_given(n: int) -> str:
+    """Examples that are given away without an attack, in words.
+
+    >>> counted_given(1), counted_given(2)
+    ('1 example given away exactly in closed form', '2 examples given away exactly in closed form')
+    """
+    return f"{plural(n, 'example')} given away exactly in closed form"
+
+
+class CaseShare(Share):
+    """A share of private examples.
+
+    Attributes:
+        closed_form: It is given away in closed form, by the first update alone; else an attack brought it back.
+    """
+
+    closed_form: bool = False
+
+    @classmethod
+    def count(cls, hits: int, of: int, *, closed_form: bool = False) -> Self:
+        """The share with its interval."""
+        return super().count(hits, of).model_copy(update={"closed_form": closed_form})
+
+    @property
+    def words(self) -> str:
+        """For people.
+
+        >>> CaseShare.count(0, 8).words, CaseShare.count(4, 4, closed_form=True).words
+        ('0 of 8 [0 %, 37 %]', '4 of 4 [40 %, 100 %] of the first update, in closed form')
+        """
+        whose = " of the first update, in closed form" if self.closed_form else ""
+        return f"{self.hits:,} of {self.of:,} [{100 * self.low:.0f} %, {100 * self.high:.0f} %]{whose}"
+
+
+class CaseEvidence(JsonRecord):
+    """One audited setting.
+
+    Attributes:
+        letter: What it is called on the annex: A, B, ...
+        case: Its title.
+        cell: Its name in the run, which stays the same where the title is worded anew.
+        control: It was run to show that the attacks work without the defense of another case: no finding.
+        inconclusive: Why it says nothing that nothing came back; None where it does, or something came.
+        given_away: Examples that its first update gives away exactly in closed form, without an attack; None where
+            that was not looked at.
+        data: Name of the data set.
+        source: Where the data come from.
+        model: Name of the model.
+        parameters: Number of its parameters.
+        stage: How far the model was trained, in words, and how well it does on unseen examples.
+        client: The client's rule.
+        defense: The defense; None: none, or not known.
+        examples: Private examples that were attacked.
+        recovered: Those that the best attack here recovered recognizably or exactly; None without a truth.
+        exact: Those that the best attack here rebuilt exactly; None without a truth.
+        unscored: Why no share can be given; None where one is.
+        certified: Most guesses that one attack certifies to fit what was sent as only a private example would; needs no
+            truth.
+        tokens: Distinct tokens of the texts that one attack names at the most, of all; None without a truth, or where
+            none does.
+        named_tokens: Most tokens that one attack names; needs no truth.
+        certified_features: Most inner features that one attack certifies, which are no examples; needs no truth.
+        best: The attack that recovered or certified most; None where none did any.
+        sent: Numbers in one update.
+        private: Numbers in the private inputs behind one update.
+        ratio: Sent numbers per private number: below 1, inputs without structure cannot all be in the update.
+        labels: How many classes there are, and whether the attacker was told the labels; empty where none are known.
+        inferred: What the attacker read off the update itself in place of being told it, such as `batch size`.
+        taken_for: How the attacks take the update to have been made, told or inferred, in words: with rate and loss;
+            None in runs that did not say it yet.
+        signs: What the values of the update show, in words: likeness to a defense such as clipping, a number format, or
+            a multiple of the gradient of the told loss.
+        doubts: Sentences on what the update contradicts of what was told of it, and on what to question where no attack
+            explains it.
+        files: What was judged: the captured files, or those of the recording.
+    """
+
+    letter: str = ""
+    case: str
+    cell: str = ""
+    control: bool = False
+    inconclusive: str | None = None
+    given_away: int | None = None
+    data: str | None
+    source: str | None = None
+    model: str | None
+    parameters: int | None = None
+    stage: str | None = None
+    client: str | None
+    defense: str | None
+    examples: int | None
+    recovered: CaseShare | None
+    exact: CaseShare | None
+    unscored: str | None = None
+    certified: int
+    certified_features: int = 0
+    tokens: CaseShare | None = None
+    named_tokens: int = 0
+    best: str | None
+    sent: int | None
+    private: int | None
+    ratio: float | None
+    labels: str = ""
+    inferred: list[str] = Field(default_factory=list)
+    taken_for: str | None = None
+    signs: list[str] = Field(default_factory=list)
+    doubts: list[str] = Field(default_factory=list)
+    files: list[JudgedFile] = Field(default_factory=list)
+
+    @property
+    def model_words(self) -> str:
+        """The model with its size, for people."""
+        size = "" if self.parameters is None else f", {self.parameters:,} parameters"
+        return f"{self.model or 'not known'}{size}"
+
+    @property
+    def data_words(self) -> str:
+        """The data with the place they come from, for people."""
+        if self.data is None:
+            return "not known: the updates were captured"
+        return f"{self.data} ({self.source})" if self.source else self.data
+
+    @property
+    def defense_words(self) -> str:
+        """The defense, for people: of updates that somebody else recorded it is not known."""
+        return self.defense or ("none" if self.data else "not known")
+
+    @property
+    def exact_words(self) -> str:
+        """What came back exactly, for people."""
+        if self.exact is None:
+            return "not scored"
+        return f"inconclusive ({self.exact.words})" if self.inconclusive is not None else self.exact.words
+
+    @property
+    def recovered_words(self) -> str:
+        """What came back, for people: without a truth what is certified, and of what."""
+        named = f"{self.tokens.words if self.tokens else f'{self.named_tokens:,}'} distinct tokens named"
+        if self.inconclusive is not None and self.recovered is not None:
+            return f"inconclusive ({self.recovered.words})"
+        if self.recovered is not None:
+            return f"{self.recovered.words}; {named}" if self.named_tokens else self.recovered.words
+        if self.certified:
+            return f"not scored; {counted_guesses(self.certified)}"
+        if self.given_away:
+            return f"not scored; {counted_given(self.given_away)}"
+        if self.named_tokens:
+            return named
+        return f"not scored; {counted_features(self.certified_features)}" if self.certified_features else "not scored"
+
+
+class AttackEvidence(JsonRecord):
+    """One attack or membership test of the run.
+
+    Attributes:
+        name: Its name in this run.
+        source: Where it was published; `OWN_CODE` for the auditor's own.
+        year: Year of the latest publication in `source`.
+        options: Every option, where all cases have the same; else empty.
+        ran_on: Cases with a result.
+        leaked_on: Those of them where it recovered, certified or named anything.
+        unknown_on: Those of them where what it returned could not be scored, or where it says nothing that nothing came
+            back.
+        not_on: Cases without a result, each with the reason.
+        seconds: Its wall time over all cases.
+    """
+
+    name: str
+    source: str
+    year: int | None
+    options: str
+    ran_on: list[str]
+    leaked_on: list[str]
+    unknown_on: list[str] = Field(default_factory=list)
+    not_on: dict[str, str]
+    seconds: float
+
+    @property
+    def leaks_words(self) -> str:
+        """On how many cases it leaks, for people: what is not known is no zero.
+
+        >>> facts = dict(name="x", source="", year=None, options="", leaked_on=[], not_on={}, seconds=1.0)
+        >>> AttackEvidence(ran_on=["a"], unknown_on=["a"], **facts).leaks_words
+        'not known'
+        >>> AttackEvidence(ran_on=["a", "b"], unknown_on=["a"], **facts).leaks_words
+        '0; not known of 1'
+        """
+        unknown = len(self.unknown_on)
+        if not self.leaked_on and unknown == len(self.ran_on):
+            return "not known"
+        return f"{len(self.leaked_on)}{f'; not known of {unknown}' if unknown else ''}"
+
+
+class Evidence(JsonRecord):
+    """The content of `evidence.json`.
+
+    Attributes:
+        schema_version: 1.
+        subject: What was audited, in the auditor's words.
+        auditor: Who says so.
+        run: Name of the run folder.
+        started: When the run was started.
+        seconds: Wall time of the run.
+        tool: `seepage` and its version.
+        environment: Versions and machine.
+        seed: The seed of all randomness.
+        command: The command, where it was recorded.
+        verdict: In plain words.
+        level: `exact`, `recognizable`, `traces`, `nothing`, `certified`, `inconclusive` or `unscored`.
+        warnings: The diagnostics by which a number may mislead.
+        sides: What came back, who was named, what none can exceed, and the measured epsilon: in words.
+        maximum_risk: Of the case from which most came back: the share of its examples that the best attack recovered.
+        average_risk: Over all cases: the examples that the best attack of each case recovered.
+        cases: One per audited setting.
+        attacks: One per attack and membership test.
+        threat_model: Who the attacker is.
+        references: Entries of public catalogs that this evidence speaks of.
+        thresholds: When an example counts as recovered or exact.
+        not_tried: What this run says nothing of.
+        audit_again: What ends the validity of this finding.
+    """
+
+    schema_version: Literal[1] = 1
+    subject: str
+    auditor: str
+    run: str
+    started: str | None
+    seconds: float | None
+    tool: str
+    environment: dict[str, str]
+    seed: int | None
+    command: str | None
+    verdict: str
+    level: str
+    warnings: list[Diagnostic] = Field(default_factory=list)
+    sides: dict[str, str]
+    maximum_risk: CaseShare | None
+    average_risk: CaseShare | None
+    cases: list[CaseEvidence]
+    attacks: list[AttackEvidence]
+    threat_model: ThreatModel
+    references: list[Reference]
+    thresholds: dict[str, float]
+    not_tried: list[str]
+    audit_again: list[str]
+
+    @property
+    def judged(self) -> list[CaseEvidence]:
+        """The cases that were asked for, without those that only show that the attacks work."""
+        return [case for case in self.cases if not case.control]
+
+    @property
+    def warning_lines(self) -> list[str]:
+        """The warnings in words, with the cases by their letters."""
+        named = [Cell(name=one.cell, title=f"case {one.letter}", control=one.control) for one in self.cases]
+        return warning_lines(self.warnings, named)
+
+    def risk_words(self, share: CaseShare | None) -> str:
+        """A share of all cases for people: of nothing, where that says nothing, it is no finding."""
+        if share is None:
+            return f"not scored: {self.unscored}"
+        doubtful = not share.hits and any(case.inconclusive is not None for case in self.judged)
+        return f"inconclusive ({share.words})" if doubtful else share.words
+
+    def lettered(self, words: str) -> str:
+        """Words in which each case is called by its letter in place of its title."""
+        for case in sorted(self.cases, key=lambda one: -len(one.case)):
+            words = re.sub(rf"(?<!\w){re.escape(case.case)}(?!\w)", f"case {case.letter}", words)
+        return words
+
+    @property
+    def unscored(self) -> str:
+        """Why no share can be given of any case, each reason once."""
+        return " and ".join(dict.fromkeys(case.unscored for case in self.judged if case.unscored))
+
+    @property
+    def doubts(self) -> list[str]:
+        """What is doubted of what was told of the updates, each once, with its cases where these are not all."""
+        return once(((case.case, words) for case in self.cases for words in case.doubts), len(self.cases))
+
+
+def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
+    """The evidence of a finished run.
+
+    Args:
+        run: The run.
+        subject: What was audited; empty: the models and data sets of the run.
+        auditor: Who audited; empty: said to be not stated.
+    """
+    result = run.result
+    cases = [_case(run, cell, _letter(place)) for place, cell in enumerate(result.cells)]
+    judged = [case for case in cases if not case.control]
+    tried = _attacks(run)
+    told = list(dict.fromkeys(word for row in result.rows for word in row.told))
+    extra = list(dict.fromkeys(word for row in result.rows for word in row.told_extra))
+    used = [known_attacks.get(_use(name, _uses(run))) for name in run.attacks]
+    alike = any(entry is not None and entry.facts.get("learned_prior") for entry in used)
+    named = sorted({f"{one.model} on {one.data}" if one.data else one.model for one in result.cells if one.model})
+    facts = {"python": run.env.python, "torch": run.env.torch, "platform": run.env.platform, "device": run.env.device}
+    return Evidence(
+        subject=subject or f"updates of {', '.join(named) or 'a captured model'}",
+        auditor=auditor or "not stated",
+        run=run.name,
+        started=run.env.started,
+        seconds=run.env.seconds,
+        tool=f"seepage {run.env.seepage or 'of an unknown version'}",
+        environment={name: value for name, value in facts.items() if value},
+        seed=run.seed if type(run.seed) is int else None,
+        command=run.shown_command,
+        verdict=result.verdict,
+        level=result.verdict_level,
+        sides={side.title: side.words for side in result.sides},
+        warnings=[flag for flag in run.flags if flag.severity == "warning"],
+        maximum_risk=_maximum(judged),
+        average_risk=_average(judged),
+        cases=cases,
+        attacks=tried,
+        threat_model=threat_model(told, extra, learned_from_alike=alike),
+        references=references(
+            membership=bool(result.membership),
+            epsilon=bool(result.epsilons) or any(cell.promise is not None for cell in result.cells),
+        ),
+        thresholds={
+            name: value
+            for name in ("recovered_likeness", "recovered_gain_db", "recovered_ssim", "exact_db")
+            if (value := getattr(result.thresholds, name)) is not None
+        },
+        not_tried=_not_tried(run, tried),
+        audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],
+    )
+
+
+def _year_after(started: str | None) -> str:
+    try:
+        day = datetime.fromisoformat(started or "").date()
+    except ValueError:
+        day = datetime.now(UTC).date()
+    # 29 February has no anniversary; the day before is as good.
+    return day.replace(year=day.year + 1, day=min(day.day, 28) if day.month == 2 else day.day).isoformat()
+
+
+# --- cases -------------------------------------------------------------------------------------------------------
+
+
+def _letter(place: int) -> str:
+    """A, B, ..., Z, AA, AB, ...
+
+    >>> _letter(0), _letter(25), _letter(26), _letter(701), _letter(702)
+    ('A', 'Z', 'AA', 'ZZ', 'AAA')
+    """
+    letters = ""
+    while place >= 0:
+        place, last = divmod(place, 26)
+        letters, place = f"{chr(ord('A') + last)}{letters}", place - 1
+    return letters
+
+
+def _case(run: RunFolder, cell: Cell, letter: str) -> CaseEvidence:
+    rows = [row for row in run.rows_of(cell) if row.scored and row.examples]
+    best = max(run.rows_of(cell), key=lambda row: strength(row, "recovered"), default=None)
+    sent, private = _sent(run.folder, cell), _private(run.folder, cell)
+    alike = (CaseEvidence.model_fields.keys() & Cell.model_fields.keys()) - {"inferred", "files"}
+    return CaseEvidence(
+        **{name: getattr(cell, name) for name in alike},
+        letter=letter,
+        case=cell.heading,
+        cell=cell.name,
+        source=cell.data_source,
+        stage="; ".join(filter(None, (cell.history, accuracy_words(cell)))) or None,
+        examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),
+        recovered=_most(rows, "recovered", cell),
+        exact=_most(rows, "exact", cell),
+        unscored=None if rows or (cell.given_away and cell.baselines) else _unscored(run.rows_of(cell), cell),
+        certified=max((row.certified_examples for row in run.rows_of(cell)), default=0),
+        certified_features=max((row.certified_features for row in run.rows_of(cell)), default=0),
+        tokens=_tokens(run.rows_of(cell)),
+        named_tokens=max((row.named_tokens for row in run.rows_of(cell)), default=0),
+        best=best.attack if best is not None and leaked(best) else CLOSED_FORM if cell.given_away else None,
+        sent=sent,
+        private=private,
+        ratio=None if not sent or not private else round(sent / private, 4),
+        labels=_labels(run.rows_of(cell), cell),
+        inferred=list(cell.inferred or {}),
+        signs=_signs(run, cell),
+        files=_judged(run, cell),
+    )
+
+
+TARGETS = {"class": ("class", "classes"), "map": ("class at each pixel", "classes at each pixel")}
+"""What is counted of the targets, for one of them and for several."""
+
+
+def _labels(rows: Sequence[Row], cell: Cell) -> str:
+    """How many classes, and how the attacker knew the labels. Which labels were read stays out: they are private."""
+    if not cell.classes or cell.target not in TARGETS:
+        return "values, no classes" if cell.target == "value" else "next tokens, no classes" if cell.baselines else ""
+    told = sum("labels" in row.told for row in rows)
+    how = "not told"
+    if told:
+        how = "told" if told == len(rows) else f"told to {told} of {len(rows)} attacks"
+    elif "labels" in (cell.inferred or {}):
+        how = "not told but inferred from the update"
+    return f"of {len(cell.classes):,} {TARGETS[cell.target][len(cell.classes) > 1]}, {how}"
+
+
+def _signs(run: RunFolder, cell: Cell) -> list[str]:
+    """What the update's values look like, and what attacks found it to be a multiple of; each once."""
+    exposed = [one for one in open_exposed(run.folder) if one.cell == cell.name]
+    looks = [f"the update {look}" for one in exposed for look in one.looks_like]
+    notes = [note for row in run.rows_of(cell) for note in row.notes if MULTIPLE in note]
+    return list(dict.fromkeys([*looks, *(note for note in notes if note.startswith("the update"))]))
+
+
+def _judged(run: RunFolder, cell: Cell) -> list[JudgedFile]:
+    """The captured files, as the run noted them; else those of the recording that lies in its folder."""
+    noted = [one for one in run.env.files if one.cell == cell.name]
+    if noted or not (run.folder / FILE).exists():
+        return noted
+    known = read_manifest(run.folder).files
+    found = ((f"observed/{cell.name}/{path}", f"observed/{path}", what) for path, what in RECORDED_FILES.items())
+    places = ((next((one for one in two if one in known), None), what) for *two, what in found)
+    return [
+        JudgedFile(cell=cell.name, what=what, name=path, sha256=known[path].sha256)
+        for path, what in places
+        if path is not None
+    ]
+
+
+def _unscored(rows: Sequence[Row], cell: Cell) -> str:
+    """Why no row of a case is scored: whether the truth was at hand is seen by what was measured of it beforehand."""
+    spoke = [row for row in rows if row.gave_result]
+    if not spoke:
+        return "no attack gave a result"
+    if all(row.outcome is Outcome.TOKENS_NAMED for row in spoke):
+        return "a set of tokens alone came back"
+    if all(row.outcome is Outcome.FEATURES_ONLY for row in spoke):
+        return "inner features alone came back"
+    if all(row.outcome in (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY) for row in spoke):
+        return "inner features came back mixed, and not separated"
+    return "no guess could be scored" if cell.baselines else "no truth was at hand"
+
+
+def _most(rows: Sequence[Row], share: str, cell: Cell) -> CaseShare | None:
+    """The largest share of examples that an attack brought back, or that is given away in closed form."""
+    counts = [(row.count(share), row.examples, False) for row in rows]
+    counts += [(*cell.closed_form, True)] if cell.given_away and (rows or cell.baselines) else []
+    whole = [CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
+    return max(whole, key=lambda one: one.hits / one.of, default=None)
+
+
+def _tokens(rows: Sequence[Row]) -> CaseShare | None:
+    """Named tokens that are right, of all distinct ones, by the attack that names most of them."""
+    shares = [row.scores["token_recall"] for row in rows if "token_recall" in row.scores]
+    most = max((share for share in shares if share.n), key=lambda share: share.mean, default=None)
+    return None if most is None or most.n is None else CaseShare.count(round(most.mean * most.n), most.n)
+
+
+def _maximum(cases: Sequence[CaseEvidence]) -> CaseShare | None:
+    scored = [case.recovered for case in cases if case.recovered is not None]
+    return max(scored, key=lambda share: (share.hits / share.of, share.hits), default=None)
+
+
+def _average(cases: Sequence[CaseEvidence]) -> CaseShare | None:
+    scored = [case.recovered for case in cases if case.recovered is not None]
+    return CaseShare.count(sum(one.hits for one in scored), sum(one.of for one in scored)) if scored else None
+
+
+def _observed(folder: Path, cell: Cell) -> Path | None:
+    """The folder of a cell's updates within the run; None where they lie elsewhere, as those that others captured."""
+    for place in (folder / "observed" / cell.name, folder / "observed"):
+        if (place / "knowledge.json").is_file():
+            return place
+    return None
+
+
+def _sent(folder: Path, cell: Cell) -> int | None:
+    """Numbers in the first round's update, by the head of its file alone; else the model's parameters."""
+    place = _observed(folder, cell)
+    files = sorted((place / "rounds").glob("*.safetensors")) if place is not None else []
+    if not files:
+        return cell.parameters
+    try:
+        with safe_open(files[0], framework="numpy") as opened:
+            names = [name for name in opened.keys() if name.startswith("update/")]  # noqa: SIM118
+            return sum(math.prod(opened.get_slice(name).get_shape()) for name in names) or cell.parameters
+    except (OSError, SafetensorError):
+        return cell.parameters
+
+
+def _private(folder: Path, cell: Cell) -> int | None:
+    """Numbers in the inputs of one batch."""
+    place = _observed(folder, cell)
+    if place is None or not cell.batch_size:
+        return None
+    shape = read_json(place / "knowledge.json").get("input_shape")
+    whole = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
+    return cell.batch_size * math.prod(shape) if whole else None
+
+
+# --- attacks -----------------------------------------------------------------------------------------------------
+
+
+def _uses(run: RunFolder) -> dict[str, str]:
+    """An attack's name in the run to its registered name, as far as recipe or request tell."""
+    tables: list[Any] = []
+    try:
+        recipe = run.tables
+        tables += [recipe.get("attack"), *(case.get("attack") for case in recipe.get("case", ()))]
+        if run.recipe is None and (run.folder / "attack.json").exists():
+            tables.append(read_json(run.folder / "attack.json").get("attacks"))
+    except (AttributeError, TypeError, SeepageError):
+        return {}
+    parts = [part for table in tables if isinstance(table, list) for part in table if isinstance(part, Mapping)]
+    return {str(part.get("label") or part.get("use")): str(part.get("use")) for part in parts}
+
+
+def _use(name: str, uses: Mapping[str, str]) -> str:
+    """The registered name behind a name in the run, such as `dlg` behind the second one, `dlg-2`."""
+    return uses.get(name) or uses.get(re.sub(r"-\d+$", "", name)) or name
+
+
+def _published(use: str, registry: Mapping[str, Any]) -> tuple[str, int | None]:
+    entry = registry.get(use)
+    source = str(entry.facts.get("paper", "")) if entry is not None else OWN_CODE
+    years = [int(year) for year in YEAR.findall(source)]
+    return source or "not published", max(years, default=None)
+
+
+def _attacks(run: RunFolder) -> list[AttackEvidence]:
+    """One entry for each attack, then for each membership test, over all of its cases."""
+    uses, listed, found = _uses(run), findings(run.result), []
+    names = [("attack", name, _published(_use(name, uses), known_attacks)) for name in run.attacks]
+    tests = dict.fromkeys(row.test for row in run.result.membership)
+    names += [("membership", name, _published(name, membership_tests)) for name in tests]
+    for kind, name, (source, year) in names:
+        own = [one for one in listed if (one.kind, one.by) == (kind, name)]
+        options = {one.options for one in own}
+        found.append(
+            AttackEvidence(
+                name=name,
+                source=source,
+                year=year,
+                options=options.pop() if len(options) == 1 else "",
+                ran_on=[one.case for one in own if one.ran],
+                leaked_on=[one.case for one in own if one.state == "leaks"],
+                unknown_on=[one.case for one in own if one.ran and one.state in ("unjudged", "open")],
+                not_on={one.case: one.why for one in own if not one.ran},
+                seconds=round(sum(one.seconds for one in own), 3),
+            )
+        )
+    return found
+
+
+# --- not tried ---------------------------------------------------------------------------------------------------
+
+
+def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
+    result, uses = run.result, _uses(run)
+    spoke = any(row.gave_result for row in result.rows)  # then what came back was tried, though it is not known
+    lacking = [side for side in result.sides if not side.tried and not (spoke and side.name == "came_back")]
+    lacking = [side for side in lacking if not side.words.startswith("no bound")]  # one was looked for, and none holds
+    found = [f"{FURTHER_SIDES.get(side.name, side.title)}: {LACKING.sub('', side.words, 1)}" for side in lacking]
+    found += [f"{cell.heading}: {cell.inconclusive}" for cell in result.cells if cell.inconclusive is not None]
+    found += [f"{cell.heading}: {cell.skipped}" for cell in result.cells if cell.skipped]
+    titles = result.titles
+    for row in filter(failed, result.judged_rows):
+        how = "was not tried" if row.outcome is Outcome.NOT_TRIED else "failed"
+        found.append(f"{row.attack} on {titles[row.cell]} {how}: {row.reason}")
+    passed_over = {row.attack for row in result.rows if row.status in PASSED_OVER}
+    barred = [one for one in tried if not one.ran_on and one.name not in passed_over]
+    found += [f"{one.name}: applies to no case of this run" for one in barred]
+    used = {_use(one.name, uses) for one in tried}
+    found += _unused("attacks", used, known_attacks, _refused(result))
+    found += _unused("membership tests", used, membership_tests) if result.membership else []
+    return [*found, *OUT_OF_SCOPE]
+
+
+def _refused(result: Result) -> set[str]:
+    """Attacks that nobody asked for and that can say nothing of any case, as far as every case was looked at."""
+    refused = [cell.refusals for cell in result.cells if not cell.skipped]
+    looked = [set(one) for one in refused if one is not None]
+    return set.intersection(*looked) if looked and len(looked) == len(refused) else set()
+
+
+def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any], refused: Iterable[str] = ()) -> list[str]:
+    """The names that a run did not ask for; those that cannot apply apart."""
+    left = set(registry) - set(used)
+    names, barred = sorted(left - set(refused)), sorted(left & set(refused))
+    which = "that this run did not ask for, and that may apply" if barred else "that this run did not ask for"
+    found = [f"{kind} of seepage {which}: {', '.join(names)}"] if names else []
+    said = f"{kind} that apply to no case as it was recorded, with what the attacker was told: {', '.join(barred)}"
+    return [*found, said] if barred else found
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of `evidence.json`."""
+    schema = Evidence.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "evidence.schema.json", **schema}

@@ -1,0 +1,156 @@
+"""What an update tells of how it was made, against updates whose making is known."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from seepage import Architecture, Batch, FedAvg, FedSGD, build, record
+from seepage.attacks.exposure import LabelLeak, UpdateAnalysis
+from seepage.attacks.exposure.inference import infer_size, infer_steps, rate_doubt
+from seepage.federation.types import ClientUpdate, Tensors
+
+SHAPE, CLASSES = (3, 8, 8), 10
+
+
+def net() -> nn.Module:
+    return build(Architecture("convnet"), SHAPE, CLASSES)
+
+
+def batch(n: int, classes: int = 4) -> Batch:
+    draw = torch.Generator().manual_seed(n)
+    return Batch(torch.rand(n, *SHAPE, generator=draw), torch.arange(n) % classes)
+
+
+def sent(model: nn.Module, client: ClientUpdate, n: int = 6) -> Tensors:
+    return record(model, batch(n), client=client)[0].update.tensors
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("lr", [0.001, 0.05])
+def test_few_steps_of_a_fresh_network_are_counted(steps: int, lr: float) -> None:
+    model = net()
+    delta = sent(model, FedAvg(lr=lr, steps=steps))
+    found = infer_steps(model, delta, SHAPE, CLASSES, lr=lr, steps=None)
+    assert found is not None
+    assert found.steps == steps
+    assert set(found.said) == {"local steps"}
+
+
+def test_the_rate_is_inferred_where_it_is_not_told() -> None:
+    model = net()
+    delta = sent(model, FedAvg(lr=0.05, steps=2))
+    found = infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=2)
+    assert found is not None
+    assert found.lr == pytest.approx(0.05, rel=0.2)
+    assert set(found.said) == {"learning rate"}
+    whole = infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=None)
+    assert whole is not None
+    assert (whole.lr, whole.steps) == (pytest.approx(0.1, rel=0.2), 1)
+
+
+def test_steps_that_a_rate_too_small_feigns_are_told_with_the_rate_of_one() -> None:
+    model = net()
+    delta = sent(model, FedAvg(lr=0.1, steps=1))
+    found = infer_steps(model, delta, SHAPE, CLASSES, lr=0.02, steps=None)
+    assert found is not None
+    assert found.steps == 5
+    rate = re.search(r"--steps 1 --lr ([\d.]+)$", found.said["local steps"])
+    assert rate is not None
+    assert float(rate[1]) == pytest.approx(0.1, rel=0.2)
+    right = infer_steps(model, delta, SHAPE, CLASSES, lr=0.1, steps=None)
+    assert right is not None
+    assert "--steps" not in right.said["local steps"]
+
+
+def test_the_steps_are_never_fewer_than_the_slopes_allow() -> None:
+    """Positive slopes of one step sum to less than one, whatever the network."""
+    model = net()
+    for lr, steps in ((0.5, 8), (0.01, 20)):
+        delta = sent(model, FedAvg(lr=lr, steps=steps))
+        found = infer_steps(model, delta, SHAPE, CLASSES, lr=lr, steps=None)
+        assert found is not None
+        bias = list(delta.values())[-1]
+        assert found.steps >= round(float((-bias / lr).clamp(min=0).sum()))
+
+
+def test_a_network_that_is_sure_tells_nothing() -> None:
+    model = net()
+    with torch.no_grad():
+        list(model.parameters())[-2].mul_(100)
+    delta = sent(model, FedAvg(lr=0.01, steps=3))
+    assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=None) is None
+    found = infer_steps(model, delta, SHAPE, CLASSES, lr=0.01, steps=None)
+    assert found is not None
+    assert found.steps == 1
+    assert "nothing tells" in found.said["local steps"]
+
+
+def test_all_classes_present_tell_nothing() -> None:
+    model = net()
+    delta = record(model, batch(20, classes=CLASSES), client=FedAvg(lr=0.01, steps=1))[0].update.tensors
+    assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=None) is None
+
+
+def test_outputs_behind_a_relu_tell_no_rate() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x).relu()
+
+    for model in (Cut(), nn.Sequential(net(), nn.LogSoftmax(1))):
+        delta = sent(model, FedAvg(lr=0.1, steps=1))
+        told = rate_doubt(model, {name: 2 * moved for name, moved in delta.items()}, SHAPE, CLASSES, 0.1)
+        assert (told is None) is isinstance(model, Cut), "a log-softmax has the softmax of what it reads"
+        assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=1) is None or not isinstance(model, Cut)
+
+
+def test_what_is_told_is_taken() -> None:
+    model = net()
+    found = infer_steps(model, sent(model, FedAvg(lr=0.01, steps=3)), SHAPE, CLASSES, lr=0.3, steps=7)
+    assert found is not None
+    assert (found.lr, found.steps, found.said) == (0.3, 7, {})
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+def test_the_batch_size_is_the_rank_of_the_first_layer(n: int) -> None:
+    model = build(Architecture("fc2", {"hidden": 64}), SHAPE, CLASSES)
+    size, words = infer_size(UpdateAnalysis(record(model, Batch(batch(n).inputs, batch(n).labels))))
+    assert size == n
+    assert "from the rank of 2.weight" in words
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 3, 4, 5])
+def test_a_rank_that_is_full_is_a_lower_bound(hidden: int) -> None:
+    model = build(Architecture("fc2", {"hidden": hidden}), SHAPE, CLASSES)
+    size, words = infer_size(UpdateAnalysis(record(model, batch(8))))
+    assert size is None
+    assert words.startswith("at least")
+
+
+def test_a_network_without_fully_connected_layers_does_not_tell() -> None:
+    model = nn.Sequential(nn.Conv2d(3, CLASSES, 8), nn.Flatten())
+    size, words = infer_size(UpdateAnalysis(record(model, batch(2), client=FedSGD())))
+    assert size is None
+    assert "no fully connected layer" in words
+
+
+def test_labels_are_named_with_their_counts() -> None:
+    counts = (0, 2, 0, 1)
+    sure = LabelLeak((1, 3), counts, 0.1, True, (0, 1, 0, 1), (1, 2, 1, 1))
+    assert sure.source == "classes 1 (1 to 2), 3 (1), from the last bias"
+    bounded = LabelLeak((1, 3), counts, 0.1, True, (0, 1, 0, 1))
+    assert bounded.source == "classes 1 (1 or more), 3 (1 or more), from the last bias"
+    assert LabelLeak((1, 3), counts, 0.1, True).source == "classes 1, 3, and perhaps others, from the last bias", (
+        "an estimate is no proof"
+    )
+    assert LabelLeak((1,), None, None, True).source == "class 1, and perhaps others, from the last bias"
+    assert LabelLeak((1,), None, None, False).source is None
+    assert LabelLeak((), None, None, True).source is None
+    many = LabelLeak(tuple(range(40)), None, None, True).source
+    assert many is not None
+    assert "and 28 more" in many

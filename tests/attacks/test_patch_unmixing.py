@@ -1,0 +1,79 @@
+"""Batches of a vision transformer: what is known of the mixture, the order of patches, and who is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import seepage.federation.data
+from seepage import Architecture, Batch, GaussianNoise, Transcript, build, record
+from seepage.attacks import PatchUnmixing
+from seepage.attacks.patches.borders import Board, ordered
+from seepage.attacks.patches.unmixing import PatchMixture, likeliest
+from seepage.errors import Inapplicable
+
+FOUR = {"patch": 32, "width": 32, "depth": 1, "heads": 2, "hidden": 32}
+
+
+def photographs(count: int) -> Batch:
+    data = seepage.federation.data.load("photos", size=64)
+    return data.batch(data.private[:count])
+
+
+def seen(count: int, **options: int) -> Transcript:
+    return record(build(Architecture("vit", {**FOUR, **options}), (3, 64, 64), 13), photographs(count))
+
+
+def by_hand(images: Tensor) -> Tensor:
+    """`[n, 4, 3072]` the patches of images of 64 pixels."""
+    cut = images.double().unfold(2, 32, 32).unfold(3, 32, 32)  # [n, 3, 2, 2, 32, 32]
+    return cut.permute(0, 2, 3, 1, 4, 5).reshape(len(images), 4, -1)
+
+
+def test_patches_are_what_is_common_and_a_part_of_the_span() -> None:
+    """The two facts that the attack stands on: differences lie in R, and outside R all images' patches are Y."""
+    mixed = PatchUnmixing().prepare(seen(3))
+    patches, span = by_hand(photographs(3).inputs), mixed.mixture.span
+    assert span.shape == (8, 3072)
+    apart = patches[0] - patches[1]
+    assert float((apart - (apart @ span.T) @ span).norm() / apart.norm()) < 1e-3
+    for image in patches:
+        outside = image - (image @ span.T) @ span
+        assert float((outside - mixed.mixture.common).norm() / outside.norm()) < 1e-3
+
+
+def test_steps_leave_what_is_known_as_it_is() -> None:
+    """Rows stay those of Y outside R: the first columns are ones of the patch's own row, and zeros."""
+    draw = torch.Generator().manual_seed(0)
+    mixture = PatchMixture(
+        torch.randn(2, 192, generator=draw).double(), torch.randn(2, 192, generator=draw).double(), 2, (3, 8, 8), 16
+    )
+    known = torch.eye(2).double().repeat_interleave(2, 0)
+    rows = torch.cat([known, torch.tensor([[1.0, 0.2], [-1.0, 0.1], [0.3, 1.0], [0.1, -1.0]]).double()], 1)
+    moved = likeliest(mixture, rows, steps=5)
+    torch.testing.assert_close(moved[:, :2], known)
+    assert not torch.allclose(moved, rows)
+
+
+def test_patches_of_several_images_are_put_in_their_order() -> None:
+    draw = torch.Generator().manual_seed(0)
+    patches = by_hand(photographs(3).inputs).transpose(0, 1)  # [P, n, d]
+    shuffle = torch.stack([torch.randperm(3, generator=draw) for _ in range(4)])
+    mixed = torch.stack([place[turn] for place, turn in zip(patches, shuffle, strict=True)])
+    found = ordered(mixed, Board.of(2, 2, (3, 32, 32)))
+    images = torch.gather(shuffle, 1, found)  # the true image of each place's patch, by found image
+    assert (images == images[0]).all()
+
+
+def test_one_image_too_many_images_and_noise_are_refused() -> None:
+    with pytest.raises(Inapplicable, match="mixed with no other"):
+        PatchUnmixing().check(seen(1))
+    with pytest.raises(Inapplicable, match="at most 3"):
+        PatchUnmixing().check(seen(4, width=12, heads=2))
+    model = build(Architecture("vit", FOUR), (3, 64, 64), 13)
+    with pytest.raises(Inapplicable, match="weakest direction"):
+        PatchUnmixing().check(record(model, photographs(2), defense=GaussianNoise(sigma=1e-2)))
+    unknown = replace(seen(2)[0], batch_size=None)
+    with pytest.raises(Inapplicable, match="--batch-size"):
+        PatchUnmixing().check(replace(seen(2), make_round=lambda t: unknown))

@@ -1,0 +1,101 @@
+"""What the attacks share: cuts of a network, certificates, and rows that agree."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from seepage import Architecture, Batch, build, record
+from seepage.attacks.network import Case, NetworkCut, best_labels, vouch
+from seepage.attacks.rgap.chain import Chain
+from seepage.base.algebra.rows import first_of_each, groups, same_rows
+from seepage.base.nn import state_of
+from seepage.federation.types import Round, Update
+
+
+def case(images: torch.Tensor, labels: torch.Tensor, *, scale: float = 1.0) -> Case:
+    """A round whose update is so many times the client's own."""
+    seen = record(build(Architecture("fc2", {"hidden": 24}), (1, 4, 4), 5), Batch(images, labels))
+    sent = {name: scale * tensor for name, tensor in seen[0].update.tensors.items()}
+    return Case(seen.knowledge, Round(0, seen[0].params, Update(sent), batch_size=len(images)))
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.0, 3.0])
+def test_the_own_update_vouches_for_the_truth_and_for_its_multiple_if_asked(scale: float) -> None:
+    images, labels = torch.rand(2, 1, 4, 4), torch.tensor([1, 3])
+    seen = case(images, labels, scale=scale)
+    off, multiple = vouch(seen, images, labels, any_multiple=True)
+    assert off < 1e-6
+    assert multiple == pytest.approx(scale, rel=1e-6)
+    # |u - s u| / |s u|
+    assert vouch(seen, images, labels)[0] == pytest.approx(abs(1 - scale) / scale, abs=1e-6)
+    assert vouch(seen, images.flip(0), labels, any_multiple=True)[0] > 0.1
+
+
+def test_an_update_that_points_away_is_no_multiple() -> None:
+    images, labels = torch.rand(1, 1, 4, 4), torch.tensor([2])
+    assert vouch(case(images, labels, scale=-1.0), images, labels, any_multiple=True) == (pytest.approx(2.0), 1.0)
+
+
+def test_a_cut_names_the_label_whose_slopes_were_sent() -> None:
+    images, labels = torch.rand(6, 1, 4, 4), torch.tensor([0, 4, 2, 2, 1, 3])
+    seen = case(images, labels)
+    names = [name for name, module in seen.model.named_modules() if isinstance(module, nn.Linear)]
+    _, calls = seen.forward(images.double().requires_grad_(), names[:1], exact=True)
+    outputs = calls[names[0]][0].output.detach()
+    cut = NetworkCut.at(seen, names[0])
+    leaf = outputs.clone().requires_grad_()
+    (sent,) = torch.autograd.grad(F.cross_entropy(cut.logits(leaf), labels, reduction="sum"), leaf)
+    found, mismatch = cut.nearest_labels(outputs, sent)
+    assert found.tolist() == labels.tolist()
+    assert float(mismatch.max()) < 1e-12
+
+
+def test_no_finite_mismatch_names_the_first_label_and_says_so() -> None:
+    labels, mismatch = best_labels(torch.tensor([torch.nan, float(label)]) for label in (3, 1, 2))
+    assert labels.tolist() == [0, 1]
+    assert mismatch.tolist() == [torch.inf, 1.0]
+
+
+def test_a_chain_takes_slopes_back_as_its_matrices_do() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(27, 4))
+    chain = Chain.of(net, state_of(net)[0], (2, 6, 6))
+    images, labels = torch.rand(3, 72).double(), torch.tensor([0, 3, 1])
+    passed = chain.run(0, images)
+    assert torch.allclose(passed.outputs[-1], net(images.float().view(3, 2, 6, 6)).double(), atol=1e-5)
+    for layer, made in zip(chain.maps, passed.outputs, strict=True):
+        assert torch.allclose(layer.pulled_back(made), made @ layer.matrix())
+    leaf = passed.reading(1).clone().requires_grad_()
+    (own,) = torch.autograd.grad(F.cross_entropy(chain.run(1, leaf).outputs[-1], labels, reduction="sum"), leaf)
+    assert torch.allclose(chain.slopes(passed, labels)[0], own * (1 - passed.reading(1).square()))
+
+
+def test_groups_take_the_largest_first_or_the_first_and_leave_strays_out() -> None:
+    # 0-1, 1-2-3 with 1 in both; 4 alone.
+    near = torch.eye(5, dtype=torch.bool)
+    for one, other in ((0, 1), (1, 2), (1, 3), (2, 3)):
+        near[one, other] = near[other, one] = True
+    assert [own.nonzero()[:, 0].tolist() for _, own in groups(near)] == [[0, 1, 2, 3], [4]]
+    assert [own.nonzero()[:, 0].tolist() for _, own in groups(near, in_order=True)] == [[0, 1], [2, 3], [4]]
+    assert [own.tolist().count(True) for _, own in groups(near, least=2, strays=torch.ones_like(near))] == [4]
+    # 2 is near 1 alone, which is left out for 0: so 2 stays, and 3 is near it.
+    assert first_of_each(near).tolist() == [True, False, True, False, True]
+
+
+def test_rows_are_found_again_each_once() -> None:
+    rows = torch.rand(5, 3) + 0.1
+    found = same_rows(rows[[4, 0]], rows, 1e-6)
+    assert found is not None
+    assert found.tolist() == [4, 0]
+    assert same_rows(rows[[1, 1]], rows, 1e-6) is None
+    assert same_rows(torch.zeros(1, 3), torch.zeros(2, 3), 1e-6) is None
+
+
+def test_a_case_runs_at_weights_of_its_own_in_float64() -> None:
+    images, labels = torch.rand(2, 1, 4, 4), torch.tensor([1, 0])
+    seen = case(images, labels)
+    params, _ = seen.exact
+    assert {tensor.dtype for tensor in params.values()} == {torch.float64}
+    logits, calls = seen.forward(images.double(), exact=True)
+    assert not calls
+    assert torch.allclose(logits, seen.forward(images)[0].double(), atol=1e-5)

@@ -1,0 +1,485 @@
+"""Rows, verdict and gate, over rows made by hand."""
+
+import math
+import re
+from statistics import median_low
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.helpers.rows import row_of, violations
+
+from seepage import LinearLeak
+from seepage.audit.attempt import Attempt
+from seepage.audit.findings import UNTRUSTED, findings
+from seepage.audit.gate import Condition, met, parse_condition
+from seepage.audit.recipe.case import Recipe
+from seepage.audit.row import SCORE_NAMES, Cell, Diagnostic, Outcome, Result, Row, Thresholds
+from seepage.audit.score import skipped_row, worst_status
+from seepage.audit.sides import reconstructed, sides
+from seepage.audit.verdict import named_members, reasons, verdict
+from seepage.base.schema import Summary, parse
+from seepage.errors import SeepageError
+from seepage.measure.metrics import Scores
+from seepage.report.formatting import NONE
+from seepage.report.table import MatrixEntry
+
+TITLES = {"a": "case A", "b": "case B"}
+
+BASE: dict[str, Any] = {
+    "cell": "a", "attack": "dlg", "status": "ok", "reason": None, "told_extra": [], "examples": 8, "seconds": 1.0,
+    **dict.fromkeys(SCORE_NAMES), "recovered": 0.0, "exact": 0.0, "psnr": 9.0, "ssim": 0.1, "gain_db": -3.0,
+    "outcome": "",
+}  # fmt: skip
+
+
+def row(**changes: Any) -> Row:
+    """A row of an attack that recovered nothing, with changes by the names of its numbers."""
+    return row_of(**{**BASE, **changes})
+
+
+def cells_of(titles: dict[str, str], defenses: dict[str, str | None] | None = None) -> list[Cell]:
+    """Cells with these titles, whose parts are between commas that stand in no brackets."""
+    known = defenses or {}
+    return [
+        Cell(name=name, title=title, title_parts=re.split(r", (?![^(]*\))", title), defense=known.get(name))
+        for name, title in titles.items()
+    ]
+
+
+NO_SCORE: dict[str, Any] = dict.fromkeys(SCORE_NAMES)
+
+
+PHRASES: list[tuple[dict[str, Any], str]] = [
+    ({"status": "inapplicable", **NO_SCORE}, "does not apply"),
+    ({"status": "inapplicable", "zero_update": True, **NO_SCORE}, "zero update"),
+    ({"status": "error", **NO_SCORE}, "failed"),
+    (NO_SCORE, "not scored"),
+    ({"exact": 1.0, "recovered": 1.0, "gain_db": 90.0}, "exact"),
+    ({"exact": 0.25, "recovered": 1.0}, "2/8 exact"),
+    ({"exact": 1.0, "recovered": 0.5}, "8/8 exact"),
+    ({"recovered": 1.0}, "recovered"),
+    ({"recovered": 0.125}, "partly recovered"),
+    ({"gain_db": 0.5}, "traces"),
+    ({"gain_db": 0.0}, "nothing recovered"),
+    ({"gain_db": -0.5, "psnr": 35.0}, "nothing recovered"),
+    ({"gain_db": None}, "nothing recovered"),
+    ({"status": "exhausted", "recovered": 1.0}, "recovered"),
+]
+
+
+def test_a_row_in_two_words() -> None:
+    assert [(changes, row(**changes).phrase) for changes, _ in PHRASES] == PHRASES
+
+
+LEVELS = [
+    ("exact", [row(exact=0.5, recovered=0.5, gain_db=30.0), row(cell="b")]),
+    ("recognizable", [row(recovered=0.25, gain_db=5.0), row(cell="b", gain_db=1.0)]),
+    ("traces", [row(gain_db=1.0), row(cell="b")]),
+    ("nothing", [row(), row(cell="b")]),
+    ("unscored", [row(**NO_SCORE), row(cell="b", **NO_SCORE)]),
+    ("certified", [row(**NO_SCORE, returned=3, vouched=2), row(cell="b", **NO_SCORE)]),
+    ("unscored", [row(**{**NO_SCORE, "outcome": "features only"}), row(cell="b", status="inapplicable", **NO_SCORE)]),
+    ("unscored", [row(status="inapplicable", **NO_SCORE), row(cell="b", status="error", **NO_SCORE)]),
+]
+
+
+def test_the_level_of_a_run() -> None:
+    for number, (level, rows) in enumerate(LEVELS):
+        found, text = verdict(rows, cells_of(TITLES))
+        assert found == level, number
+        assert text == " ".join(text.split())
+        assert ("LEAKS" in text) == (level in ("exact", "recognizable", "certified")), number
+        assert re.match(r"[A-Z ,]+\. ", text), "it begins with the verdict in capitals"
+
+
+def test_the_worst_row_is_named_with_what_it_was_told() -> None:
+    rows = [
+        row(attack="sapag", recovered=0.25, gain_db=9.0, psnr=22.0),
+        row(
+            attack="linear",
+            exact=0.5,
+            recovered=0.5,
+            gain_db=80.0,
+            psnr=99.4,
+            psnr_median=17.6,
+            mean_color_psnr=14.2,
+            told_extra=["labels"],
+        ),
+        row(cell="b", attack="dlg", recovered=1.0, gain_db=12.0, psnr=25.0),
+    ]
+    _, text = verdict(rows, cells_of(TITLES))
+    facts = ("2 of 2", "case A", "linear", "4 of 8 examples exactly", "18 dB", "14 dB", "told labels")
+    assert [fact for fact in facts if fact not in text] == []
+    assert "99" not in text, "a mean that exact copies draw up misleads"
+
+
+def test_a_case_without_a_leak_is_no_proof_and_one_without_a_result_neither() -> None:
+    leak = row(exact=1.0, recovered=1.0, gain_db=30.0)
+    _, text = verdict([leak, row(cell="b")], cells_of(TITLES))
+    assert "In 1 audited case (case B)" in text
+    assert "no proof of safety" in text
+    _, text = verdict([leak, row(cell="b", status="error", **NO_SCORE)], cells_of(TITLES))
+    assert "of 1 audited case." in text
+    assert "In 1 further case (case B) no attack gave a result" in text
+    for quiet in ([row(), row(cell="b", status="inapplicable", **NO_SCORE)], [row(gain_db=2.0)]):
+        _, text = verdict(quiet, cells_of(TITLES))
+        assert "case B" in text
+        assert "no proof of safety" in text
+
+
+UNTOLD = "he attackers did not know of the defense"
+
+
+@pytest.mark.parametrize(
+    ("rows", "defenses", "untold", "doubt"),
+    [
+        ([row()], {"a": "noise"}, True, "--no-undefended"),
+        ([row(gain_db=1.0)], {"a": "noise"}, True, "--no-undefended"),
+        ([row(recovered=0.5)], {"a": "noise"}, True, ""),
+        ([row(**NO_SCORE)], {"a": "noise"}, True, ""),
+        ([row(told_extra=["labels"])], {"a": "noise"}, True, "--no-undefended"),
+        ([row(told_extra=["defense"])], {"a": "noise"}, False, "--no-undefended"),
+        ([row()], {"a": None}, False, ""),
+        ([row()], {}, False, ""),
+        ([row(), row(cell="b")], {"a": "noise", "b": "more"}, True, "--no-undefended"),
+        ([row(), row(cell="b")], {"b": "noise"}, True, "attack.steps"),
+        ([row(recovered=1.0), row(cell="b")], {"a": None, "b": "noise"}, True, ""),
+        ([row(recovered=1.0), row(cell="b", attack="linear")], {"a": None, "b": "noise"}, True, "attack.steps"),
+        ([row(recovered=1.0), row(cell="b")], {"a": "weak noise", "b": "noise"}, True, ""),
+        ([row(status="error", **NO_SCORE)], {"a": "noise"}, False, ""),
+    ],
+)
+def test_nothing_behind_a_defense_is_inconclusive_unless_the_attacks_are_shown_to_work(
+    rows: list[Row], defenses: dict[str, str | None], untold: bool, doubt: str
+) -> None:
+    """With what would show it; the case is named where only some have a defense. That no attacker knew is said too."""
+    titles = TITLES if len(rows) > 1 else {"a": "case A"}
+    level, text = verdict(rows, cells_of(titles, defenses))
+    plain, without = verdict(rows, cells_of(titles))
+    assert (UNTOLD in without, UNTOLD in text) == (False, untold)
+    assert [option for option in ("--no-undefended", "attack.steps") if option in text] == ([doubt] if doubt else [])
+    leaks = plain in ("exact", "recognizable")
+    assert level == ("inconclusive" if doubt and not leaks else plain)
+    assert ("INCONCLUSIVE" in text) == bool(doubt)
+    some = untold and len(rows) > 1 and not defenses.get("a")
+    assert (f"(case B) t{UNTOLD}" in text) == some
+
+
+def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_finding() -> None:
+    """It is in no count of cases, and neither reddens the gate nor makes the verdict; without it nobody could tell."""
+    defended = Cell(name="a", title="net, noise", defense="noise", undefended="b")
+    control = Cell(name="b", title="net, no defense", control=True)
+    leak = row(cell="b", exact=1.0, recovered=1.0, gain_db=60.0)
+    rows, cells = [row(), leak], [defended, control]
+    level, text = verdict(rows, cells)
+    assert (level, text.partition(".")[0]) == ("nothing", "NOTHING RECOGNIZABLE")
+    assert "In 1 audited case" in text
+    assert text.endswith("Without the defense dlg rebuilt 8 of 8 examples exactly.")
+    level, text = verdict([row(), row(cell="b")], cells)
+    assert level == "inconclusive"
+    assert "recover nothing without the defense either" in text
+    result = Result(
+        verdict=text, verdict_level=level, rows=rows, cells=cells, thresholds=Thresholds(),
+        sides=sides(rows, [], [], [], cells),
+    )  # fmt: skip
+    assert met(result, Condition("recovered", ">", 0.0)) == []
+    assert result.sides[0].value == 0.0
+    unsure = [cell.model_copy(update={"inconclusive": "why"} if not cell.control else {}) for cell in cells]
+    assert sides(rows, [], [], [], unsure)[0].words.startswith("inconclusive: 0 of 8 examples")
+    assert met(result.model_copy(update={"rows": [leak.model_copy(update={"cell": "a"})]}), Condition("exact", ">", 0))
+
+
+def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run() -> None:
+    given = [Cell(name="a", title="net", given_away=3, given_of=4)]
+    result = Result(verdict="", verdict_level="nothing", rows=[row()], cells=given, thresholds=Thresholds())
+    level, text = verdict(result.rows, given)
+    assert (level, text.partition(".")[0]) == ("certified", "LEAKS, BY ITS OWN PROOF")
+    assert "gives away 3 of its 4 examples exactly" in text
+    side = sides(result.rows, [], [], [], given)[0]
+    assert side.words.startswith("3 of 4 examples exactly")
+    assert (side.value, side.tried) == (0.75, True)
+    for score in ("recovered", "exact", "certified"):
+        assert [(one.name, one.value) for one in met(result, Condition(score, ">", 0.5))] == [("closed form", 0.75)]
+    assert [(one.by, one.state, one.severity) for one in findings(result)] == [
+        ("dlg", "quiet", "note"), ("closed_form", "leaks", "error")
+    ]  # fmt: skip
+    defended = Cell(name="b", title="other", defense="noise")
+    both = verdict([row(), row(cell="b")], [*given, defended])[1]
+    assert "INCONCLUSIVE: In 1 audited case (other) these attacks" in both
+    exact = row(exact=1.0, recovered=1.0, gain_db=60.0)
+    assert verdict([exact], given)[0] == "exact"
+    assert "closed form" not in verdict([exact], given)[1], "the attack says the same"
+    assert sides([exact], [], [], [], given)[0].value == 1.0
+
+
+@pytest.mark.parametrize("name", [*UNTRUSTED, "objective-limits"])
+def test_a_count_of_nothing_beside_a_warning_that_it_cannot_be_trusted_is_inconclusive(name: str) -> None:
+    """Not beside any: where a better fit than the truth was found, the attack did what it can."""
+    cells = cells_of({"a": "case A"})
+    flag = Diagnostic(cell="a", attack="dlg", name=name, severity="warning", message="So it is.")
+    level, text = verdict([row()], cells, [flag])
+    assert (level == "inconclusive") == (name in UNTRUSTED)
+    assert text.startswith("INCONCLUSIVE. ") == (name in UNTRUSTED)
+    assert verdict([row(recovered=1.0)], cells, [flag])[0] == "recognizable"
+    assert verdict([row()], cells, [flag.model_copy(update={"severity": "note"})])[0] == "nothing"
+    untried = row(attack="dlg", status="not_tried", **NO_SCORE)
+    assert verdict([row(), untried], cells)[0] == "inconclusive", "it was left out for want of time"
+
+
+def test_scores_without_a_mean_color_can_be_put_in_words() -> None:
+    rows = [row(exact=1.0, psnr=90.0, psnr_median=90.0, gain_db=None, recovered=None, examples=1)]
+    level, text = verdict(rows, cells_of({"a": "case A"}))
+    assert level == "exact"
+    assert "1 of 1 examples exactly. PSNR: 90 dB." in text
+
+
+def quiet_cases(count: int) -> tuple[list[Row], dict[str, str]]:
+    """A case that leaks, and `count` that do not, whose titles share words."""
+    titles = {"a": "fc2(hidden=8, depth=2), batch 1, fresh"}
+    titles |= {f"q{i}": f"convnet(width=4, depth=2), batch {2**i}, fresh" for i in range(count)}
+    rows = [row(cell=cell, exact=float(cell == "a"), recovered=float(cell == "a")) for cell in titles]
+    return rows, titles
+
+
+def test_few_quiet_cases_are_named_and_many_counted_with_what_they_share() -> None:
+    rows, titles = quiet_cases(3)
+    _, text = verdict(rows, cells_of(titles))
+    assert all(titles[f"q{i}"] in text for i in range(3))
+    rows, titles = quiet_cases(4)
+    _, text = verdict(rows, cells_of(titles))
+    assert "In 4 audited cases (all of them: convnet(width=4, depth=2)) these attacks" in text
+    assert "batch 8" not in text
+    titles["q0"] = "resnet, batch 4, fresh"
+    assert "In 4 audited cases these attacks" in verdict(rows, cells_of(titles))[1]
+
+
+def test_a_reason_is_given_once_however_many_attacks_and_cases_have_it() -> None:
+    entries = [(attack, "not recorded", "too few examples", "C") for attack in "abcd"]
+    entries += [("dlg", "failed", "no memory", case) for case in ("A", "B")]
+    entries += [(attack, "does not apply", "no bias", "B") for attack in ("linear", "cafe")]
+    assert reasons(entries, 3) == [
+        ("4 attacks", "not recorded (C): too few examples"),
+        ("dlg", "failed (2 of 3 cases): no memory"),
+        ("linear, cafe", "does not apply (B): no bias"),
+    ]
+    assert reasons([("dlg", "failed", "no memory", "A")], 1) == [("dlg", "failed: no memory")]
+
+
+@given(st.lists(st.floats(0, 150), min_size=1, max_size=9))
+def test_the_median_is_what_half_of_the_examples_reach(values: list[float]) -> None:
+    found = scores_of(values).psnr_median
+    assert found == median_low(values)
+    assert sum(value >= found for value in values) >= len(values) / 2
+    assert scores_of([*values, math.nan]).psnr_median == found
+
+
+def scores_of(values: list[float]) -> Scores:
+    count = len(values)
+    return Scores(
+        alignment="identity", metrics=("psnr",), values={"psnr": torch.tensor(values, dtype=torch.float64)},
+        baseline_values={}, matched=torch.ones(count, dtype=torch.bool), recovered_each=None, exact_each=None,
+        batches=torch.zeros(count, dtype=torch.int64), label_shares=torch.full((1,), math.nan),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ({"psnr": {"mean": 9.0}, "ssim": {"mean": 0.1}}, "look at the pictures"),
+        ({"psnr": {"mean": 9.0}, "gain_db": {"mean": 1.0}}, "look at the records"),
+        ({"rouge_1": {"mean": 0.6}}, "look at the texts"),
+    ],
+)
+def test_traces_are_those_of_what_the_examples_are(scores: dict[str, Any], words: str) -> None:
+    shares = {name: {"mean": 0.0} for name in ("recovered", "exact")}
+    traces = Row(cell="a", attack="x", outcome="traces", examples=4, scores={**shares, **scores})
+    level, text = verdict([traces], cells_of({"a": "case A"}))
+    assert level == "traces"
+    assert words in text
+
+
+def test_what_cannot_be_scored_is_called_what_it_is() -> None:
+    cells = [cell.model_copy(update={"kind": "records"}) for cell in cells_of({"a": "case A"})]
+    features = Row(cell="a", attack="x", outcome="features_only", space="feature", returned=2)
+    guesses = Row(cell="a", attack="x", outcome="not_scored", returned=2)
+    assert "images" not in verdict([features], cells)[1]
+    assert "goes on from there to images" in verdict([features], cells_of({"a": "case A"}))[1]
+    assert "Look at the records:" in verdict([guesses], cells)[1]
+
+
+def test_cases_without_a_membership_test_are_counted_beyond_three() -> None:
+    cells = [Cell(name=str(i), title=f"case {i}", membership_skipped="too few") for i in range(5)]
+    assert "not tested on case 0; case 1; case 2 and 2 more: see" in named_members([], cells)
+
+
+CONDITIONS: list[tuple[str, tuple[str, str, float] | None]] = [
+        ("psnr>20", Condition("psnr", ">", 20.0)), (" ssim >= .5", None), ("ssim>=0.5", ("ssim", ">=", 0.5)),
+        ("gain_db < -1e1", ("gain_db", "<", -10.0)), ("recovered<=1", ("recovered", "<=", 1.0)), ("psnr>nan", None),
+        ("psnr>1e", None), ("psnr => 3", None), ("psnr>20;ssim>1", None), ("psnr>inf", None),
+]  # fmt: skip
+
+
+def test_conditions() -> None:
+    for text, condition in CONDITIONS:
+        if condition is not None:
+            assert parse_condition(text) == condition
+            continue
+        with pytest.raises(SeepageError, match="SCORE>NUMBER"):
+            parse_condition(text)
+
+
+def test_a_condition_on_what_is_no_score_is_refused() -> None:
+    with pytest.raises(SeepageError, match="did you mean 'psnr'"):
+        parse_condition("pnsr>2")
+    with pytest.raises(SeepageError, match="unknown score"):
+        parse_condition("seconds>2")
+
+
+@pytest.mark.parametrize(("sign", "wanted"), [(">", [3]), (">=", [2, 3]), ("<", [1]), ("<=", [1, 2])])
+def test_rows_that_meet_a_condition(sign: str, wanted: list[int]) -> None:
+    rows = [row(psnr=float(n)) for n in (1, 2, 3)] + [row(**NO_SCORE)]
+    assert [found.value for found in violations(rows, Condition("psnr", sign, 2.0))] == wanted
+
+
+def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
+    for rows in ([], [row(**NO_SCORE)], [row()], [row(lpips=0.1), row(cell="b")]):
+        with pytest.raises(SeepageError, match="'lpips'"):
+            violations(rows, Condition("lpips", ">", 0.5))
+    with pytest.raises(SeepageError, match="'psnr' in b"):
+        violations([row(psnr=9.0), row(cell="b", status="error", **NO_SCORE)], Condition("psnr", ">", 20.0))
+
+
+@pytest.mark.parametrize(
+    ("silent", "cause"),
+    [
+        ([row(status="inapplicable", **NO_SCORE)], "none applies"),
+        ([row(status="inapplicable", **NO_SCORE), row(status="error", **NO_SCORE)], "those that apply failed"),
+        ([row(outcome="not_recorded", status="inapplicable", **NO_SCORE)], "no update could be made"),
+    ],
+)
+def test_a_verdict_without_a_result_says_why(silent: list[Row], cause: str) -> None:
+    level, text = verdict(silent, [Cell(name=silent[0].cell, title="net")])
+    assert level == "unscored"
+    assert text.startswith("NO RESULT. In 1 audited case (net)")
+    assert cause in text
+
+
+def test_a_gate_says_what_lets_it_be_judged() -> None:
+    silent = row(status="inapplicable", **NO_SCORE)
+    with pytest.raises(SeepageError, match="add attacks that apply"):
+        violations([silent], Condition("recovered", ">", 0.0))
+    with pytest.raises(SeepageError, match="add an attack that can certify its guesses"):
+        violations([silent, row(returned=3, **NO_SCORE)], Condition("certified", ">", 0.0))
+
+
+def test_a_case_whose_members_were_not_tested_does_not_pass_the_gate() -> None:
+    rate = {"hits": 0, "of": 8, "low": 0.0, "high": 0.37}
+    tested = {"cell": "a", "test": "matched_filter", "auc": 0.5, "named": rate, "false": rate}
+    failed = {"cell": "b", "test": "matched_filter", "status": "error", "reason": "no memory"}
+    cells: list[dict[str, Any]] = [{"name": "a"}, {"name": "b"}]
+    base = {"verdict": "", "verdict_level": "nothing", "rows": [], "thresholds": {}}
+    condition = Condition("named", ">", 0.0)
+    whole = Result.model_validate({**base, "membership": [tested], "cells": cells})
+    assert met(whole, condition) == []  # nobody asked for the other case
+    skipped = [cells[0], {**cells[1], "membership_skipped": "too few examples"}]
+    for part in ({"membership": [tested, failed], "cells": cells}, {"membership": [tested], "cells": skipped}):
+        with pytest.raises(SeepageError, match=r"'named' in b.*--membership"):
+            met(Result.model_validate({**base, **part}), condition)
+
+
+def test_a_case_that_sent_nothing_is_no_reason_to_fail() -> None:
+    nothing = row(cell="b", status="inapplicable", zero_update=True, **NO_SCORE)
+    assert violations([row(psnr=9.0), nothing], Condition("psnr", ">", 20.0)) == []
+
+
+NOT_RECORDED = skipped_row(Recipe(), "b", "dlg", LinearLeak(), (), "too few examples")
+
+
+def test_a_case_that_could_not_be_recorded_is_not_passed_over() -> None:
+    with pytest.raises(SeepageError) as error:
+        violations(
+            [row(psnr=9.0), NOT_RECORDED, NOT_RECORDED.model_copy(update={"attack": "linear"})],
+            Condition("psnr", ">", 20.0),
+        )
+    assert "--fail-if cannot be judged: b " in str(error.value)
+    assert str(error.value).count("too few examples") == 1
+    others = [NOT_RECORDED.model_copy(update={"cell": cell}) for cell in "bcde"]
+    with pytest.raises(SeepageError, match="b, c, d and others"):
+        violations([row(psnr=9.0), *others], Condition("psnr", ">", 20.0))
+
+
+@pytest.mark.parametrize("other", [NOT_RECORDED, row(cell="b", status="error", **NO_SCORE)])
+def test_a_gate_that_a_case_closed_is_closed_whatever_became_of_another(other: Row) -> None:
+    assert [found.value for found in violations([other, row(psnr=90.0)], Condition("psnr", ">", 20.0))] == [90.0]
+
+
+def test_the_worst_status_is_shown() -> None:
+    def of(*statuses: Any) -> str:
+        return worst_status([Attempt(status, "x") for status in statuses])
+
+    assert of("ok", "exhausted", "ok") == "exhausted"
+    assert of("ok", "inapplicable", "diverged") == "inapplicable"
+    assert of("inapplicable", "error") == "error"
+    assert of("ok") == "ok"
+
+
+def test_a_result_file_needs_what_readers_rely_on() -> None:
+    good: dict[str, Any] = {
+        "verdict": "", "verdict_level": "nothing", "thresholds": {}, "rows": [row().model_dump(mode="json")],
+        "cells": [{"name": "a", "title": "A", "baselines": None}],
+    }  # fmt: skip
+    assert parse(Result, good, "x").thresholds.exact_db == 40.0
+    for key in good:
+        with pytest.raises(SeepageError, match=f"x .*'{key}'"):
+            parse(Result, {k: v for k, v in good.items() if k != key}, "x")
+    for key in ("cell", "attack", "outcome"):
+        rows = [{k: v for k, v in row().model_dump(mode="json").items() if k != key}]
+        with pytest.raises(SeepageError, match=f"'{key}'"):
+            parse(Result, {**good, "rows": rows}, "x")
+
+
+CERTIFIED_FEATURES: dict[str, Any] = {
+    **NO_SCORE, "attack": "cocktail_party", "outcome": "features only", "space": "feature", "returned": 1, "vouched": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("beside", [[], [row(attack="cpa_fia", **NO_SCORE, returned=1)]], ids=["alone", "with-guess"])
+def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]) -> None:
+    features = row(**CERTIFIED_FEATURES)
+    rows = [features, *beside]
+    level, text = verdict(rows, cells_of(TITLES))
+    assert level == "unscored"
+    assert "LEAKS" not in text
+    assert "1 inner feature certified, which is no example" in text
+    found = reconstructed(rows, TITLES)
+    assert found.words.startswith("1 inner feature certified, which is no example, by cocktail_party on ")
+    assert violations(rows, parse_condition("certified>0")) == []
+    result = Result(rows=[features], cells=cells_of(TITLES), verdict=text, verdict_level=level, thresholds=Thresholds())
+    finding = findings(result)[0]
+    assert (finding.state, finding.severity) == ("open", "warning"), "nobody knows what comes back here"
+    assert "inner feature" in finding.words
+    assert "guess" not in finding.words
+    entry = MatrixEntry.of(features)
+    assert (entry.count, entry.words, entry.shade) == (NONE, "features only, 1 of them certified", 0)
+
+
+def test_certified_examples_beside_certified_features_leak_and_are_the_ones_named() -> None:
+    rows = [row(**CERTIFIED_FEATURES | {"vouched": 5}), row(attack="linear", **NO_SCORE, returned=1, vouched=1)]
+    level, text = verdict(rows, cells_of(TITLES))
+    assert level == "certified"
+    assert "linear returned 1 guess" in text
+    assert "certifies it without any truth" in text
+    assert reconstructed(rows, TITLES).words.startswith("1 guess certified, by linear on ")
+    assert [one.name for one in violations(rows, parse_condition("certified>0"))] == ["linear"]
+
+
+def test_an_attack_that_was_not_tried_for_want_of_time_opens_no_gate() -> None:
+    tried = Row(cell="a", attack="linear", outcome=Outcome.NOTHING_RECOVERED, scores={"psnr": Summary(mean=9.0)})
+    left_out = Row(cell="a", attack="dlg", status="not_tried", outcome=Outcome.NOT_TRIED)
+    assert violations([tried], parse_condition("psnr>20")) == []
+    with pytest.raises(SeepageError, match="--minutes"):
+        violations([tried, left_out], parse_condition("psnr>20"))
+    assert violations([tried, left_out], parse_condition("psnr>5"))

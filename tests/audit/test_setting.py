@@ -1,0 +1,93 @@
+"""A case's setting is the same wherever it is made, and what cases share is what they have in common."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seepage.audit import run as audit
+from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.resolve import cells
+from seepage.audit.record import record_cells
+from seepage.audit.simulate.setting import Setting, SharedParts
+from seepage.federation.transcript.recorded import open_transcript
+from seepage.federation.transcript.truth import open_truth
+
+PLAIN = """
+seed = 3
+data = { use = "digits", size = 8 }
+model = { use = "fc2", hidden = 24 }
+training = { steps = 4 }
+batch = { size = 2, count = 3 }
+attack = [{ use = "linear" }]
+"""
+CASES = {
+    "batches": PLAIN,
+    "a federation": PLAIN.replace("training = { steps = 4 }", "federation = { rounds = 2, clients = 5 }"),
+    "rounds over one data set": PLAIN + 'rounds = { count = 6, samples = 9 }\nknowledge = { told = ["indices"] }',
+}
+
+
+def case_of(tables: str, **changed: Any) -> Recipe:
+    return cells(tomllib.loads(tables) | changed)[0]
+
+
+@pytest.mark.parametrize("tables", CASES.values(), ids=CASES)
+def test_who_is_attacked_in_memory_is_who_is_recorded(tables: str, tmp_path: Path) -> None:
+    case = case_of(tables)
+    record_cells([case], tmp_path / "run")
+    setting = Setting.of(case).after_federation(tmp_path / "own", lambda done, total: None)
+    truth = open_truth(tmp_path / "run" / "private")
+    for batch, other in zip(setting.batches, truth.batches, strict=True):
+        torch.testing.assert_close(batch.inputs, other.inputs, rtol=0, atol=0)
+    recorded = open_transcript(tmp_path / "run" / "observed")[0]
+    made = setting.victim()[0].transcript()[0]
+    for name, tensor in recorded.params.items():
+        assert torch.equal(tensor, made.params[name])
+        assert torch.equal(recorded.update.tensors[name], made.update.tensors[name])
+    attacked = {place for part in setting.victims for place in part.tolist()}
+    assert not attacked & set(setting.unseen.tolist())
+
+
+def test_states_are_shared_by_cases_that_train_alike_and_no_others() -> None:
+    shared = SharedParts()
+    first = Setting.of(case_of(PLAIN), shared)
+    assert Setting.of(case_of(PLAIN, batch={"size": 4}), shared).state is first.state
+    assert Setting.of(case_of(PLAIN, client={"use": "fedavg"}), shared).state is first.state
+    others: list[dict[str, Any]] = [
+        {"seed": 4},
+        {"training": {"steps": 5}},
+        {"client": {"use": "fedsgd", "loss": "mse"}},
+        {"client": {"use": "fedsgd", "label_smoothing": 0.1}},
+    ]
+    states = [Setting.of(case_of(PLAIN, **other), shared).state[0] for other in others]
+    for one in states:
+        assert any(not torch.equal(one[name], first.state[0][name]) for name in one)
+    assert len(shared.states) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        {"use": "fedsgd", "loss": "mse"},
+        {"use": "fedsgd", "loss": "bce"},
+        {"use": "fedprox", "lr": 0.05, "steps": 2, "batch_size": 1, "mu": 0.5},
+    ],
+    ids=lambda client: "-".join(map(str, client.values())),
+)
+def test_another_loss_or_protocol_goes_from_recipe_to_row(client: dict[str, Any], tmp_path: Path) -> None:
+    tables = tomllib.loads(PLAIN) | {
+        "client": client,
+        "batch": {"size": 1},
+        "knowledge": {"told": ["labels"]},
+        "attack": [{"use": "inverting_gradients", "steps": 3}, {"use": "idlg", "steps": 2}],
+    }
+    finished = audit.run(tables, out=tmp_path, jobs=1)
+    rows = {row.attack: row for row in finished.result.rows}
+    assert rows["inverting_gradients"].status in ("ok", "exhausted")
+    assert all(row.status != "error" for row in rows.values()), rows
+    knowledge = open_transcript(tmp_path / "observed").knowledge
+    assert knowledge.client == cells(tables)[0].make_client()
+    assert knowledge.client.loss == client.get("loss", "cross_entropy")

@@ -1,0 +1,544 @@
+"""The sweep of a frontier, its rows, its line and its sentence; epsilon; bytes."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+from tests.helpers.rows import row_of
+
+from seepage import GaussianNoise, SeepageError
+from seepage.audit.cell import Measure
+from seepage.audit.row import Cell, Row
+from seepage.base.registry import Spec
+from seepage.federation.clients import Aggregate, FedSGD
+from seepage.federation.defenses import (
+    DPSGD,
+    Compose,
+    DecayingNoise,
+    JacobianDamping,
+    Quantize,
+    SelectiveEncryption,
+    Soteria,
+    Sparsify,
+)
+from seepage.federation.transcript.recorded import open_transcript
+from seepage.federation.types import Update
+from seepage.measure.privacy.accounting import epsilon
+from seepage.measure.privacy.guarantee import guarantee_of
+from seepage.report.frontier.advising import advice, untried
+from seepage.report.frontier.page import write_page
+from seepage.report.frontier.rows import DefenseRow, Point, pareto, points_of, rows_of
+from seepage.report.frontier.run import run_frontier
+from seepage.report.frontier.sweep import DEFAULT_STRENGTHS, sweep_of
+
+TABLES: dict[str, Any] = {
+    "name": "small",
+    "data": {"use": "digits", "size": 8},
+    "model": {"use": "fc2", "hidden": 8},
+    "attack": [{"use": "linear"}, {"use": "inverting_gradients", "steps": 5}, {"use": "bayes", "steps": 5}],
+    "knowledge": {"told": ["labels"]},
+}
+
+
+def test_each_defense_has_a_cell_and_one_for_attackers_who_know() -> None:
+    unharmed = {"use": "fake_gradients", "order": "magnitude"}
+    sweep = sweep_of({**TABLES, "frontier": [{"use": "sparsify", "keep": [0.5, 0.1]}, unharmed]})
+    assert [entry.name for entry in sweep.entries] == [
+        "no defense",
+        "sparsify(keep=0.5)",
+        "sparsify(keep=0.1)",
+        "fake_gradients(order='magnitude')",
+    ]
+    bare, half, _, forged = sweep.entries
+    assert bare.known is None
+    assert forged.known is None, "no attack makes anything of it"
+    assert half.known is not None
+    assert half.known.knowledge.told == ("labels", "defense")
+    assert [part.use for part in half.known.attack] == ["inverting_gradients"]
+    assert [part.use for part in half.recipe.attack] == ["linear", "inverting_gradients", "bayes"]
+    assert half.known.make_defense() == half.recipe.make_defense() == Sparsify(keep=0.5)
+
+
+@pytest.mark.parametrize(
+    ("table", "wanted"),
+    [
+        ({"use": "gaussian_noise", "sigma": 0.1, "clip": 1.0}, ["bayes"]),  # which weighs it
+        ({"use": "dp_sgd", "sigma": 0.1}, ["inverting_gradients", "bayes"]),
+        ({"use": "jacobian_damping", "beta": 1.0}, ["inverting_gradients", "bayes"]),
+    ],
+)
+def test_a_defense_is_known_to_the_attacks_that_make_something_of_it(table: dict[str, Any], wanted: list[str]) -> None:
+    known = sweep_of({**TABLES, "frontier": [table]}).entries[1].known
+    assert known is not None
+    assert [part.use for part in known.attack] == wanted
+
+
+def test_who_knows_of_zero_sum_noise_attacks_the_sum_of_the_group() -> None:
+    table = {"use": "zero_sum_noise", "sigma": 0.1}
+    federation = {"clients": 6, "share": 0.5}
+    entry = sweep_of(
+        {**TABLES, "federation": federation, "batch": {"size": 2, "count": 3}, "frontier": [table]}
+    ).entries[1]
+    assert entry.known is not None
+    assert entry.recipe.make_client() == FedSGD()
+    assert entry.known.make_client() == Aggregate(rule=FedSGD(), clients=3)
+    assert (entry.known.batch.size, entry.known.batch.count) == (6, 3)
+    assert [part.use for part in entry.known.attack] == ["linear", "inverting_gradients", "bayes"]
+    assert (
+        sweep_of({**TABLES, "federation": {"clients": 6, "share": 0.1}, "frontier": [table]}).entries[1].known is None
+    )
+
+
+def test_defenses_can_be_composed() -> None:
+    parts = [{"use": "dp_sgd", "sigma": 0.5}, {"use": "soteria", "ratio": 0.5}]
+    entry = sweep_of({**TABLES, "frontier": [{"parts": parts}]}).entries[1]
+    assert entry.name == "dp_sgd(sigma=0.5) + soteria(ratio=0.5)"
+    assert isinstance(entry.recipe.make_defense(), Compose)
+    assert entry.known is not None
+
+
+def test_the_built_in_list_is_swept_where_a_recipe_has_none() -> None:
+    sweep = sweep_of(TABLES)
+    assert {entry.name.partition("(")[0] for entry in sweep.entries[1:]} == {
+        table["use"] for table in DEFAULT_STRENGTHS
+    }
+    only = sweep_of(TABLES, only=[Spec("quantize")])
+    assert [entry.name for entry in only.entries] == ["no defense", "quantize(bits=4)", "quantize(bits=1)"]
+
+
+def test_strengths_of_ones_own_stand_in_place_of_the_recipes() -> None:
+    own = Spec("gaussian_noise", {"clip": 1, "sigma": [0.5, 2]})
+    assert [entry.name for entry in sweep_of(TABLES, only=[own, Spec("soteria")]).entries] == [
+        "no defense",
+        "soteria(ratio=0.9)",
+        "gaussian_noise(clip=1, sigma=0.5)",
+        "gaussian_noise(clip=1, sigma=2)",
+    ]
+    assert len(sweep_of(TABLES, only=[Spec("jacobian_damping", {"beta": 1.0})]).entries) == 2, "not in the recipe"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"grid": {"batch.size": [1, 2]}}, "one setting"),
+        ({"defense": [{"use": "soteria", "ratio": 0.5}]}, "frontier"),
+        ({"utility": {"rounds": 0}}, "at least 1"),
+        ({"utility": {"round": 3}}, "no option 'round'"),
+        ({"frontier": [{"sigma": 1.0}]}, 'use = "NAME"'),
+        ({"frontier": [{"parts": []}]}, "parts"),
+        ({"frontier": {"use": "soteria"}}, "[[frontier]]"),
+        ({"frontier": [{"use": "sparsify", "keep": [0.5, 2.0]}]}, "(0, 1]"),
+        ({"frontier": [{"use": "sparsfy", "keep": 0.5}]}, "sparsify"),
+        ({"frontier": [{"use": "sparsify", "keep": []}]}, "1 to 200"),
+    ],
+)
+def test_a_mistake_is_one_sentence(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(SeepageError) as error:
+        sweep_of({**TABLES, **change})
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_defense_that_is_not_swept_is_refused() -> None:
+    with pytest.raises(SeepageError, match="'jacobian_damping'"):
+        sweep_of(TABLES, only=[Spec("jacobian_damping")])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
+def test_the_line_is_what_nothing_beats(pairs: list[tuple[int, int]]) -> None:
+    points = [Point(str(i), a / 5, s / 5, True) for i, (a, s) in enumerate(pairs)]
+    slow = set()
+    for i, (a, s) in enumerate(pairs):
+        if not any(b >= a and r <= s and (b, r) != (a, s) for b, r in pairs):
+            slow.add(str(i))
+    line = pareto(points)
+    assert {point.defense for point in line} == slow
+    assert [point.accuracy for point in line] == sorted(point.accuracy for point in line)
+
+
+def row(
+    defense: str, accuracy: float | None, recovered: int | None, attacker: str = "oblivious", **found: int
+) -> DefenseRow:
+    """A row with the examples each attack found; where none is named, one found all that was."""
+    return DefenseRow(
+        defense=defense,
+        attacker=attacker,
+        cell=defense,
+        recovered=recovered,
+        examples=10,
+        found=found or ({} if recovered is None else {"linear": recovered}),
+        accuracy=accuracy,
+        accuracy_examples=200,
+    )
+
+
+BARE = row("no defense", 0.9, 9)
+
+
+def test_the_advice_is_the_cheapest_defense_that_stops_every_attack_and_names_one_that_does_not() -> None:
+    rows = [
+        BARE,
+        row("dp(s=1)", 0.5, 0),
+        row("dp(s=0.1)", 0.88, 0),
+        row("dp(s=0.1)", 0.88, 0, "knows"),
+        row("dp(s=0.01)", 0.9, 5),
+        row("mask(r=1)", 0.9, 0),
+        row("mask(r=1)", 0.9, 8, "knows"),
+    ]
+    said = advice(rows)
+    assert said.startswith("dp(s=0.1) costs 2.0 points of accuracy (90.0% to 88.0% of 200 test examples)")
+    assert "mask, at any strength tried, does not" in said
+    assert "on 10 examples" in said
+
+
+def test_an_attacker_who_knows_decides() -> None:
+    found = points_of([row("mask(r=1)", 0.9, 0), row("mask(r=1)", 0.9, 8, "knows")])
+    assert found == [Point("mask(r=1)", 0.9, 0.8, True)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([BARE, row("a", 0.9, 3), row("b", 0.7, 2)], "No defense tried stops every attack tried: behind b"),
+        ([BARE, row("a", 0.9, 0)], "a costs no accuracy"),
+        ([BARE, row("a", 0.9, 0)], "stops every attack tried (none of which was told of it) on 10 examples"),
+        ([BARE, row("a", 0.9, 0, "knows")], "stops every attack tried on 10 examples"),
+        ([row("no defense", 0.9, 0), row("a", 0.9, 0)], "say nothing about any defense; raise attack.steps"),
+        ([BARE, row("a", 0.9, 0, dlg=0)], "linear alone found something without a defense, and could be tried behind"),
+        ([BARE, row("a", 0.9, 0, dlg=0), row("b", 0.8, 1)], "No defense tried stops every attack tried: behind b"),
+        ([BARE, row("a", 0.9, 0, dlg=0), row("b", 0.5, 0)], "b costs 40.0 points"),
+        ([BARE, row("a", 0.9, 2, dlg=2), row("b", 0.5, 0)], "b costs 40.0 points"),
+        ([row("no defense", 0.9, None), row("a", 0.9, 0)], "nothing can be compared"),
+        ([BARE, row("a", None, 0)], "nothing can be compared"),
+    ],
+)
+def test_the_advice_in_other_cases(rows: list[DefenseRow], words: str) -> None:
+    assert words in advice(rows)
+    assert " safe" not in advice(rows)
+
+
+def test_an_attack_that_finds_nothing_without_a_defense_is_no_evidence_for_one() -> None:
+    bare = row("no defense", 0.9, 4, linear=4, inverting_gradients=0)
+    idle = row("a", 0.9, 0, linear=0, inverting_gradients=0)
+    said = advice([bare, idle])
+    assert said.startswith("a costs no accuracy (90.0% to 90.0%")
+    assert "without it (linear; none of which was told of it) on 10 examples" in said
+    assert "inverting_gradients found nothing without a defense" in said
+    told = row("a", 0.9, 0, "knows", inverting_gradients=0)
+    assert advice([bare, idle, told]) == advice([bare, idle]), "who was told finds nothing anywhere"
+    assert "something without it (linear) on" in advice([bare, idle, replace(told, found={"linear": 0})])
+    weak = row("a", 0.9, 0, linear=0, dlg=0, bayes=0, sapag=0, gaip=0)
+    assert "dlg, bayes, sapag and 1 more found nothing" in advice([bare, weak])
+
+
+def test_where_no_attack_finds_anything_without_a_defense_none_is_advised() -> None:
+    rows = [row("no defense", 0.9, 0, linear=0, dlg=0), row("a", 0.9, 0, linear=0, dlg=0), row("b", 0.9, 1, dlg=1)]
+    said = advice(rows)
+    assert "say nothing about any defense" in said
+    assert "attack.steps" in said
+    assert "costs" not in said
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "classes", "examples", "near"),
+    [
+        (0.14, 10, 200, True),  # of 200: 0.099 to 0.195, with chance in it
+        (0.155, 10, 200, False),
+        (0.14, 10, 10000, True),  # 4.4 % of the way from 10 % to 100 %
+        (0.15, 10, 10000, False),
+        (0.55, 2, 200, True),  # of 200: 0.481 to 0.617
+        (0.6, 2, 200, False),
+        (0.52, 2, 10000, True),
+        (0.53, 2, 10000, False),
+        (0.35, 3, 200, True),
+        (0.9, 2, 200, False),
+        (0.9, None, 200, False),
+    ],
+)
+def test_a_model_that_hardly_learned_has_no_accuracy_to_lose(
+    accuracy: float, classes: int | None, examples: int, near: bool
+) -> None:
+    bare = replace(row("no defense", accuracy, 9), accuracy_examples=examples)
+    words = advice([bare, row("a", accuracy - 0.02, 0)], classes=classes)
+    assert words.startswith("a costs 2.0 points of accuracy")
+    assert ("mean little here: raise utility.rounds or training.steps." in words) is near
+    assert not near or f"{accuracy:.1%} of {examples:,} test examples, where guessing one of {classes}" in words
+
+
+@pytest.mark.parametrize(
+    ("measure", "words"),
+    [
+        ("class", "costs 10.0 points of accuracy (90.0% to 80.0% of 200 test examples)"),
+        ("value", "costs 10.0 points of explained variance (90.0% to 80.0% of the variance of 200 test targets)"),
+        ("map", "costs 10.0 points of pixel accuracy (90.0% to 80.0% of the pixels of 200 test examples)"),
+        ("token", "costs 10.0 points of next-token accuracy (90.0% to 80.0% of the next tokens in 200 test texts)"),
+    ],
+)
+def test_what_is_measured_is_called_what_it_is(measure: Measure, words: str, tmp_path: Path) -> None:
+    rows = [replace(one, accuracy_of=measure, attack="linear") for one in (BARE, row("a", 0.8, 0))]
+    assert words in advice(rows)
+    assert [one.record()["accuracy_of"] for one in rows] == [measure] * 2
+    page = write_page(tmp_path, rows, "advice", Cell(name="a"), 20).read_text()
+    assert f'<th scope="col" class="number">{rows[0].measure.capitalize()}</th>' in page
+    assert ("ccuracy" in page) is ("accuracy" in words)
+
+
+def test_values_that_hardly_any_model_explains_have_no_cost() -> None:
+    rows = [replace(one, accuracy_of="value") for one in (row("no defense", 0.03, 4), row("a", 0.0, 0))]
+    assert "explains 3.0% of the variance" in advice(rows)
+    assert "mean little" not in advice([replace(rows[0], accuracy=0.3), rows[1]])
+
+
+def test_the_measure_is_that_of_the_audited_cell() -> None:
+    text = {"frequent": {"rouge_1": 0.1}}
+    cells = [Cell(name="a"), Cell(name="a", target="value"), Cell(name="a", target="map", classes=["0", "1"])]
+    cells += [Cell(name="a", baselines=text), Cell(name="a", baselines=text, classes=["x", "y"])]
+    assert [cell.measure for cell in cells] == ["class", "value", "map", "token", "class"]
+
+
+def test_what_could_not_be_tried_behind_a_defense_is_named() -> None:
+    broken = replace(row("a", 0.9, 0), untried={"linear": "KeyError: 'x' (own.py line 3)"})
+    assert advice([BARE, broken]).endswith("linear could not be tried behind a: KeyError: 'x' (own.py line 3).")
+    alone = DefenseRow(
+        defense="b", attacker="knows", cell="b", reason="too few examples; lower batch.size", accuracy=0.9
+    )
+    (said,) = untried([BARE, row("b", 0.9, 0), alone])
+    assert "told of it" in said
+    assert said.endswith("behind b: too few examples; lower batch.size.")
+    assert "none of which was told of it" in advice([BARE, row("b", 0.9, 0), alone]), "one was, and was not scored"
+
+
+def test_the_same_reason_is_given_once_and_those_a_defense_looks_good_by_come_first() -> None:
+    rows = [replace(row(name, 0.9, 5), untried={"dlg": "no memory."}) for name in ("no defense", *"bcdef")]
+    rows.append(replace(row("a", 0.9, 0), untried={"linear": "why", "spear": "why not"}))
+    rows.append(replace(row("g", None, 3), failed="the weights are not finite"))
+    said = untried(rows)
+    facts = ("linear .* a: why", "spear .* a: why not", "dlg .* b, c, d and 2 more: no memory", "g .*: the weights")
+    assert [bool(re.search(fact, one)) for fact, one in zip(facts, said, strict=True)] == [True] * 4
+    assert " ".join(said[:3]) in advice(rows)
+    assert said[3] not in advice(rows), "it stands on the page"
+
+
+def test_a_defense_that_leaves_nothing_but_zeros_is_no_row_without_a_reason() -> None:
+    bare, zero = (
+        row("no defense", 0.9, 9),
+        DefenseRow(defense="z", attacker="oblivious", cell="z", zero=True, reason="zero"),
+    )
+    words = advice([bare, row("a", 0.8, 0), replace(zero, accuracy=0.9, accuracy_examples=200)])
+    assert "z costs no accuracy (90.0% to 90.0% of 200 test examples) and left nothing but zeros" in words
+    assert "zeros" not in advice([bare, replace(zero, accuracy=0.9), row("z", 0.9, 1, "knows")])
+
+
+def test_without_an_undefended_row_nothing_is_compared() -> None:
+    noise = [row(f"gaussian_noise(sigma={sigma})", 0.5, 0) for sigma in (1, 2)]
+    assert "nothing can be compared" in advice(noise)
+
+
+def test_noise_alone_at_several_strengths_names_no_kind_that_fails() -> None:
+    noise = [row("gaussian_noise(sigma=1)", 0.5, 0), row("gaussian_noise(sigma=0.1)", 0.8, 4)]
+    assert advice([BARE, *noise]).startswith("gaussian_noise(sigma=1) costs 40.0 points")
+    assert "does not" not in advice([BARE, *noise])
+    failing = advice([BARE, noise[1]])
+    assert all(fact in failing for fact in ("behind gaussian_noise(sigma=0.1)", "10.0 points", "recovers 40%"))
+
+
+PRICE = dict.fromkeys(("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain", "promise", "reason"))
+
+
+def result(cell: str, attack: str, psnr: float | None, **changes: Any) -> Row:
+    """A row of an audit."""
+    base = {"ssim": 0.1, "psnr_median": 9.0, "gain_db": -3.0, "reason": None, "examples": 4, "recovered": 0.0}
+    found = {"cell": cell, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "traces", **base, **changes}
+    return row_of(**found)
+
+
+def test_the_best_attack_is_the_one_that_recovers_most() -> None:
+    sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "order": "magnitude"}]})
+    results = [
+        result(entry.recipe.cell, attack, psnr, recovered=share)
+        for entry in sweep.entries
+        for attack, psnr, share in (("linear", 30.0, 0.25), ("bayes", 20.0, 0.75), ("dlg", None, None))
+    ]
+    found = rows_of(sweep.entries, [PRICE, PRICE], results)
+    assert [(one.attack, one.recovered, one.examples) for one in found] == [("bayes", 3, 4)] * 2
+    assert [dict(one.found) for one in found] == [{"linear": 1, "bayes": 3}] * 2
+    unscored = [one.model_copy(update={"scores": {}, "reason": "why"}) for one in results]
+    silent = rows_of(sweep.entries, [PRICE, PRICE], unscored)
+    assert [(one.attack, one.recovered, one.reason) for one in silent] == [(None, None, "why")] * 2
+
+
+def test_an_attack_counts_as_untried_where_the_defense_or_a_fault_is_why() -> None:
+    sweep = sweep_of({**TABLES, "frontier": [{"use": "sparsify", "keep": 0.5}]})
+    bare, half = sweep.entries
+    assert half.known is not None
+    never = {"status": "inapplicable", "outcome": "does not apply", "reason": "too many examples"}
+    results = [
+        result(bare.recipe.cell, "linear", 30.0),
+        result(bare.recipe.cell, "inverting_gradients", 20.0),
+        result(bare.recipe.cell, "bayes", None, **never),
+        result(half.recipe.cell, "linear", None, **{**never, "reason": "no bias is left"}),
+        result(half.recipe.cell, "inverting_gradients", 20.0, reason="on 1 of 3 batches: why"),
+        result(half.recipe.cell, "bayes", None, **never),
+        result(half.known.cell, "inverting_gradients", None, status="error", outcome="failed", reason="no memory"),
+    ]
+    found = rows_of(sweep.entries, [PRICE, PRICE], results)
+    assert [dict(one.untried) for one in found] == [
+        {},
+        {"linear": "no bias is left", "inverting_gradients": "on 1 of 3 batches: why"},
+        {"inverting_gradients": "no memory"},
+    ]
+    assert [one.reason for one in found] == [None, None, "no memory"]
+
+
+def test_attackers_whom_the_recipe_itself_tells_know() -> None:
+    told = {"told": ["labels", "defense"]}
+    sweep = sweep_of({**TABLES, "knowledge": told, "frontier": [{"use": "sparsify", "keep": 0.5}]})
+    results = [result(entry.recipe.cell, "linear", 30.0) for entry in sweep.entries]
+    found = rows_of(sweep.entries, [{**PRICE, "reason": "why"}] * 2, results)
+    assert [(one.defense, one.attacker) for one in found] == [
+        ("no defense", "oblivious"),
+        ("sparsify(keep=0.5)", "knows"),
+    ]
+    (said,) = untried(found)
+    assert "without a defense and behind sparsify(keep=0.5)" in said
+
+
+def test_a_zero_update_is_said_to_be_one_and_not_what_an_attack_makes_of_it() -> None:
+    sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "order": "magnitude"}]})
+    bare, forged = (entry.recipe.cell for entry in sweep.entries)
+    zero = {"status": "inapplicable", "outcome": "zero update", "reason": "divide by zero"}
+    rows = [result(bare, "linear", 30.0), result(forged, "linear", None, **zero), result(forged, "bayes", None, **zero)]
+    _, found = rows_of(sweep.entries, [PRICE, {**PRICE, "reason": "the weights are not finite"}], rows)
+    assert (found.zero, dict(found.untried), found.failed) == (True, {}, "the weights are not finite")
+    assert "zero everywhere" in str(found.reason)
+
+
+def test_bytes_are_those_of_the_shortest_form() -> None:
+    rng = np.random.default_rng(0)
+    dense = Update({"w": torch.from_numpy(rng.normal(size=1000)).float()})
+    thin, sparse = torch.zeros(1000), torch.zeros(1000)
+    thin[:3], sparse[:100] = 1.0, 1.0
+    assert dense.encoded_bytes() == 4000
+    assert Update({"w": sparse}).encoded_bytes() == 400 + 125
+    assert Update({"w": thin}).encoded_bytes() == 3 * 8
+    assert Quantize(bits=8).wire_bytes(dense) == 1004
+    assert SelectiveEncryption(share=0.9).wire_bytes(Update({"w": thin})) == 4000
+
+
+def test_an_epsilon_is_that_of_the_accountant() -> None:
+    found = guarantee_of(GaussianNoise(sigma=2.0, clip=0.1), range(4))
+    assert found is not None
+    assert found.epsilon == epsilon(sigma=2.0, rounds=4)
+    assert (found.unit, found.rounds, found.doubts) == ("update", 4, ())
+    example = guarantee_of(Compose((DPSGD(sigma=0.01), Sparsify(keep=0.5))))
+    assert example is not None
+    assert example.unit == "example"
+    assert "vacuous" in example.doubts[0]
+
+
+def test_where_no_epsilon_holds_it_says_so() -> None:
+    assert guarantee_of(Sparsify(keep=0.5)) is None
+    assert guarantee_of(None) is None
+    for defense, words in (
+        (GaussianNoise(sigma=1.0), "no clip"),
+        (GaussianNoise(sigma=0.0, clip=1.0), "no noise"),
+        (DecayingNoise(sigma=0.0, clip=1.0), "no noise"),
+        (Compose((DPSGD(sigma=1.0), Soteria(ratio=0.5))), "Soteria looks at the private examples again"),
+        (Compose((GaussianNoise(sigma=1.0, clip=1.0), JacobianDamping(beta=1.0))), "JacobianDamping looks at"),
+    ):
+        found = guarantee_of(defense)
+        assert found is not None
+        assert found.epsilon is None
+        assert words in found.doubts[0]
+
+
+TOY = '''
+from dataclasses import dataclass, replace
+from seepage.federation.types import Defense, DefenseModel
+
+
+@dataclass(frozen=True)
+class Half(DefenseModel):
+    def __call__(self, dummy, target):
+        return {name: tensor / 2 for name, tensor in dummy.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(Defense):
+    """Send half of the update, in half of its bytes."""
+
+    key: int = 0
+    secrets = ("key",)
+
+    def __call__(self, update, client, *, generator):
+        return replace(update, tensors={name: tensor / 2 for name, tensor in update.tensors.items()})
+
+    def attacker_models(self, model):
+        return (Half(),)
+
+    def wire_bytes(self, update):
+        return update.nbytes // 2
+'''
+
+
+def test_a_defense_of_one_file_has_its_own_row_for_who_knows_its_bytes_and_no_epsilon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_defense.py").write_text(TOY)
+    monkeypatch.chdir(tmp_path)
+    tables = {
+        "data": {"use": "digits", "size": 8},
+        "model": {"use": "fc2", "hidden": 8},
+        "attack": [{"use": "linear"}, {"use": "dlg", "steps": 2}, {"use": "inverting_gradients", "steps": 2}],
+        "federation": {"clients": 2, "examples": 8},
+        "utility": {"rounds": 1},
+        "frontier": [{"use": "toy_defense:Halved", "key": 7}],
+    }
+    found = run_frontier(tables, out=tmp_path / "run", jobs=1)
+    rows = [(row.defense, row.attacker) for row in found.rows]
+    assert rows == [("no defense", "oblivious"), ("toy_defense:Halved(key=7)", "oblivious"), (rows[2][0], "knows")]
+    bare, own, known = found.rows
+    assert own.bytes == known.bytes == (bare.bytes_plain or 0) // 2
+    assert own.epsilon is None
+    (facts,) = (tmp_path / "run").glob("**/*known*/**/knowledge.json")
+    assert json.loads(facts.read_text())["defense"] == [{"use": "toy_defense:Halved"}]
+    with pytest.raises(SeepageError, match="somebody's own code"):
+        open_transcript(facts.parent)
+
+
+def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
+    """With `[membership]` each row has its best test; who knows of the noise is tested apart; too few are said."""
+    tables = {
+        **TABLES,
+        "attack": [{"use": "linear"}],
+        "batch": {"size": 4, "count": 2},
+        "federation": {"clients": 4, "examples": 8},
+        "utility": {"rounds": 1},
+        "membership": {"level": 0.02, "tests": ["gradient_cosine", "matched_filter"]},
+        "frontier": [{"use": "gaussian_noise", "clip": 1.0, "sigma": 0.01}],
+    }
+    found = run_frontier(tables, out=tmp_path / "run", jobs=1)
+    assert [row.attacker for row in found.rows] == ["oblivious", "oblivious", "knows"]
+    bare, _, known = found.rows
+    assert (bare.members, bare.others, bare.named_level) == (8, 8, 0.02)
+    for row in found.rows:
+        assert row.named is not None
+        assert row.members is not None
+        assert row.named_low == pytest.approx(binomtest(row.named, row.members).proportion_ci().low, abs=1e-4)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "frontier.jsonl").read_text().splitlines()]
+    assert [line["named"] for line in lines] == [row.named for row in found.rows]
+    page = (tmp_path / "run" / "frontier.html").read_text()
+    assert "Members named" in page
+    assert f"{known.named}/8<small>" in page
+    price = {"promise": None, "reason": None, "accuracy": None, "accuracy_examples": None, "seconds": None}
+    entry, price = sweep_of(tables).entries[0], {**price, "bytes": None, "bytes_plain": None}
+    (few,) = rows_of([entry], [price], [], untested={entry.recipe.cell: "too few examples"})
+    assert (few.untested, few.named) == ("too few examples", None)
