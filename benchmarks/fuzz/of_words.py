@@ -1,7 +1,6 @@
 """Readers of recipes, and of what is typed on the command line."""
 
 import tomllib
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,12 +9,9 @@ from base import Reader
 from mutations import MARKER, NUMBERS, WORDS, damaged, spoiled
 from watch import ran
 
-import seepage
-from seepage.audit.recipe.files import read_recipe
+from seepage.audit.recipe.files import BUILT_IN, read_recipe
 from seepage.audit.recipe.resolve import cells, resolved
 from seepage.audit.recipe.trust import refuse_code
-
-BUILT_IN = Path(seepage.__file__).parent / "recipes"
 
 
 def built_in() -> list[tuple[str, dict[str, Any]]]:

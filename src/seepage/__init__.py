@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # `__getattr__` imports these on first use: `seepage --help` 
     )
     from seepage.attacks.exposure import Exposure, exposure
     from seepage.errors import Inapplicable, SeepageError
+    from seepage.federation import data
     from seepage.federation.clients import CLIENTS, Aggregate, FedAvg, FedSGD
     from seepage.federation.defenses import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify
     from seepage.federation.models import MODELS, build
@@ -78,6 +79,7 @@ __all__ = [
     "Update",
     "attack",
     "build",
+    "data",
     "exposure",
     "observe",
     "open_transcript",
@@ -100,7 +102,8 @@ def _homes() -> dict[str, str]:
 def __getattr__(name: str) -> Any:
     """A public name, or a room of the package, imported on first use."""
     if name in _homes():
-        found = getattr(importlib.import_module(_homes()[name]), name)
+        home = importlib.import_module(_homes()[name])
+        found = getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")
     elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")
     else:

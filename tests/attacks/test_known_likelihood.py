@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from seepage.attacks.cafe import Cafe
 from seepage.attacks.search.adaptive import Stated, known_likelihood
 from seepage.attacks.search.partial import GaussianLikelihood
 from seepage.attacks.search.presets import bayes, inverting_gradients
-from seepage.audit.recipe.files import read_recipe
+from seepage.audit.recipe.files import BUILT_IN, read_recipe
 from seepage.base.nn import frozen_randomness, generator
 from seepage.federation.clients import Aggregate
 from seepage.federation.defenses import Compose, FakeGradients, LaplaceNoise, Quantize, Sparsify
@@ -178,7 +177,7 @@ STRENGTHS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("use", sorted(set(DEFENSES) - {"withhold"}))
 def test_every_defense_has_an_attacker_of_the_frontier_who_makes_something_of_it(use: str) -> None:
     """Which tensors are withheld every attack sees, told of it or not."""
-    tables = read_recipe(Path(seepage.__file__).parent / "recipes" / "frontier.toml")
+    tables = read_recipe(BUILT_IN / "frontier.toml")
     swept = sweep_of({**tables, "frontier": [{"use": use, **STRENGTHS[use]}]})
     assert swept.entries[1].known is not None
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.helpers.traps import caught, trapped
-from tests.integrations.conftest import write_app
+from tests.recorder.conftest import write_app
 
 pytest.importorskip("flwr", reason="needs seepage[flower]")
 

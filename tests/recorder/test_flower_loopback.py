@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from tests.helpers.traps import caught
-from tests.integrations.conftest import write_app
+from tests.recorder.conftest import write_app
 
 pytest.importorskip("flwr", reason="needs seepage[flower]")
 

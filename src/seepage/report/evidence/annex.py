@@ -54,7 +54,7 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
     warnings = evidence.warning_lines
     style = Path(__file__).with_name("annex.css").read_text(encoding="utf-8")
     return (
-        page_environment("evidence", filters=(duration, unbroken))
+        page_environment("report/evidence", filters=(duration, unbroken))
         .get_template("annex.html.j2")
         .render(
             e=evidence,
