@@ -9,11 +9,13 @@ reproduce cafe`); these studies have other sizes, and measure time and rounds.
 import argparse
 import itertools
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from cafe_parties import FrozenTranscript, errors, frozen, images, prepare, quality, rounded, truth, within_cells
+from cafe_rivals import OBJECTIVES, RivalCafe
 from common import Clock, Row, clocked, keep
 from torch import Tensor
 
@@ -361,8 +363,8 @@ def run_rivals(args: argparse.Namespace) -> None:
             victim = prepare(data, design, args.rounds, seed=seed, model_options=options, classes=10)
             if objective == "batch_norm":
                 victim = settled(victim, args.data, args.size)
-            attack = PublishedCafe(
-                objective=objective,
+            kind = PublishedCafe if objective == "cafe" else partial(RivalCafe, objective=objective)
+            attack = kind(
                 loop="single_loop",
                 constants=args.constants,
                 scaled=True,
@@ -391,8 +393,7 @@ def run_moving(args: argparse.Namespace) -> None:
             options = {"channels": args.channels, "hidden": args.hidden}
             server = ServerStep(optimizer="adam", lr=lr) if lr else None
             victim = prepare(data, design, args.iterations, seed=seed, server=server, model_options=options, classes=10)
-            attack = PublishedCafe(
-                objective="dlg" if who == "dlg" else "cafe",
+            attack = (RivalCafe if who == "dlg" else PublishedCafe)(
                 follow=who != "first",
                 loop="single_loop",
                 constants=args.constants,
@@ -559,7 +560,7 @@ def main() -> None:
     rivals.add_argument("--size", type=int, default=16, help="side of the images in pixels")
     rivals.add_argument("--channels", type=int, default=16)
     rivals.add_argument("--hidden", type=int, default=64)
-    objectives = ["cafe", "dlg", "cosine", "sapag", "batch_norm", "group"]
+    objectives = ["cafe", *OBJECTIVES]
     rivals.add_argument("--objectives", nargs="+", choices=objectives, default=objectives)
     rivals.set_defaults(go=run_rivals)
 

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from scripts import script
 
 from seepage.attacks.base import Checkpoint, Inapplicable, Silent
 from seepage.attacks.cafe import Cafe, InversionSettings
 from seepage.attacks.cafe.invert import gauss_newton, invert, reads_input, residual
-from seepage.attacks.cafe.published import TABLE_9, TABLE_9_TILE, PublishedCafe, RowAdam, _PublishedRun
-from seepage.attacks.cafe.rivals import rival_objective
+from seepage.attacks.cafe.published import TABLE_9, TABLE_9_TILE, PublishedCafe, PublishedRun, RowAdam
 from seepage.base.nn import frozen_randomness, state_of
 from seepage.federation.clients import FedSGD
 from seepage.federation.data import load
@@ -18,6 +18,8 @@ from seepage.federation.models.vertical import vertical
 from seepage.federation.transcript.designs import RandomDraws
 from seepage.federation.transcript.vertical import IndexedVictim, ServerStep
 from seepage.federation.types import Batch, Knowledge
+
+cafe_rivals = script("cafe_rivals")
 
 
 def digits(samples, rounds, size, *, seed=0, defense=None, **options):
@@ -264,7 +266,7 @@ def test_equation_nine_with_gradients_steps_as_written_out(loop, xi):
     options = {"iterations": (0, 0, 3)} if loop == "nested" else {"iterations": (3,), "thresholds": (), "lr_one": 1e-9}
     attack = PublishedCafe(loop=loop, xi=xi, alpha=0.5, beta=1e-2, gamma=1e-1, lr_two=1e-9, lr_three=0.05, **options)
     seen = attack.prepare(victim.transcript())
-    run = _PublishedRun(attack, *seen, 0, Silent())
+    run = PublishedRun(attack, *seen, 0, Silent())
     start = [[x.clone() for x in table] for table in (run.tables.x, run.tables.h)] + [[run.tables.y.clone()]]
     getattr(run, loop)()
     tiles, h, logits = start[0], start[1], start[2][0]
@@ -296,8 +298,8 @@ def test_equation_nine_with_gradients_steps_as_written_out(loop, xi):
 def test_dlg_in_the_loop_steps_as_written_out():
     """One iteration of `objective = "dlg"` is Adam on the squared distance by hand: equation 9's first term alone."""
     victim = digits(6, 4, 5, parties=4, hidden=8, activation="sigmoid", body="flat")
-    attack = PublishedCafe(objective="dlg", iterations=(1,), lr_three=0.05)
-    run = _PublishedRun(attack, *attack.prepare(victim.transcript()), 0, Silent())
+    attack = cafe_rivals.RivalCafe(objective="dlg", iterations=(1,), lr_three=0.05)
+    run = attack.begun(*attack.prepare(victim.transcript()), 0, Silent())
     chosen = victim.design.indices(0)
     own = [table[chosen].clone().requires_grad_() for table in (*run.tables.x, run.tables.y)]
     rest = [index for index in range(6) if index not in chosen.tolist()]
@@ -305,7 +307,7 @@ def test_dlg_in_the_loop_steps_as_written_out():
     adam = torch.optim.Adam(own, lr=0.05, eps=1e-12)
     written_out(victim, 0, own[:4], own[4], [x.flatten(1).detach() for x in own[:4]], (1.0, 0.0, 0.0, 1e9)).backward()
     adam.step()
-    run.rival()
+    run.loop()
     for mine, theirs in zip((*run.tables.x, run.tables.y), own, strict=True):
         assert torch.allclose(mine[chosen], theirs, atol=1e-4)
     for table, left in zip(run.tables.x, before, strict=True):
@@ -328,7 +330,7 @@ def test_the_rivals_objectives_are_their_formulas():
     flat = [torch.cat([tensors[name].flatten() for name in sent]) for tensors in (sent, *made)]
 
     def value(objective, count=1):
-        return float(rival_objective(objective, 0.5, seen, 0, guesses[:count]).detach())
+        return float(cafe_rivals.rival_objective(objective, 0.5, seen, 0, guesses[:count]).detach())
 
     square = [float((one - flat[0]).square().sum()) for one in flat[1:]]
     assert value("dlg") == pytest.approx(square[0], rel=1e-4)
@@ -362,19 +364,19 @@ def test_the_rivals_objectives_are_their_formulas():
 def test_a_rival_that_does_not_apply_is_refused():
     victim = digits(6, 8, 2, parties=2, channels=2)
     with pytest.raises(Inapplicable, match="no BatchNorm"):
-        PublishedCafe(objective="batch_norm").check(victim.transcript())
+        cafe_rivals.RivalCafe(objective="batch_norm").check(victim.transcript())
     with pytest.raises(Inapplicable, match="'best'"):
-        PublishedCafe(objective="best").check(victim.transcript())
+        cafe_rivals.RivalCafe(objective="best").check(victim.transcript())
 
 
 def test_group_brings_its_guesses_together():
     victim = digits(4, 8, 2, parties=2, channels=2, hidden=8)
     options = {"objective": "group", "guesses": 3, "iterations": (4,)}
-    one = PublishedCafe(**options)(victim.transcript(), seed=0)
+    one = cafe_rivals.RivalCafe(**options)(victim.transcript(), seed=0)
     assert one.inputs.shape == victim.data.inputs.shape
-    assert torch.equal(one.inputs, PublishedCafe(**options)(victim.transcript(), seed=0).inputs)
+    assert torch.equal(one.inputs, cafe_rivals.RivalCafe(**options)(victim.transcript(), seed=0).inputs)
     assert not torch.equal(
-        one.inputs, PublishedCafe(**(options | {"objective": "dlg"}))(victim.transcript(), seed=0).inputs
+        one.inputs, cafe_rivals.RivalCafe(**(options | {"objective": "dlg"}))(victim.transcript(), seed=0).inputs
     )
 
 
@@ -387,7 +389,7 @@ def test_step_three_compares_features_at_the_weights_of_the_round():
     victim = IndexedVictim(**_fields(still, server=ServerStep(optimizer="sgd", lr=0.5)))
     for follow, at in ((True, 5), (False, 0)):
         attack = PublishedCafe(alpha=0.0, beta=0.0, gamma=1.0, follow=follow)
-        run = _PublishedRun(attack, *attack.prepare(victim.transcript()), 0, Silent())
+        run = PublishedRun(attack, *attack.prepare(victim.transcript()), 0, Silent())
         chosen = victim.design.indices(5)
         network = copy.deepcopy(victim.knowledge.model)
         network.load_state_dict(victim.params_at(at))

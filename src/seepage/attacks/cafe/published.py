@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.cafe.rivals import RIVAL_EPS, Objective, rival_check, rival_objective
 from seepage.attacks.cafe.row_adam import RowAdam
 from seepage.attacks.cafe.steps import Opening, gradients, open_rounds, params_of
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape
@@ -72,11 +71,6 @@ class PublishedCafe(Attack):
     of the images at the weights of round t (equation 9), unless `follow` is off.
 
     Args:
-        objective: `cafe`, or what the paper compares CAFE with in the same loop over the same rounds (section 4.1,
-            table 2): `dlg`, `cosine`, `sapag`, `batch_norm` or `group` in place of equation 9 (see `rivals`). These
-            have no steps I and II; the last of `iterations` counts, and Adam's eps is 1e-12, so that the size of an
-            objective does not matter.
-        guesses: Guesses of every sample that `group` brings together; the first is returned.
         follow: Take the features of the images at the weights of the round that is read; off: of the first round.
         loop: `nested` runs the three steps one after the other, `single_loop` all in each iteration.
         constants: A row of table 9: `cifar10`, `mnist`, `linnaeus5`, `yale32`.
@@ -101,8 +95,6 @@ class PublishedCafe(Attack):
     needs: ClassVar[Needs] = Needs(text="as cafe, and thousands of rounds")
     rounds: ClassVar[Literal["one", "all"]] = "all"
 
-    objective: Objective = "cafe"
-    guesses: int = 2
     follow: bool = True
     loop: Literal["nested", "single_loop"] = "nested"
     constants: Literal["cifar10", "mnist", "linnaeus5", "yale32"] = "mnist"
@@ -133,9 +125,6 @@ class PublishedCafe(Attack):
 
     def examine(self, transcript: Transcript) -> tuple[Transcript, Opening]:
         opening = open_rounds(transcript, self.samples)
-        if self.objective != "cafe":
-            rival_check(self.objective, transcript)
-            return transcript, opening
         largest = max(len(batch) for batch in opening.batches)
         if len({len(batch) for batch in opening.batches}) > 1:
             raise Inapplicable("batches differ in size and V holds v / K", "drop the odd batches, or use Cafe")
@@ -149,16 +138,15 @@ class PublishedCafe(Attack):
 
     def run(self, seen: tuple[Transcript, Opening], *, seed: int, progress: Progress) -> Reconstruction:
         transcript, opening = seen
-        run = _PublishedRun(self, transcript, opening, seed, progress)
-        loops = {"nested": run.nested, "single_loop": run.single_loop}
-        interrupted = run.rival() if self.objective != "cafe" else loops[self.loop]()
+        run = self.begun(transcript, opening, seed, progress)
+        interrupted = run.loop()
         knowledge = transcript.knowledge
         drawn = torch.cat(run.batches).unique()
         blocks = [x[drawn] for x in run.tables.x]
         inputs = assemble(run.layers, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
         return Reconstruction(
             inputs=inputs.clamp(*knowledge.value_range),
-            labels=run.tables.y[drawn].argmax(1) if self.alpha or self.objective != "cafe" else None,
+            labels=run.tables.y[drawn].argmax(1) if self.alpha else None,
             indices=drawn.to(inputs.device),
             ambiguity=frozenset(),
             status="interrupted" if interrupted else "exhausted",
@@ -167,11 +155,15 @@ class PublishedCafe(Attack):
             notes=(f"{run.read} rounds were read; V by {run.steps[0]}, H by {run.steps[1]} and x by {run.steps[2]}",),
         )
 
+    def begun(self, transcript: Transcript, opening: Opening, seed: int, progress: Progress) -> "PublishedRun":
+        """The loops before their first iteration."""
+        return PublishedRun(self, transcript, opening, seed, progress)
 
-class _PublishedRun(Resumable):
+
+class PublishedRun(Resumable):
     """One run of the published algorithms."""
 
-    kept = ("v", "two", "three", "labels", "others", "read", "steps", "opened", "history")
+    kept = ("v", "two", "three", "labels", "read", "steps", "opened", "history")
 
     def __init__(
         self, plan: PublishedCafe, transcript: Transcript, opening: Opening, seed: int, progress: Progress
@@ -180,7 +172,7 @@ class _PublishedRun(Resumable):
         self.knowledge: Knowledge = transcript.knowledge
         self.params, self.buffers = opening.params, opening.buffers
         self.layers, self.batches = opening.layers, opening.batches
-        self.tables = self._start(opening.samples, seed)
+        self.tables = self.start(opening.samples, seed)
         legacy = plan.legacy_bias_correction
         # Parties may hold tiles of several sizes; the threshold is one for the mean of their variations.
         tile = sum(x[0].numel() for x in self.tables.x) / len(self.layers)
@@ -188,23 +180,13 @@ class _PublishedRun(Resumable):
         self.two = [RowAdam(h, self.constants["lr_two"], legacy=legacy) for h in self.tables.h]
         self.three = [RowAdam(x, self.constants["lr_three"], legacy=legacy) for x in self.tables.x]
         self.labels = RowAdam(self.tables.y, self.constants["lr_three"], legacy=legacy)
-        self._guesses = [(self.three, self.labels)]
-        if plan.objective != "cafe":
-            others = [self._start(opening.samples, seed, g) for g in range(1, plan.guesses)]
-            tables = [self.tables, *(others if plan.objective == "group" else [])]
-            lr = self.constants["lr_three"]
-            self._guesses = [
-                ([RowAdam(x, lr, eps=RIVAL_EPS) for x in one.x], RowAdam(one.y, lr, eps=RIVAL_EPS)) for one in tables
-            ]
-            self.three, self.labels = self._guesses[0]
         self.v = self.tables.v
-        self.others = [adam for images, labels in self._guesses[1:] for adam in (*images, labels)]
         self.read = 0
         self.steps = [0, 0, 0]
         self.opened = 1
         self.history: list[tuple[int, float]] = []
 
-    def _start(self, samples: int, seed: int, guess: int = 0) -> _Tables:
+    def start(self, samples: int, seed: int, guess: int = 0) -> _Tables:
         draw = generator(seed, "cafe start", guess) if guess else generator(seed, "cafe start")
         low, high = self.knowledge.value_range
 
@@ -220,11 +202,15 @@ class _PublishedRun(Resumable):
             y=uniform(0, 1, self.knowledge.num_classes),
         )
 
+    def loop(self) -> bool:
+        """All iterations; whether they were interrupted."""
+        return self.nested() if self.plan.loop == "nested" else self.single_loop()
+
     def nested(self) -> bool:
         """Algorithm 3; whether it was interrupted."""
         steps = (self.step_one, self.step_two, self.step_three)
         ends = list(accumulate(self.plan.iterations))
-        return self._through(ends[-1], lambda t: steps[bisect_right(ends, t)](t))
+        return self.through(ends[-1], lambda t: steps[bisect_right(ends, t)](t))
 
     def single_loop(self) -> bool:
         """Algorithm 4; with thresholds a step waits until the one before was good enough once."""
@@ -237,13 +223,9 @@ class _PublishedRun(Resumable):
                 self.opened += 1
             return objectives[-1]
 
-        return self._through(self.plan.iterations[-1], iteration)
+        return self.through(self.plan.iterations[-1], iteration)
 
-    def rival(self) -> bool:
-        """Another attack's objective in place of equation 9; whether it was interrupted."""
-        return self._through(self.plan.iterations[-1], self.step_rival)
-
-    def _through(self, total: int, iteration: Callable[[int], float]) -> bool:
+    def through(self, total: int, iteration: Callable[[int], float]) -> bool:
         """Run all iterations, from the checkpoint if there is one; returns whether they were interrupted."""
         self.resume(self.progress.load())
         self.read, interrupted = run_steps(
@@ -262,13 +244,13 @@ class _PublishedRun(Resumable):
         self.progress.report(self.read, total, objective)
         self.progress.save(self.checkpoint(read))
 
-    def _batch(self, t: int) -> tuple[int, Tensor]:
+    def rows_of(self, t: int) -> tuple[int, Tensor]:
         place = t % len(self.batches)
         return place, self.batches[place]
 
     def step_one(self, t: int) -> float:
         """One SGD step on equation 7; returns the objective before it, the mean over parties."""
-        place, rows = self._batch(t)
+        place, rows = self.rows_of(t)
         found = gradients(self.transcript, place, [layer.bias for layer in self.layers])
         self.steps[0] += 1
         total = 0.0
@@ -282,7 +264,7 @@ class _PublishedRun(Resumable):
 
     def step_two(self, t: int) -> float:
         """One Adam step on equation 8."""
-        place, rows = self._batch(t)
+        place, rows = self.rows_of(t)
         found = gradients(self.transcript, place, [layer.weight for layer in self.layers])
         self.steps[1] += 1
         total = 0.0
@@ -296,7 +278,7 @@ class _PublishedRun(Resumable):
 
     def step_three(self, t: int) -> float:
         """One Adam step on equation 9."""
-        place, rows = self._batch(t)
+        place, rows = self.rows_of(t)
         self.steps[2] += 1
         blocks = [x[rows].requires_grad_() for x in self.tables.x]
         logits = self.tables.y[rows].requires_grad_()
@@ -317,24 +299,6 @@ class _PublishedRun(Resumable):
         found = torch.autograd.grad(objective, wanted)
         for adam, gradient in zip([*self.three, self.labels], found, strict=False):
             adam.step(rows, gradient, self.steps[2])
-        return float(objective.detach())
-
-    def step_rival(self, t: int) -> float:
-        """One Adam step on another attack's objective, in the images and labels of the round's samples."""
-        place, rows = self._batch(t)
-        self.steps[2] += 1
-        blocks = [[adam.table[rows].requires_grad_() for adam in images] for images, _ in self._guesses]
-        logits = [labels.table[rows].requires_grad_() for _, labels in self._guesses]
-        middle = sum(self.knowledge.value_range) / 2
-        inputs = [assemble(self.layers, own, self.knowledge.input_shape, middle) for own in blocks]
-        batches = [Batch(x, y.softmax(1)) for x, y in zip(inputs, logits, strict=True)]
-        objective = rival_objective(self.plan.objective, self.plan.alpha, self.transcript, place, batches)
-        wanted = [tensor for own, y in zip(blocks, logits, strict=True) for tensor in (*own, y)]
-        adams = [adam for images, labels in self._guesses for adam in (*images, labels)]
-        found = torch.autograd.grad(objective, wanted, allow_unused=True)
-        for adam, gradient in zip(adams, found, strict=True):
-            if gradient is not None:
-                adam.step(rows, gradient, self.steps[2])
         return float(objective.detach())
 
     def _features(self, layer: TargetLayer, block: Tensor, params: Tensors) -> Tensor:

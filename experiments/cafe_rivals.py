@@ -11,22 +11,30 @@ Adam, against the gradient that the round shows. Only the objective is another a
 
 The paper does not state the weights of total variation and of the regularizers: here they are those of the attacks' own
 papers, as in `inverting_gradients` and `grad_inversion`. Labels are found together with the images.
+
+    RivalCafe(objective="dlg", iterations=(500,))(transcript, seed=0)
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import Inapplicable, Progress
+from seepage.attacks.cafe.published import PublishedCafe, PublishedRun
+from seepage.attacks.cafe.row_adam import RowAdam
+from seepage.attacks.cafe.steps import Opening, open_rounds
+from seepage.attacks.cafe.target_layers import assemble
 from seepage.attacks.search.distances import L2, Cosine, Distance, GaussianKernel
 from seepage.attacks.search.layers import BatchNormStatistics
 from seepage.attacks.search.priors import GroupConsistency, Prior, TotalVariation
 from seepage.base.nn import captured_calls
 from seepage.federation.types import Batch, Transcript
 
-Objective = Literal["cafe", "dlg", "cosine", "sapag", "batch_norm", "group"]
+Objective = Literal["dlg", "cosine", "sapag", "batch_norm", "group"]
+OBJECTIVES = ("dlg", "cosine", "sapag", "batch_norm", "group")
 RIVAL_EPS = 1e-12
 """Adam's eps for the rivals: a squared distance of small gradients would stand still under Keras's 1e-7."""
 
@@ -43,22 +51,12 @@ def rival_check(objective: Objective, transcript: Transcript) -> None:
     Raises:
         Inapplicable: For `batch_norm` without batch norms, and for `cosine` and `group` on images without neighbors.
     """
-    if objective not in Objective.__args__:  # type: ignore[attr-defined]
-        raise Inapplicable(f"there is no objective {objective!r}", "take one of cafe, " + ", ".join(rivals()))
+    if objective not in OBJECTIVES:
+        raise Inapplicable(f"there is no objective {objective!r}", "take one of " + ", ".join(OBJECTIVES))
     if objective == "batch_norm":
         STATISTICS.check(transcript.knowledge, transcript[0])
     if objective in PRIORS:
         PRIORS[objective].check(transcript.knowledge)
-
-
-def rivals() -> tuple[str, ...]:
-    """The names of the objectives that are not CAFE's.
-
-    >>> rivals()
-    ('dlg', 'cosine', 'sapag', 'batch_norm', 'group')
-    """
-    names: tuple[str, ...] = Objective.__args__[1:]  # type: ignore[attr-defined]
-    return names
 
 
 def rival_objective(
@@ -89,3 +87,66 @@ def rival_objective(
         candidates = torch.stack([batch.inputs for batch in batches])  # [guesses, K, *shape]
         terms.append(PRIORS[objective](candidates).sum())
     return torch.stack(terms).sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RivalCafe(PublishedCafe):
+    """CAFE's loop over the rounds with another attack's objective.
+
+    There are no steps I and II; the last of `iterations` counts, and Adam's eps is 1e-12, so that the size of an
+    objective does not matter.
+
+    Args:
+        objective: What stands in place of equation 9.
+        guesses: Guesses of every sample that `group` brings together; the first is returned.
+    """
+
+    objective: Objective = "dlg"
+    guesses: int = 2
+
+    def examine(self, transcript: Transcript) -> tuple[Transcript, Opening]:
+        opening = open_rounds(transcript, self.samples)
+        rival_check(self.objective, transcript)
+        return transcript, opening
+
+    def begun(self, transcript: Transcript, opening: Opening, seed: int, progress: Progress) -> PublishedRun:
+        return RivalRun(self, transcript, opening, seed, progress)
+
+
+class RivalRun(PublishedRun):
+    """One run of a rival."""
+
+    kept = (*PublishedRun.kept, "others")
+    plan: RivalCafe
+
+    def __init__(self, plan: RivalCafe, transcript: Transcript, opening: Opening, seed: int, *rest: Any) -> None:
+        super().__init__(plan, transcript, opening, seed, *rest)
+        count = plan.guesses if plan.objective == "group" else 1
+        tables = [self.tables, *(self.start(opening.samples, seed, g) for g in range(1, count))]
+        lr = self.constants["lr_three"]
+        self.guesses = [
+            ([RowAdam(x, lr, eps=RIVAL_EPS) for x in one.x], RowAdam(one.y, lr, eps=RIVAL_EPS)) for one in tables
+        ]
+        self.three, self.labels = self.guesses[0]
+        self.others = [adam for images, labels in self.guesses[1:] for adam in (*images, labels)]
+
+    def loop(self) -> bool:
+        return self.through(self.plan.iterations[-1], self.step)
+
+    def step(self, t: int) -> float:
+        """One Adam step on the objective, in the images and labels of the round's samples."""
+        place, rows = self.rows_of(t)
+        self.steps[2] += 1
+        blocks = [[adam.table[rows].requires_grad_() for adam in images] for images, _ in self.guesses]
+        logits = [labels.table[rows].requires_grad_() for _, labels in self.guesses]
+        middle = sum(self.knowledge.value_range) / 2
+        inputs = [assemble(self.layers, own, self.knowledge.input_shape, middle) for own in blocks]
+        batches = [Batch(x, y.softmax(1)) for x, y in zip(inputs, logits, strict=True)]
+        objective = rival_objective(self.plan.objective, self.plan.alpha, self.transcript, place, batches)
+        wanted = [tensor for own, y in zip(blocks, logits, strict=True) for tensor in (*own, y)]
+        adams = [adam for images, labels in self.guesses for adam in (*images, labels)]
+        found = torch.autograd.grad(objective, wanted, allow_unused=True)
+        for adam, gradient in zip(adams, found, strict=True):
+            if gradient is not None:
+                adam.step(rows, gradient, self.steps[2])
+        return float(objective.detach())
