@@ -27,11 +27,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fishing import PresetOutputs, disaggregated
 from torch import Tensor, nn
 
 import seepage.federation.data
 from seepage import Architecture, Batch, Inapplicable, build, record
-from seepage.attacks.search.labels import LABEL_RULES, disaggregated
+from seepage.attacks.search.labels import LABEL_RULES
 from seepage.base.nn import generator, last_linear
 from seepage.federation.types import Update
 from seepage.measure.metrics.interval import bootstrap_interval
@@ -112,9 +113,7 @@ def fished(model: nn.Module, classes: int, batches: list[Batch]) -> list[float]:
     for one, own, batch in zip(sent, disaggregated(mean, torch.stack(embeddings).double()), batches, strict=True):
         # The server knows the model it sent to each client, and of the client's update only what the mean gives away.
         alone = replace(one[0], update=Update({weight: mean.float(), bias: own.float()}))
-        named = LABEL_RULES["preset"](alone, one.knowledge)
-        assert named is not None
-        found.append(label_accuracy(named, batch.labels))
+        found.append(label_accuracy(PresetOutputs()(alone, one.knowledge), batch.labels))
     return found
 
 

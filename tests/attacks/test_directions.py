@@ -50,9 +50,6 @@ class Bowl:
     def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
         return [-self.lr * gradient for gradient in gradients]
 
-    def noise(self, like: Sequence[Tensor]) -> Gradients:
-        return [torch.full_like(tensor, 2.0) for tensor in like]
-
 
 def here() -> Gradients:
     return [c * x for c, x in zip(CURVATURES, POINT, strict=True)]
@@ -97,12 +94,6 @@ def test_look_ahead_blends_with_the_gradient_after_a_full_step() -> None:
         for gradient, c, x, blend in zip(here(), CURVATURES, POINT, found, strict=True):
             ahead = turn(c * (x - 0.1 * turn(gradient)))
             assert torch.allclose(blend, 0.7 * turn(gradient) + 0.3 * ahead)
-
-
-def test_langevin_noise_is_scaled_by_the_learning_rate() -> None:
-    for gradient, noisy in zip(here(), Langevin(0.2, "gradient")(here(), Bowl(lr=0.5)), strict=True):
-        assert torch.allclose(noisy, gradient + 0.2 * 0.5 * 2.0)
-    assert all(torch.equal(a, b) for a, b in zip(Langevin(0.2)(here(), Bowl()), here(), strict=True))
 
 
 def test_langevin_noise_on_the_step_does_not_depend_on_the_gradients_length() -> None:

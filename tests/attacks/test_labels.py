@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scripts import script
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, Inapplicable, Update, build, record
@@ -21,17 +22,16 @@ from seepage.attacks.search.labels import (
     Joint,
     LabelInference,
     LastLayerMinimum,
-    PresetOutputs,
     RowSumCount,
     SeparableClasses,
     SignOfLastBias,
     counts_to_labels,
-    disaggregated,
     largest_remainder,
 )
 from seepage.federation.types import Knowledge, Round
 
 WIDTH = 6
+fishing_rules = script("fishing")
 
 
 def observed(
@@ -240,7 +240,6 @@ REFUSALS = [
     ("bias", 2, False, "no bias"),
     ("ilrg", 2, False, "no bias"),
     ("rlg", 3, True, "fewer examples than classes less one"),
-    ("preset", 2, True, "an honest server's model"),
 ]
 
 
@@ -252,7 +251,7 @@ def test_rules_refuse_what_their_condition_excludes(name: str, n: int, bias: boo
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ["auto", "bias", "count", "count_row", "ilrg", "minimum", "preset", "rlg", "sign"])
+@pytest.mark.parametrize("name", ["auto", "bias", "count", "count_row", "ilrg", "minimum", "rlg", "sign"])
 def test_no_rule_counts_without_the_batch_size_or_reads_the_gradient_of_another_loss(name: str) -> None:
     round_, knowledge = observed(features(1), torch.tensor([1]), 4)
     with pytest.raises(Inapplicable, match="--batch-size"):
@@ -324,13 +323,15 @@ def fishing(seed: int, classes: int) -> nn.Sequential:
 
 def test_a_dishonest_servers_models_give_every_clients_labels_away_in_their_mean() -> None:
     """Three clients of six examples, whose mean alone is seen; each was sent a model of its own."""
-    classes, clients = 5, 3
+    classes, clients, preset = 5, 3, fishing_rules.PresetOutputs()
     models = [fishing(seed, classes) for seed in range(clients)]
     batches = [torch.randint(classes, (6,), generator=torch.Generator().manual_seed(m)) for m in range(clients)]
     seen = [record(model, Batch(torch.rand(6, 1, 2, 2), labels)) for model, labels in zip(models, batches, strict=True)]
     weights = torch.stack([transcript[0].update.tensors["4.weight"] for transcript in seen]).mean(0)
     embeddings = torch.stack([model[2].bias.detach() for model in models])  # type: ignore[union-attr]
-    for m, own in enumerate(disaggregated(weights, embeddings)):
+    for m, own in enumerate(fishing_rules.disaggregated(weights, embeddings)):
         round_, knowledge = seen[m][0], seen[m].knowledge
         alone = replace(round_, update=Update({**round_.update.tensors, "4.bias": own}))
-        assert named(PresetOutputs(), (alone, knowledge)) == sorted(batches[m].tolist())
+        assert named(preset, (alone, knowledge)) == sorted(batches[m].tolist())
+    with pytest.raises(Inapplicable, match="an honest server's model"):
+        preset(*observed(features(2), torch.arange(2) % 4, 4))

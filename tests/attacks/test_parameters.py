@@ -177,7 +177,7 @@ def test_the_engine_pulls_restarts_together() -> None:
     transcript = record(build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 4), batch, told=["labels"])
     it = GradientMatching(distance=1e-6 * L2(), optimizer=Adam(lr=0.02), steps=40, restarts=3)
     spreads = []
-    for priors in ((), (GroupConsistency(100.0, furthest=0.0),)):
+    for priors in ((), (GroupConsistency(100.0),)):
         chosen = replace(it, priors=priors)
         run = engine._MatchingRun(chosen, chosen._objective(transcript[0], transcript.knowledge), batch.labels, 0)
         for step in range(40):

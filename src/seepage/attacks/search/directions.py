@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -23,10 +23,6 @@ class SearchPoint(Protocol):
         """Share of the steps done, in [0, 1)."""
 
     @property
-    def lr(self) -> float:
-        """The learning rate of this step."""
-
-    @property
     def moved(self) -> int:
         """How many of the gradients are by unknowns that the inputs are made of; the labels' logits come after them."""
 
@@ -35,9 +31,6 @@ class SearchPoint(Protocol):
 
     def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
         """The moves of one full optimizer step that is given `gradients`; the optimizer is left as it was."""
-
-    def noise(self, like: Sequence[Tensor]) -> Gradients:
-        """Standard normal numbers of this step's own."""
 
 
 class Direction(ABC):
@@ -152,26 +145,20 @@ class LookAhead(Direction):
 
 @dataclass(frozen=True)
 class Langevin(Direction):
-    """Normal noise of `scale` times the learning rate (GradInversion, CVPR 2021).
+    """Normal noise of `scale` times the learning rate on each step (GradInversion, CVPR 2021).
 
     Args:
         scale: The paper's alpha_n.
-        on: What the noise is added to: the `step`, as the paper has it, or the `gradient` before the optimizer, as in
-            breaching. Adam takes a gradient's length away, so on small gradients that noise is all that is followed.
     """
 
     scale: float
-    on: Literal["step", "gradient"] = "step"
 
     @property
     def step_noise(self) -> float:
-        return self.scale if self.on == "step" else 0.0
+        return self.scale
 
     def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
-        if self.on == "step":
-            return gradients
-        factor = self.scale * place.lr
-        return [gradient + factor * noise for gradient, noise in zip(gradients, place.noise(gradients), strict=True)]
+        return gradients
 
 
 def _length(gradients: Gradients) -> float:

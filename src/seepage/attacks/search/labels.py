@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Generator, Tensor
 
 from seepage.attacks.base import TARGETS, Inapplicable
-from seepage.base.nn import forward, in_mode, last_linear, output_shape
+from seepage.base.nn import last_linear, output_shape
 from seepage.federation.types import Knowledge, Round, Tensors
 
 RANK_SHARE = 1e-5
@@ -18,8 +18,6 @@ TINY_BIAS = 1e-12
 """Entry of a bias gradient below which it counts as none."""
 LARGEST_EMBEDDING = 1e10
 """Largest entry of an embedding that is read as a ratio of gradients."""
-ALIKE = 1e-5
-"""Difference of two probabilities below which they count as the same."""
 
 
 class LabelInference(ABC):
@@ -39,7 +37,7 @@ class LabelInference(ABC):
         `[n, classes]` logits; of values the numbers themselves, which training scales to this size; of maps `[n,
         classes, h, w]` logits, in the shape of the model's outputs.
         """
-        n = _batch_size(observed)
+        n = batch_size_of(observed)
         if knowledge.target == "class":
             return torch.randn((n, knowledge.num_classes), generator=draw)
         shape = output_shape(knowledge.model, observed.params, observed.buffers, knowledge.input_shape)
@@ -51,11 +49,11 @@ class LabelInference(ABC):
 def labels_by(rule: LabelInference, observed: Round, knowledge: Knowledge) -> Shaped[Tensor, "n ..."] | None:
     """What a rule names; numbers that nothing looks at where each example is its own target."""
     if knowledge.client.target == "input":
-        return torch.zeros(_batch_size(observed), dtype=torch.int64)
+        return torch.zeros(batch_size_of(observed), dtype=torch.int64)
     return rule(observed, knowledge)
 
 
-def _batch_size(observed: Round) -> int:
+def batch_size_of(observed: Round) -> int:
     if observed.batch_size is None:
         raise Inapplicable("the batch size is unknown", "name it with --batch-size")
     return observed.batch_size
@@ -106,7 +104,7 @@ def two_rows(gradient: Tensor) -> Tensor:
     return torch.cat([-gradient, gradient])
 
 
-def _bias(observed: Round, knowledge: Knowledge) -> Tensor:
+def bias_of(observed: Round, knowledge: Knowledge) -> Tensor:
     bias = _last_layer(observed, knowledge)[1]
     if bias is None:
         raise Inapplicable("the last layer has no bias", "set the attack's labels to 'minimum' or 'joint'")
@@ -159,7 +157,7 @@ class SignOfLastBias(LabelInference):
     """
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
-        if _batch_size(observed) != 1:
+        if batch_size_of(observed) != 1:
             raise Inapplicable(
                 "the sign of the last layer is a rule for one example and this update comes from "
                 f"{observed.batch_size or 'an unknown number'}",
@@ -182,7 +180,7 @@ class LastLayerMinimum(LabelInference):
     """
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
-        n = _batch_size(observed)
+        n = batch_size_of(observed)
         if n > knowledge.num_classes:
             raise Inapplicable(
                 f"the minimum rule needs labels that all differ and {n} examples have only "
@@ -210,7 +208,7 @@ class RowSumCount(LabelInference):
     least: Literal["entry", "row"] = "entry"
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
-        n = _batch_size(observed)
+        n = batch_size_of(observed)
         weight = _last_layer(observed, knowledge)[0]  # dW, [classes, k]
         sums = weight.sum(1)  # s, [classes]
         order = sums.argsort(stable=True)
@@ -236,9 +234,9 @@ class BiasCount(LabelInference):
     """
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
-        n = _batch_size(observed)
+        n = batch_size_of(observed)
         # db_j = mean p_j - n_j / n, so n_j = n (mean p_j - db_j), with mean p_j taken for 1 / C.
-        bias = _bias(observed, knowledge)  # [classes]
+        bias = bias_of(observed, knowledge)  # [classes]
         return counts_to_labels(largest_remainder(n * (1 / knowledge.num_classes - bias), n))
 
 
@@ -261,7 +259,7 @@ class SeparableClasses(LabelInference):
     separated: float = 1e-3
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
-        n = _batch_size(observed)
+        n = batch_size_of(observed)
         weight = _last_layer(observed, knowledge)[0]  # dW, [classes, k]
         classes, width = weight.shape
         # Columns of p - y sum to 0, so from classes - 1 directions on every class can be parted from the others.
@@ -325,9 +323,9 @@ class InstanceCount(LabelInference):
     """
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
-        n = _batch_size(observed)
+        n = batch_size_of(observed)
         weight, _ = _last_layer(observed, knowledge)
-        bias = _bias(observed, knowledge)
+        bias = bias_of(observed, knowledge)
         names = last_linear(knowledge.model, knowledge.num_outputs)
         assert names is not None  # `_last_layer` refused it
         w, b = (observed.params[str(name)].to(weight) for name in names)
@@ -342,58 +340,6 @@ class InstanceCount(LabelInference):
         system = torch.cat([torch.ones((1, classes)).to(q), q.T - torch.eye(classes).to(q)])
         values = torch.cat([torch.full((1,), float(n)).to(bias), n * bias])
         return counts_to_labels(largest_remainder(torch.linalg.pinv(system) @ values, n))
-
-
-@dataclass(frozen=True)
-class PresetOutputs(LabelInference):
-    """Counts where the outputs are the same for every input (Wang et al., INFOCOM 2024): `n_j = n (p_j - db_j)`.
-
-    That holds for a model that a *dishonest* server sent: with the weight of one batch norm at 0 every example has the
-    same embedding and the same probabilities p, which the server knows. A server that follows the protocol sends no
-    such model, so this rule refuses all others; it says what following the protocol is worth. How the sum of several
-    clients is taken apart is `disaggregated`.
-    """
-
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
-        n = _batch_size(observed)
-        bias = _bias(observed, knowledge)
-        low, high = knowledge.value_range
-        ends = torch.stack([torch.full(knowledge.input_shape, value) for value in (low, high)])
-        with torch.no_grad(), in_mode(knowledge.model, training=False):
-            like = next(iter(observed.params.values()))
-            logits = forward(knowledge.model, observed.params, ends.to(like), buffers=observed.buffers)
-            if knowledge.client.one_logit:
-                logits = torch.cat([torch.zeros_like(logits), logits], 1)
-            chances = logits.softmax(1)
-        if float((chances[0] - chances[1]).abs().max()) > ALIKE:
-            raise Inapplicable(
-                "the model's outputs depend on its inputs, as those of an honest server's model do, so they are not "
-                "known beforehand",
-                "use 'ilrg', 'bias' or 'count' labels",
-            )
-        return counts_to_labels(largest_remainder(n * (chances[0].to(bias) - bias), n))
-
-
-def disaggregated(
-    weight: Float[Tensor, "classes k"], embeddings: Float[Tensor, "clients k"]
-) -> Float[Tensor, "clients classes"]:
-    """Each client's own bias gradient from the mean of their last weight gradients (Wang et al., INFOCOM 2024).
-
-    With an embedding `e_m` for all examples of client m, `dW = mean_m db_m e_m^T`: a linear system in the `db_m`, which
-    has one solution where the embeddings are linearly independent. As `PresetOutputs`, for a dishonest server's models.
-
-    Args:
-        weight: Mean over the clients.
-        embeddings: What each client's model was made to give.
-
-    >>> embeddings = torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
-    >>> own = torch.tensor([[0.5, -0.5], [-0.25, 0.25]])
-    >>> torch.allclose(disaggregated(own.T @ embeddings / 2, embeddings), own)
-    True
-    """
-    # dW^T = E^T D / m with E [clients, k] and D [clients, classes].
-    solution: Tensor = torch.linalg.lstsq(embeddings.T, weight.T * len(embeddings)).solution
-    return solution
 
 
 @dataclass(frozen=True)
@@ -438,7 +384,7 @@ class Auto(LabelInference):
     def __call__(self, observed: Round, knowledge: Knowledge) -> Shaped[Tensor, "n ..."] | None:
         if observed.labels is not None:
             return observed.labels
-        rule: LabelInference = SignOfLastBias() if _batch_size(observed) == 1 else BiasCount()
+        rule: LabelInference = SignOfLastBias() if batch_size_of(observed) == 1 else BiasCount()
         try:
             return rule(observed, knowledge)
         except Inapplicable:
@@ -454,7 +400,6 @@ LABEL_RULES: dict[str, LabelInference] = {
     "ilrg": InstanceCount(),
     "joint": Joint(),
     "minimum": LastLayerMinimum(),
-    "preset": PresetOutputs(),
     "refined": Refined(RowSumCount()),
     "rlg": SeparableClasses(),
     "sign": SignOfLastBias(),

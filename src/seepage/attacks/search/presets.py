@@ -137,7 +137,6 @@ def grad_inversion(
     batch_norm: float = 0.1,
     group: float = 0.01,
     noise: float = 0.2,
-    noise_on: Literal["step", "gradient"] = "step",
 ) -> GradientMatching:
     """GradInversion (Yin et al., CVPR 2021): BatchNorm statistics and agreement of restarts as priors, eq. 2 to 11.
 
@@ -156,7 +155,6 @@ def grad_inversion(
         batch_norm: Weight of the distance to the batch-norm statistics, beside a distance of weight 1; 0: without.
         group: Weight of the agreement of the restarts; 0: without.
         noise: Standard deviation of the noise, as a share of the learning rate; 0: without.
-        noise_on: Whether the noise is added to the step, as the paper has it, or to the gradient, as in breaching.
     """
     unit = search.normalized.std
     restarts = (GroupConsistency(group, unit=unit),) if group > 0 else ()
@@ -167,7 +165,7 @@ def grad_inversion(
         search.normalized,
         # breaching's norm of weight `l2` is half the mean square.
         *(SquaredNorm(l2 / 2, unit=unit), *restarts, *statistics),
-        direction=Langevin(noise, noise_on) if noise > 0 else Plain(),
+        direction=Langevin(noise) if noise > 0 else Plain(),
         project=True,
     )
 

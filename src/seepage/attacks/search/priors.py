@@ -14,6 +14,8 @@ from seepage.federation.types import Knowledge
 
 SMOOTHING = 1e-6
 """Added under a root, so that it has a slope where neighbors are alike: a difference of 1e-3 counts half."""
+FURTHEST = 0.125
+"""Largest shift that registers two images, as a share of each side."""
 
 
 class Prior(ABC):
@@ -162,17 +164,15 @@ class GroupConsistency(Prior):
 
     Deviations: the paper's distance is an L2 norm, this one the mean square over the entries; the paper registers by
     RANSAC flow, a trained network, here by the whole-pixel shift of the largest circular cross-correlation (by FFT, all
-    colors together), none above `furthest`, with wrap-around.
+    colors together), none above an eighth of a side, with wrap-around.
 
     Args:
         weight: The paper's alpha_group.
-        furthest: Largest shift as a share of each side.
         unit: What the weight takes for a distance of 1, on the inputs' scale.
     """
 
     compares: ClassVar[bool] = True
     weight: float
-    furthest: float = 0.125
     unit: float = 1.0
 
     def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
@@ -182,7 +182,7 @@ class GroupConsistency(Prior):
         with torch.no_grad():
             moved = candidates
             if candidates.ndim == 5:
-                moved = torch.stack([registered(other, candidates[0], self.furthest) for other in candidates])
+                moved = torch.stack([registered(other, candidates[0], FURTHEST) for other in candidates])
             group = moved.mean(0)
         return self.weight * ((candidates[0] - group) / self.unit).square().mean()
 
