@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from seepage.base.algebra.derivative import Derivative
 from seepage.base.images import neighbor_differences
 from seepage.base.nn import generator
+from seepage.base.solvers import conjugate_gradients
 
 Features = Callable[[Tensor], Tensor]
 """From `[n, *block]` to `[n, d1]`, differentiable."""
@@ -188,44 +190,16 @@ def _newton_step(features: Features, target: Tensor, x: Tensor, value_range: tup
     x = x.detach().requires_grad_()
     h = features(x)
     error = (target - h).detach()  # [n, d1]
-    probe = torch.zeros_like(h, requires_grad=True)
-    # J^T u is linear in u, so its own gradient in u along d is J d: no forward mode is needed.
-    # J^T u as a function of u, whose own derivative along d is J d (twice backward is once forward).
-    (pulled,) = torch.autograd.grad(h, x, probe, create_graph=True)
-
-    def pull(u: Tensor) -> Tensor:
-        (out,) = torch.autograd.grad(h, x, u, retain_graph=True)
-        return out
-
-    def push(d: Tensor) -> Tensor:
-        (out,) = torch.autograd.grad(pulled, probe, d, retain_graph=True)
-        return out
-
-    step = _least_squares(push, pull, error, inner)
-    x = x.detach()
-    return _line_search(features, target, x, step, value_range, error.pow(2).sum(1))
-
-
-def _least_squares(
-    push: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor], error: Tensor, inner: int
-) -> Tensor:
-    """CGLS for `J d = error`, all samples side by side."""
-    gradient = pull(error)
-    shape = (-1, *[1] * (gradient.ndim - 1))
-    step, direction = torch.zeros_like(gradient), gradient
-    power = gradient.flatten(1).pow(2).sum(1)
-    for _ in range(inner):
-        # CGLS (conjugate gradients on J^T J d = J^T e): J and J^T as products, never as matrices. Sums are per sample.
-        pushed = push(direction)
-        size = power / pushed.pow(2).sum(1).clamp(min=1e-30)
-        step = step + size.reshape(shape) * direction
-        error = error - size[:, None] * pushed
-        gradient = pull(error)
-        # Squared length of J^T e after the step: its ratio to the one before makes directions conjugate.
-        after = gradient.flatten(1).pow(2).sum(1)
-        direction = gradient + (after / power.clamp(min=1e-30)).reshape(shape) * direction
-        power = after
-    return step
+    slope = Derivative([h], x)  # J; never as a matrix
+    # Gauss-Newton: the least |J d - e| for each sample, by conjugate gradients on J^T J d = J^T e.
+    step = conjugate_gradients(
+        lambda d: slope.transposed(slope.forward(d)),
+        slope.transposed([error]),
+        steps=inner,
+        tolerance=0.0,
+        by_row=True,
+    )
+    return _line_search(features, target, x.detach(), step, value_range, error.pow(2).sum(1))
 
 
 def _line_search(

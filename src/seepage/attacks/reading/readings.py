@@ -177,7 +177,7 @@ def _complete(
             pulled: Tensor = hidden.T @ pushed  # N^T J^T J N v
             return pulled + 1e-9 / scale**2 * v
 
-        change = conjugate_gradients(product, -hidden.T @ pull, lambda v: v, steps=INNER, tolerance=NEWTON_SOLVED)
+        change = conjugate_gradients(product, -hidden.T @ pull, steps=INNER, tolerance=NEWTON_SOLVED)
         value = value + hidden @ change
     return None
 

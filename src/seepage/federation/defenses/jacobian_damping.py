@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor, nn
 
+from seepage.base.algebra.derivative import Derivative
 from seepage.base.nn import dot
 from seepage.base.registry import defenses
+from seepage.base.solvers import conjugate_gradients
 from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.clients import WrappedRule
 from seepage.federation.types import Batch, ClientUpdate, ClientView, Defense, LocalProblem, Tensors, Update
@@ -63,12 +65,26 @@ class JacobianDamping(Defense):
         # c = beta |g|^2 / |J^T g|^2, the ratio of the units of the two terms.
         weight = self.beta * float(dot(true, true)) / leak
 
-        def system(u: Tensors) -> Tensors:
-            moved = push(pull(u))
-            return {name: u[name] + weight * moved[name] for name in u}
+        def system(u: Tensor) -> Tensor:
+            return u + weight * _flat(push(pull(_named(u, true))))
 
-        solved = _conjugate_gradients(system, true, self.steps, self.tolerance)
+        # The update solves the system where beta is 0, so that the search starts there: only the rest is solved for.
+        own = _flat(true)
+        rest = own - system(own)  # [parameters]
+        if rest.norm() > self.tolerance * own.norm():
+            share = float(self.tolerance * own.norm() / rest.norm())
+            own = own + conjugate_gradients(system, rest, steps=self.steps, tolerance=share)
+        solved = _named(own, true)
         return replace(update, tensors={name: solved[name].to(t.dtype) for name, t in update.tensors.items()})
+
+
+def _flat(tensors: Tensors) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+def _named(flat: Tensor, like: Tensors) -> Tensors:
+    parts = flat.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
 
 
 def derivatives(client: ClientView) -> tuple[Callable[[Tensors], Tensor], Callable[[Tensor], Tensors]]:
@@ -82,16 +98,13 @@ def derivatives(client: ClientView) -> tuple[Callable[[Tensors], Tensor], Callab
             "JacobianDamping differentiates the update by the inputs, and this one does not depend on them",
             "use another model or client rule",
         )
-    # J^T u is linear in u, so its derivative there is J: two backward passes in place of a forward one.
-    probe = [torch.zeros_like(tensor, requires_grad=True) for tensor in outputs.values()]
-    pulled = torch.autograd.grad(list(outputs.values()), inputs, probe, create_graph=True)[0]
+    slope = Derivative(list(outputs.values()), inputs)
 
     def pull(u: Tensors) -> Tensor:
-        return torch.autograd.grad(list(outputs.values()), inputs, [u[name] for name in outputs], retain_graph=True)[0]
+        return slope.transposed([u[name] for name in outputs])
 
     def push(v: Tensor) -> Tensors:
-        found = torch.autograd.grad(pulled, probe, v, retain_graph=True, materialize_grads=True)
-        known = dict(zip(outputs, found, strict=True))
+        known = dict(zip(outputs, slope.forward(v), strict=True))
         return {name: known.get(name, torch.zeros_like(tensor)) for name, tensor in made.items()}
 
     return pull, push
@@ -136,26 +149,3 @@ class JacobianDampingRule(WrappedRule):
 
     def separable(self, model: nn.Module) -> bool:
         return False
-
-
-def _conjugate_gradients(system: Callable[[Tensors], Tensors], right: Tensors, steps: int, tolerance: float) -> Tensors:
-    """Solve `system(u) = right` for a symmetric positive definite system, starting at `right`."""
-    # Hestenes and Stiefel 1952. The system is I + c J J^T, whose condition number is at most 1 + c |J|^2, and `right`
-    # solves it where c is 0. Apart from `core.solvers`: unknowns by name, no preconditioner, and a start that is nearly
-    # the answer.
-    u = dict(right)
-    first = system(u)
-    residual = {name: right[name] - first[name] for name in u}
-    direction, square = dict(residual), float(dot(residual, residual))
-    goal = tolerance**2 * float(dot(right, right))
-    for _ in range(steps):
-        if square <= goal:
-            break
-        moved = system(direction)  # A d
-        # Step <r, r> / <d, A d> along d; the new direction is conjugate to all before it.
-        length = square / float(dot(direction, moved))
-        u = {name: u[name] + length * direction[name] for name in u}
-        residual = {name: residual[name] - length * moved[name] for name in u}
-        before, square = square, float(dot(residual, residual))
-        direction = {name: residual[name] + square / before * direction[name] for name in u}
-    return u

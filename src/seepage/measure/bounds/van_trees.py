@@ -126,7 +126,7 @@ def estimated_error(
     while len(found) < MOST_PROBES:
         probe = _signs(jacobian.values, draw, like)
         right = prior.root(probe)
-        z = conjugate_gradients(system, right, lambda rest: rest, steps=steps, tolerance=1e-3)
+        z = conjugate_gradients(system, right, steps=steps, tolerance=1e-3)
         converged &= bool((right - system(z)).norm() < 2e-3 * right.norm())
         # [n]: w_i . (K w)_i, on average the trace of block i, as other blocks' signs are independent
         found.append((probe * prior.root(z)).reshape(count, -1).mean(1))
