@@ -17,7 +17,7 @@ papers, as in `inverting_gradients` and `grad_inversion`. Labels are found toget
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch import Tensor
 from seepage.attacks.base import Inapplicable, Progress
 from seepage.attacks.cafe.published import PublishedCafe, PublishedRun
 from seepage.attacks.cafe.row_adam import RowAdam
-from seepage.attacks.cafe.steps import Opening, open_rounds
+from seepage.attacks.cafe.steps import Rounds, open_rounds
 from seepage.attacks.cafe.target_layers import assemble
 from seepage.attacks.search.distances import L2, Cosine, Distance, GaussianKernel
 from seepage.attacks.search.layers import BatchNormStatistics
@@ -104,13 +104,13 @@ class RivalCafe(PublishedCafe):
     objective: Objective = "dlg"
     guesses: int = 2
 
-    def examine(self, transcript: Transcript) -> tuple[Transcript, Opening]:
+    def examine(self, transcript: Transcript) -> Rounds:
         opening = open_rounds(transcript, self.samples)
         rival_check(self.objective, transcript)
-        return transcript, opening
+        return opening
 
-    def begun(self, transcript: Transcript, opening: Opening, seed: int, progress: Progress) -> PublishedRun:
-        return RivalRun(self, transcript, opening, seed, progress)
+    def begun(self, seen: Rounds, seed: int, progress: Progress) -> PublishedRun:
+        return RivalRun(self, seen, seed, progress)
 
 
 class RivalRun(PublishedRun):
@@ -119,10 +119,10 @@ class RivalRun(PublishedRun):
     kept = (*PublishedRun.kept, "others")
     plan: RivalCafe
 
-    def __init__(self, plan: RivalCafe, transcript: Transcript, opening: Opening, seed: int, *rest: Any) -> None:
-        super().__init__(plan, transcript, opening, seed, *rest)
+    def __init__(self, plan: RivalCafe, seen: Rounds, seed: int, progress: Progress) -> None:
+        super().__init__(plan, seen, seed, progress)
         count = plan.guesses if plan.objective == "group" else 1
-        tables = [self.tables, *(self.start(opening.samples, seed, g) for g in range(1, count))]
+        tables = [self.tables, *(self.start(seen.samples, seed, g) for g in range(1, count))]
         lr = self.constants["lr_three"]
         self.guesses = [
             ([RowAdam(x, lr, eps=RIVAL_EPS) for x in one.x], RowAdam(one.y, lr, eps=RIVAL_EPS)) for one in tables

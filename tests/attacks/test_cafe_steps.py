@@ -13,7 +13,7 @@ from seepage.attacks.cafe.defense_aware import solve_column
 from seepage.attacks.cafe.label_inference import infer_labels, logit_gradients
 from seepage.attacks.cafe.moving import correct, drifts
 from seepage.attacks.cafe.split import split
-from seepage.attacks.cafe.steps import cover, step_one, step_two, window
+from seepage.attacks.cafe.steps import cover, open_rounds, step_one, step_two, window
 from seepage.attacks.cafe.subspaces import read_gradients, round_gradient
 from seepage.attacks.cafe.target_layers import find_target_layers
 from seepage.base.nn import frozen_randomness, state_of
@@ -357,12 +357,13 @@ def training(lr, *, rounds=12, optimizer="sgd"):
 def test_known_drifts_are_taken_out_of_h():
     """With the true inputs the drifts are exact, and so h at the first weights soon is too."""
     victim = training(1e-2)
-    transcript, layers = victim.transcript(), find_target_layers(victim.knowledge, victim.params)
+    transcript = victim.transcript()
+    seen = open_rounds(transcript, None)
     batches = [victim.design.indices(t) for t in range(12)]
-    rounds_seen = read_gradients(transcript, range(12), batches, layers)
+    rounds_seen = read_gradients(seen)
     found = Cafe(mode="few_rounds").recover(transcript)
-    blocks = [victim.data.inputs[(slice(None), *layer.block)] for layer in layers]
-    moves = drifts(transcript, range(12), batches, layers, blocks, victim.buffers)
+    blocks = [victim.data.inputs[(slice(None), *layer.block)] for layer in seen.layers]
+    moves = drifts(seen, blocks)
     for m, (one, (_, h)) in enumerate(zip(found, truth(victim), strict=True)):
         before = (one.h - h).norm(dim=1) / h.norm(dim=1)
         one.h = correct(one, rounds_seen[m], batches, moves[m])

@@ -266,7 +266,7 @@ def test_equation_nine_with_gradients_steps_as_written_out(loop, xi):
     options = {"iterations": (0, 0, 3)} if loop == "nested" else {"iterations": (3,), "thresholds": (), "lr_one": 1e-9}
     attack = PublishedCafe(loop=loop, xi=xi, alpha=0.5, beta=1e-2, gamma=1e-1, lr_two=1e-9, lr_three=0.05, **options)
     seen = attack.prepare(victim.transcript())
-    run = PublishedRun(attack, *seen, 0, Silent())
+    run = PublishedRun(attack, seen, 0, Silent())
     start = [[x.clone() for x in table] for table in (run.tables.x, run.tables.h)] + [[run.tables.y.clone()]]
     getattr(run, loop)()
     tiles, h, logits = start[0], start[1], start[2][0]
@@ -299,7 +299,7 @@ def test_dlg_in_the_loop_steps_as_written_out():
     """One iteration of `objective = "dlg"` is Adam on the squared distance by hand: equation 9's first term alone."""
     victim = digits(6, 4, 5, parties=4, hidden=8, activation="sigmoid", body="flat")
     attack = cafe_rivals.RivalCafe(objective="dlg", iterations=(1,), lr_three=0.05)
-    run = attack.begun(*attack.prepare(victim.transcript()), 0, Silent())
+    run = attack.begun(attack.prepare(victim.transcript()), 0, Silent())
     chosen = victim.design.indices(0)
     own = [table[chosen].clone().requires_grad_() for table in (*run.tables.x, run.tables.y)]
     rest = [index for index in range(6) if index not in chosen.tolist()]
@@ -389,7 +389,7 @@ def test_step_three_compares_features_at_the_weights_of_the_round():
     victim = IndexedVictim(**_fields(still, server=ServerStep(optimizer="sgd", lr=0.5)))
     for follow, at in ((True, 5), (False, 0)):
         attack = PublishedCafe(alpha=0.0, beta=0.0, gamma=1.0, follow=follow)
-        run = PublishedRun(attack, *attack.prepare(victim.transcript()), 0, Silent())
+        run = PublishedRun(attack, attack.prepare(victim.transcript()), 0, Silent())
         chosen = victim.design.indices(5)
         network = copy.deepcopy(victim.knowledge.model)
         network.load_state_dict(victim.params_at(at))

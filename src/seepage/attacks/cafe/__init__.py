@@ -16,7 +16,7 @@ from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progre
 from seepage.attacks.cafe import closed_form, defense_aware, moving, subspaces
 from seepage.attacks.cafe.invert import InversionSettings, gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.label_inference import InferredLabels, infer_labels
-from seepage.attacks.cafe.steps import Recovered, determined, open_rounds, params_of, read_biases, window
+from seepage.attacks.cafe.steps import Recovered, Rounds, determined, mean_table, open_rounds, params_of, window
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape, true_representations
 from seepage.base.nn import in_mode
 from seepage.base.registry import attacks
@@ -33,17 +33,15 @@ CHUNK_SAMPLES = 100
 
 
 @dataclass(frozen=True)
-class _ReadRounds:
-    """The data that the attack reads once from the transcript."""
+class _ReadRounds(Rounds):
+    """The rounds that are used.
 
-    transcript: Transcript
-    knowledge: Knowledge
-    params: Tensors
-    buffers: Tensors
-    layers: list[TargetLayer]
-    rounds: list[int]
-    batches: list[Tensor]
-    samples: int
+    Attributes:
+        repeats: Rounds that repeat the batch of another and are left out.
+        moving: Whether the weights change between them.
+        total: Rounds in all.
+    """
+
     repeats: int
     moving: bool
     total: int
@@ -125,19 +123,9 @@ class Cafe(Attack):
             fresh = fresh[: window([opening.batches[t] for t in fresh], opening.samples)]
         if moving:
             _refuse_training(transcript, opening.params, fresh[-1])
-        return _ReadRounds(
-            transcript=transcript,
-            knowledge=transcript.knowledge,
-            params=opening.params,
-            buffers=opening.buffers,
-            layers=opening.layers,
-            rounds=fresh,
-            batches=[opening.batches[t] for t in fresh],
-            samples=opening.samples,
-            repeats=repeats,
-            moving=moving,
-            total=len(opening.batches),
-        )
+        batches = [opening.batches[t] for t in fresh]
+        own = {**vars(opening), "numbers": fresh, "batches": batches}
+        return _ReadRounds(**own, repeats=repeats, moving=moving, total=len(opening.batches))
 
     def adapts(self, knowledge: Knowledge) -> bool:
         """Whether it sets forged entries aside because it is told that some are sent."""
@@ -163,29 +151,16 @@ class Cafe(Attack):
         return found, inferred
 
     def _steps(self, view: _ReadRounds) -> list[Recovered]:
-        transcript = view.transcript
         if self._unforged(view.knowledge):
-            biases = read_biases(transcript, view.rounds, view.layers)
-            return defense_aware.solve(transcript, view.rounds, view.batches, view.samples, view.layers, biases)
+            return defense_aware.solve(view)
         if self._least_squares(view):
-            biases = read_biases(transcript, view.rounds, view.layers)
-            return closed_form.solve(
-                transcript,
-                view.rounds,
-                view.batches,
-                view.samples,
-                view.layers,
-                biases,
-                weight_rounds=self.weight_rounds,
-            )
-        return subspaces.solve(transcript, view.rounds, view.batches, view.samples, view.layers, moving=view.moving)
+            return closed_form.solve(view, weight_rounds=self.weight_rounds)
+        return subspaces.solve(view, moving=view.moving)
 
     def _least_squares(self, view: _ReadRounds) -> bool:
         if self.mode != "auto" or view.moving:
             return self.mode == "least_squares"
-        table = torch.zeros(len(view.batches), view.samples, dtype=torch.float64)
-        for t, batch in enumerate(view.batches):
-            table[t, batch] = 1
+        table = mean_table(view.batches, view.samples)
         drawn = table.sum(0) > 0
         return len(table) >= int(drawn.sum()) and bool(determined(table)[drawn].all())
 
@@ -225,7 +200,7 @@ class Cafe(Attack):
             certified=(residuals <= self.certain).to(inputs.device),
             inner=_inner(found, chosen),
             status="ok" if sure >= 0.99 * len(chosen) else "exhausted",
-            cost={"rounds": len(view.rounds) + view.repeats},
+            cost={"rounds": len(view) + view.repeats},
             notes=notes,
         )
 
@@ -267,16 +242,16 @@ class Cafe(Attack):
         self, view: _ReadRounds, found: Sequence[Recovered], chosen: Tensor, inputs: Tensor, seed: int
     ) -> tuple[Tensor, Tensor]:
         """Where the weights move: correct h by what the guessed inputs say of the moves, and the inputs by h again."""
-        knowledge, model, transcript = view.knowledge, view.knowledge.model, view.transcript
+        knowledge, model = view.knowledge, view.knowledge.model
         low = knowledge.value_range[0]
         whole = inputs.new_full((view.samples, *inputs.shape[1:]), low)
         whole[chosen] = inputs
         blocks = [whole[(slice(None), *layer.block)].clone() for layer in view.layers]
-        rounds_seen = subspaces.read_gradients(transcript, view.rounds, view.batches, view.layers)
+        rounds_seen = subspaces.read_gradients(view)
         residuals = inputs.new_ones(len(view.layers), view.samples)
         search = InversionSettings(polish=self.polish)
         for turn in range(self.corrections):
-            moves = moving.drifts(transcript, view.rounds, view.batches, view.layers, blocks, view.buffers)
+            moves = moving.drifts(view, blocks)
             for m, (layer, one) in enumerate(zip(view.layers, found, strict=True)):
                 one.h = moving.correct(one, rounds_seen[m], view.batches, moves[m])
                 rows = chosen[one.known[chosen]]
@@ -381,7 +356,7 @@ def _notes(view: _ReadRounds, found: Sequence[Recovered], inferred: InferredLabe
     live = torch.cat([(one.h[one.known] > 0).double().mean(1) for one in found])
     notes = [
         f"{int(known.sum())} of {view.samples} samples are identifiable at all {len(found)} parties "
-        f"from {len(view.rounds)} different rounds"
+        f"from {len(view)} different rounds"
     ]
     if len(live):
         notes.append(f"of each sample's features {live.mean():.0%} are live (at least {live.min():.0%})")
@@ -389,7 +364,7 @@ def _notes(view: _ReadRounds, found: Sequence[Recovered], inferred: InferredLabe
     if undrawn:
         notes.append(f"{undrawn} samples were never drawn and cannot be known")
     if view.moving:
-        notes.append(f"the weights move, so the first {len(view.rounds)} of {view.total} rounds are used")
+        notes.append(f"the weights move, so the first {len(view)} of {view.total} rounds are used")
     if view.repeats:
         notes.append(f"{view.repeats} rounds repeat the batch of another and were left out")
     if bool(silent.any()):

@@ -5,7 +5,6 @@ one, hundreds of times larger than most gradients: never positive, and seldom as
 larger than the tensor's largest positive one is taken as true, and the few that are not are found as misfits.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,60 +12,42 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.cafe.steps import Recovered, cover, gradients
-from seepage.attacks.cafe.target_layers import TargetLayer
+from seepage.attacks.cafe.steps import Recovered, Rounds, cover, mean_table
 from seepage.federation.defenses.fake_gradients import plausible
-from seepage.federation.types import Transcript
 
 MIN_ROUNDS_PER_SAMPLE = 1.25
 """Rounds with a plausible entry that a neuron needs, as a multiple of the samples: some are misfits."""
 
 
-def solve(
-    transcript: Transcript,
-    rounds: Sequence[int],
-    batches: Sequence[Tensor],
-    samples: int,
-    layers: Sequence[TargetLayer],
-    biases: Sequence[Tensor],
-    *,
-    covers: int = 3,
-) -> list[Recovered]:
+def solve(seen: Rounds, *, covers: int = 3) -> list[Recovered]:
     """V and H of every layer from plausible entries.
 
     Step I solves each neuron by itself, from the rounds in which its bias gradient is plausible; neurons with too few
     of those are left out. Step II solves each feature of a batch from the plausible entries of its weight gradient.
 
     Args:
-        transcript: The rounds.
-        rounds: The numbers of those to use.
-        batches: Their samples.
-        samples: N.
-        layers: The layers to read.
-        biases: `[T, d2]` bias gradients of each.
+        seen: The rounds.
         covers: How often each sample's weight gradients are read.
 
     Raises:
         Inapplicable: Where too few neurons have enough plausible rounds.
     """
-    table = torch.zeros(len(batches), samples, dtype=torch.float64)
-    for t, batch in enumerate(batches):
-        table[t, batch] = 1 / len(batch)
+    batches, layers = seen.batches, seen.layers
+    table = mean_table(batches, seen.samples)
     largest = max(len(batch) for batch in batches)
-    solved = [_columns(table, bias) for bias in biases]
+    solved = [_columns(table, bias) for bias in seen.biases()]
     short = min(int(known.sum()) for _, known in solved)
     if short < 2 * largest:
         raise Inapplicable(
             f"only {short} neurons have enough rounds with a plausible bias gradient, and batches of {largest} need "
             f"{2 * largest}",
-            f"record more rounds than {len(rounds)} (about four times the number of samples)",
+            f"record more rounds than {len(seen)} (about four times the number of samples)",
         )
-    d1 = [transcript.knowledge.model.get_parameter(layer.weight).shape[1] for layer in layers]
-    sums = [torch.zeros(samples, width, dtype=torch.float64) for width in d1]
-    mass = [torch.zeros(samples, width, dtype=torch.float64) for width in d1]
-    names = [layer.weight for layer in layers]
-    for place in cover(batches, samples, covers):
-        found = gradients(transcript, rounds[place], names)
+    d1 = [seen.params[layer.weight].shape[1] for layer in layers]
+    sums = [torch.zeros(seen.samples, width, dtype=torch.float64) for width in d1]
+    mass = [torch.zeros_like(one) for one in sums]
+    for place in cover(batches, seen.samples, covers):
+        found = seen.gradients(place, [layer.weight for layer in layers])
         batch = batches[place]
         for m, layer in enumerate(layers):
             v, known = solved[m]

@@ -19,6 +19,8 @@ from seepage.base.solvers import conjugate_gradients
 
 Features = Callable[[Tensor], Tensor]
 """From `[n, *block]` to `[n, d1]`, differentiable."""
+FADE = 0.6
+"""Share of the robust search's steps after which noise and variation are gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,6 @@ class InversionSettings:
         variation: First weight of the total variation (L1, images only), beside features in units of
             their mean distance at the start.
         smooth: Feature distances below this (in units of their mean at the start) count quadratically.
-        fade: Share of the steps after which noise and variation are gone.
         polish: Gauss-Newton steps at most.
         inner: Conjugate-gradient steps in each.
         certain: Residual below which a sample is certain and is let be.
@@ -45,7 +46,6 @@ class InversionSettings:
     noise: float = 0.02
     variation: float = 5.0
     smooth: float = 0.007
-    fade: float = 0.6
     polish: int = 6
     inner: int = 15
     certain: float = 1e-4
@@ -138,12 +138,12 @@ def robust_search(
         scale = (target - features(x[:1])).abs().mean().clamp(min=1e-12)
     first, second = torch.zeros_like(x), torch.zeros_like(x)
     for step in range(steps):
-        faded = max(0.0, 1 - step / (steps * search.fade))
+        faded = max(0.0, 1 - step / (steps * FADE))
         x.requires_grad_()
         # sqrt(r^2 + s^2): |r| far out, so that units of a wrong pattern do not dominate, and smooth near zero.
         loss = ((features(x) - target) / scale).pow(2).add(search.smooth**2).sqrt().sum()
         if faded and x.ndim == 4:
-            loss = loss + search.variation * faded * _variation(x) / span
+            loss = loss + search.variation * faded * sum(part.sum() for part in neighbor_differences(x)) / span
         (gradient,) = torch.autograd.grad(loss, x)
         # Adam with a second moment of 100 steps' memory: searches are short, and torch's default of 1,000 would not
         # warm up.
@@ -157,11 +157,6 @@ def robust_search(
             x = x + search.noise * span * faded * torch.randn(x.shape, generator=noise).to(x)
         x = x.clamp(low, high)
     return x.detach()
-
-
-def _variation(x: Tensor) -> Tensor:
-    down, across = neighbor_differences(x)
-    return down.sum() + across.sum()
 
 
 def gauss_newton(

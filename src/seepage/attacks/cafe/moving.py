@@ -10,41 +10,27 @@ round, whose later layers flip units and drift a hundred times as far.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from seepage.attacks.cafe.steps import Recovered, params_of
+from seepage.attacks.cafe.steps import Recovered, Rounds, params_of
 from seepage.attacks.cafe.subspaces import MAX_UNEXPLAINED, RoundGradient, row_span
-from seepage.attacks.cafe.target_layers import TargetLayer
-from seepage.federation.types import Tensors, Transcript
 
 MAX_STRETCH = 1.25
 """Largest factor by which lengths are corrected; a larger one indicates a wrong direction."""
 
 
-def drifts(
-    transcript: Transcript,
-    rounds: Sequence[int],
-    batches: Sequence[Tensor],
-    layers: Sequence[TargetLayer],
-    blocks: Sequence[Tensor],
-    buffers: Tensors,
-) -> list[list[Tensor]]:
+def drifts(seen: Rounds, blocks: Sequence[Tensor]) -> list[list[Tensor]]:
     """`[layers][rounds]` of `[K, d1]`: the features of each round's batch at its weights, less those at the first's.
 
     Args:
-        transcript: The rounds.
-        rounds: The numbers of those to use.
-        batches: Their samples.
-        layers: The layers to read.
+        seen: The rounds.
         blocks: Guessed inputs of each layer, `[N, *block]`.
-        buffers: The model's buffers.
     """
-    model: nn.Module = transcript.knowledge.model
-    first = params_of(transcript, 0)
-    found: list[list[Tensor]] = [[] for _ in layers]
-    for t, batch in zip(rounds, batches, strict=True):
-        params = params_of(transcript, t)
-        for m, layer in enumerate(layers):
+    model, first, buffers = seen.knowledge.model, seen.params, seen.buffers
+    found: list[list[Tensor]] = [[] for _ in seen.layers]
+    for t, batch in zip(seen.numbers, seen.batches, strict=True):
+        params = params_of(seen.transcript, t)
+        for m, layer in enumerate(seen.layers):
             x = blocks[m][batch]
             with torch.no_grad():
                 found[m].append(layer.features(model, params, buffers, x) - layer.features(model, first, buffers, x))

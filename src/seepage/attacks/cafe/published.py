@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cafe.row_adam import RowAdam
-from seepage.attacks.cafe.steps import Opening, gradients, open_rounds, params_of
+from seepage.attacks.cafe.steps import Rounds, gradients, open_rounds, params_of
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape
 from seepage.base.checkpoint import Resumable, run_steps
 from seepage.base.images import neighbor_differences
@@ -123,7 +123,7 @@ class PublishedCafe(Attack):
             own["xi"] *= tile / TABLE_9_TILE[self.constants]
         return {name: float(own[name] if (given := getattr(self, name)) is None else given) for name in own}
 
-    def examine(self, transcript: Transcript) -> tuple[Transcript, Opening]:
+    def examine(self, transcript: Transcript) -> Rounds:
         opening = open_rounds(transcript, self.samples)
         largest = max(len(batch) for batch in opening.batches)
         if len({len(batch) for batch in opening.batches}) > 1:
@@ -134,13 +134,11 @@ class PublishedCafe(Attack):
                 f"step I diverges with lr_one={lr_one:g} and batches of {largest}",
                 f"set lr_one below {1 / largest:g}",
             )
-        return transcript, opening
+        return opening
 
-    def run(self, seen: tuple[Transcript, Opening], *, seed: int, progress: Progress) -> Reconstruction:
-        transcript, opening = seen
-        run = self.begun(transcript, opening, seed, progress)
-        interrupted = run.loop()
-        knowledge = transcript.knowledge
+    def run(self, seen: Rounds, *, seed: int, progress: Progress) -> Reconstruction:
+        run = self.begun(seen, seed, progress)
+        interrupted, knowledge = run.loop(), seen.knowledge
         drawn = torch.cat(run.batches).unique()
         blocks = [x[drawn] for x in run.tables.x]
         inputs = assemble(run.layers, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
@@ -155,9 +153,9 @@ class PublishedCafe(Attack):
             notes=(f"{run.read} rounds were read; V by {run.steps[0]}, H by {run.steps[1]} and x by {run.steps[2]}",),
         )
 
-    def begun(self, transcript: Transcript, opening: Opening, seed: int, progress: Progress) -> "PublishedRun":
+    def begun(self, seen: Rounds, seed: int, progress: Progress) -> "PublishedRun":
         """The loops before their first iteration."""
-        return PublishedRun(self, transcript, opening, seed, progress)
+        return PublishedRun(self, seen, seed, progress)
 
 
 class PublishedRun(Resumable):
@@ -165,14 +163,12 @@ class PublishedRun(Resumable):
 
     kept = ("v", "two", "three", "labels", "read", "steps", "opened", "history")
 
-    def __init__(
-        self, plan: PublishedCafe, transcript: Transcript, opening: Opening, seed: int, progress: Progress
-    ) -> None:
-        self.plan, self.transcript, self.progress = plan, transcript, progress
-        self.knowledge: Knowledge = transcript.knowledge
-        self.params, self.buffers = opening.params, opening.buffers
-        self.layers, self.batches = opening.layers, opening.batches
-        self.tables = self.start(opening.samples, seed)
+    def __init__(self, plan: PublishedCafe, seen: Rounds, seed: int, progress: Progress) -> None:
+        self.plan, self.transcript, self.progress = plan, seen.transcript, progress
+        self.knowledge: Knowledge = seen.knowledge
+        self.params, self.buffers = seen.params, seen.buffers
+        self.layers, self.batches = seen.layers, seen.batches
+        self.tables = self.start(seen.samples, seed)
         legacy = plan.legacy_bias_correction
         # Parties may hold tiles of several sizes; the threshold is one for the mean of their variations.
         tile = sum(x[0].numel() for x in self.tables.x) / len(self.layers)

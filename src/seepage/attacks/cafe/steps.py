@@ -8,7 +8,7 @@ with respect to `u_n`. A round shows, with K_t its batch size,
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
-from seepage.federation.types import Tensors, Transcript
+from seepage.federation.types import Knowledge, Tensors, Transcript
 
 GRADIENT_ROUNDING = 1e-6
 """Relative error of what steps I and II start from, for float32 gradients: their rounding, and what it does to V."""
@@ -86,25 +86,44 @@ def read_indices(transcript: Transcript, rounds: Sequence[int], samples: int | N
 
 
 @dataclass(frozen=True)
-class Opening:
-    """What every mode of CAFE reads first.
+class Rounds:
+    """Rounds with known indices, and what every mode of CAFE reads first.
 
     Attributes:
+        transcript: Where they stand.
+        numbers: Of those that are used.
+        batches: The samples of each.
+        samples: N.
+        layers: The layers to read.
         params: Trainable parameters of the first round.
         buffers: The model's buffers then.
-        layers: The layers to read.
-        batches: The samples of each round.
-        samples: N.
     """
 
-    params: Tensors
-    buffers: Tensors
-    layers: list[TargetLayer]
+    transcript: Transcript
+    numbers: Sequence[int]
     batches: list[Tensor]
     samples: int
+    layers: Sequence[TargetLayer]
+    params: Tensors
+    buffers: Tensors
+
+    @property
+    def knowledge(self) -> Knowledge:
+        return self.transcript.knowledge
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def gradients(self, place: int, names: Collection[str]) -> Tensors:
+        """The gradients of the named tensors in the round at this place."""
+        return gradients(self.transcript, self.numbers[place], names)
+
+    def biases(self) -> list[Tensor]:
+        """`[T, d2]` bias gradients of each layer."""
+        return read_biases(self.transcript, self.numbers, self.layers)
 
 
-def open_rounds(transcript: Transcript, samples: int | None) -> Opening:
+def open_rounds(transcript: Transcript, samples: int | None) -> Rounds:
     """The model, layers and batches of a transcript, checked.
 
     Raises:
@@ -126,7 +145,7 @@ def open_rounds(transcript: Transcript, samples: int | None) -> Opening:
         raise Inapplicable(
             "every update is zero at the parties' first layers", "check that the clients trained, and record again"
         )
-    return Opening(first.params, first.buffers, layers, batches, samples)
+    return Rounds(transcript, range(len(batches)), batches, samples, layers, first.params, first.buffers)
 
 
 @dataclass
@@ -141,7 +160,6 @@ class Recovered:
         zero_gradient: `[N]` bool, `v = 0`: the sample leaves no trace, so `h` cannot be known.
         spread: `[N]` how much an error of the gradients grows in `h` (relative); infinite where unknown.
         group: `[N]` samples with one number share all their rounds and may be swapped among themselves.
-        notes: Sentences for the report.
     """
 
     v: Tensor
@@ -151,7 +169,20 @@ class Recovered:
     zero_gradient: Tensor
     spread: Tensor
     group: Tensor
-    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def nothing(cls, samples: int, d2: int, d1: int) -> "Recovered":
+        """No sample known, each of which is in a round without some other."""
+        no = torch.zeros(samples, dtype=torch.bool)
+        return cls(
+            v=torch.zeros(samples, d2, dtype=torch.float64),
+            h=torch.zeros(samples, d1, dtype=torch.float64),
+            v_known=no,
+            known=no.clone(),
+            zero_gradient=no.clone(),
+            spread=torch.full((samples,), torch.inf, dtype=torch.float64),
+            group=torch.arange(samples),
+        )
 
 
 def step_one(batches: Sequence[Tensor], bias: Tensor, samples: int) -> tuple[Tensor, Tensor]:
@@ -173,14 +204,19 @@ def step_one(batches: Sequence[Tensor], bias: Tensor, samples: int) -> tuple[Ten
     >>> torch.allclose(guess, v), known.tolist()
     (True, [True, True, True])
     """
-    table = torch.zeros(len(batches), samples, dtype=torch.float64)
-    for t, chosen in enumerate(batches):
-        # Row t of S is s_t / K_t, so that S V = B holds the mean gradients as they were sent. [T, N]
-        table[t, chosen] = 1 / len(chosen)
+    table = mean_table(batches, samples)
     known = determined(table)
     # gels (QR) where the rank is full; gelsd (SVD) gives the minimum-norm guess in a rank deficit.
     driver = "gels" if bool(known.all()) and len(table) >= samples else "gelsd"
     return torch.linalg.lstsq(table, bias.double(), driver=driver).solution, known
+
+
+def mean_table(batches: Sequence[Tensor], samples: int) -> Tensor:
+    """`[T, N]` S, whose row t is `s_t / K_t`, so that `S V = B` holds the mean gradients as they were sent."""
+    table = torch.zeros(len(batches), samples, dtype=torch.float64)
+    for t, chosen in enumerate(batches):
+        table[t, chosen] = 1 / len(chosen)
+    return table
 
 
 def determined(table: Tensor) -> Tensor:
@@ -214,25 +250,14 @@ def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor,
     """
     scale = v.norm(dim=1).clamp(min=1e-300)  # [k] columns of one length, so that rank is not a matter of scale
     # V_s^T H_s = K grad W, so H_s = pinv(V_s^T) K grad W, by the decomposition of V_s^T = L S R. [d2, k]
-    left, values, right = torch.linalg.svd((v / scale[:, None]).T, full_matrices=False)  # [d2, k], [k], [k, k]
-    keep = values > rcond * values[0]
-    inverse = (right[keep].T / values[keep]) @ left[:, keep].T / scale[:, None]  # [k, d2]
-    # Samples with a part in the null space of V_s^T are not determined: their row may hold any amount of it.
-    null = right[~keep]
-    rows_known = null.pow(2).sum(0) < 1e-10
-    if v.shape[0] > v.shape[1]:
-        # More samples than neurons: the thin decomposition has no null vectors beyond its own size, so all are made.
-        rows_known = _determined_rows(v, rcond)
-    return inverse @ weight, rows_known, inverse.norm(dim=1)
-
-
-def _determined_rows(v: Tensor, rcond: float) -> Tensor:
-    """Rows of H that `V_s^T H_s` determines where there are more samples than neurons."""
-    scaled = v / v.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    _, values, right = torch.linalg.svd(scaled.T, full_matrices=True)
+    # More samples than neurons leave null vectors beyond the thin decomposition's own, so all are made.
+    thin = v.shape[0] <= v.shape[1]
+    left, values, right = torch.linalg.svd((v / scale[:, None]).T, full_matrices=not thin)  # [d2, r], [r], [k, k]
     rank = int((values > rcond * values[0]).sum())
-    clear: Tensor = right[rank:].pow(2).sum(0) < 1e-10
-    return clear
+    inverse = (right[:rank].T / values[:rank]) @ left[:, :rank].T / scale[:, None]  # [k, d2]
+    # Samples with a part in the null space of V_s^T are not determined: their row may hold any amount of it.
+    rows_known = right[rank:].pow(2).sum(0) < 1e-10
+    return inverse @ weight, rows_known, inverse.norm(dim=1)
 
 
 def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:

@@ -6,7 +6,7 @@ spans meet nowhere else. Samples that share all their rounds form a cell, which 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -14,10 +14,8 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.split import split
-from seepage.attacks.cafe.steps import Recovered, gradients, groups
-from seepage.attacks.cafe.target_layers import TargetLayer
+from seepage.attacks.cafe.steps import Recovered, Rounds, groups
 from seepage.base.nn import generator
-from seepage.federation.types import Transcript
 
 MAX_COHORT = 8
 """Largest number of samples sharing all their rounds that are split."""
@@ -70,52 +68,40 @@ class Cohort:
     pairs: list[Pair] = field(default_factory=list)
     covered: frozenset[int] = frozenset()
 
+    @property
+    def meets(self) -> bool:
+        """Whether it is in two rounds, whose spans can meet, with few enough members to be split."""
+        return len(self.rounds) >= 2 and len(self.members) <= MAX_COHORT
 
-def solve(
-    transcript: Transcript,
-    rounds: Sequence[int],
-    batches: Sequence[Tensor],
-    samples: int,
-    layers: Sequence[TargetLayer],
-    *,
-    moving: bool = False,
-) -> list[Recovered]:
+
+def solve(seen: Rounds, *, moving: bool = False) -> list[Recovered]:
     """V and H of every layer.
 
     Args:
-        transcript: The rounds.
-        rounds: The numbers of those to use.
-        batches: Their samples.
-        samples: N.
-        layers: The layers to read.
+        seen: The rounds.
         moving: The weights change between the rounds. Then v drifts far more than h (its later layers flip units), so
             the spans of the h are intersected, and more loosely.
 
     Raises:
         Inapplicable: Where no sample is in two rounds, or the layer is too narrow for the batch.
     """
-    cells = find_cells(batches, samples)
-    usable = [cell for cell in cells if len(cell.rounds) >= 2 and len(cell.members) <= MAX_COHORT]
-    if not usable:
+    if not any(cell.meets for cell in find_cells(seen.batches, seen.samples)):
         raise Inapplicable(
-            f"no sample of the {len(rounds)} rounds is in two of them with fewer than {MAX_COHORT} others "
+            f"no sample of the {len(seen)} rounds is in two of them with fewer than {MAX_COHORT} others "
             "in all the same rounds",
             "record two or three epochs, each shuffled anew",
         )
-    rounds_seen = read_gradients(transcript, rounds, batches, layers)
-    group = groups(batches, samples)
-    return [_solve_site(one, batches, samples, group, moving) for one in rounds_seen]
+    group = groups(seen.batches, seen.samples)
+    return [replace(_solve_site(one, seen.batches, seen.samples, moving), group=group) for one in read_gradients(seen)]
 
 
-def read_gradients(
-    transcript: Transcript, rounds: Sequence[int], batches: Sequence[Tensor], layers: Sequence[TargetLayer]
-) -> list[list[RoundGradient]]:
+def read_gradients(seen: Rounds) -> list[list[RoundGradient]]:
     """`[layers][rounds]`: what each round's weight and bias gradients show of a layer."""
-    names = [name for layer in layers for name in (layer.weight, layer.bias)]
-    rounds_seen: list[list[RoundGradient]] = [[] for _ in layers]
-    for t, batch in zip(rounds, batches, strict=True):
-        found = gradients(transcript, t, names)
-        for m, layer in enumerate(layers):
+    names = [name for layer in seen.layers for name in (layer.weight, layer.bias)]
+    rounds_seen: list[list[RoundGradient]] = [[] for _ in seen.layers]
+    for place, batch in enumerate(seen.batches):
+        found = seen.gradients(place, names)
+        for m, layer in enumerate(seen.layers):
             rounds_seen[m].append(round_gradient(found[layer.weight], found[layer.bias], len(batch)))
     return rounds_seen
 
@@ -169,7 +155,7 @@ def _left_vectors(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _solve_site(
-    rounds_seen: Sequence[RoundGradient], batches: Sequence[Tensor], samples: int, group: Tensor, moving: bool
+    rounds_seen: Sequence[RoundGradient], batches: Sequence[Tensor], samples: int, moving: bool
 ) -> Recovered:
     cells = find_cells(batches, samples)
     d2, d1 = rounds_seen[0].left.shape[0], rounds_seen[0].core.shape[1]
@@ -187,12 +173,12 @@ def _solve_site(
     # Orthonormal bases, one per round: columns span the v or the h of its batch.
     bases = [shape.left if side == "v" else row_span(shape.core) for shape in rounds_seen]
     for cell in cells:
-        if len(cell.rounds) >= 2 and len(cell.members) <= MAX_COHORT:
+        if cell.meets:
             cell.basis = meet(_useful(cell, batches), bases, len(cell.members), angle=angle)
     if moving:
         _drop_outliers(cells, bases)
     _add_pairs(cells, rounds_seen, batches, side, MAX_UNEXPLAINED if moving else 0.0)
-    found = _collect(cells, samples, d1, d2, group, most, tolerance)
+    found = _collect(cells, samples, d1, d2, most, tolerance)
     for cell in cells:
         if cell.covered and moving:
             # The spans of its rounds meet in more than its own direction, and no v holds for two rounds.
@@ -329,20 +315,11 @@ def _add_pairs(
                 cell.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * floor))
 
 
-def _collect(
-    cells: Sequence[Cohort], samples: int, d1: int, d2: int, group: Tensor, most: float, tolerance: float
-) -> Recovered:
-    found = Recovered(
-        v=torch.zeros(samples, d2, dtype=torch.float64),
-        h=torch.zeros(samples, d1, dtype=torch.float64),
-        v_known=torch.zeros(samples, dtype=torch.bool),
-        known=torch.zeros(samples, dtype=torch.bool),
-        zero_gradient=torch.zeros(samples, dtype=torch.bool),
-        spread=torch.full((samples,), torch.inf, dtype=torch.float64),
-        group=group,
-    )
-    drawn_twice = [cell for cell in cells if len(cell.rounds) >= 2 and len(cell.members) <= MAX_COHORT]
-    for cell in drawn_twice:
+def _collect(cells: Sequence[Cohort], samples: int, d1: int, d2: int, most: float, tolerance: float) -> Recovered:
+    found = Recovered.nothing(samples, d2, d1)
+    for cell in cells:
+        if not cell.meets:
+            continue
         if cell.basis is None:
             # The spans of its rounds have no common direction: its samples have zero gradient.
             found.zero_gradient[cell.members] = True

@@ -16,6 +16,7 @@ from seepage.attacks.cafe.steps import (
     GRADIENT_ROUNDING,
     determined,
     gradients,
+    mean_table,
     params_of,
     read_biases,
     read_indices,
@@ -157,10 +158,7 @@ def indexed_rounds(transcript: Transcript) -> IndexedRounds | None:
         return None
     batches, layers = opened
     samples = int(torch.cat(batches).max()) + 1
-    table = torch.zeros(len(batches), samples, dtype=torch.float64)
-    for t, batch in enumerate(batches):
-        # Row t of S is s_t / K_t: the gradients are means over the batch, S V = [grad b_t]. [T, N]
-        table[t, batch] = 1 / len(batch)
+    table = mean_table(batches, samples)
     known = determined(table)
     rounds = range(len(batches))
     first, last = params_of(transcript, 0), params_of(transcript, len(batches) - 1)
