@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seepage.attacks.search.generator import growing_maps
+
 SMALLEST = 4
 """Least side of the decoder's first map, which is doubled as long as it fits into the image."""
 
@@ -25,14 +27,6 @@ class InRange(nn.Module):
         return low + (high - low) * maps[..., top : top + height, left : left + width].sigmoid()
 
 
-def _plan(shape: tuple[int, ...], width: int) -> tuple[list[int], list[int]]:
-    """Channels of each map from the smallest to the full size, and the sides of the smallest."""
-    _, *size = shape
-    doublings = max(1, int(math.log2(max(*size, SMALLEST) / SMALLEST)))
-    widths = [width * min(4, 2 ** (doublings - i)) for i in range(doublings + 1)]
-    return widths, [-(-side // 2**doublings) for side in size]
-
-
 def decoder(shape: tuple[int, ...], latent: int, width: int, bounds: tuple[float, float]) -> nn.Sequential:
     """A network from `[n, latent]` numbers to `[n, *shape]` images within `bounds`.
 
@@ -42,7 +36,7 @@ def decoder(shape: tuple[int, ...], latent: int, width: int, bounds: tuple[float
     >>> decoder((3, 25, 25), 8, 2, (0.0, 1.0))(torch.zeros(2, 8)).shape
     torch.Size([2, 3, 25, 25])
     """
-    widths, small = _plan(shape, width)
+    widths, small = growing_maps(shape, width, SMALLEST)
     layers: list[nn.Module] = [nn.Linear(latent, widths[0] * math.prod(small)), nn.Unflatten(1, (widths[0], *small))]
     for before, after in pairwise(widths):
         convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
@@ -53,7 +47,7 @@ def decoder(shape: tuple[int, ...], latent: int, width: int, bounds: tuple[float
 
 def encoder(shape: tuple[int, ...], latent: int, width: int) -> nn.Sequential:
     """A network from `[n, *shape]` images to `[n, 2 latent]`: means and log variances."""
-    widths, _ = _plan(shape, width)
+    widths, _ = growing_maps(shape, width, SMALLEST)
     layers: list[nn.Module] = []
     for before, after in pairwise([shape[0], *widths[-2::-1]]):
         layers += [nn.Conv2d(before, after, 4, stride=2, padding=1), nn.BatchNorm2d(after), nn.LeakyReLU(0.2)]

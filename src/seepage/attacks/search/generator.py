@@ -19,6 +19,14 @@ SLOPE = 0.1
 """Of each LeakyReLU, below zero."""
 
 
+def growing_maps(shape: tuple[int, ...], width: int, smallest: int) -> tuple[list[int], list[int]]:
+    """Channels of each map from the smallest to the full size, each twice as large, and the sides of the smallest."""
+    _, *size = shape
+    doublings = max(1, int(math.log2(max(size) / smallest)))
+    widths = [width * min(4, 2 ** (doublings - i)) for i in range(doublings + 1)]
+    return widths, [-(-side // 2**doublings) for side in size]
+
+
 class _UnitNorm(nn.Module):
     """Spectral norm, exactly: PyTorch's own keeps a power iteration's state, and a space has no state."""
 
@@ -65,10 +73,10 @@ class UntrainedGenerator(Parameterization):
 
     def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
         channels, *size = knowledge.input_shape
-        doublings = max(1, int(math.log2(max(size) / self.smallest)))
-        small = [-(-side // 2**doublings) for side in size]
+        widths, small = growing_maps(knowledge.input_shape, self.width, self.smallest)
+        grown = 2 ** (len(widths) - 1)
         with frozen_randomness(0):  # layers fill themselves from the global generator; the numbers are not used
-            network = self._network(channels, small, doublings).train()
+            network = self._network(channels, small, widths).train()
         names, fan_in = [], 0
         for name, weight in network.named_parameters():
             names.append(name)
@@ -77,7 +85,7 @@ class UntrainedGenerator(Parameterization):
         network = network.to(like)
         noise = torch.randn((batch_size, self.latent, 1, 1), generator=generator).to(like)
         low, high = knowledge.value_range
-        cut = [(first * 2**doublings - side) // 2 for first, side in zip(small, size, strict=True)]
+        cut = [(first * grown - side) // 2 for first, side in zip(small, size, strict=True)]
 
         def decode(unknowns: Sequence[Tensor]) -> Tensor:
             whole: Tensor = functional_call(network, dict(zip(names, unknowns, strict=True)), (noise,))
@@ -87,8 +95,7 @@ class UntrainedGenerator(Parameterization):
         weights = [weight.detach().clone() for weight in network.parameters()]
         return SearchSpace(weights, decode, lambda unknowns: list(unknowns))
 
-    def _network(self, channels: int, small: list[int], doublings: int) -> nn.Sequential:
-        widths = [self.width * min(4, 2 ** (doublings - i)) for i in range(doublings + 1)]
+    def _network(self, channels: int, small: list[int], widths: list[int]) -> nn.Sequential:
         first = nn.ConvTranspose2d(self.latent, widths[0], (small[0], small[1]))
         layers: list[nn.Module] = [first, nn.BatchNorm2d(widths[0], track_running_stats=False), nn.LeakyReLU(SLOPE)]
         for before, after in pairwise(widths):
