@@ -54,7 +54,7 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
     warnings = evidence.warning_lines
     style = Path(__file__).with_name("annex.css").read_text(encoding="utf-8")
     return (
-        page_environment("evidence", filters=(duration, unbroken))
+        page_environment("report/evidence", filters=(duration, unbroken))
         .get_template("annex.html.j2")
         .render(
             e=evidence,
@@ -66,7 +66,7 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             signs=places_of((case.letter, words) for case in shown for words in case.signs),
             inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred)),
             system=_system(evidence),
-            sides={name: evidence.lettered(words) for name, words in evidence.sides.items()},
+            parts={name: evidence.lettered(words) for name, words in evidence.summary.items()},
             not_tried=[evidence.lettered(words) for words in evidence.not_tried],
             warnings=warnings[:MOST_WARNINGS],
             warnings_left=len(warnings[MOST_WARNINGS:]),
