@@ -26,9 +26,9 @@ from seepage.audit.row import (
 State = Literal["leaks", "quiet", "unjudged", "skipped", "unneeded", "untried", "open"]
 """`leaks`: data were reconstructed, members identified, or a claim is contradicted. `quiet`: tried, and nothing.
 `unjudged`: guesses were returned, and no truth is at hand to compare them with. `skipped`: it does not apply.
-`unneeded`: another attack shows as much. `untried`: it was asked for and has no result, so what it would have found is not known. `open`:
-nobody knows what comes back in its case, since nothing there could be scored, no attack applies, or it says nothing
-that nothing came back."""
+`unneeded`: another attack shows as much. `untried`: it was asked for and has no result, so what it would have found is
+not known. `open`: nobody knows what comes back in its case, since nothing there could be scored, no attack applies, or
+it says nothing that nothing came back."""
 
 Severity = Literal["error", "warning", "note"]
 

@@ -137,7 +137,7 @@ def _render(page: str, pictures: list[dict[str, str]]) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("seepage", "judging"),
+        loader=jinja2.PackageLoader("seepage", "papers/judging"),
         autoescape=True,
         finalize=for_page,
         undefined=jinja2.StrictUndefined,

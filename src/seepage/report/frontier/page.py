@@ -37,7 +37,7 @@ def write_page(folder: Path, rows: Sequence[DefenseRow], advice: str, facts: Cel
     plot = draw(rows)
     write_whole(folder / "frontier.png", plot)
     filters = (words.number, words.signed, words.percent, words.breakable, words.scientific)
-    environment = page_environment("frontier", "report", filters=filters)
+    environment = page_environment("report/frontier", "report", filters=filters)
     best = {point.defense for point in pareto(points_of(rows))}
     page = environment.get_template("frontier.html.j2").render(
         run=folder.name,
