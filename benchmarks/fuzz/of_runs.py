@@ -126,7 +126,7 @@ class Run(_OfRun):
                 ("report", "--quiet"),
                 ("evidence", "judge"),
                 ("report", "--fail-if", "psnr>20"),
-                ("report", "--fail-if", "named>0.1"),
+                ("report", "--fail-if", "members_identified>0.1"),
                 ("report", "--fail-if", "auc>0.9"),
                 ("report", "--sheet"),
                 ("report", "--fail-if", "bound_psnr>1"),

@@ -17,8 +17,8 @@ from seepage.attacks.text.moved_rows import moved_rows
 from seepage.audit.gate import parse_condition
 from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.row import Cell, Outcome, Row
-from seepage.audit.sides import sides
 from seepage.audit.verdict import verdict
+from seepage.audit.verdict_summary import verdict_summary
 from seepage.cli.options import SimulationOptions, tables_of
 from seepage.federation.clients import FedAvg
 from seepage.federation.defenses.compose import Compose
@@ -235,7 +235,9 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
         "TOKENS NAMED. On net token_set names 198 of 200 distinct tokens of the client's texts, none wrong"
     )
     assert "NO RESULT" not in words
-    assert sides([refused, NAMED], [], [], [], [CELL])[0].words == "198 of 200 tokens named, by token_set on net"
+    assert (
+        verdict_summary([refused, NAMED], [], [], [], [CELL])[0].words == "198 of 200 tokens named, by token_set on net"
+    )
     assert RowTexts.of(NAMED).outcome == "198 of 200 tokens named, none wrong"
     assert [one.name for one in violations([refused, NAMED], parse_condition("token_recall>0.5"))] == ["token_set"]
     assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_named>0"))] == ["token_set"]

@@ -237,10 +237,10 @@ def test_a_strangers_settings_are_read_as_text_and_shown_in_part() -> None:
 def test_membership_is_compared_as_examples_are() -> None:
     def named(hits: int) -> Result:
         share = Share(hits=hits, of=16, low=0.0, high=1.0)
-        row = MembershipRow(cell="c0", test="matched_filter", named=share, false=share)
+        row = MembershipRow(cell="c0", test="matched_filter", members_identified=share, others_identified=share)
         return result((0, 8)).model_copy(update={"membership": [row]})
 
-    assert [change.measure for change in compare(named(0), named(14)).worse] == ["named"]
+    assert [change.measure for change in compare(named(0), named(14)).worse] == ["identified"]
     assert not compare(named(7), named(8)).worse
 
 

@@ -18,8 +18,8 @@ from seepage.audit.gate import Condition, met, parse_condition
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.row import SCORE_NAMES, Cell, Diagnostic, Outcome, Result, Row, Thresholds
 from seepage.audit.score import skipped_row, worst_status
-from seepage.audit.sides import reconstructed, sides
 from seepage.audit.verdict import named_members, reasons, verdict
+from seepage.audit.verdict_summary import reconstructed, verdict_summary
 from seepage.base.schema import Summary, parse
 from seepage.errors import SeepageError
 from seepage.measure.metrics import Scores
@@ -183,12 +183,12 @@ def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_findi
     assert "recover nothing without the defense either" in text
     result = Result(
         verdict=text, verdict_level=level, rows=rows, cells=cells, thresholds=Thresholds(),
-        sides=sides(rows, [], [], [], cells),
+        summary=verdict_summary(rows, [], [], [], cells),
     )  # fmt: skip
     assert met(result, Condition("recovered", ">", 0.0)) == []
-    assert result.sides[0].value == 0.0
+    assert result.summary[0].value == 0.0
     unsure = [cell.model_copy(update={"inconclusive": "why"} if not cell.control else {}) for cell in cells]
-    assert sides(rows, [], [], [], unsure)[0].words.startswith("inconclusive: 0 of 8 examples")
+    assert verdict_summary(rows, [], [], [], unsure)[0].words.startswith("inconclusive: 0 of 8 examples")
     assert met(result.model_copy(update={"rows": [leak.model_copy(update={"cell": "a"})]}), Condition("exact", ">", 0))
 
 
@@ -198,7 +198,7 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     level, text = verdict(result.rows, given)
     assert (level, text.partition(".")[0]) == ("certified", "LEAKS, BY ITS OWN PROOF")
     assert "gives away 3 of its 4 examples exactly" in text
-    side = sides(result.rows, [], [], [], given)[0]
+    side = verdict_summary(result.rows, [], [], [], given)[0]
     assert side.words.startswith("3 of 4 examples exactly")
     assert (side.value, side.tried) == (0.75, True)
     for score in ("recovered", "exact", "certified"):
@@ -212,7 +212,7 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     exact = row(exact=1.0, recovered=1.0, gain_db=60.0)
     assert verdict([exact], given)[0] == "exact"
     assert "closed form" not in verdict([exact], given)[1], "the attack says the same"
-    assert sides([exact], [], [], [], given)[0].value == 1.0
+    assert verdict_summary([exact], [], [], [], given)[0].value == 1.0
 
 
 @pytest.mark.parametrize("name", [*UNTRUSTED, "objective-limits"])
@@ -377,16 +377,16 @@ def test_a_gate_says_what_lets_it_be_judged() -> None:
 
 def test_a_case_whose_members_were_not_tested_does_not_pass_the_gate() -> None:
     rate = {"hits": 0, "of": 8, "low": 0.0, "high": 0.37}
-    tested = {"cell": "a", "test": "matched_filter", "auc": 0.5, "named": rate, "false": rate}
+    tested = {"cell": "a", "test": "matched_filter", "auc": 0.5, "members_identified": rate, "others_identified": rate}
     failed = {"cell": "b", "test": "matched_filter", "status": "error", "reason": "no memory"}
     cells: list[dict[str, Any]] = [{"name": "a"}, {"name": "b"}]
     base = {"verdict": "", "verdict_level": "nothing", "rows": [], "thresholds": {}}
-    condition = Condition("named", ">", 0.0)
+    condition = Condition("members_identified", ">", 0.0)
     whole = Result.model_validate({**base, "membership": [tested], "cells": cells})
     assert met(whole, condition) == []  # nobody asked for the other case
     skipped = [cells[0], {**cells[1], "membership_skipped": "too few examples"}]
     for part in ({"membership": [tested, failed], "cells": cells}, {"membership": [tested], "cells": skipped}):
-        with pytest.raises(SeepageError, match=r"'named' in b.*--membership"):
+        with pytest.raises(SeepageError, match=r"'members_identified' in b.*--membership"):
             met(Result.model_validate({**base, **part}), condition)
 
 
@@ -483,3 +483,10 @@ def test_an_attack_that_was_not_tried_for_want_of_time_opens_no_gate() -> None:
     with pytest.raises(SeepageError, match="--minutes"):
         violations([tried, left_out], parse_condition("psnr>20"))
     assert violations([tried, left_out], parse_condition("psnr>5"))
+
+
+@pytest.mark.parametrize(("old", "new"), [("named", "members_identified"), ("measured_epsilon", "empirical_epsilon")])
+def test_a_score_by_its_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(SeepageError, match=f"'{old}' in --fail-if is now called '{new}'"):
+        parse_condition(f"{old}>0")
+    assert parse_condition(f"{new}>0").score == new

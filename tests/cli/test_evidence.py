@@ -374,7 +374,10 @@ def test_two_checkpoints_become_a_red_build_and_a_signed_page(observed: Path, ke
     assert [one["kind"] for one in log["runs"][0]["results"]] == ["fail", "review"]
     assert 'skipped="1"' in Path("pack/junit.xml").read_text()
     # What an audit's option would ask for, no option of this command does.
-    assert evidence["sides"]["named"] == "not tried: ask with seepage attack OBSERVED --candidates FILE --public FILE"
+    assert (
+        evidence["summary"]["membership inference"]
+        == "not tried: ask with seepage attack OBSERVED --candidates FILE --public FILE"
+    )
 
 
 def test_the_annex_names_the_rate_the_loss_and_that_the_update_looks_clipped(home: Path, cli: Cli) -> None:

@@ -47,21 +47,21 @@ def test_members_are_named_in_result_terminal_and_report(cli: Cli, made: Path, t
     rows = {row["test"]: row for row in found["membership"]}
     best = rows["matched_filter"]
     assert (best["members"], best["others"], best["calibration"]) == (12, 12, 120)
-    assert best["named"]["hits"] >= 8
+    assert best["members_identified"]["hits"] >= 8
     assert best["auc"] > 0.9
     assert best["auc_low"] <= best["auc"] <= best["auc_high"]
-    assert "NAMED. " in found["verdict"]
+    assert "MEMBERS IDENTIFIED. " in found["verdict"]
     page = (run / "report.html").read_text()
     assert "Who was in it" in page
-    assert "members named" in page
-    assert f"<b>{best['named']['hits']}/12</b>" in page
+    assert "members identified" in page
+    assert f"<b>{best['members_identified']['hits']}/12</b>" in page
     shown = cli("report", run).out
     assert "membership test" in shown
     # The truth lies in private/ alone: what a test is given does not say who is a member.
     seen = (run / "observed" / "membership.safetensors").read_bytes()
     assert b"member" not in seen[:4096].replace(b"membership", b"")
     # The gate takes the scores of the tests.
-    assert cli("audit", made, "--out", run, "--fail-if", "named>0.5").code == 1
+    assert cli("audit", made, "--out", run, "--fail-if", "members_identified>0.5").code == 1
     assert cli("audit", made, "--out", run, "--fail-if", "auc>1", "--allow-inconclusive").code == 0
     # The same recipe gives the same numbers.
     again = cli("audit", made, "--out", tmp_path / "again", "--jobs", "1", "--json").json
@@ -79,9 +79,9 @@ def test_too_few_examples_are_said_and_the_gate_does_not_pass(cli: Cli, tmp_path
     assert "needs 8 non-members and 198 public examples" in json.dumps(found["cells"])
     assert "Membership was not tested" in found["verdict"]
     assert "not tested" in (run / "report.html").read_text()
-    gated = cli("audit", few, "--membership", "--out", run, "--fail-if", "named>0")
+    gated = cli("audit", few, "--membership", "--out", run, "--fail-if", "members_identified>0")
     assert gated.code == 2
-    assert "there is no 'named'" in gated.err
+    assert "there is no 'members_identified'" in gated.err
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ def test_a_claim_that_the_calls_could_not_contradict_is_warned_of(
 def test_the_gate_measures_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--of", "defense:gaussian_noise:sigma=3,clip=1", "--calls", "1500", "--quiet")
     assert ran(monkeypatch, *words, "--fail-if", "contradicted") == 0
-    assert ran(monkeypatch, *words, "--fail-if", "measured_epsilon>5") == 0
+    assert ran(monkeypatch, *words, "--fail-if", "empirical_epsilon>5") == 0
     bare = ("--of", "defense:gaussian_noise:sigma=0,clip=1", *words[2:])
-    assert ran(monkeypatch, *bare, "--fail-if", "measured_epsilon>3") == 1
+    assert ran(monkeypatch, *bare, "--fail-if", "empirical_epsilon>3") == 1
 
 
 @pytest.mark.usefixtures("own")

@@ -219,7 +219,7 @@ def test_a_defended_case_runs_beside_the_undefended_one(cli: Cli) -> None:
         ("cell", False), ("cell_undefended", True)
     ]  # fmt: skip
     assert [row["scores"]["recovered"]["mean"] for row in found.json["rows"]] == [0.0, 1.0]
-    assert found.json["sides"][0]["words"].startswith("0 of 2 examples")
+    assert found.json["summary"][0]["words"].startswith("0 of 2 examples")
 
 
 @pytest.mark.slow

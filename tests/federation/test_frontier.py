@@ -536,7 +536,7 @@ def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "frontier.jsonl").read_text().splitlines()]
     assert [line["named"] for line in lines] == [row.named for row in found.rows]
     page = (tmp_path / "run" / "frontier.html").read_text()
-    assert "Members named" in page
+    assert "Members identified" in page
     assert f"{known.named}/8<small>" in page
     price = {"promise": None, "reason": None, "accuracy": None, "accuracy_examples": None, "seconds": None}
     entry, price = sweep_of(tables).entries[0], {**price, "bytes": None, "bytes_plain": None}

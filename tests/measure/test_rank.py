@@ -115,7 +115,7 @@ def test_words_of_a_bound() -> None:
     hidden = Bound("unseen_share", "rank", 0.25, (0.25, 0.25), "so.", "all")
     assert hidden.line == "energy that no attacker sees: at least 25 %"
     assert Bound("unseen_share", "rank", 0.0, (0.0, 0.0), "so.", "all").vacuous
-    assert Bound("tpr", "membership", 1.0, (1.0, 1.0), "so.", "all", at=0.01).line == "members named: not bounded"
+    assert Bound("tpr", "membership", 1.0, (1.0, 1.0), "so.", "all", at=0.01).line == "members identified: not bounded"
     assert "pixels" not in hidden.table()
 
 

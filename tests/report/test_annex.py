@@ -123,11 +123,11 @@ def test_guesses_that_nobody_could_score_were_tried_all_the_same(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:
     run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",), truth=False)
-    side = {"name": "came_back", "tried": False, "words": "not known: no guess could be scored"}
-    change(run, lambda result: result.update(sides=[side]))
-    assert not any("what came back" in item for item in state(open_run(run)).not_tried)
+    side = {"name": "reconstruction", "tried": False, "words": "not known: no guess could be scored"}
+    change(run, lambda result: result.update(summary=[side]))
+    assert not any("reconstruction of examples" in item for item in state(open_run(run)).not_tried)
     change(run, lambda result: put(result["rows"][0], status="inapplicable", outcome="does not apply"))
-    assert any("what came back" in item for item in state(open_run(run)).not_tried)
+    assert any("reconstruction of examples" in item for item in state(open_run(run)).not_tried)
 
 
 def test_what_a_closed_form_gives_is_told_from_what_attacks_brought_back(
@@ -136,9 +136,9 @@ def test_what_a_closed_form_gives_is_told_from_what_attacks_brought_back(
     """An undefended case had 4 of 4 examples beside the verdict's 8 of 8: the closed form of the first update alone."""
     run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("dlg",))
     assert "in closed form" not in annex(state(open_run(run)), digest="0")
-    side = {"name": "cannot_exceed", "tried": False, "words": "no bound: no stage of the defense is a mechanism"}
+    side = {"name": "upper_bound", "tried": False, "words": "no bound: no stage of the defense is a mechanism"}
     change(run, lambda result: result["cells"][0].update(given_away=3, given_of=3))
-    change(run, lambda result: result.update(sides=[side]))
+    change(run, lambda result: result.update(summary=[side]))
     evidence = state(open_run(run))
     assert evidence.cases[0].exact_words.startswith("3 of 3 [")
     page = annex(evidence, digest="0")

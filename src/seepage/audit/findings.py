@@ -24,22 +24,22 @@ from seepage.audit.row import (
 )
 
 State = Literal["leaks", "quiet", "unjudged", "skipped", "unneeded", "untried", "open"]
-"""`leaks`: data came back, members were named, or a claim is contradicted. `quiet`: tried, and nothing. `unjudged`:
-guesses came back, and no truth is at hand to compare them with. `skipped`: it does not apply. `unneeded`: another
-attack shows as much. `untried`: it was asked for and has no result, so what it would have found is not known. `open`:
-nobody knows what comes back in its case, since nothing there could be scored, no attack applies, or it says nothing
-that nothing came back."""
+"""`leaks`: data were reconstructed, members identified, or a claim is contradicted. `quiet`: tried, and nothing.
+`unjudged`: guesses were returned, and no truth is at hand to compare them with. `skipped`: it does not apply.
+`unneeded`: another attack shows as much. `untried`: it was asked for and has no result, so what it would have found is
+not known. `open`: nobody knows what comes back in its case, since nothing there could be scored, no attack applies, or
+it says nothing that nothing came back."""
 
 Severity = Literal["error", "warning", "note"]
 
-Measure = Literal["recovered", "exact", "named", "certified", "contradicted"]
+Measure = Literal["recovered", "exact", "identified", "certified", "contradicted"]
 
 Kind = Literal["attack", "closed_form", "membership", "bound", "epsilon"]
 
-BOUND_SCORES = {"bound_psnr": "psnr_db", "bound_named": "tpr", "bound_exact": "exact_share"}
+BOUND_SCORES = {"bound_psnr": "psnr_db", "bound_members_identified": "tpr", "bound_exact": "exact_share"}
 """Bounds in a condition of the gate, and what they bound."""
 
-EPSILON_SCORES = ("measured_epsilon", "fitted_epsilon", "contradicted")
+EPSILON_SCORES = ("empirical_epsilon", "fitted_epsilon", "contradicted")
 """Measurements of a defense's epsilon in a condition; `contradicted` is how many claims are."""
 
 
@@ -53,8 +53,8 @@ class AuditFinding:
         case: Title of the case.
         cell: Its name, which stays the same where the title is worded anew.
         state: What came of it.
-        severity: `error`: exact copies, named members or a contradicted claim; `warning`: recognizable copies, or no
-            result; `note`: all else.
+        severity: `error`: exact copies, identified members or a contradicted claim; `warning`: recognizable copies,
+            or no result; `note`: all else.
         words: The finding in words.
         ran: Whether it has a result.
         seconds: Wall time.
@@ -255,7 +255,7 @@ def _counts(row: Row) -> dict[Measure, tuple[int, int | None]]:
         found["certified"] = row.certified_examples, None
     if row.named_tokens:
         share = row.scores.get("token_recall")
-        found["named"] = (round(share.mean * share.n), share.n) if share and share.n else (row.named_tokens, None)
+        found["identified"] = (round(share.mean * share.n), share.n) if share and share.n else (row.named_tokens, None)
     return found
 
 
@@ -311,21 +311,22 @@ def _of_closed_form(cell: Cell, rows: Iterable[Row]) -> AuditFinding:
 
 def _of_test(row: MembershipRow, case: str) -> AuditFinding:
     values = {name: row.value(name) for name in MEMBERSHIP_SCORES}
-    if row.status != "ok" or row.named is None or row.false is None:
+    if row.status != "ok" or row.members_identified is None or row.others_identified is None:
         state: State = "skipped" if row.status == "inapplicable" else "untried"
         severity: Severity = "note" if state == "skipped" else "warning"
         words = row.reason or row.status
     else:
         state, severity = ("leaks", "error") if row.tells else ("quiet", "note")
         words = (
-            f"{row.named.hits} of {row.named.of} members named, and {row.false.hits} of {row.false.of} others, "
-            f"at a level of {100 * (row.level or 0.0):g} %"
+            f"{row.members_identified.hits} of {row.members_identified.of} members identified, and "
+            f"{row.others_identified.hits} of {row.others_identified.of} others, at a false positive rate of "
+            f"{100 * (row.level or 0.0):g} %"
         )
     return AuditFinding(
         kind="membership", by=row.test, case=case, cell=row.cell, state=state, severity=severity, words=words,
         ran=row.status == "ok", seconds=row.seconds or 0.0, options=row.options, why=row.reason or row.status,
         numbers={name: value for name, value in values.items() if value is not None},
-        counts={} if row.named is None else {"named": (row.named.hits, row.named.of)},
+        counts={} if (hit := row.members_identified) is None else {"identified": (hit.hits, hit.of)},
     )  # fmt: skip
 
 

@@ -11,11 +11,28 @@ from seepage.base.schema import Summary
 from seepage.errors import SeepageError, unknown
 
 SHARES = frozenset(
-    {"recovered", "exact", "certified", "label_accuracy", "named", "false", "token_recall", "token_precision"}
+    {
+        "recovered",
+        "exact",
+        "certified",
+        "label_accuracy",
+        "members_identified",
+        "others_identified",
+        "token_recall",
+        "token_precision",
+    }
 )
 """Scores that are shares; certified guesses are counted per private example."""
-SIDE_SCORES = (*MEMBERSHIP_SCORES, *BOUND_SCORES, *EPSILON_SCORES)
+FURTHER_SCORES = (*MEMBERSHIP_SCORES, *BOUND_SCORES, *EPSILON_SCORES)
 """Scores that no attack has."""
+
+RENAMED_SCORES = {
+    "named": "members_identified",
+    "false": "others_identified",
+    "bound_named": "bound_members_identified",
+    "measured_epsilon": "empirical_epsilon",
+}
+"""Scores by what they were called before the first release."""
 
 LISTED_CELLS = 3
 """Number of cells that a message names; the rest are counted."""
@@ -68,7 +85,9 @@ def parse_condition(text: str, metrics: Collection[str] = (), scores: Collection
         raise SeepageError(f"--fail-if takes SCORE>NUMBER such as 'psnr>20', got {text!r}")
     score, sign, limit = match.groups()
     metric, _, part = score.rpartition("_")
-    known = scores or (*SCORE_NAMES, *SIDE_SCORES, *metrics)
+    known = scores or (*SCORE_NAMES, *FURTHER_SCORES, *metrics)
+    if score in RENAMED_SCORES and RENAMED_SCORES[score] in known:
+        raise SeepageError(f"the score {score!r} in --fail-if is now called {RENAMED_SCORES[score]!r}; write that")
     if score not in known and not (metric in metrics and part in Summary.model_fields):
         raise unknown("score in --fail-if", score, list(dict.fromkeys(known)))
     condition = Condition(score, sign, float(limit))

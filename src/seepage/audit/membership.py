@@ -182,9 +182,12 @@ def make_membership_row(
     p, member = torch.cat([p_values(*pair) for pair in pairs]), torch.cat(list(members))
     calibration = min(map(len, judgment.calibration))
     low, high = area_interval(own, rest, seed=seed)
-    rates = {"named": _share(p[member] <= level), "false": _share(p[~member] <= level)}
+    rates = {"members_identified": _share(p[member] <= level), "others_identified": _share(p[~member] <= level)}
     if calibration + 1 >= 1 / PER_MILLE:
-        rates |= {"named_per_mille": _share(p[member] <= PER_MILLE), "false_per_mille": _share(p[~member] <= PER_MILLE)}
+        rates |= {
+            "members_identified_per_mille": _share(p[member] <= PER_MILLE),
+            "others_identified_per_mille": _share(p[~member] <= PER_MILLE),
+        }
     return row.model_copy(
         update={
             "auc": round(area_under_curve(own, rest), 4),

@@ -6,7 +6,7 @@ does not import PyTorch, so that results can be read without it.
 A score is a `Summary` under its metric's name, so that a new metric needs no new key. `Row.numbers` names every number
 of a row (`psnr_median`, `error_v`, ...), for the gate, tables and records.
 
-The types of its parts are in `outcome`, `side_rows` and `cell` beside this, and can all be imported from here.
+The types of its parts are in `outcome`, `result_rows` and `cell` beside this, and can all be imported from here.
 """
 
 import json
@@ -18,13 +18,13 @@ from pydantic_core import PydanticCustomError
 
 from seepage.audit.cell import Cell, Diagnostic, DrawnRounds, RunBudget, Thresholds, TunedRow, TunedTry
 from seepage.audit.outcome import PASSED_OVER, TRACE_OF_TEXT, Outcome, Status, judge_outcome
-from seepage.audit.side_rows import (
+from seepage.audit.result_rows import (
     MEMBERSHIP_SCORES,
     BoundRow,
     EpsilonRow,
     MembershipRow,
-    Side,
-    SideName,
+    SummaryName,
+    SummaryPart,
 )
 from seepage.base.schema import JsonRecord, Summary
 from seepage.base.words import plural
@@ -32,8 +32,8 @@ from seepage.base.words import plural
 __all__ = [
     "MEMBERSHIP_SCORES", "NUMBER_NAMES", "PASSED_OVER", "PROTOCOL", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell",
     "Certified", "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Result",
-    "Row", "Side", "SideName", "Status", "Thresholds", "TunedRow", "TunedTry", "counted_features", "counted_guesses",
-    "counted_tokens", "json_schema", "judge_outcome",
+    "Row", "SummaryName", "SummaryPart", "Status", "Thresholds", "TunedRow", "TunedTry", "counted_features",
+    "counted_guesses", "counted_tokens", "json_schema", "judge_outcome",
 ]  # fmt: skip
 
 PROTOCOL = ("model", "client rule", "batch size", "update")
@@ -342,8 +342,8 @@ class Result(JsonRecord):
         cells: One per client setting.
         thresholds: The thresholds for "recovered" and "exact".
         membership: One per membership test and cell; empty where the recipe asks for none.
-        sides: The sides of the verdict.
-        bounds: What no attacker can exceed, one per cell and bound.
+        summary: The four parts of the verdict, each with its interval.
+        bounds: Upper bounds for every attacker, one per cell and bound.
         epsilons: The measured privacy of each cell's defense.
         tuned: Options that were chosen on other batches than the scored ones, one per attack that took any.
         budget: The minutes of the run, where they were too few for something; else None.
@@ -358,7 +358,7 @@ class Result(JsonRecord):
     cells: list[Cell]
     thresholds: Thresholds
     membership: list[MembershipRow] = []
-    sides: list[Side] = []
+    summary: list[SummaryPart] = []
     bounds: list[BoundRow] = []
     epsilons: list[EpsilonRow] = []
     tuned: list[TunedRow] = []
@@ -412,7 +412,7 @@ class Result(JsonRecord):
             "cells": [cell.record() for cell in self.cells],
             "thresholds": self.thresholds.model_dump(mode="json"),
             "membership": [row.model_dump(mode="json") for row in self.membership],
-            "sides": [side.model_dump(mode="json") for side in self.sides],
+            "summary": [part.model_dump(mode="json") for part in self.summary],
             "bounds": [row.model_dump(mode="json") for row in self.bounds],
             "epsilons": [row.model_dump(mode="json") for row in self.epsilons],
             "tuned": [row.model_dump(mode="json") for row in self.tuned],

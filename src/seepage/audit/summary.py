@@ -38,8 +38,8 @@ from seepage.audit.recipe.trust import own_code
 from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
 from seepage.audit.score import make_row, score_attempts, skipped_row
-from seepage.audit.sides import sides
 from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
+from seepage.audit.verdict_summary import verdict_summary
 from seepage.base.manifest import JudgedFile, write_manifest
 from seepage.base.nn import vocabulary_of
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
@@ -132,7 +132,9 @@ def summarize(
         cells=cells,
         thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
         membership=members,
-        sides=sides(rows, members, bounds, epsilons, cells, _asked_for(recipes), captured=_is_captured(sources)),
+        summary=verdict_summary(
+            rows, members, bounds, epsilons, cells, _asked_for(recipes), captured=_is_captured(sources)
+        ),
         bounds=bounds,
         epsilons=epsilons,
         tuned=list(tuned),
@@ -171,7 +173,7 @@ def _kind(knowledge: Knowledge) -> Kind:
 
 
 def _asked_for(recipes: Sequence[Recipe]) -> set[str]:
-    """Further sides of the verdict that any cell asks for."""
+    """Further parts of the verdict that any cell asks for."""
     found = {"membership" for recipe in recipes if recipe.membership is not None}
     return found | {"epsilon" for recipe in recipes if recipe.epsilon is not None}
 

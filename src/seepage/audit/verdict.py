@@ -400,14 +400,14 @@ def _passed_over(rows: Sequence[Row], false: Row) -> str:
 
 
 def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
-    r"""Sentences on who was in the batches; empty where no membership test was asked for.
+    r"""Sentences on membership inference; empty where no membership test was asked for.
 
     >>> rate = {"hits": 7, "of": 8, "low": 0.47, "high": 1.0}
     >>> row = MembershipRow(cell="a", test="matched_filter", members=8, others=8, auc=0.98, auc_low=0.9, level=0.01,
-    ...     named=rate, false=rate | {"hits": 0})
+    ...     members_identified=rate, others_identified=rate | {"hits": 0})
     >>> print(named_members([row], [Cell(name="a", title="net")]).replace("; ", ";\n"))
-    NAMED. matched_filter tells members of the batch from others in 1 audited case;
-    on net it names 7 of 8 members and 0 of 8 others, at a level of 1 % (AUC 0.98).
+    MEMBERS IDENTIFIED. matched_filter distinguishes members of the batch from others in 1 audited case;
+    on net it identifies 7 of 8 members and 0 of 8 others at a false positive rate of 1 % (AUC 0.98).
     """
     named = {cell.name: cell for cell in cells}
     lacking = [cell.heading for cell in cells if cell.membership_skipped]
@@ -422,18 +422,19 @@ def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
     tested = {row.cell for row in judged}
     if not telling:
         return (
-            f"NOBODY NAMED. In {_cases(len(tested))} no membership test told members from others better than chance. "
-            f"That is no proof that they cannot be told. {missing}"
+            f"NO MEMBERS IDENTIFIED. In {_cases(len(tested))} no membership test did better than chance. "
+            f"That is no proof that nobody can be identified. {missing}"
         ).strip()
     best = max(telling, key=membership_strength)
-    assert best.named is not None
-    assert best.false is not None
+    hit, false = best.members_identified, best.others_identified
+    assert hit is not None
+    assert false is not None
     assert best.level is not None
     leaking, where = len({row.cell for row in telling}), _cases(len(tested))
     return (
-        f"NAMED. {best.test} tells members of the batch from others in "
-        f"{where if leaking == len(tested) else f'{leaking} of {where}'}; on {named[best.cell].heading} it names "
-        f"{best.named.hits} of {best.named.of} members and {best.false.hits} of {best.false.of} others, at a level of "
+        f"MEMBERS IDENTIFIED. {best.test} distinguishes members of the batch from others in "
+        f"{where if leaking == len(tested) else f'{leaking} of {where}'}; on {named[best.cell].heading} it identifies "
+        f"{hit.hits} of {hit.of} members and {false.hits} of {false.of} others at a false positive rate of "
         f"{100 * best.level:g} % (AUC {best.auc:.2f}). {missing}"
     ).strip()
 

@@ -327,7 +327,7 @@ class GateOptions:
         _gate(
             "--fail-if",
             help="CI gate: exit 1 if any attack result meets this, e.g. 'recovered>0' (an example was recovered), "
-            "'named>0.1', 'contradicted>0'.",
+            "'members_identified>0.1', 'contradicted>0'.",
         ),
     ] = None
     baseline: Annotated[
@@ -564,7 +564,7 @@ def minutes_of(
 
 
 def ask_for(tables: dict[str, Any], more: MeasureOptions, *, defended: bool) -> None:
-    """Ask a recipe's tables for further sides of the verdict, in place, with its own settings where it has them.
+    """Ask a recipe's tables for further parts of the verdict, in place, with its own settings where it has them.
 
     A defense that was named on the command line (`defended`) is bounded in any case, and the case without it attacked.
     """

@@ -216,7 +216,7 @@ def prove(
     fail_if: Annotated[
         str | None,
         typer.Option(
-            "--fail-if", help="Exit with code 1 if: contradicted, or such as measured_epsilon>8; of a ledger: spent>8."
+            "--fail-if", help="Exit with code 1 if: contradicted, or such as empirical_epsilon>8; of a ledger: spent>8."
         ),
     ] = None,
     printed: PrintOptions,
@@ -298,7 +298,7 @@ def _present(found: "MeasuredEpsilon", printed: PrintOptions) -> None:
             print(printable(line))
     print(printable(_verdict(found)))
     if found.beyond is not None:
-        from seepage.audit.side_rows import ceiling_words
+        from seepage.audit.result_rows import ceiling_words
 
         said = ceiling_words(*found.beyond, found.ceiling, found.calls)
         print(printable(f"warning: {said}; give more --calls, or hold it against the Gaussian fit"))
@@ -386,7 +386,7 @@ def _gate(found: "MeasuredEpsilon", condition: "Condition | None") -> None:
     fit = found.fit if found.fit is not None and found.fit.plausible else None
     claims = [one for one in (found.stated_verdict, found.computed_verdict) if one is not None]
     values = {
-        "measured_epsilon": found.low,
+        "empirical_epsilon": found.low,
         "fitted_epsilon": None if fit is None else fit.epsilon[1],
         "contradicted": sum(one != "not contradicted" for one in claims) if claims else None,
     }

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from seepage.audit.cell import Kind
 from seepage.audit.observe import inferred_lines
-from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, Side
+from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, SummaryPart
 from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.cli.console import open_console
@@ -146,7 +146,7 @@ CONTROL = " (beside it, to show that these attacks work)"
 
 
 def _print_verdict(console: Console, result: Result) -> None:
-    """The verdict with all that stands beside it, the warnings, and the sides."""
+    """The verdict with all that stands beside it, the warnings, and the parts of the verdict."""
     rows = result.judged_rows
     leaks = result.verdict_level in ("exact", "recognizable", "certified")
     leaks = leaks or any(row.contradicted for row in result.epsilons) or any(row.named_tokens for row in rows)
@@ -165,8 +165,8 @@ def _print_verdict(console: Console, result: Result) -> None:
         console.print(Text(f"warning: {line}", style="yellow"))
     if warnings:
         console.print()
-    if result.sides:
-        console.print(_sides_table(result.sides))
+    if result.summary:
+        console.print(_summary_table(result.summary))
         console.print()
 
 
@@ -289,15 +289,15 @@ def _members_table(rows: Sequence[MembershipRow]) -> Table:
     """One cell's membership tests."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("membership test", no_wrap=True)
-    for name in ("AUC", "members named", "others named", "level", "seconds"):
+    for name in ("AUC", "members identified", "others", "level", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        if row.auc is None or row.named is None or row.false is None:
+        if row.auc is None or row.members_identified is None or row.others_identified is None:
             table.add_row(Text(row.test), "-", "-", "-", "-", "-", style="dim")
             continue
         entries = [
             f"{row.auc:.3f} [{row.auc_low:.3f}, {row.auc_high:.3f}]",
-            *(f"{rate.hits}/{rate.of}" for rate in (row.named, row.false)),
+            *(f"{rate.hits}/{rate.of}" for rate in (row.members_identified, row.others_identified)),
             f"{100 * (row.level or 0):g} %",
             f"{row.seconds or 0:.1f}",
         ]
@@ -305,13 +305,13 @@ def _members_table(rows: Sequence[MembershipRow]) -> Table:
     return table
 
 
-def _sides_table(found: Sequence[Side]) -> Table:
-    """The sides of the verdict, one line each."""
+def _summary_table(found: Sequence[SummaryPart]) -> Table:
+    """The parts of the verdict, one line each."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for side in found:
-        table.add_row(Text(side.title, style="bold"), Text(side.words), style="" if side.tried else "dim")
+    for part in found:
+        table.add_row(Text(part.title, style="bold"), Text(part.words), style="" if part.tried else "dim")
     return table
 
 

@@ -203,7 +203,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         else "unscored",
         "level_words": LEVELS.get(level, "Not scored")
         + "; tokens named" * tokens
-        + "; members named" * members
+        + "; members identified" * members
         + "; epsilon contradicted" * wrong,
         "matrix": [(attack, [MatrixEntry.of(_row(run, attack, cell)) for cell in run.cells]) for attack in run.attacks],
         "sections": sections,

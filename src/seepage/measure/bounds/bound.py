@@ -16,7 +16,7 @@ SAME_DB = 100.0
 WORDS: dict[Measure, str] = {
     "psnr_db": "PSNR of the batch's mean error",
     "exact_share": "examples rebuilt exactly",
-    "tpr": "members named",
+    "tpr": "members identified",
     "auc": "area under the curve of a membership test",
     "rank": "numbers about the batch that can be read",
     "unseen_share": "energy that no attacker sees",
@@ -42,7 +42,7 @@ class Bound:
         pixels: `[n, *shape]` share of each input value that is hidden, where it is known.
 
     >>> Bound("tpr", "membership", 0.04, (0.04, 0.04), "clip 1.", "all", at=0.01).line
-    'members named: at most 4 % at 1 % false alarms'
+    'members identified: at most 4 % at 1 % false alarms'
     """
 
     measure: Measure

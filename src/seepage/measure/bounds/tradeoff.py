@@ -1,4 +1,4 @@
-"""What differential privacy allows any attacker: members named at a rate of false alarms, and examples rebuilt.
+"""What differential privacy allows any attacker: members identified at a false positive rate, and examples rebuilt.
 
 A Gaussian mechanism of noise multiplier sigma tells two neighboring inputs apart no better than N(0, 1) from N(mu, 1)
 with mu = 1 / sigma (Dong, Roth, Su 2022, Theorem 2.7); rounds add up as mu^2 = sum mu_t^2 (Corollary 3.3). Then

@@ -114,7 +114,7 @@ def upper_bounds(
     >>> batch = Batch(torch.rand(1, 1, 8, 8), torch.tensor([2]))
     >>> found = upper_bounds(model, batch, defense=GaussianNoise(sigma=2.0, clip=1.0))
     >>> found.of("tpr").line, found.of("psnr_db").line
-    ('members named: at most 9.24 % at 1 % false alarms', "PSNR of the batch's mean error: at most 10.1 dB")
+    ('members identified: at most 9.24 % at 1 % false alarms', "PSNR of the batch's mean error: at most 10.1 dB")
     >>> bare = upper_bounds(model, batch)
     >>> bare.of("rank").line, bare.of("unseen_share").line
     ('numbers about the batch that can be read: not bounded', 'energy that no attacker sees: not bounded')

@@ -34,8 +34,8 @@ def summary(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
         *_risks(evidence),
         "",
     ]
-    lines += ["| side | finding |", "|---|---|"]
-    lines += [f"| {for_markdown(name)} | {for_markdown(words)} |" for name, words in evidence.sides.items()]
+    lines += ["| part of the verdict | finding |", "|---|---|"]
+    lines += [f"| {for_markdown(name)} | {for_markdown(words)} |" for name, words in evidence.summary.items()]
     telling = [one for one in found if one.state in TELLING]
     rest = [one for one in found if one.state not in TELLING]
     if telling:

@@ -42,15 +42,15 @@ CLOSED_FORM = "closed form"
 
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 
-FURTHER_SIDES = {
-    "came_back": "what came back",
-    "named": "who was in the batch",
-    "cannot_exceed": "what no attacker can exceed",
-    "measured_epsilon": "the epsilon of the defense that really runs",
+UNTRIED_PARTS = {
+    "reconstruction": "reconstruction of examples",
+    "membership_inference": "membership inference",
+    "upper_bound": "upper bounds for every attacker",
+    "empirical_epsilon": "empirical epsilon of the defense that really runs",
 }
 
 LACKING = re.compile("not (tried|known|measured): ")
-"""How the words of a side begin that has no finding: a list of what was not tried does not say it again."""
+"""How the words of a part begin that has no finding: a list of what was not tried does not say it again."""
 
 OUT_OF_SCOPE = [
     "a malicious server, which changes the model or picks the clients to learn more",
@@ -280,7 +280,7 @@ class Evidence(JsonRecord):
         verdict: In plain words.
         level: `exact`, `recognizable`, `traces`, `nothing`, `certified`, `inconclusive` or `unscored`.
         warnings: The diagnostics by which a number may mislead.
-        sides: What came back, who was named, what none can exceed, and the measured epsilon: in words.
+        summary: The four parts of the verdict, in words.
         maximum_risk: Of the case from which most came back: the share of its examples that the best attack recovered.
         average_risk: Over all cases: the examples that the best attack of each case recovered.
         cases: One per audited setting.
@@ -305,7 +305,7 @@ class Evidence(JsonRecord):
     verdict: str
     level: str
     warnings: list[Diagnostic] = Field(default_factory=list)
-    sides: dict[str, str]
+    summary: dict[str, str]
     maximum_risk: CaseShare | None
     average_risk: CaseShare | None
     cases: list[CaseEvidence]
@@ -381,7 +381,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         command=run.shown_command,
         verdict=result.verdict,
         level=result.verdict_level,
-        sides={side.title: side.words for side in result.sides},
+        summary={part.title: part.words for part in result.summary},
         warnings=[flag for flag in run.flags if flag.severity == "warning"],
         maximum_risk=_maximum(judged),
         average_risk=_average(judged),
@@ -629,9 +629,9 @@ def _attacks(run: RunFolder) -> list[AttackEvidence]:
 def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
     result, uses = run.result, _uses(run)
     spoke = any(row.gave_result for row in result.rows)  # then what came back was tried, though it is not known
-    lacking = [side for side in result.sides if not side.tried and not (spoke and side.name == "came_back")]
-    lacking = [side for side in lacking if not side.words.startswith("no bound")]  # one was looked for, and none holds
-    found = [f"{FURTHER_SIDES.get(side.name, side.title)}: {LACKING.sub('', side.words, 1)}" for side in lacking]
+    lacking = [part for part in result.summary if not part.tried and not (spoke and part.name == "reconstruction")]
+    lacking = [part for part in lacking if not part.words.startswith("no bound")]  # one was looked for, and none holds
+    found = [f"{UNTRIED_PARTS.get(part.name, part.title)}: {LACKING.sub('', part.words, 1)}" for part in lacking]
     found += [f"{cell.heading}: {cell.inconclusive}" for cell in result.cells if cell.inconclusive is not None]
     found += [f"{cell.heading}: {cell.skipped}" for cell in result.cells if cell.skipped]
     titles = result.titles

@@ -167,20 +167,20 @@ def _best(results: Sequence[Row]) -> dict[str, Any]:
 
 def _members(tests: Sequence[MembershipRow], untested: str | None) -> dict[str, Any]:
     """The membership test that named most members."""
-    scored = [row for row in tests if row.named is not None]
+    scored = [row for row in tests if row.members_identified is not None]
     if not scored:
         return {"untested": untested or next((row.reason for row in tests if row.reason), None)}
     best = max(scored, key=membership_strength)
-    assert best.named is not None
+    assert best.members_identified is not None
     return {
         "membership_test": best.test,
-        "named": best.named.hits,
-        "members": best.named.of,
-        "named_low": best.named.low,
-        "named_high": best.named.high,
+        "named": best.members_identified.hits,
+        "members": best.members_identified.of,
+        "named_low": best.members_identified.low,
+        "named_high": best.members_identified.high,
         "named_level": best.level,
-        "false_named": None if best.false is None else best.false.hits,
-        "others": None if best.false is None else best.false.of,
+        "false_named": None if best.others_identified is None else best.others_identified.hits,
+        "others": None if best.others_identified is None else best.others_identified.of,
     }
 
 

@@ -1,17 +1,17 @@
-"""Summary of a verdict: what was reconstructed, who was named, what none can exceed, how private a defense measures.
+"""The four parts of a verdict: reconstruction, membership inference, upper bound, empirical epsilon.
 
-Each side states the worst of all cases with its interval, or that it was not tried and how to ask for it.
+Each part states the worst of all cases with its interval, or that it was not tried and how to ask for it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 
 from seepage.audit.findings import membership_strength, strength
-from seepage.audit.row import BoundRow, Cell, EpsilonRow, MembershipRow, Row, Side
+from seepage.audit.row import BoundRow, Cell, EpsilonRow, MembershipRow, Row, SummaryPart
 from seepage.base.schema import Share
 from seepage.base.words import plural
 
 
-def sides(
+def verdict_summary(
     rows: Sequence[Row],
     members: Sequence[MembershipRow],
     bounds: Sequence[BoundRow],
@@ -20,8 +20,8 @@ def sides(
     asked: Collection[str] = (),
     *,
     captured: bool = False,
-) -> list[Side]:
-    """All sides of a run, in the order in which they are shown.
+) -> list[SummaryPart]:
+    """All parts of a run, in the order in which they are shown.
 
     Args:
         rows: The attacks' rows.
@@ -38,18 +38,18 @@ def sides(
     doubtful = any(cell.inconclusive is not None for cell in cells)
     found = [
         reconstructed(rows, headings, [cell for cell in cells if not cell.control]),
-        _asked(members_named(members, headings), "membership" in asked, _untested(cells)),
-        cannot_exceed(bounds, headings),
-        _asked(measured_epsilon(epsilons, headings), "epsilon" in asked, NO_DEFENSE),
+        _asked(members_identified(members, headings), "membership" in asked, _untested(cells)),
+        upper_bound(bounds, headings),
+        _asked(empirical_epsilon(epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]
     if doubtful and found[0].value == 0:
         found[0] = found[0].model_copy(update={"words": f"inconclusive: {found[0].words}"})
     if not captured:
         return found
-    words = [(side, side.words.rpartition("ask with ")[2]) for side in found]
+    words = [(part, part.words.rpartition("ask with ")[2]) for part in found]
     return [
-        side.model_copy(update={"words": f"not tried: ask with {ELSEWHERE[option]}"}) if option in ELSEWHERE else side
-        for side, option in words
+        part.model_copy(update={"words": f"not tried: ask with {ELSEWHERE[option]}"}) if option in ELSEWHERE else part
+        for part, option in words
     ]
 
 
@@ -61,16 +61,16 @@ ELSEWHERE = {
     "--bounds": "seepage audit --bounds on data of your own",
     "--prove": "seepage prove",
 }
-"""What asks for a side of an update that was captured, in place of an option of an audit."""
+"""What asks for a part of the verdict on an update that was captured, in place of an option of an audit."""
 
 NO_DEFENSE = "no client uses a defense, so updates are sent as they are and no epsilon holds"
 
 
-def _asked(side: Side, asked: bool, why: str) -> Side:
-    """A side that was asked for and could not be had says why."""
-    if side.tried or not asked or "ask with" not in side.words:
-        return side
-    return side.model_copy(update={"words": f"asked for, and not to be had: {why}"})
+def _asked(part: SummaryPart, asked: bool, why: str) -> SummaryPart:
+    """A part that was asked for and could not be had says why."""
+    if part.tried or not asked or "ask with" not in part.words:
+        return part
+    return part.model_copy(update={"words": f"asked for, but not available: {why}"})
 
 
 def _untested(cells: Sequence[Cell]) -> str:
@@ -78,7 +78,7 @@ def _untested(cells: Sequence[Cell]) -> str:
     return next((cell.membership_skipped for cell in cells if cell.membership_skipped), "no case could be tested")
 
 
-def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cells: Sequence[Cell] = ()) -> Side:
+def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cells: Sequence[Cell] = ()) -> SummaryPart:
     """The largest share of private examples that an attack rebuilt, or that is given away in closed form.
 
     Exact ones count where there are any, else recognizable ones. The interval is Clopper and Pearson's, which takes
@@ -89,18 +89,18 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cells: Seque
     >>> reconstructed([row], {"a": "net"}).words
     '4 of 4 examples exactly [40 %, 100 %], by x on net'
     """
-    side, given = _attacked(rows, headings), max(cells, key=_given_share, default=None)
+    part, given = _attacked(rows, headings), max(cells, key=_given_share, default=None)
     exact = max((row.mean("exact") or 0.0 for row in rows if row.scored), default=0.0)
     proved = not any(row.scored for row in rows) and any(row.certified_examples for row in rows)
     if given is None or _given_share(given) <= exact or proved:
-        return side
+        return part
     found = Share.count(*given.closed_form)
     ends = _range(found.low, found.high)
     closed = f"{found.hits} of {found.of} examples exactly {ends}, in closed form, on {given.heading}"
-    return side.model_copy(
+    return part.model_copy(
         update={
             "tried": True,
-            "words": f"{closed}; by attacks: {side.words.removesuffix(NO_ATTACK)}",
+            "words": f"{closed}; by attacks: {part.words.removesuffix(NO_ATTACK)}",
             "cell": given.name,
             "value": found.share,
             "low": found.low,
@@ -115,19 +115,19 @@ def _given_share(cell: Cell) -> float:
     return away / of if of else 0.0
 
 
-def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
+def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
     """What the attacks rebuilt."""
     scored = [row for row in rows if row.scored and row.examples]
     best = max(rows, key=strength, default=None)
     if not scored and best is not None and best.certificate:
         lacking = "; no truth at hand" if best.certified_examples else ""  # which no score of features would need
         words = f"{_proof(best)}, by {best.attack} on {headings[best.cell]}{lacking}"
-        return Side(name="came_back", tried=True, words=words, cell=best.cell)
+        return SummaryPart(name="reconstruction", tried=True, words=words, cell=best.cell)
     if not scored:
         why = "no guess could be scored" if any(row.gave_result for row in rows) else "no attack gave a result"
         near = min((row for row in rows if row.misfit is not None), key=lambda row: row.misfit or 0.0, default=None)
         fits = "" if near is None else f"; {near.attack}'s guesses: {near.misfit_words}"
-        return Side(name="came_back", tried=False, words=f"not known: {why}{fits}")
+        return SummaryPart(name="reconstruction", tried=False, words=f"not known: {why}{fits}")
     worst = max(scored, key=strength)
     exact = bool(worst.mean("exact"))
     assert worst.examples is not None
@@ -138,7 +138,7 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
     beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.cell]}" if tokens.named_tokens else ""
     words = f"{found.hits} of {found.of} examples {how} {_range(found.low, found.high)}{by}{beside}"
     ends = {"value": found.share, "low": found.low, "high": found.high}
-    return Side(name="came_back", tried=True, words=words, cell=worst.cell, **ends)
+    return SummaryPart(name="reconstruction", tried=True, words=words, cell=worst.cell, **ends)
 
 
 def _proof(row: Row) -> str:
@@ -146,43 +146,53 @@ def _proof(row: Row) -> str:
     return row.phrase if "token_recall" in row.scores else row.certificate
 
 
-def members_named(members: Sequence[MembershipRow], headings: Mapping[str, str]) -> Side:
-    """The largest share of members that a membership test named.
+def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, str]) -> SummaryPart:
+    """The largest share of members that a membership test identified.
 
-    >>> members_named([], {}).words
+    >>> members_identified([], {}).words
     'not tried: ask with --membership'
     """
-    judged = [row for row in members if row.named is not None]
+    judged = [row for row in members if row.members_identified is not None]
     if not judged:
         lacking = next((row.reason for row in members if row.reason), None)
-        return Side(name="named", tried=False, words=f"not tried: {lacking or 'ask with --membership'}")
+        return SummaryPart(
+            name="membership_inference", tried=False, words=f"not tried: {lacking or 'ask with --membership'}"
+        )
     worst = max(judged, key=membership_strength)
-    assert worst.named is not None
-    assert worst.false is not None
-    hit, false = worst.named, worst.false
+    assert worst.members_identified is not None
+    assert worst.others_identified is not None
+    hit, false = worst.members_identified, worst.others_identified
     words = (
         f"{hit.hits} of {hit.of} members {_range(hit.low, hit.high)}, and {false.hits} of {false.of} others "
-        f"{_range(false.low, false.high)}, at a level of {100 * (worst.level or 0.0):g} %, by {worst.test} on "
-        f"{headings[worst.cell]}"
+        f"{_range(false.low, false.high)} at a false positive rate of {100 * (worst.level or 0.0):g} %, "
+        f"by {worst.test} on {headings[worst.cell]}"
     )
-    return Side(name="named", tried=True, words=words, cell=worst.cell, value=worst.tpr, low=hit.low, high=hit.high)
+    return SummaryPart(
+        name="membership_inference",
+        tried=True,
+        words=words,
+        cell=worst.cell,
+        value=worst.tpr,
+        low=hit.low,
+        high=hit.high,
+    )
 
 
-def cannot_exceed(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Side:
+def upper_bound(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> SummaryPart:
     """The bounds of the case where they forbid least.
 
-    >>> cannot_exceed([], {}).words
+    >>> upper_bound([], {}).words
     'not tried: ask with --bounds'
-    >>> cannot_exceed([BoundRow(cell="a", measure="tpr", value=1.0, words="members named: not bounded")], {}).words
+    >>> upper_bound([BoundRow(cell="a", measure="tpr", value=1.0, words="members identified: not bounded")], {}).words
     'no bound: the limits that were computed rule nothing out, exact copies included'
     """
     if not bounds:
-        return Side(name="cannot_exceed", tried=False, words="not tried: ask with --bounds")
+        return SummaryPart(name="upper_bound", tried=False, words="not tried: ask with --bounds")
     # A bound that says "not bounded" forbids nothing.
     telling = [row for row in bounds if row.value is not None and not row.words.endswith("not bounded")]
     if not telling:
         why = next((row.reason for row in bounds if row.reason), NOTHING_RULED_OUT)
-        return Side(name="cannot_exceed", tried=False, words=f"no bound: {why}")
+        return SummaryPart(name="upper_bound", tried=False, words=f"no bound: {why}")
     first = next((kind for kind in BOUND_ORDER if any(row.measure == kind for row in telling)), telling[0].measure)
     pick = min if first == "unseen_share" else max
     worst = pick((row for row in telling if row.measure == first), key=lambda row: row.value or 0.0)
@@ -190,8 +200,8 @@ def cannot_exceed(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Si
     bare = len({row.cell for row in bounds} - {row.cell for row in telling})
     less = f"; no bound in {bare} of {len({row.cell for row in bounds})} such cases" if bare else ""
     words = f"{'; '.join([_bound_words(worst), *beside])}, on {headings[worst.cell]}{less}"
-    return Side(
-        name="cannot_exceed",
+    return SummaryPart(
+        name="upper_bound",
         tried=True,
         words=words,
         cell=worst.cell,
@@ -205,27 +215,27 @@ NOTHING_RULED_OUT = "the limits that were computed rule nothing out, exact copie
 """Said where bounds were asked for and each of them is so high that every attack stays below it."""
 
 BOUND_ORDER = ("psnr_db", "exact_share", "tpr", "unseen_share", "rank")
-"""Bounds in the order in which they are told."""
+"""Bounds in the order in which they are printed."""
 
 
 def _bound_words(row: BoundRow) -> str:
     if row.measure != "psnr_db" or row.low is None or row.high is None:
         return row.words
-    beside = "" if row.beside is None else f" (a flat square of the mean color: {row.beside:.1f} dB)"
+    beside = "" if row.beside is None else f" (guessing the mean color: {row.beside:.1f} dB)"
     return f"{row.words} [{row.low:.1f}, {row.high:.1f}]{beside}, to first order"
 
 
-def measured_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]) -> Side:
+def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]) -> SummaryPart:
     """The defense whose claim is contradicted, or else the least private one.
 
-    >>> measured_epsilon([], {}).words
+    >>> empirical_epsilon([], {}).words
     'not tried: ask with --prove'
     """
     if not epsilons:
-        return Side(name="measured_epsilon", tried=False, words="not tried: ask with --prove")
+        return SummaryPart(name="empirical_epsilon", tried=False, words="not tried: ask with --prove")
     judged = [row for row in epsilons if row.measured is not None]
     if not judged:
-        return Side(name="measured_epsilon", tried=False, words=f"not measured: {epsilons[0].reason}")
+        return SummaryPart(name="empirical_epsilon", tried=False, words=f"not measured: {epsilons[0].reason}")
     worst = max(judged, key=lambda row: (bool(row.contradicted), row.fitted or row.measured or 0.0))
     held = [
         f"{name} {claimed:.3g} not contradicted"
@@ -236,8 +246,8 @@ def measured_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]
     over = f"over {plural(worst.rounds or 0, 'round')} at delta {worst.delta:g}"
     own = worst.words.removeprefix("measured epsilon ").removeprefix("lower bound on epsilon ")
     words = f"{own}; {verdict}; {over}, on {headings[worst.cell]}"
-    return Side(
-        name="measured_epsilon",
+    return SummaryPart(
+        name="empirical_epsilon",
         tried=True,
         words=words,
         cell=worst.cell,

@@ -1,4 +1,4 @@
-"""The sides of a verdict from the command line: what came back, who was named, bounds, and measured epsilon."""
+"""The summary of a verdict from the command line: reconstruction, membership inference, bounds, empirical epsilon."""
 
 import json
 import math
@@ -40,25 +40,25 @@ use = "linear"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with all that was asked for."""
-    home = tmp_path_factory.mktemp("sides")
+    home = tmp_path_factory.mktemp("summary")
     folder = audit.run(tomllib.loads(NOISY), out=home / "run", jobs=1).folder
     write_report(folder)
     return folder
 
 
-def test_all_sides_stand_in_json_terminal_and_page(run: Path, cli: Cli) -> None:
+def test_all_parts_stand_in_json_terminal_and_page(run: Path, cli: Cli) -> None:
     found = json.loads((run / "result.json").read_text())
-    sides = {side["name"]: side for side in found["sides"]}
-    assert list(sides) == ["came_back", "named", "cannot_exceed", "measured_epsilon"]
-    assert [side["tried"] for side in sides.values()] == [True, False, True, True]
-    assert "ask with --membership" in sides["named"]["words"]
-    assert sides["came_back"]["low"] == 0 < sides["came_back"]["high"] < 1
-    assert sides["cannot_exceed"]["low"] <= sides["cannot_exceed"]["value"] <= sides["cannot_exceed"]["high"]
+    summary = {part["name"]: part for part in found["summary"]}
+    assert list(summary) == ["reconstruction", "membership_inference", "upper_bound", "empirical_epsilon"]
+    assert [part["tried"] for part in summary.values()] == [True, False, True, True]
+    assert "ask with --membership" in summary["membership_inference"]["words"]
+    assert summary["reconstruction"]["low"] == 0 < summary["reconstruction"]["high"] < 1
+    assert summary["upper_bound"]["low"] <= summary["upper_bound"]["value"] <= summary["upper_bound"]["high"]
     shown = " ".join(cli("report", str(run)).out.split())
     page = (run / "report.html").read_text(encoding="utf-8")
-    for side in sides.values():
-        assert " ".join(side["words"].split()) in shown
-    for title in ("What no attacker can exceed", "How private the defense measures", "Cannot exceed"):
+    for part in summary.values():
+        assert " ".join(part["words"].split()) in shown
+    for title in ("Upper bounds for every attacker", "Empirical epsilon of the defense", "Upper bound"):
         assert title in page
 
 
@@ -76,14 +76,18 @@ def test_a_stated_epsilon_that_is_too_small_is_contradicted_and_gated(run: Path,
     assert row["measured"] < row["computed"] < row["fitted_high"]
     assert row["contradicted"] == ["the stated epsilon of 0.2 is contradicted"]
     assert cli("report", str(run), "--fail-if", "contradicted>0").code == 1
-    assert cli("report", str(run), "--fail-if", "measured_epsilon>4.5").code == 2, "no attack is shown to work"
-    assert cli("report", str(run), "--fail-if", "measured_epsilon>4.5", "--allow-inconclusive").code == 0
+    assert cli("report", str(run), "--fail-if", "empirical_epsilon>4.5").code == 2, "no attack is shown to work"
+    assert cli("report", str(run), "--fail-if", "empirical_epsilon>4.5", "--allow-inconclusive").code == 0
     assert cli("report", str(run), "--fail-if", "bound_psnr>20", "--allow-inconclusive").code == 0
     assert cli("report", str(run), "--fail-if", "bound_psnr>1").code == 1
 
 
 def test_a_side_that_was_not_tried_cannot_pass_a_gate(cli: Cli) -> None:
-    for score, remedy in (("bound_psnr", "--bounds"), ("measured_epsilon", "--prove"), ("named", "--membership")):
+    for score, remedy in (
+        ("bound_psnr", "--bounds"),
+        ("empirical_epsilon", "--prove"),
+        ("members_identified", "--membership"),
+    ):
         found = cli("audit", "tiny.toml", "--out", "run", "--attack", "linear", "--fail-if", f"{score}>0")
         assert found.code == 2
         assert remedy in found.err
@@ -91,7 +95,7 @@ def test_a_side_that_was_not_tried_cannot_pass_a_gate(cli: Cli) -> None:
 
 
 def test_a_finished_run_without_a_side_cannot_pass_a_gate(run: Path, cli: Cli) -> None:
-    found = cli("report", str(run), "--fail-if", "named>0.5")
+    found = cli("report", str(run), "--fail-if", "members_identified>0.5")
     assert found.code == 2
     assert "--membership" in found.err
 
@@ -103,7 +107,7 @@ def test_bounds_and_measurements_are_kept_when_a_run_goes_on(run: Path, cli: Cli
     again = cli("audit", str(run / "recipe.toml"), "--out", str(run), "--quiet", "--allow-inconclusive")
     assert again.code == 0, again.err
     assert [path.stat().st_mtime_ns for path in kept] == times
-    assert json.loads((run / "result.json").read_text())["sides"] == json.loads(before)["sides"]
+    assert json.loads((run / "result.json").read_text())["summary"] == json.loads(before)["summary"]
 
 
 def test_without_a_defense_bounds_count_numbers_sent_and_none_is_measured(cli: Cli) -> None:
@@ -114,7 +118,7 @@ def test_without_a_defense_bounds_count_numbers_sent_and_none_is_measured(cli: C
     measures = {row["measure"] for row in found.json["bounds"]}
     assert {"rank", "unseen_share"} <= measures
     assert found.json["epsilons"] == []
-    assert not found.json["sides"][3]["tried"]
+    assert not found.json["summary"][3]["tried"]
 
 
 def test_mistakes_in_the_tables_are_one_sentence(cli: Cli) -> None:
@@ -135,16 +139,16 @@ def test_a_side_that_was_asked_for_and_is_not_to_be_had_says_why(cli: Cli) -> No
         "audit", "tiny.toml", "--out", "run", "--attack", "linear", "--membership", "--prove", "--jobs", 1, "--json"
     )
     assert found.code == 0, found.err
-    sides = {side["name"]: side for side in found.json["sides"]}
-    for name, why in (("named", "a membership test"), ("measured_epsilon", "no client uses a defense")):
-        assert sides[name]["words"].startswith("asked for")
-        assert why in sides[name]["words"]
+    summary = {part["name"]: part for part in found.json["summary"]}
+    for name, why in (("membership_inference", "a membership test"), ("empirical_epsilon", "no client uses a defense")):
+        assert summary[name]["words"].startswith("asked for")
+        assert why in summary[name]["words"]
 
 
 def test_a_contradicted_claim_comes_first(run: Path) -> None:
     found = json.loads((run / "result.json").read_text())
     assert found["verdict"].startswith("CONTRADICTED. On fc2")
-    words = next(side["words"] for side in found["sides"] if side["name"] == "measured_epsilon")
+    words = next(part["words"] for part in found["summary"] if part["name"] == "empirical_epsilon")
     assert "0.2 is contradicted" in words
     assert "4.38 not contradicted" in words
     assert "epsilon contradicted" in (run / "report.html").read_text(encoding="utf-8")
@@ -158,4 +162,4 @@ def test_a_bound_stands_beside_the_mean_color_on_the_same_scale(run: Path) -> No
 
 def test_all_numbers_of_a_batch_are_no_limit(cli: Cli) -> None:
     found = cli("audit", "tiny.toml", "--out", "run", "--attack", "linear", "--bounds", "--jobs", 1, "--json")
-    assert found.json["sides"][2]["words"].startswith("no bound")
+    assert found.json["summary"][2]["words"].startswith("no bound")

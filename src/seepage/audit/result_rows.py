@@ -1,4 +1,4 @@
-"""Rows of a result beside those of attacks: who was named, what none can exceed, the measured epsilon, the verdict."""
+"""Rows of a result beside those of attacks: membership inference, bounds, empirical epsilon, the verdict's parts."""
 
 import math
 from typing import Literal
@@ -22,11 +22,12 @@ class MembershipRow(JsonRecord):
         auc: P(a member's statistic exceeds another's); 0.5 is chance.
         auc_low: Lower end of its 95 % bootstrap interval.
         auc_high: Its upper end.
-        level: The share of others that may be named by mistake.
-        named: Members with a p-value up to the level: the true positive rate.
-        false: Others with a p-value up to the level: the false positive rate.
-        named_per_mille: As `named` at the level 0.001, where there are calibration examples enough.
-        false_per_mille: As `false` at that level.
+        level: The false positive rate that is allowed.
+        members_identified: Members with a p-value up to the level: the true positive rate.
+        others_identified: Others with a p-value up to the level: the false positive rate.
+        members_identified_per_mille: As `members_identified` at the level 0.001, where there are enough
+            calibration examples.
+        others_identified_per_mille: As `others_identified` at that level.
         reference: Number of public examples that taught the test.
         calibration: Number of public examples that calibrated it.
         seconds: Wall time.
@@ -44,32 +45,32 @@ class MembershipRow(JsonRecord):
     auc_low: float | None = None
     auc_high: float | None = None
     level: float | None = None
-    named: Share | None = None
-    false: Share | None = None
-    named_per_mille: Share | None = None
-    false_per_mille: Share | None = None
+    members_identified: Share | None = None
+    others_identified: Share | None = None
+    members_identified_per_mille: Share | None = None
+    others_identified_per_mille: Share | None = None
     reference: int | None = None
     calibration: int | None = None
     seconds: float | None = None
     cpu_seconds: float | None = None
 
     def value(self, key: str) -> float | None:
-        """The number with this name in the gate, one of `MEMBERSHIP_SCORES`; shares for `named` and `false`."""
+        """The number with this name in the gate, one of `MEMBERSHIP_SCORES`; shares for those that count."""
         found = getattr(self, key)
         return found.share if isinstance(found, Share) else found
 
     @property
     def tells(self) -> bool:
-        """Whether it tells members from others: the interval of its area lies above chance."""
+        """Whether it distinguishes members from others: the interval of its area lies above chance."""
         return self.auc_low is not None and self.auc_low > 0.5
 
     @property
     def tpr(self) -> float | None:
-        """Share of members that it names."""
-        return self.value("named")
+        """True positive rate: the share of members that it identifies."""
+        return self.value("members_identified")
 
 
-MEMBERSHIP_SCORES = ("auc", "auc_low", "auc_high", "named", "false")
+MEMBERSHIP_SCORES = ("auc", "auc_low", "auc_high", "members_identified", "others_identified")
 """Scores of membership tests, which `--fail-if` accepts."""
 
 
@@ -172,18 +173,19 @@ def ceiling_words(what: str, claimed: float, ceiling: float, calls: int) -> str:
     )
 
 
-# --- the sides of a verdict --------------------------------------------------------------------------------------
+# --- the parts of a verdict --------------------------------------------------------------------------------------
 
-SideName = Literal["came_back", "named", "cannot_exceed", "measured_epsilon"]
+SummaryName = Literal["reconstruction", "membership_inference", "upper_bound", "empirical_epsilon"]
 """What a verdict says in its four parts."""
 
 
-class Side(JsonRecord):
-    """One side of a verdict: the worst of all cases, with its interval.
+class SummaryPart(JsonRecord):
+    """One part of a verdict: the worst of all cases, with its interval.
 
     Attributes:
-        name: `came_back` (what attacks rebuilt), `named` (who was in it), `cannot_exceed` (upper bounds that hold for
-            every attacker) or `measured_epsilon` (how private the defense is, by calling it).
+        name: `reconstruction` (examples that attacks rebuilt), `membership_inference` (who was identified as a member),
+            `upper_bound` (limits that hold for every attacker) or `empirical_epsilon` (a lower bound on the epsilon of
+            the defense, found by calling it).
         tried: Whether there is a finding; otherwise `words` says why not, and how to ask for it.
         words: The finding in words.
         cell: The case that it is about.
@@ -192,7 +194,7 @@ class Side(JsonRecord):
         high: Its upper end.
     """
 
-    name: SideName
+    name: SummaryName
     tried: bool
     words: str
     cell: str | None = None
@@ -203,4 +205,4 @@ class Side(JsonRecord):
     @property
     def title(self) -> str:
         """The name for people."""
-        return "lower bound on epsilon" if self.name == "measured_epsilon" else self.name.replace("_", " ")
+        return self.name.replace("_", " ") + " (lower bound)" * (self.name == "empirical_epsilon")
