@@ -1,4 +1,4 @@
-"""The table of attacks in docs/attacks/index.md, from the registry: `python docs/site_builder/attack_table.py` writes it."""
+"""The table of docs/attacks/index.md, from the registry: `python docs/site_builder/attack_table.py` writes it."""
 
 import re
 from pathlib import Path

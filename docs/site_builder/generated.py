@@ -13,7 +13,6 @@ from typer.main import get_command
 
 from seepage.attacks import ATTACKS
 from seepage.audit.recipe.files import BUILT_IN, list_recipes, read_recipe
-from seepage.base.registry import Entry
 from seepage.cli import app
 from seepage.federation.defenses import DEFENSES
 
@@ -106,15 +105,7 @@ def _stem(page: str) -> str:
 
 
 def _rows_of(name: str, text: str, page: str) -> list[str]:
-    """The rows of a family's tables that are an attack's, each table under a link to where it stands.
-
-    >>> print(*_rows_of("a", "## Told\\n\\n| attack | dB |\\n|---|---|\\n| `a` | 3 |\\n| `b` | 4 |\\n", "attacks/f.md"))
-    [Told](f.md#told):
-    <BLANKLINE>
-    | attack | dB |
-    |---|---|
-    | `a` | 3 |
-    """
+    """The rows of a family's tables that are an attack's, each table under a link to where it stands."""
     found = []
     for table in TABLE.finditer(text):
         head, rule, *rows = table[0].splitlines()
@@ -160,7 +151,7 @@ def _part_page(
     written: str = "",
     rows: Sequence[str] = (),
 ) -> str:
-    """The page of one attack or defense; where one is written, facts stand behind its introduction, options at its end."""
+    """The page of one attack or defense; in a written one facts follow the introduction, and options come last."""
     command = f"```\nseepage audit --{kind} {name}{'' if kind == 'attack' else _required(make)}\n```"
     told = "\n".join([_row(kind, f"`{name}`"), "|---|---|", *(_row(*fact) for fact in facts.items())])
     read_on = [f"- [{_title(path)}]({relative(where, page)})" for where, path in _topics(name) if where != page]

@@ -53,23 +53,8 @@ def stage_written() -> Staged:
 
 
 def gathered(text: str) -> str:
-    """A page whose folds of how numbers were made stand together in one fold at its end, each under its heading.
-
-    >>> print(gathered("# A\\n\\n## B\\n\\n<details><summary>How these numbers were made</summary>\\n\\n    x\\n\\n</details>\\nC"))
-    # A
-    <BLANKLINE>
-    ## B
-    <BLANKLINE>
-    C
-    <BLANKLINE>
-    ??? note "How each number of this page was made"
-    <BLANKLINE>
-        **B**
-    <BLANKLINE>
-            x
-    <BLANKLINE>
-    """
-    made = []
+    """A page whose folds of how numbers were made stand together in one fold at its end, each under its heading."""
+    made: list[str] = []
     for fold in FOLDED.finditer(text):
         heading = HEADING.findall(text, 0, fold.start())[-1]
         same = made and made[-1].startswith(f"**{heading}**")
