@@ -9,6 +9,7 @@ from seepage.papers.records import RESULTS, read_file
 
 Row = dict[str, Any]
 Lines = list[str]
+FOLD = "<details><summary>How these numbers were made</summary>"
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ def table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> Lines:
 
 
 def commands(rows: Iterable[Row]) -> Lines:
-    """Every command behind some rows, once."""
-    return ["", *(f"    {command}" for command in dict.fromkeys(row["command"] for row in rows))]
+    """Every command behind some rows, once, folded; the site gathers the folds at the end of the page."""
+    made = dict.fromkeys(row["command"] for row in rows)
+    return ["", FOLD, "", *(f"    {command}" for command in made), "", "</details>"]
 
 
 def span(values: Iterable[float], form: str = "{:.0f}") -> str:

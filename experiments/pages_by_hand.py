@@ -192,7 +192,7 @@ def speed() -> Lines:
         body.append([row["model"], str(row["batch"]), f"`{row['objective']}`", *cells])
     lines += ["### MiB by which the peak of memory rises in one step", ""]
     lines += [*table(["network", "batch", "objective", *names], body), ""]
-    return [*lines, "Made by", *commands(ordered)]
+    return [*lines, *commands(ordered)]
 
 
 def _milliseconds(step: Mapping[str, float] | None) -> str:
@@ -202,9 +202,9 @@ def _milliseconds(step: Mapping[str, float] | None) -> str:
 PARTS: dict[str, Part] = {
     "bounds without": Part("bounds.md", without),
     "recognition copies": Part("concepts/verdict.md", copies),
-    "cpa tuned": Part("cpa.md", tuned),
-    "closed rows": Part("closed-forms.md", ways),
-    "fedleak": Part("fedleak-relu.md", fedleak),
-    "peers": Part("matching.md", peers),
+    "cpa tuned": Part("attacks/cocktail_party.md", tuned),
+    "closed rows": Part("attacks/linear.md", ways),
+    "fedleak": Part("attacks/fedleak_guided.md", fedleak),
+    "peers": Part("attacks/gradient_matching.md", peers),
     "speed": Part("speed.md", speed),
 }

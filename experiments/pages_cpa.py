@@ -1,4 +1,4 @@
-"""Parts of docs/cpa.md: one study as a table."""
+"""Parts of docs/attacks/cocktail_party.md and cpa_fia.md: one study as a table."""
 
 import re
 from collections import defaultdict
@@ -63,5 +63,8 @@ def _mean(rows: Sequence[Row], key: str) -> str:
 
 
 PARTS: dict[str, Part] = {
-    **{f"cpa {study}": Part("cpa.md", partial(cpa, study)) for study in CPA},
+    f"cpa {study}": Part(
+        "attacks/cpa_fia.md" if study == "inversion" else "attacks/cocktail_party.md", partial(cpa, study)
+    )
+    for study in CPA
 }

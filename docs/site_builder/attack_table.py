@@ -1,18 +1,23 @@
-"""The table of attacks in docs/inside.md, from the registry: `python docs/site_builder/attack_table.py` writes it."""
+"""The table of docs/attacks/index.md, from the registry: `python docs/site_builder/attack_table.py` writes it."""
 
 import re
 from pathlib import Path
 
 from seepage.base.registry import attacks
 
-PAGE = Path(__file__).parents[1] / "inside.md"
-HEAD, END = "| attack | what it does | needs | published |\n|---|---|---|---|\n", "\n\n"
+PAGE = Path(__file__).parents[1] / "attacks/index.md"
+HEAD, END = "| attack | what it does | needs | cost | published |\n|---|---|---|---|---|\n", "\n\n"
 
 
 def attack_table() -> str:
     """A row for each attack, cheapest first."""
-    rows = [f"| `{e.name}` | {_first(e.about)} | {e.needs} | {e.paper} |" for e in attacks.values()]
+    rows = [f"| {_linked(e.name)} | {_first(e.about)} | {e.needs} | {e.cost} | {e.paper} |" for e in attacks.values()]
     return HEAD + "\n".join(rows)
+
+
+def _linked(name: str) -> str:
+    """A link where the page is written; the site has one for every attack."""
+    return f"[`{name}`]({name}.md)" if PAGE.with_name(f"{name}.md").exists() else f"`{name}`"
 
 
 def _first(about: str) -> str:

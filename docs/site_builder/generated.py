@@ -3,20 +3,20 @@
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from staging import DOCS, Staged, relative
+from staging import DOCS, FOLD, HEADING, Staged, relative
 from typer.main import get_command
 
 from seepage.attacks import ATTACKS
 from seepage.audit.recipe.files import BUILT_IN, list_recipes, read_recipe
-from seepage.base.registry import Entry
 from seepage.cli import app
 from seepage.federation.defenses import DEFENSES
 
+TABLE = re.compile(r"^\|.*\n\|[-|: ]+\n(?:\|.*\n?)+", re.MULTILINE)
 REFERENCE = {
     "verbs": (
         "Verbs",
@@ -78,7 +78,8 @@ def _said(option: Any) -> str:
 
 
 def _attacks(staged: Staged) -> None:
-    rows = []
+    """One page for each attack: the written page of docs/attacks with its facts and docstring, or these alone."""
+    families = [page for page in _written_attacks(staged) if _stem(page) not in {*ATTACKS, "index"}]
     for name, entry in ATTACKS.items():
         page = f"attacks/{name}.md"
         facts = {
@@ -88,24 +89,36 @@ def _attacks(staged: Staged) -> None:
             "Limit on the batch": _batch(entry.needs),
             "Cost": entry.cost,
         }
-        staged.pages[page] = _part_page(name, "attack", entry.make, facts, page)
-        rows.append((facts["Family"], _row(f"[`{name}`]({name}.md)", *_columns(entry))))
-    heads = _row("attack", "published", "year", "needs", "limit on the batch", "cost")
-    tables = [
-        "\n".join([f"## {_capital(family)}\n", heads, _row(*["---"] * 6), *(row for own, row in rows if own == family)])
-        for family in dict.fromkeys(family for family, _ in rows)
-    ]
-    intro = (
-        "# Attacks\n\nEach page is made from the attack's own docstring. What an attack needs it checks itself: where "
-        "it does not apply, the result says why. How well they do is measured on the pages under "
-        "*Measured*.\n"
-    )
-    staged.pages["attacks/index.md"] = "\n\n".join([intro, *tables]) + "\n"
+        rows = [found for family in families for found in _rows_of(name, staged.pages[family], family)]
+        staged.pages[page] = _part_page(name, "attack", entry.make, facts, page, staged.pages.get(page, ""), rows)
+    for name in ATTACKS:  # the table of the overview links to the pages that are written; here all of them are there
+        index = staged.pages["attacks/index.md"]
+        staged.pages["attacks/index.md"] = index.replace(f"\n| `{name}` |", f"\n| [`{name}`]({name}.md) |")
 
 
-def _columns(entry: Entry[Any]) -> tuple[str, ...]:
-    years = re.findall(r"\b(?:19|20)\d\d\b", entry.paper)
-    return entry.paper, years[0] if years else "", entry.needs, _batch(entry.needs), entry.cost
+def _written_attacks(staged: Staged) -> list[str]:
+    return [page for page in staged.pages if page.startswith("attacks/")]
+
+
+def _stem(page: str) -> str:
+    return Path(page).stem
+
+
+def _rows_of(name: str, text: str, page: str) -> list[str]:
+    """The rows of a family's tables that are an attack's, each table under a link to where it stands."""
+    found = []
+    for table in TABLE.finditer(text):
+        head, rule, *rows = table[0].splitlines()
+        own = [row for row in rows if re.match(rf"\| (?:[^|`]*\| )?`{name}[`-]", row)]
+        heading = HEADING.findall(text, 0, table.start())[-1].replace("`", "")
+        if own:
+            link = f"[{heading}]({Path(page).name}#{_slug(heading)}):"
+            found.append("\n".join([link, "", head, rule, *own]))
+    return found
+
+
+def _slug(heading: str) -> str:
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
 def _batch(needs: str) -> str:
@@ -129,21 +142,36 @@ def _defenses(staged: Staged) -> None:
     )
 
 
-def _part_page(name: str, kind: str, make: Callable[..., Any], facts: Mapping[str, str], page: str) -> str:
-    """The page of one attack or defense."""
-    command = f"seepage audit --{kind} {name}" + ("" if kind == "attack" else _required(make))
+def _part_page(
+    name: str,
+    kind: str,
+    make: Callable[..., Any],
+    facts: Mapping[str, str],
+    page: str,
+    written: str = "",
+    rows: Sequence[str] = (),
+) -> str:
+    """The page of one attack or defense; in a written one facts follow the introduction, and options come last."""
+    command = f"```\nseepage audit --{kind} {name}{'' if kind == 'attack' else _required(make)}\n```"
     told = "\n".join([_row(kind, f"`{name}`"), "|---|---|", *(_row(*fact) for fact in facts.items())])
-    read_on = [f"- [{_title(path)}]({relative(path.name, page)})" for path in _topics(name)]
+    read_on = [f"- [{_title(path)}]({relative(where, page)})" for where, path in _topics(name) if where != page]
     read_on += [
         f"- recipe [`{recipe}`]({relative(_recipe_page(recipe), page)}#{_anchor(recipe)})"
         for recipe in _recipes_with(kind, name)
     ]
+    docstring = f"::: {_module(make)}.{make.__qualname__}"
+    before, made, rest = written.partition(FOLD)
+    head, section, sections = before.partition("\n## ")
     parts = [
-        f"# {name}",
+        head.strip() or f"# {name}",
         *([told] if facts else []),
-        f"```\n{command}\n```",
-        f"::: {_module(make)}.{make.__qualname__}",
+        *([] if "```" in head or "    seepage " in head else [command]),
+        *([f"## {sections.strip()}"] if section else []),
+        *([] if written else [docstring]),
+        *(["## Beside others of its family", *rows] if rows else []),
         *(["## Where it is used and measured\n\n" + "\n".join(read_on)] if read_on else []),
+        *([f"## Method and options\n\n{docstring}"] if written else []),
+        *([f"{made}{rest}"] if made else []),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -154,9 +182,11 @@ def _required(make: Callable[..., Any]) -> str:
     return "".join(f" --set defense.{p.name}=…" for p in parameters if p.default is p.empty)
 
 
-def _topics(name: str) -> list[Path]:
-    """Written pages that speak of a part by name."""
-    return [path for path in sorted(DOCS.glob("*.md")) if f"`{name}`" in path.read_text(encoding="utf-8")]
+def _topics(name: str) -> list[tuple[str, Path]]:
+    """Written pages that speak of a part by name: where each stands in the site, and its file."""
+    pages = [*sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("attacks/*.md"))]
+    told = [path for path in pages if f"`{name}`" in path.read_text(encoding="utf-8")]
+    return [(path.relative_to(DOCS).as_posix(), path) for path in told]
 
 
 def _recipes_with(kind: str, name: str) -> list[str]:
@@ -247,7 +277,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _title(path: Path) -> str:
-    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    """What a page calls itself; an attack's page has what it is below its name."""
+    name, _, said, *_ = path.read_text(encoding="utf-8").split("\n")
+    return said.strip("*.") if said.startswith("**") and said.endswith("**") else name.lstrip("# ")
 
 
 def _module(make: Callable[..., Any]) -> str:

@@ -5,26 +5,23 @@ from fnmatch import fnmatch
 from typing import Any
 
 Nav = list[Any]
-UNLISTED = "Topics"
-NOT_LISTED = ("source/*", "results/*")
+NOT_LISTED = ("source/*",)
 
 
 def resolve(wanted: Nav, pages: Collection[str]) -> Nav:
-    """Leave out pages that are not there, open `folder/*`, and put written pages that nobody named under `Topics`.
+    """Leave out pages that are not there, and open `folder/*`; a page that no entry names or opens ends the build.
 
-    >>> resolve([{"Home": "index.md"}, {"A": ["a/index.md", "a/*"]}, {"Topics": ["gone.md"]}],
-    ...         ["index.md", "a/index.md", "a/x.md", "new.md"])
-    [{'Home': 'index.md'}, {'A': ['a/index.md', 'a/x.md']}, {'Topics': ['new.md']}]
+    >>> resolve([{"Home": "index.md"}, {"A": ["a/index.md", "gone.md", "a/*"]}], ["index.md", "a/index.md", "a/x.md"])
+    [{'Home': 'index.md'}, {'A': ['a/index.md', 'a/x.md']}]
+    >>> resolve(["index.md"], ["index.md", "new.md"])
+    Traceback (most recent call last):
+    SystemExit: in no navigation of zensical.toml: new.md
     """
     named = set(_leaves(wanted))
     rest = [page for page in pages if not any(fnmatch(page, name) for name in [*named, *NOT_LISTED])]
-    found = _existing(wanted, pages, named)
-    listed = [section for section in found if UNLISTED in section]
-    if rest and listed:
-        listed[0][UNLISTED] += rest
-    elif rest:
-        found.append({UNLISTED: rest})
-    return found
+    if rest:
+        raise SystemExit(f"in no navigation of zensical.toml: {', '.join(rest)}")
+    return _existing(wanted, pages, named)
 
 
 def _leaves(nav: Nav) -> list[str]:
@@ -42,7 +39,7 @@ def _existing(nav: Nav, pages: Collection[str], named: Collection[str]) -> Nav:
         if isinstance(entry, dict):
             title, inside = next(iter(entry.items()))
             kept = _existing(_inside(entry), pages, named)
-            if kept or title == UNLISTED:
+            if kept:
                 found.append({title: kept if isinstance(inside, list) else kept[0]})
         else:
             found += [page for page in pages if fnmatch(page, entry) and (page == entry or page not in named)]

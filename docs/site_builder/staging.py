@@ -2,6 +2,7 @@
 
 import os
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -11,6 +12,9 @@ DOCS = ROOT / "docs"
 MOVED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 SHOWN = {".py": "python", ".toml": "toml", ".md": "markdown", ".sh": "bash", ".txt": "text"}
 FENCE = re.compile(r"^ *(`{3,}|~{3,})", re.MULTILINE)
+FOLD = '??? note "How each number of this page was made"'
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+FOLDED = re.compile(r"^<details><summary>How these numbers were made</summary>\n\n(.*?)\n\n</details>\n*", re.M | re.S)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
@@ -39,12 +43,26 @@ def stage_written() -> Staged:
     for path in sorted(DOCS.rglob("*")):
         name = path.relative_to(DOCS).as_posix()
         if path.suffix == ".md":
-            staged.pages[name] = with_links(path.read_text(encoding="utf-8"), f"docs/{name}", name, staged)
+            text = with_links(path.read_text(encoding="utf-8"), f"docs/{name}", name, staged)
+            staged.pages[name] = gathered(text)
         elif path.suffix in {".png", ".svg", ".css", ".json"}:
             staged.files[name] = path
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     staged.pages["changelog.md"] = with_links(changes, "CHANGELOG.md", "changelog.md", staged)
     return staged
+
+
+def gathered(text: str) -> str:
+    """A page whose folds of how numbers were made stand together in one fold at its end, each under its heading."""
+    made: list[str] = []
+    for fold in FOLDED.finditer(text):
+        heading = HEADING.findall(text, 0, fold.start())[-1]
+        same = made and made[-1].startswith(f"**{heading}**")
+        made.append(fold[1] if same else f"**{heading}**\n\n{fold[1]}")
+    if not made:
+        return text
+    folded = textwrap.indent("\n\n".join(made), "    ")
+    return f"{FOLDED.sub('', text).rstrip()}\n\n{FOLD}\n\n{folded}\n"
 
 
 def with_links(text: str, where: str, page: str, staged: Staged) -> str:

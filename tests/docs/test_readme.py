@@ -1,4 +1,4 @@
-"""docs/inside.md says of the attacks what the registry says, and README.md is a page that can be read."""
+"""docs/attacks/index.md says of the attacks what the registry says, and README.md is a page that can be read."""
 
 import importlib
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = [
 def test_the_table_of_attacks_is_the_generated_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs/site_builder")
     made = importlib.import_module("attack_table")
-    text = (ROOT / "docs/inside.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/attacks/index.md").read_text(encoding="utf-8")
     assert made.attack_table() in text, "write it again: python docs/site_builder/attack_table.py"
     assert "in front of a ReLU" in made.attack_table()
 

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -69,10 +70,60 @@ def test_every_attack_defense_and_recipe_has_its_page(builder: ModuleType, monke
     wanted = {f"attacks/{name}.md" for name in ATTACKS} | {f"defenses/{name}.md" for name in DEFENSES}
     assert wanted <= set(staged.pages)
     assert "::: seepage.attacks.linear.LinearLeak" in staged.pages["attacks/linear.md"]
-    assert "[`linear`](linear.md) | Phong et al. 2017" in staged.pages["attacks/index.md"]
-    assert "| 2017 |" in staged.pages["attacks/index.md"]
+    index = staged.pages["attacks/index.md"]
+    assert [name for name in ATTACKS if f"| [`{name}`]({name}.md) |" not in index] == []
+    assert "Phong et al. 2017" in index
     assert "(cafe.md#cafeexact)" in staged.pages["recipes/index.md"]
     assert "## cafe/exact" in staged.pages["recipes/cafe.md"]
+
+
+def test_an_attack_has_one_page_with_what_was_measured_of_it(
+    builder: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = builder.stage_written()
+    module("generated", monkeypatch).add_generated(staged)
+    written = staged.pages["attacks/spear.md"]
+    parts = (
+        "# spear",
+        "| Needs |",
+        "seepage audit closed/spear",
+        "## How it works",
+        "closed-forms.md#",
+        "::: seepage.",
+    )
+    places = [written.index(part) for part in (*parts, builder.FOLD)]
+    assert places == sorted(places)
+    of_its_family = staged.pages["attacks/sapag.md"]
+    assert "[All of them on what they can do](matching.md#all-of-them-on-what-they-can-do):" in of_its_family
+    assert "| `sapag` | 2/4, 16.9 |" in of_its_family
+    assert "| `bayes` |" not in of_its_family
+
+
+def test_how_numbers_were_made_is_gathered_at_the_end_of_a_page(builder: ModuleType) -> None:
+    fold = "<details><summary>How these numbers were made</summary>\n\n    {}\n\n</details>\n\n"
+    text = (
+        "# A\n\n## B\n\n"
+        + fold.format("one")
+        + fold.format("two")
+        + "then\n\n## C\n\n"
+        + fold.format("three")
+        + "end\n"
+    )
+    assert builder.gathered(text) == (
+        f"# A\n\n## B\n\nthen\n\n## C\n\nend\n\n{builder.FOLD}\n\n"
+        "    **B**\n\n        one\n\n        two\n\n    **C**\n\n        three\n"
+    )
+    assert builder.gathered("# A\n") == "# A\n"
+
+
+def test_the_navigation_names_or_opens_every_page(builder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = builder.stage_written()
+    module("generated", monkeypatch).add_generated(staged)
+    wanted = tomllib.loads((builder.ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
+    resolve = module("navigation", monkeypatch).resolve
+    resolve(wanted, list(staged.pages))
+    with pytest.raises(SystemExit, match=r"in no navigation of zensical\.toml: forgotten\.md"):
+        resolve(wanted, [*staged.pages, "forgotten.md"])
 
 
 def test_recipes_that_use_a_part_are_found_wherever_they_name_it(monkeypatch: pytest.MonkeyPatch) -> None:

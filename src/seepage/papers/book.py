@@ -84,7 +84,7 @@ trained ResNet-10 with ReLU of width 16, images of 32 pixels, batches of 1 to 16
 place of 10,000 steps. In it Inverting Gradients has the paper's 9 to 11 dB, and FedLeak the same: on average
 neither gets above the mean color of the images. The other items still have a fresh ConvNet with GELU and images
 of 16 pixels, which is easy: the rivals read it as well, which the paper's they do not. More of the headline
-stands in [FedLeak on ReLU networks](../fedleak-relu.md).""",
+stands in [FedLeak on ReLU networks](../attacks/fedleak_guided.md).""",
 }
 """What the small size of each paper is, for its part of the first page."""
 

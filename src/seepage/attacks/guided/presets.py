@@ -31,7 +31,7 @@ def gradient_matching(
     One minus the cosine over all tensors; color variation 0.4 that falls to 0.05 over the steps; signed Adam at 0.05
     with a cosine schedule and projection to the value range. On networks that are smooth: L-BFGS with a line search,
     as many steps as make `steps` evaluations, color variation 0.1 that falls to 0.005. Constants were chosen on images
-    of CIFAR-10 that are apart from those it is measured on (docs/matching.md).
+    of CIFAR-10 that are apart from those it is measured on (docs/attacks/matching.md).
 
     Args:
         tv: Weight of color variation at the last step, on inputs scaled to a range of 1; 0: without. On smooth networks
@@ -77,7 +77,7 @@ def fedleak_guided(
     With `known="activations"` f is what the last block of a residual network reads, solved from the gradients of its
     two convolutions (`seepage.attacks.reading.activations`), for batches of any number of classes; with `features` what
     the head reads, solved from its gradient (`seepage.attacks.reading.head`). Where neither can be had it is FedLeak
-    from its own start, and a note says why. Measured part by part in `docs/fedleak-relu.md`.
+    from its own start, and a note says why. Measured part by part in `docs/attacks/fedleak_guided.md`.
 
     Args:
         known: What is solved for: activations of the last block, or features of the last layer.
