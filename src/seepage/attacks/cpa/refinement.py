@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.unmix import SparseScore, curvature
-from seepage.attacks.network.mixing_layer import DownstreamNetwork
+from seepage.attacks.network import NetworkCut
 from seepage.base.solvers import conjugate_gradients
 
 
@@ -42,7 +42,7 @@ class Mixture:
     outputs: Tensor
     bias: Tensor
     n: float
-    downstream: DownstreamNetwork
+    downstream: NetworkCut
     error_sum: Tensor | None = None
     labels: Tensor | None = None
 
