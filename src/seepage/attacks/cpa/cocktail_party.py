@@ -21,15 +21,24 @@ from seepage.attacks.cpa.ica import (
     zero_share,
 )
 from seepage.attacks.cpa.ica.unmix import random_rotation
-from seepage.attacks.cpa.refinement import Mixture, Unmixed, UnmixingState, anneal, refine, sensitivity, stages_for
-from seepage.attacks.network import NetworkCut, in_range
+from seepage.attacks.cpa.refinement import (
+    Mixture,
+    Unmixed,
+    UnmixingState,
+    anneal,
+    over_size,
+    refine,
+    sensitivity,
+    stages_for,
+)
+from seepage.attacks.network import Case, NetworkCut, in_range
 from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.mixing_layer import MixingLayer, blurred, find_layer, stretch
 from seepage.base.algebra.lowrank import LowRank, low_rank
 from seepage.base.checkpoint import run_steps
 from seepage.base.nn import generator, last_linear, normalized_layers
 from seepage.base.registry import attacks
-from seepage.federation.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.federation.types import Ambiguity, Knowledge, Reconstruction, Round, Transcript
 
 Scale = Literal["auto", "bias", "range"]
 MIN_CERTIFYING_UNITS = 32
@@ -101,10 +110,10 @@ class CocktailParty(Attack):
     lr: float = 1e-3
 
     def examine(self, transcript: Transcript) -> "Mixed":
-        knowledge, observed = transcript.knowledge, transcript[0]
+        case = Case.of(transcript)
+        knowledge, observed = case.knowledge, case.observed
         layer = find_layer(knowledge, observed, self.layer)
-        gradient = observed.gradient(knowledge.client)
-        weight = gradient[layer.weight]
+        weight = case.gradient[layer.weight]
         if not weight.abs().max() > 0:
             raise Inapplicable(
                 f"the gradient of {layer.weight} is zero everywhere (no unit is active, or the loss is zero)",
@@ -125,14 +134,48 @@ class CocktailParty(Attack):
             )
         if n is None:
             _check_unknown_size(layer, weight, ends=ends)
-        return Mixed(knowledge, observed, layer, gradient)
+        return Mixed(case, layer)
 
     def run(self, mixed: "Mixed", *, seed: int, progress: Progress) -> Reconstruction:
-        knowledge, observed, layer, gradient = mixed.knowledge, mixed.observed, mixed.layer, mixed.gradient
         if self.mode == "published":
-            search = PublishedParty(objective=self.objective, steps=self.steps, lr=self.lr)
-            return search(layer, gradient, observed, knowledge, progress)
-        return _FastRun(self, layer, gradient, observed, knowledge, seed, progress).reconstruction()
+            return self._published(mixed, progress)
+        return _FastRun(self, mixed, seed, progress).reconstruction()
+
+    def _published(self, mixed: "Mixed", progress: Progress) -> Reconstruction:
+        """The published search (eq. 7 to 10): from its checkpoint if there is one; Ctrl-C ends it with what there is.
+
+        Of the round only the layer's weight gradient and the batch size, which must be known, are read.
+        """
+        layer, knowledge, batch_size = mixed.layer, mixed.case.knowledge, mixed.case.observed.batch_size
+        assert batch_size is not None  # `examine` refused it
+        images, weight = layer.reads_input is not None, mixed.case.gradient[layer.weight]
+        search = Unmixing(
+            weight,
+            batch_size,
+            self.objective or (IMAGES if images else EMBEDDINGS),
+            shape=knowledge.input_shape if images and len(knowledge.input_shape) == 3 else None,
+            lr=self.lr,
+        )
+
+        def record(step: int, value: float) -> None:
+            search.history.append((step, value))
+            progress.report(step, self.steps, value)
+            progress.save(search.checkpoint(step))
+
+        first = search.resume(progress.load())
+        done, interrupted = run_steps(first, self.steps, lambda step: search.step(), record)
+        features = search.sources()
+        features = features.abs() if layer.sparse else features
+        inputs = stretch(features, knowledge) if images else features
+        return Reconstruction(
+            inputs=inputs.to(weight),
+            space="input" if images else "feature",
+            ambiguity=frozenset[Ambiguity]({"order", "sign", "scale"}),
+            status="interrupted" if interrupted else "exhausted",
+            history=tuple(search.history),
+            cost={"steps": done, "evaluations": done},
+            notes=("scale and sign are open in the published method: each example is stretched to the value range",),
+        )
 
 
 def _check_centered(knowledge: Knowledge, observed: Round, layer: MixingLayer) -> None:
@@ -172,36 +215,23 @@ class Mixed:
     """A fully connected layer's update, which mixes the batch.
 
     Attributes:
-        knowledge: What the attacker is told.
-        observed: The round.
+        case: The round.
         layer: The attacked layer.
-        gradient: The whole update as a gradient.
     """
 
-    knowledge: Knowledge
-    observed: Round
+    case: Case
     layer: MixingLayer
-    gradient: Tensors
 
 
 class _FastRun:
     """One call of the fast mode."""
 
-    def __init__(
-        self,
-        attack: CocktailParty,
-        layer: MixingLayer,
-        gradient: Tensors,
-        observed: Round,
-        knowledge: Knowledge,
-        seed: int,
-        progress: Progress,
-    ) -> None:
-        self.attack, self.layer, self.knowledge, self.observed = attack, layer, knowledge, observed
-        self.gradient, self.seed, self.progress = gradient, seed, progress
-        self.spectrum = low_rank(gradient[layer.weight], sources=observed.batch_size)
-        self.bias = None if layer.bias is None else gradient[layer.bias].double()
-        self.n = observed.batch_size or self.spectrum.rank
+    def __init__(self, attack: CocktailParty, mixed: Mixed, seed: int, progress: Progress) -> None:
+        self.attack, self.layer, self.seed, self.progress = attack, mixed.layer, seed, progress
+        self.knowledge, self.observed, self.gradient = mixed.case.knowledge, mixed.case.observed, mixed.case.gradient
+        self.spectrum = low_rank(self.gradient[mixed.layer.weight], sources=self.observed.batch_size)
+        self.bias = None if mixed.layer.bias is None else self.gradient[mixed.layer.bias].double()
+        self.n = self.observed.batch_size or self.spectrum.rank
         self.noisy = int((self.spectrum.values > min(attack.drop) * self.spectrum.noise).sum()) < self.n / 2
         self.notes: list[str] = []
 
@@ -397,15 +427,14 @@ class _FastRun:
         if self.bias is None or self.attack.scale == "range":
             self.notes.append("scale and sign are not known: each example is stretched to the value range")
             return found.rows, False
-        columns = self.spectrum.left[:, : len(found.rows)] * self.spectrum.values[: len(found.rows)]
+        columns = self.spectrum.keep(len(found.rows)).columns
         ones = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
         # rows @ ones = 1 where the scale is right (see `Mixture.ones`): dividing by it sets scale and sign. [r]
         size = found.rows @ ones
         if self.attack.scale == "auto" and self.noisy:
             self.notes.append("the update is noisy: the bias gives each example's sign, the value range its scale")
             return found.rows * size.sign()[:, None], False
-        least = 1e-6 * size.abs().median().clamp(min=1e-30)
-        return found.rows / torch.where(size.abs() < least, least, size)[:, None], True
+        return over_size(found.rows, size), True
 
     def _notes(self, r: int, certified: Tensor | None) -> Sequence[str]:
         told = self.observed.batch_size
@@ -475,61 +504,4 @@ class _FastRun:
                 *self._notes(len(rows), certified),
                 f"exact zeros per embedding: {float(zeros.mean()):.0%}",
             ),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedParty:
-    """The published search on one layer's gradient (Kariyappa et al., ICML 2023, eq. 7 to 10).
-
-    Args:
-        objective: Weights; None: the authors' for images or for embeddings.
-        steps: Adam steps.
-        lr: Learning rate.
-    """
-
-    objective: Objective | None = None
-    steps: int = 25_000
-    lr: float = 1e-3
-
-    def __call__(
-        self, layer: MixingLayer, gradient: Tensors, observed: Round, knowledge: Knowledge, progress: Progress
-    ) -> Reconstruction:
-        """Search, from the checkpoint that `progress` holds if there is one; Ctrl-C ends it with what there is.
-
-        Args:
-            layer: The attacked layer.
-            gradient: The update as a gradient; only the layer's weight is read.
-            observed: The round; only its batch size is read, which must be known.
-            knowledge: Shape and range of the inputs.
-            progress: Is shown the objective a hundred times, and keeps a checkpoint each time.
-        """
-        assert observed.batch_size is not None
-        images = layer.reads_input is not None
-        search = Unmixing(
-            gradient[layer.weight],
-            observed.batch_size,
-            self.objective or (IMAGES if images else EMBEDDINGS),
-            shape=knowledge.input_shape if images and len(knowledge.input_shape) == 3 else None,
-            lr=self.lr,
-        )
-
-        def record(step: int, value: float) -> None:
-            search.history.append((step, value))
-            progress.report(step, self.steps, value)
-            progress.save(search.checkpoint(step))
-
-        first = search.resume(progress.load())
-        done, interrupted = run_steps(first, self.steps, lambda step: search.step(), record)
-        features = search.sources()
-        features = features.abs() if layer.sparse else features
-        inputs = stretch(features, knowledge) if images else features
-        return Reconstruction(
-            inputs=inputs.to(gradient[layer.weight]),
-            space="input" if images else "feature",
-            ambiguity=frozenset[Ambiguity]({"order", "sign", "scale"}),
-            status="interrupted" if interrupted else "exhausted",
-            history=tuple(search.history),
-            cost={"steps": done, "evaluations": done},
-            notes=("scale and sign are open in the published method: each example is stretched to the value range",),
         )
