@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from seepage import Batch, GaussianNoise, Inapplicable, Reconstruction, SeepageError, attack, build, record
 from seepage.attacks.base import SingleRound
 from seepage.attacks.cpa.cocktail_party import CocktailParty
-from seepage.attacks.network.mixing_layer import DownstreamNetwork, find_layer
+from seepage.attacks.network import NetworkCut
+from seepage.attacks.network.mixing_layer import find_layer
 from seepage.attacks.spear import Spear
 from seepage.base.nn import forward, in_mode, state_of
 from seepage.federation.data import load
@@ -388,7 +389,7 @@ class Reshaped(nn.Module):
 @pytest.mark.parametrize("net", [embedding_net(), Reshaped()], ids=["plain", "reshaped"])
 def test_the_network_behind_the_layer_is_read_without_an_image(net: nn.Module) -> None:
     layer, behind = ("4", net[5:]) if isinstance(net, nn.Sequential) else ("first", nn.Sequential(nn.ReLU(), net.last))
-    downstream = DownstreamNetwork(net, layer, *state_of(net), (3, 32, 32))
+    downstream = NetworkCut(net, layer, *state_of(net), (3, 32, 32))
     outputs = torch.randn((5, 48), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         expected = behind.double()(outputs)

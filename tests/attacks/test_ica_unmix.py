@@ -178,3 +178,9 @@ def test_a_flat_image_has_no_differences_and_grey_has_no_color() -> None:
 def test_every_shape_has_fields(shape: tuple[int, ...], fields: int) -> None:
     rows = torch.rand(2, int(np.prod(shape)))
     assert difference_fields(rows, shape).shape[:2] == (2, fields)
+
+
+def test_whitened_rows_are_white() -> None:
+    signals = mixing(5, 3) @ torch.randn((5, 300), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    white = whitener(signals) @ signals
+    torch.testing.assert_close(white @ white.T / 300, torch.eye(5, dtype=torch.float64))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage import Batch, FedSGD
-from seepage.attacks.cpa.ica import difference_fields, spectrum, unmix
+from seepage.attacks.cpa.ica import difference_fields, unmix
 from seepage.attacks.cpa.refinement import (
     Mixture,
     anneal,
@@ -14,7 +14,8 @@ from seepage.attacks.cpa.refinement import (
     sensitivity,
     stages_for,
 )
-from seepage.attacks.network.mixing_layer import DownstreamNetwork
+from seepage.attacks.network import NetworkCut
+from seepage.base.algebra.lowrank import low_rank
 from seepage.base.nn import state_of
 from seepage.base.solvers import conjugate_gradients
 from seepage.federation.data import load
@@ -37,7 +38,7 @@ def case(n: int, model: nn.Sequential) -> tuple[Mixture, Tensor, Batch, Tensor]:
     batch = Batch(photographs(n), torch.arange(n) % 5)
     params, buffers = state_of(model)
     update = FedSGD()(model, params, batch).tensors
-    kept = spectrum(update["1.weight"], sources=n).keep(n)
+    kept = low_rank(update["1.weight"], sources=n).keep(n)
     last = [name for name in params if name.endswith("bias")][-1]
     mixture = Mixture(
         columns=kept.columns,
@@ -45,7 +46,7 @@ def case(n: int, model: nn.Sequential) -> tuple[Mixture, Tensor, Batch, Tensor]:
         outputs=kept.right @ params["1.weight"].double().T,
         bias=params["1.bias"].double(),
         n=n,
-        downstream=DownstreamNetwork(model, "1", params, buffers, (3, 32, 32)),
+        downstream=NetworkCut(model, "1", params, buffers, (3, 32, 32)),
         error_sum=update[last].double(),
     )
     return mixture, batch.inputs.flatten(1).double() @ kept.right.T, batch, kept.right
@@ -62,7 +63,7 @@ def test_at_the_truth_columns_labels_and_scale_are_right(deep: bool) -> None:
 
 def test_the_tail_is_the_model_behind_the_layer() -> None:
     model, images = network(deep=True), photographs(4)
-    downstream = DownstreamNetwork(model, "1", *state_of(model), (3, 32, 32))
+    downstream = NetworkCut(model, "1", *state_of(model), (3, 32, 32))
     outputs = model[1](images.flatten(1)).double().detach()
     torch.testing.assert_close(downstream.logits(outputs).float(), model(images), rtol=1e-4, atol=1e-5)
     leaf = outputs.float().requires_grad_()

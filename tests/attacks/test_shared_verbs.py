@@ -24,17 +24,17 @@ def case(images: torch.Tensor, labels: torch.Tensor, *, scale: float = 1.0) -> C
 def test_the_own_update_vouches_for_the_truth_and_for_its_multiple_if_asked(scale: float) -> None:
     images, labels = torch.rand(2, 1, 4, 4), torch.tensor([1, 3])
     seen = case(images, labels, scale=scale)
-    off, multiple = vouch(seen, images, labels, any_multiple=True)
+    off, multiple = vouch(seen, images, labels, multiple=None)
     assert off < 1e-6
     assert multiple == pytest.approx(scale, rel=1e-6)
     # |u - s u| / |s u|
     assert vouch(seen, images, labels)[0] == pytest.approx(abs(1 - scale) / scale, abs=1e-6)
-    assert vouch(seen, images.flip(0), labels, any_multiple=True)[0] > 0.1
+    assert vouch(seen, images.flip(0), labels, multiple=None)[0] > 0.1
 
 
 def test_an_update_that_points_away_is_no_multiple() -> None:
     images, labels = torch.rand(1, 1, 4, 4), torch.tensor([2])
-    assert vouch(case(images, labels, scale=-1.0), images, labels, any_multiple=True) == (pytest.approx(2.0), 1.0)
+    assert vouch(case(images, labels, scale=-1.0), images, labels, multiple=None) == (pytest.approx(2.0), 1.0)
 
 
 def test_a_cut_names_the_label_whose_slopes_were_sent() -> None:

@@ -146,7 +146,7 @@ def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | No
     steps = knowledge.client.batches(len(batch))
     if len(steps) > MOST_STEPS or any(len(step) < len(batch) for step in steps):
         return None
-    return vouch(Case(knowledge, observed), batch.inputs, batch.labels, any_multiple=True)
+    return vouch(Case(knowledge, observed), batch.inputs, batch.labels, multiple=None)
 
 
 # --- what the client is taken to have done, and what of it the update contradicts --------------------------------

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
-from seepage.attacks.cpa.ica.spectrum import spectrum
 from seepage.attacks.network import Case
 from seepage.base.adapters import AdaptedLayer
+from seepage.base.algebra.lowrank import low_rank
 from seepage.base.algebra.rows import same_rows
 from seepage.base.nn import LayerCall, generator
 
@@ -129,7 +129,7 @@ class AdapterTokens:
         Raises:
             Inapplicable: Where a patch has more unknowns than the span leaves equations.
         """
-        parts = spectrum(self.rows, sources=self.tokens)
+        parts = low_rank(self.rows, sources=self.tokens)
         span = parts.right[: min(self.tokens, max(parts.rank, 1))]  # [k, w]
         width = span.shape[1]
         weight = self.embedding.weight.detach().double().flatten(1)  # E [w, d]

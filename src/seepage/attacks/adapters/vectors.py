@@ -16,9 +16,9 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable, Progress, SingleRound
 from seepage.attacks.cpa import CocktailParty
-from seepage.attacks.cpa.ica.spectrum import spectrum
 from seepage.attacks.network import Case, best_labels, in_range, relative_mismatch
 from seepage.base.adapters import AdaptedLayer, lifted
+from seepage.base.algebra.lowrank import low_rank
 from seepage.base.nn import InputLayer
 from seepage.federation.types import Round, Transcript, Update
 
@@ -74,7 +74,7 @@ class AdapterInputs:
 
     def start(self, seed: int, progress: Progress) -> Tensor:
         """`[n, d]` what the layer reads of each example, each up to a factor."""
-        row_space = spectrum(self.gradient, sources=self.n).right[: self.n]  # R [n, d]
+        row_space = low_rank(self.gradient, sources=self.n).right[: self.n]  # R [n, d]
         if self.n == 1:
             return row_space
         assert self.layer.base is not None
@@ -116,7 +116,7 @@ class Fit:
         self.seen, self.n = seen, seen.n
         self.knowledge = seen.case.knowledge
         self.target = seen.n * seen.gradient  # D^T U [m, d]
-        self.basis = spectrum(seen.gradient, sources=self.n).right[: self.n]  # [n, d]
+        self.basis = low_rank(seen.gradient, sources=self.n).right[: self.n]  # [n, d]
 
     def __call__(self, start: Tensor) -> Fitted:
         read, labels = self._scaled(start)

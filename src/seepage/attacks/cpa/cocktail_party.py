@@ -12,24 +12,33 @@ from seepage.attacks.cpa.ica import (
     EMBEDDINGS,
     IMAGES,
     Objective,
-    Spectrum,
     Unmixing,
     balanced,
     difference_fields,
-    spectrum,
     unmix,
     unmix_rest,
     unmix_sparse,
     zero_share,
 )
 from seepage.attacks.cpa.ica.unmix import random_rotation
-from seepage.attacks.cpa.refinement import Mixture, Unmixed, UnmixingState, anneal, refine, sensitivity, stages_for
+from seepage.attacks.cpa.refinement import (
+    Mixture,
+    Unmixed,
+    UnmixingState,
+    anneal,
+    over_size,
+    refine,
+    sensitivity,
+    stages_for,
+)
+from seepage.attacks.network import Case, NetworkCut, in_range
 from seepage.attacks.network.evidence import multiple_words
-from seepage.attacks.network.mixing_layer import DownstreamNetwork, MixingLayer, blurred, find_layer, stretch
+from seepage.attacks.network.mixing_layer import MixingLayer, blurred, find_layer, stretch
+from seepage.base.algebra.lowrank import LowRank, low_rank
 from seepage.base.checkpoint import run_steps
 from seepage.base.nn import generator, last_linear, normalized_layers
 from seepage.base.registry import attacks
-from seepage.federation.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.federation.types import Ambiguity, Knowledge, Reconstruction, Round, Transcript
 
 Scale = Literal["auto", "bias", "range"]
 MIN_CERTIFYING_UNITS = 32
@@ -37,6 +46,9 @@ MIN_CERTIFYING_UNITS = 32
 
 MAX_RANDOM_START_SOURCES = 16
 """Up to this many sources a random start has a fair chance to lead to the solution."""
+
+CERTIFIED_SLACK = 0.02
+"""Share of the value range beyond its ends: an image 40 dB off is off by 0.01 in the mean, and by more at places."""
 
 SLOW_REFINEMENT_FROM = 128
 """Sources from which on a refinement takes minutes, and is made only once."""
@@ -98,10 +110,10 @@ class CocktailParty(Attack):
     lr: float = 1e-3
 
     def examine(self, transcript: Transcript) -> "Mixed":
-        knowledge, observed = transcript.knowledge, transcript[0]
+        case = Case.of(transcript)
+        knowledge, observed = case.knowledge, case.observed
         layer = find_layer(knowledge, observed, self.layer)
-        gradient = observed.gradient(knowledge.client)
-        weight = gradient[layer.weight]
+        weight = case.gradient[layer.weight]
         if not weight.abs().max() > 0:
             raise Inapplicable(
                 f"the gradient of {layer.weight} is zero everywhere (no unit is active, or the loss is zero)",
@@ -122,14 +134,48 @@ class CocktailParty(Attack):
             )
         if n is None:
             _check_unknown_size(layer, weight, ends=ends)
-        return Mixed(knowledge, observed, layer, gradient)
+        return Mixed(case, layer)
 
     def run(self, mixed: "Mixed", *, seed: int, progress: Progress) -> Reconstruction:
-        knowledge, observed, layer, gradient = mixed.knowledge, mixed.observed, mixed.layer, mixed.gradient
         if self.mode == "published":
-            search = PublishedParty(objective=self.objective, steps=self.steps, lr=self.lr)
-            return search(layer, gradient, observed, knowledge, progress)
-        return _FastRun(self, layer, gradient, observed, knowledge, seed, progress).reconstruction()
+            return self._published(mixed, progress)
+        return _FastRun(self, mixed, seed, progress).reconstruction()
+
+    def _published(self, mixed: "Mixed", progress: Progress) -> Reconstruction:
+        """The published search (eq. 7 to 10): from its checkpoint if there is one; Ctrl-C ends it with what there is.
+
+        Of the round only the layer's weight gradient and the batch size, which must be known, are read.
+        """
+        layer, knowledge, batch_size = mixed.layer, mixed.case.knowledge, mixed.case.observed.batch_size
+        assert batch_size is not None  # `examine` refused it
+        images, weight = layer.reads_input is not None, mixed.case.gradient[layer.weight]
+        search = Unmixing(
+            weight,
+            batch_size,
+            self.objective or (IMAGES if images else EMBEDDINGS),
+            shape=knowledge.input_shape if images and len(knowledge.input_shape) == 3 else None,
+            lr=self.lr,
+        )
+
+        def record(step: int, value: float) -> None:
+            search.history.append((step, value))
+            progress.report(step, self.steps, value)
+            progress.save(search.checkpoint(step))
+
+        first = search.resume(progress.load())
+        done, interrupted = run_steps(first, self.steps, lambda step: search.step(), record)
+        features = search.sources()
+        features = features.abs() if layer.sparse else features
+        inputs = stretch(features, knowledge) if images else features
+        return Reconstruction(
+            inputs=inputs.to(weight),
+            space="input" if images else "feature",
+            ambiguity=frozenset[Ambiguity]({"order", "sign", "scale"}),
+            status="interrupted" if interrupted else "exhausted",
+            history=tuple(search.history),
+            cost={"steps": done, "evaluations": done},
+            notes=("scale and sign are open in the published method: each example is stretched to the value range",),
+        )
 
 
 def _check_centered(knowledge: Knowledge, observed: Round, layer: MixingLayer) -> None:
@@ -155,7 +201,7 @@ def _check_unknown_size(layer: MixingLayer, weight: Tensor, *, ends: bool) -> No
             "name it with --batch-size",
         )
     live = int(weight.abs().amax(1).count_nonzero())
-    rank = spectrum(weight).rank
+    rank = low_rank(weight).rank
     if rank >= live - ends:
         raise Inapplicable(
             f"the batch size is unknown, and all {live} active rows of {layer.weight} are independent, so there may be "
@@ -169,36 +215,23 @@ class Mixed:
     """A fully connected layer's update, which mixes the batch.
 
     Attributes:
-        knowledge: What the attacker is told.
-        observed: The round.
+        case: The round.
         layer: The attacked layer.
-        gradient: The whole update as a gradient.
     """
 
-    knowledge: Knowledge
-    observed: Round
+    case: Case
     layer: MixingLayer
-    gradient: Tensors
 
 
 class _FastRun:
     """One call of the fast mode."""
 
-    def __init__(
-        self,
-        attack: CocktailParty,
-        layer: MixingLayer,
-        gradient: Tensors,
-        observed: Round,
-        knowledge: Knowledge,
-        seed: int,
-        progress: Progress,
-    ) -> None:
-        self.attack, self.layer, self.knowledge, self.observed = attack, layer, knowledge, observed
-        self.gradient, self.seed, self.progress = gradient, seed, progress
-        self.spectrum = spectrum(gradient[layer.weight], sources=observed.batch_size)
-        self.bias = None if layer.bias is None else gradient[layer.bias].double()
-        self.n = observed.batch_size or self.spectrum.rank
+    def __init__(self, attack: CocktailParty, mixed: Mixed, seed: int, progress: Progress) -> None:
+        self.attack, self.layer, self.seed, self.progress = attack, mixed.layer, seed, progress
+        self.knowledge, self.observed, self.gradient = mixed.case.knowledge, mixed.case.observed, mixed.case.gradient
+        self.spectrum = low_rank(self.gradient[mixed.layer.weight], sources=self.observed.batch_size)
+        self.bias = None if mixed.layer.bias is None else self.gradient[mixed.layer.bias].double()
+        self.n = self.observed.batch_size or self.spectrum.rank
         self.noisy = int((self.spectrum.values > min(attack.drop) * self.spectrum.noise).sum()) < self.n / 2
         self.notes: list[str] = []
 
@@ -227,7 +260,7 @@ class _FastRun:
             best = max(best, blind, key=self._value)
         return self._finish(best)
 
-    def _blind(self, kept: Spectrum) -> Unmixed:
+    def _blind(self, kept: LowRank) -> Unmixed:
         """Polish from random starts without an image prior: for few inputs of any kind the model's zeros suffice."""
         mixture, best = self._mixture(kept), None
         for start in range(self.attack.restarts):
@@ -246,7 +279,7 @@ class _FastRun:
             return 0, 0.0
         return found.solved(self.attack.certify), -float(found.scores.clamp(max=1).sum()) - self.n + len(found.rows)
 
-    def _kept(self, drop: float) -> Spectrum:
+    def _kept(self, drop: float) -> LowRank:
         """The directions that stand `drop` times above the noise; at least one."""
         count = int((self.spectrum.values > drop * self.spectrum.noise).sum())
         # Under noise a source may be below the floor and still be seen by its structure, so all are kept.
@@ -278,7 +311,7 @@ class _FastRun:
             rows = blurred(rows, self.knowledge.input_shape)
         return balanced(difference_fields(rows, self.knowledge.input_shape)).float()
 
-    def _start(self, kept: Spectrum, start: int) -> Unmixed:
+    def _start(self, kept: LowRank, start: int) -> Unmixed:
         fields = self._fields(kept.right)
         rows = unmix(fields, draw=generator(self.seed, "unmix", start)).double()
         if not self._refines:
@@ -335,7 +368,7 @@ class _FastRun:
     def _report(self, total: int) -> Callable[[int, UnmixingState], None]:
         return lambda step, view: self.progress.report(step, total, float(view.certificates.median()))
 
-    def _mixture(self, kept: Spectrum) -> Mixture:
+    def _mixture(self, kept: LowRank) -> Mixture:
         """The polish's view of this update, at the weights that the client started from, or half-way for a delta."""
         assert self.bias is not None
         assert self.layer.bias is not None
@@ -355,7 +388,7 @@ class _FastRun:
             outputs=kept.right @ params[self.layer.weight].double().T,
             bias=params[self.layer.bias].double(),
             n=self.n,
-            downstream=DownstreamNetwork(
+            downstream=NetworkCut(
                 self.knowledge.model, self.layer.name, params, self.observed.buffers, self.knowledge.input_shape
             ),
             error_sum=error_sum,
@@ -371,8 +404,7 @@ class _FastRun:
             inputs = stretch(rows @ found.right, self.knowledge)
         scores = found.scores
         if scores is not None:
-            slack = 0.02 * (high - low)
-            inside = ((inputs > low - slack) & (inputs < high + slack)).flatten(1).all(1)
+            inside = in_range(inputs, (low, high), CERTIFIED_SLACK)
             scores = torch.where(inside & self._certifiable, scores, scores.clamp(min=1.0))
         order = torch.arange(len(rows)) if scores is None else scores.argsort(stable=True)
         certified = None if scores is None else scores[order] < self.attack.certify
@@ -395,15 +427,14 @@ class _FastRun:
         if self.bias is None or self.attack.scale == "range":
             self.notes.append("scale and sign are not known: each example is stretched to the value range")
             return found.rows, False
-        columns = self.spectrum.left[:, : len(found.rows)] * self.spectrum.values[: len(found.rows)]
+        columns = self.spectrum.keep(len(found.rows)).columns
         ones = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
         # rows @ ones = 1 where the scale is right (see `Mixture.ones`): dividing by it sets scale and sign. [r]
         size = found.rows @ ones
         if self.attack.scale == "auto" and self.noisy:
             self.notes.append("the update is noisy: the bias gives each example's sign, the value range its scale")
             return found.rows * size.sign()[:, None], False
-        least = 1e-6 * size.abs().median().clamp(min=1e-30)
-        return found.rows / torch.where(size.abs() < least, least, size)[:, None], True
+        return over_size(found.rows, size), True
 
     def _notes(self, r: int, certified: Tensor | None) -> Sequence[str]:
         told = self.observed.batch_size
@@ -424,7 +455,7 @@ class _FastRun:
         live = int(self.gradient[self.layer.weight].abs().amax(1).count_nonzero())
         return f", or more: the layer has no more than {live} active units" if self.spectrum.rank >= live - 1 else ""
 
-    def _refined_features(self, mixture: Mixture, kept: Spectrum, view: UnmixingState) -> UnmixingState | None:
+    def _refined_features(self, mixture: Mixture, kept: LowRank, view: UnmixingState) -> UnmixingState | None:
         """The polish works on embeddings too; kept only where most columns agree in the end."""
         if len(view.rows) > 1 and self._certified(view) < self.attack.enough * len(view.rows):
             stages = stages_for(len(view.rows) / len(mixture.columns))
@@ -473,61 +504,4 @@ class _FastRun:
                 *self._notes(len(rows), certified),
                 f"exact zeros per embedding: {float(zeros.mean()):.0%}",
             ),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedParty:
-    """The published search on one layer's gradient (Kariyappa et al., ICML 2023, eq. 7 to 10).
-
-    Args:
-        objective: Weights; None: the authors' for images or for embeddings.
-        steps: Adam steps.
-        lr: Learning rate.
-    """
-
-    objective: Objective | None = None
-    steps: int = 25_000
-    lr: float = 1e-3
-
-    def __call__(
-        self, layer: MixingLayer, gradient: Tensors, observed: Round, knowledge: Knowledge, progress: Progress
-    ) -> Reconstruction:
-        """Search, from the checkpoint that `progress` holds if there is one; Ctrl-C ends it with what there is.
-
-        Args:
-            layer: The attacked layer.
-            gradient: The update as a gradient; only the layer's weight is read.
-            observed: The round; only its batch size is read, which must be known.
-            knowledge: Shape and range of the inputs.
-            progress: Is shown the objective a hundred times, and keeps a checkpoint each time.
-        """
-        assert observed.batch_size is not None
-        images = layer.reads_input is not None
-        search = Unmixing(
-            gradient[layer.weight],
-            observed.batch_size,
-            self.objective or (IMAGES if images else EMBEDDINGS),
-            shape=knowledge.input_shape if images and len(knowledge.input_shape) == 3 else None,
-            lr=self.lr,
-        )
-
-        def record(step: int, value: float) -> None:
-            search.history.append((step, value))
-            progress.report(step, self.steps, value)
-            progress.save(search.checkpoint(step))
-
-        first = search.resume(progress.load())
-        done, interrupted = run_steps(first, self.steps, lambda step: search.step(), record)
-        features = search.sources()
-        features = features.abs() if layer.sparse else features
-        inputs = stretch(features, knowledge) if images else features
-        return Reconstruction(
-            inputs=inputs.to(gradient[layer.weight]),
-            space="input" if images else "feature",
-            ambiguity=frozenset[Ambiguity]({"order", "sign", "scale"}),
-            status="interrupted" if interrupted else "exhausted",
-            history=tuple(search.history),
-            cost={"steps": done, "evaluations": done},
-            notes=("scale and sign are open in the published method: each example is stretched to the value range",),
         )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.unmix import SparseScore, curvature
-from seepage.attacks.network.mixing_layer import DownstreamNetwork
+from seepage.attacks.network import NetworkCut
 from seepage.base.solvers import conjugate_gradients
 
 
@@ -42,18 +42,15 @@ class Mixture:
     outputs: Tensor
     bias: Tensor
     n: float
-    downstream: DownstreamNetwork
+    downstream: NetworkCut
     error_sum: Tensor | None = None
     labels: Tensor | None = None
 
     def scaled(self, rows: Tensor) -> Tensor:
         """Rows with the scale and sign that the bias gradient gives them."""
-        size = rows @ self.ones
         # The bias gradient is A 1 (the sum of A's columns), and A = columns rows^-1: so rows @ ones = 1 for right
         # scales.
-        # A row whose scale is next to nothing would be blown up without bound; it gets a small scale instead.
-        least = 1e-6 * size.abs().median().clamp(min=1e-30)
-        return rows / torch.where(size.abs() < least, least, size)[:, None]
+        return over_size(rows, rows @ self.ones)
 
     def rescaled(self, view: "UnmixingState") -> Self:
         """The same with n such that the columns that agree in direction agree in length."""
@@ -109,6 +106,12 @@ class Mixture:
             return None
         # The last bias's gradient is mean(p - e_y), so the class counts are sum(p) - n times it. [k]
         return (probabilities.sum(0) - self.n * self.error_sum).round().clamp(min=0).long().cpu()
+
+
+def over_size(rows: Tensor, size: Tensor) -> Tensor:
+    """Rows `[r, d]` over their sizes `[r]`; one next to nothing would blow its row up, and is put to a small one."""
+    least = 1e-6 * size.abs().median().clamp(min=1e-30)
+    return rows / torch.where(size.abs() < least, least, size)[:, None]
 
 
 @dataclass(frozen=True, eq=False)

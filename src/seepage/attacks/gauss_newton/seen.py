@@ -10,12 +10,13 @@ from torch import Tensor
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.gauss_newton.contrast import with_contrast
 from seepage.attacks.gauss_newton.levels import to_levels
+from seepage.attacks.network import Case, vouch
 from seepage.attacks.network.linearize import Held, VictimNetwork
 from seepage.attacks.reading.activations import inner_activations
 from seepage.attacks.reading.equations import Known, Structure
 from seepage.attacks.reading.head import HeadFeatures
-from seepage.base.nn import dot, generator, norm
-from seepage.federation.types import Batch, Knowledge, Round, Tensors
+from seepage.base.nn import generator, norm
+from seepage.federation.types import Batch, Tensors
 
 CERTAIN = 1e-1
 """An image is certified where the update is off by less than this share of what a change of the image adds to it."""
@@ -36,8 +37,7 @@ class Seen:
     """What the attack works on: the round, and what its head gives away.
 
     Attributes:
-        knowledge: What is known.
-        observed: The round, its update divided by the head's `share`.
+        case: The round, its update divided by the head's `share`.
         network: The network.
         structure: Where the known quantities lie in it.
         head: What the head gives away, or what was read further down in its place.
@@ -45,8 +45,7 @@ class Seen:
         held: Activations that are known.
     """
 
-    knowledge: Knowledge
-    observed: Round
+    case: Case
     network: VictimNetwork
     structure: Structure
     head: HeadFeatures
@@ -65,8 +64,8 @@ class Seen:
     def update(self, unit: Tensor, labels: Tensor) -> Tensors:
         """The update that a client with these images would have sent."""
         batch = Batch(self.network.low + self.network.span * unit, labels.to(unit.device))
-        client, model = self.knowledge.client, self.knowledge.model
-        return client(model, self.observed.params, batch, buffers=self.observed.buffers).tensors
+        observed, client = self.case.observed, self.case.knowledge.client
+        return client(self.case.model, observed.params, batch, buffers=observed.buffers).tensors
 
     def error(self, unit: Tensor) -> float:
         """Relative difference of the update that these images give from the observed one.
@@ -74,12 +73,10 @@ class Seen:
         Examples whose features are not known have left no trace in the update, if all is as it seems: they count as 0.
         """
         known = self.head.known
-        given = self.update(unit[known.to(unit.device)], self.head.labels[known])
-        sent = {name: one.double() for name, one in self.observed.update.tensors.items()}
-        own = {name: given[name].double() for name in sent}
+        images = self.network.low + self.network.span * unit[known.to(unit.device)]
         # A multiple that was solved for has an error of its own: the one that explains most stands in for it.
-        part = float(dot(own, sent) / dot(own, own)) if self.head.share != 1 else float(known.double().mean())
-        return float(norm({name: part * own[name] - sent[name] for name in sent}) / norm(sent))
+        multiple = None if self.head.share != 1 else float(known.double().mean())
+        return vouch(self.case, images, self.head.labels[known], multiple=multiple)[0]
 
     def vouched(self, unit: Tensor, probe: Tensor, error: float) -> Bool[Tensor, " n"]:
         """Which images the update vouches for.
@@ -100,7 +97,7 @@ class Seen:
         for one, other, label in zip(unit.split(1), changed, self.head.labels.split(1), strict=True):
             # The update is the mean of what the examples would send alone.
             own.append(_apart(self.update(one, label), self.update(other, label)) / len(unit))
-        off = error * float(norm(self.observed.update.tensors))
+        off = error * float(norm(self.case.observed.update.tensors))
         return (self.head.known & (off < limit * torch.tensor(own))).to(unit.device)
 
 
@@ -117,28 +114,27 @@ class SeenTogether(Seen):
     center: Tensor | None = None
 
     @classmethod
-    def of(cls, observed: Round, knowledge: Knowledge, network: VictimNetwork) -> "SeenTogether":
+    def of(cls, case: Case, network: VictimNetwork) -> "SeenTogether":
         """Read the last block.
 
         Raises:
             Inapplicable: Where it cannot be solved for.
         """
         try:
-            found = inner_activations(observed, knowledge)
+            found = inner_activations(case.observed, case.knowledge)
         except Inapplicable as refused:
             raise Inapplicable(
                 "batch norm in train mode makes each example's features depend on the whole batch, and "
                 f"{refused.reason}",
                 refused.remedy,
             ) from None
-        like, network = next(iter(observed.params.values())), replace(network, training=True)
+        like, network = case.like(), replace(network, training=True)
         # Of black images all activations may be zero, and so alike.
-        two = torch.rand((2, *knowledge.input_shape), generator=generator(0, "probe image")).to(like)
+        two = torch.rand((2, *case.knowledge.input_shape), generator=generator(0, "probe image")).to(like)
         structure = Structure.reading(network, f"{found.layer}.weight", two)
         known = Known.of_reading(found.activations.to(like), found.offset_known)
         head = replace(found, features=found.activations.flatten(1))
-        observed = observed.over(found.share)
-        return cls(knowledge, observed, network, structure, head, known, center=network.zero(two))
+        return cls(case.over(found.share), network, structure, head, known, center=network.zero(two))
 
     def images(self, unit: Tensor) -> Tensor:
         """Images in [0, 1] of the contrast that 8-bit values tell, else of the one that fills the range."""
@@ -159,7 +155,7 @@ class SeenTogether(Seen):
             without = unit.clone()
             without[i] = unit[i].mean((1, 2), keepdim=True)
             own.append(_apart(whole, self.update(without, self.head.labels)))
-        off = error * float(norm(self.observed.update.tensors))
+        off = error * float(norm(self.case.observed.update.tensors))
         return (off < CERTAIN_TOGETHER * torch.tensor(own)).to(unit.device)
 
 

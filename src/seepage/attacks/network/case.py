@@ -32,6 +32,10 @@ class Case:
     def model(self) -> nn.Module:
         return self.knowledge.model
 
+    def over(self, share: float) -> "Case":
+        """The same round where the update is `share` times what the client's rule says."""
+        return Case(self.knowledge, self.observed.over(share))
+
     @cached_property
     def gradient(self) -> Tensors:
         """The update as a gradient of the mean loss."""

@@ -12,7 +12,7 @@ MULTIPLE = "times the gradient of the told loss"
 """In a note: the update is no gradient of the told loss at the told rate, but a multiple of one."""
 
 
-def vouch(case: Case, inputs: Tensor, labels: Tensor, *, any_multiple: bool = False) -> tuple[float, float]:
+def vouch(case: Case, inputs: Tensor, labels: Tensor, *, multiple: float | None = 1.0) -> tuple[float, float]:
     """How far the client's own update at these inputs is from the observed one, and the multiple that was compared.
 
     With u the update at the inputs and v the observed one, `|s u - v| / |v|` over all tensors that were sent.
@@ -21,13 +21,13 @@ def vouch(case: Case, inputs: Tensor, labels: Tensor, *, any_multiple: bool = Fa
         case: The round.
         inputs: `[n, *shape]` guesses.
         labels: `[n]` their labels, as `Batch` has them.
-        any_multiple: Take the nearest of all positive multiples s, else s = 1. An update that was clipped to a norm, or
-            made at another learning rate than was told, is a multiple.
+        multiple: s; None: the nearest of all positive ones. An update that was clipped to a norm, or made at another
+            learning rate than was told, is a multiple.
     """
     observed, knowledge, batch = case.observed, case.knowledge, Batch(inputs, labels.to(inputs.device))
     own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
     sent = observed.update.tensors
-    multiple = nearest_multiple(own, sent) if any_multiple else 1.0
+    multiple = nearest_multiple(own, sent) if multiple is None else multiple
     apart = _sum((multiple * own[name].double() - tensor).square() for name, tensor in sent.items())
     size = _sum(tensor.double().square() for tensor in sent.values())
     return math.sqrt(apart / size) if size else math.inf, multiple

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
-from seepage.attacks.network.cut import NetworkCut
 from seepage.base.adapters import inside_adapters
 from seepage.base.nn import InputLayer, as_inputs, calls_in_pass, generator, input_layer
 from seepage.federation.fitting import not_sent
@@ -105,9 +104,6 @@ def _probed(names: list[str], knowledge: Knowledge, observed: Round) -> dict[str
         calls = calls_in_pass(knowledge.model, names, observed.params, inputs, buffers=observed.buffers)
     once = {name: calls[name][0].input for name in names if len(calls.get(name, [])) == 1}
     return {name: seen for name, seen in once.items() if seen.dim() == 2 and len(seen) == 2}
-
-
-DownstreamNetwork = NetworkCut
 
 
 def stretch(sources: Tensor, knowledge: Knowledge) -> Tensor:

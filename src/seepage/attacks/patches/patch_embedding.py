@@ -91,7 +91,7 @@ class PatchGradients:
         """Whether the network's own update at the rounded image is far nearer to the observed one."""
         if self.labels is None:
             return False
-        tries = (vouch(self.case, self.image(one), self.labels, any_multiple=True) for one in (whole, solved))
+        tries = (vouch(self.case, self.image(one), self.labels, multiple=None) for one in (whole, solved))
         (rounded, _), (smooth, _) = tries
         return rounded < NEARER * smooth
 
@@ -166,7 +166,7 @@ class PatchEmbedding(Attack):
         image = seen.image(solved)
         error, factor = math.inf, 1.0
         if labels is not None:
-            error, factor = vouch(seen.case, image, labels, any_multiple=True)
+            error, factor = vouch(seen.case, image, labels, multiple=None)
         expected = "the gradient is not that of one image in its value range, so how near this is, is not known"
         if seen.expected_db is not None:
             expected = f"expected error {seen.expected_db:.0f} dB"

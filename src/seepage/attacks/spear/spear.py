@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.attacks.cpa.ica import Spectrum, spectrum
 from seepage.attacks.network import Case, NetworkCut
 from seepage.attacks.network.mixing_layer import MixingLayer, find_layer
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
 from seepage.attacks.spear.sparse_columns import FoundDirections, Span, reweighted, sampled
+from seepage.base.algebra.lowrank import LowRank, low_rank
 from seepage.base.nn import generator
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
@@ -225,7 +225,7 @@ class _LayerPart:
     layer: MixingLayer
     case: Case
     bias: Tensor
-    parts: Spectrum
+    parts: LowRank
     live: Tensor
     whole: Span
     span: Span
@@ -238,7 +238,7 @@ class _LayerPart:
         case = Case.of(transcript)
         layer, told = _layer(case, name), case.observed.batch_size
         weight, bias = _gradients(layer, case)
-        parts = spectrum(weight, sources=told)
+        parts = low_rank(weight, sources=told)
         parts = parts.keep(max(1, parts.rank))
         # Units that no example reaches have zero rows, which say nothing of Q. [m]
         size = weight.norm(dim=1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seepage.attacks.cpa.ica.spectrum import UNSEEN_FLOOR, spectrum
+from seepage.base.algebra.lowrank import UNSEEN_FLOOR, low_rank
 
 CLEAR = 3.0
 """Times the noise up to which a difference is noise, as for singular values (`noise_floor`)."""
@@ -88,7 +88,7 @@ class GradientSpan:
     @classmethod
     def of(cls, mixtures: Tensor) -> "GradientSpan":
         """From a gradient `[d, m]`; the rank is where its singular values drop to the noise."""
-        found = spectrum(mixtures.double().cpu())
+        found = low_rank(mixtures.double().cpu())
         floor = noise_of(mixtures, found.values)
         rank = int((found.values > CLEAR * floor).sum())
         left, values = (part[..., :rank].to(mixtures.device) for part in (found.left, found.values))

@@ -31,7 +31,7 @@ def groups(
         strays: Rows too near a group's row to be in another group; None: those of the group alone.
         in_order: The first row's group comes first, then that of the first row left. Otherwise the largest comes first.
     """
-    left = torch.ones_like(near[0]) if left is None else left.clone()
+    left = near.new_ones(len(near)) if left is None else left.clone()
     if in_order:
         for place in range(len(near)):
             own = near[place] & left

@@ -1,26 +1,22 @@
-"""Blind source separation, pure maths: spectrum and rank, fields, unmixing, sparse rows, the published objective."""
+"""Blind source separation, pure maths: fields, unmixing, sparse rows, the published objective."""
 
 from seepage.attacks.cpa.ica.fields import balanced, difference_fields, opponent
 from seepage.attacks.cpa.ica.published import EMBEDDINGS, IMAGES, Objective, Unmixing
 from seepage.attacks.cpa.ica.sparse import sparsest, unmix_sparse, zero_share
-from seepage.attacks.cpa.ica.spectrum import Spectrum, noise_floor, spectrum, whitener
-from seepage.attacks.cpa.ica.unmix import SparseScore, fast_ica, maximum_likelihood, unmix, unmix_rest
+from seepage.attacks.cpa.ica.unmix import SparseScore, fast_ica, maximum_likelihood, unmix, unmix_rest, whitener
 
 __all__ = [
     "EMBEDDINGS",
     "IMAGES",
     "Objective",
     "SparseScore",
-    "Spectrum",
     "Unmixing",
     "balanced",
     "difference_fields",
     "fast_ica",
     "maximum_likelihood",
-    "noise_floor",
     "opponent",
     "sparsest",
-    "spectrum",
     "unmix",
     "unmix_rest",
     "unmix_sparse",

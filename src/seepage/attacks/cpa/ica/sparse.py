@@ -3,8 +3,7 @@
 import torch
 from torch import Generator, Tensor
 
-from seepage.attacks.cpa.ica.spectrum import whitener
-from seepage.attacks.cpa.ica.unmix import fast_ica, random_rotation
+from seepage.attacks.cpa.ica.unmix import fast_ica, random_rotation, whitener
 from seepage.base.algebra.sparse import falling, sparse_directions
 
 

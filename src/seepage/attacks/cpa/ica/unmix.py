@@ -5,7 +5,17 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from seepage.attacks.cpa.ica.spectrum import whitener
+
+def whitener(signals: Tensor) -> Tensor:
+    """`[n, n]` matrix that gives the rows of `signals [n, p]` unit mean square and no correlation.
+
+    Second moments about zero: differences of images have no mean worth removing, and an unremoved mean keeps the
+    rows exact linear images of the sources.
+    """
+    # E[y y^T] = V D V^T, and the whitener is D^-1/2 V^T.
+    moments, vectors = torch.linalg.eigh(signals @ signals.T / signals.shape[1])
+    whitening: Tensor = (vectors / moments.clamp(min=moments.max() * 1e-12).sqrt()).T
+    return whitening
 
 
 def random_rotation(n: int, draw: Generator, like: Tensor) -> Tensor:

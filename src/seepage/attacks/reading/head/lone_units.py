@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from seepage.base.algebra.rows import groups
 from seepage.base.nn import last_linear
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round
@@ -94,20 +95,12 @@ def _agreed(
 ) -> tuple[Float[Tensor, "m C"], Int[Tensor, " m"], Float[Tensor, " m"]]:
     """Directions in which several agree, `[m, C]`, how many, and the least error among them; the most first."""
     apart = torch.cdist(directions, directions) / (error[:, None] + error)
-    near = apart < 1
-    left = torch.ones(len(directions), dtype=torch.bool)
     found, units, reach = [directions[:0]], [], [error[:0]]
-    while left.any():
-        count = (near & left).sum(1) * left
-        place = int(count.argmax())
-        if count[place] < MIN_UNITS:
-            break
-        own = near[place] & left
+    for _, own in groups(apart < 1, least=MIN_UNITS, strays=apart <= STRAY):
         # The mean of those that agree, the exact ones counting for more.
         found.append(F.normalize((directions[own] / error[own, None].square()).sum(0), dim=0)[None])
         units.append(int(own.sum()))
         reach.append(error[own].min()[None])
-        left &= apart[place] > STRAY
     return torch.cat(found), torch.tensor(units, dtype=torch.long), torch.cat(reach)
 
 
