@@ -85,8 +85,8 @@ def test_an_attack_has_one_page_with_what_was_measured_of_it(
     written = staged.pages["attacks/spear.md"]
     parts = (
         "# spear",
-        "| Needs |",
         "seepage audit closed/spear",
+        "| Needs |",
         "## How it works",
         "closed-forms.md#",
         "::: seepage.",

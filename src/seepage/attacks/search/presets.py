@@ -38,7 +38,7 @@ def dlg(search: SearchOptions) -> GradientMatching:
 
     The standard normal start lies far outside of any image and saturates sigmoids: on the paper's network at 32 pixels
     a single image takes thousands of the 6,000 evaluations, and without a line search some runs never come back.
-    With `start="grey", line_search=True` all images tried were recognizable after 600 (numbers in `docs/attacks/matching.md`).
+    With `start="grey", line_search=True` all images tried were recognizable after 600 (`docs/attacks/dlg.md`).
 
     Labels that are told are searched for all the same, as in the paper; `labels="given"` takes them.
 
