@@ -19,14 +19,9 @@ from torch import Tensor, nn
 from seepage.attacks.base import MATCHING, Inapplicable
 from seepage.attacks.network import Case
 from seepage.base.adapters import AdaptedLayer
-from seepage.base.algebra.lowrank import low_rank
+from seepage.base.algebra.lowrank import INDEPENDENT, low_rank
 from seepage.base.algebra.rows import same_rows
 from seepage.base.nn import LayerCall, generator
-
-SAME = 1e-4
-"""Relative distance below which two tokens are the same but for rounding."""
-INDEPENDENT = 1e-6
-"""Share of the largest singular value below which equations say nothing of an unknown."""
 
 
 @dataclass(frozen=True)
@@ -189,4 +184,4 @@ def _places(embedded: LayerCall, normed: LayerCall) -> Tensor | None:
         return None
     out = embedded.output.flatten(2).transpose(1, 2)  # [3, P, w]
     patches, tokens = (out[2] - out[0]).double(), (normed.input[2] - normed.input[0]).double()
-    return same_rows(patches, tokens, SAME)
+    return same_rows(patches, tokens)

@@ -31,7 +31,7 @@ from seepage.attacks.cpa.refinement import (
     sensitivity,
     stages_for,
 )
-from seepage.attacks.network import Case, NetworkCut, in_range
+from seepage.attacks.network import EXACT, Case, NetworkCut, in_range
 from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.mixing_layer import MixingLayer, blurred, find_layer, stretch
 from seepage.base.algebra.lowrank import LowRank, low_rank
@@ -47,8 +47,8 @@ MIN_CERTIFYING_UNITS = 32
 MAX_RANDOM_START_SOURCES = 16
 """Up to this many sources a random start has a fair chance to lead to the solution."""
 
-CERTIFIED_SLACK = 0.02
-"""Share of the value range beyond its ends: an image 40 dB off is off by 0.01 in the mean, and by more at places."""
+CERTIFIED_SLACK = 2 * EXACT
+"""Share of the value range beyond its ends that a certified image may reach: its largest error is above its mean."""
 
 SLOW_REFINEMENT_FROM = 128
 """Sources from which on a refinement takes minutes, and is made only once."""
@@ -340,11 +340,11 @@ class _FastRun:
         scores = view.certificates
         if self.layer.reads_input is None:
             # An embedding has no range; one that is off by a hundredth of its size is not exact.
-            step, others = 0.01 * float(view.rows.norm(dim=1).median()), 16
+            step, others = EXACT * float(view.rows.norm(dim=1).median()), 16
         else:
             low, high = self.knowledge.value_range
             scale = self.layer.reads_input.scale
-            step, others = 0.01 * (high - low) * float(scale.abs().mean()) * len(scale) ** 0.5, len(scores)
+            step, others = EXACT * (high - low) * float(scale.abs().mean()) * len(scale) ** 0.5, len(scores)
         # Where a move of 40 dB would change the column by less than three times the mismatch, the mismatch proves
         # nothing.
         blind = scores > sensitivity(mixture, view, step, scores < self.attack.certify, others) / 3

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.cocktail_party import CocktailParty, Mixed
-from seepage.attacks.reading.decoding import Decoder, NaturalSpectrum
+from seepage.attacks.reading.decoding import AT_ONCE, Decoder, NaturalSpectrum
 from seepage.attacks.search.distances import Cosine
 from seepage.attacks.search.engine import GradientMatching
 from seepage.attacks.search.labels import LABEL_RULES
@@ -31,8 +31,6 @@ MOST_COEFFICIENTS = 2**26
 """Coefficients of a decoder, embedding values times pixels, above which the second-order search starts near grey."""
 FADING = (1e-2, 1e-3, 1e-4)
 """Weights of the prior in the second-order search, each for a third of the steps."""
-CHUNK = 64
-"""Images per forward pass."""
 SAVE_INTERVAL = 10
 """Steps between two checkpoints. With a large network, a hundredth of all steps can take an hour."""
 
@@ -145,7 +143,7 @@ class FeatureInversion(Attack):
             count = observed.batch_size
             weighted = (self.matching / count) * Cosine()
             counted = LABEL_RULES["auto"](observed, knowledge)
-            features = replace(features, update=Problem.of(observed, knowledge, weighted, CHUNK))
+            features = replace(features, update=Problem.of(observed, knowledge, weighted, AT_ONCE))
             labels = in_order(labels, counted)
         search = GradientMatching(
             distance=Cosine(),
@@ -297,7 +295,7 @@ class FeatureDistance:
     def _parts(self, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         missing = len(images) - len(self.targets)
         padded = torch.cat([self.targets, self.targets.new_zeros(missing, self.targets.shape[1])])
-        return zip(images.split(CHUNK), padded.split(CHUNK), strict=True)
+        return zip(images.split(AT_ONCE), padded.split(AT_ONCE), strict=True)
 
 
 class _SecondOrder(Resumable):
@@ -318,7 +316,7 @@ class _SecondOrder(Resumable):
         self.spectrum = NaturalSpectrum(shape).to(self.targets)
         if self.targets.shape[1] * math.prod(shape) <= MOST_COEFFICIENTS:
             draw = draws(seed, "decoder")
-            unit = Decoder(self._maps, shape, draw, at_once=min(16, CHUNK))(self.targets[:, :, None, None])
+            unit = Decoder(self._maps, shape, draw, at_once=min(16, AT_ONCE))(self.targets[:, :, None, None])
         else:
             start = torch.randn((len(self.targets), *shape), generator=draws(seed, "images")).to(self.targets)
             unit = 0.5 + 0.04 * (start / 4).clamp(-0.5, 0.5)  # near mid-grey
@@ -348,7 +346,7 @@ class _SecondOrder(Resumable):
         """`ITERATIONS` iterations, chunk by chunk; the mean objective after them."""
         mu = FADING[min(len(FADING) * done // self.steps, len(FADING) - 1)]
         values = []
-        for part, target in zip(self.unit.split(CHUNK), self.targets.split(CHUNK), strict=True):
+        for part, target in zip(self.unit.split(AT_ONCE), self.targets.split(AT_ONCE), strict=True):
             images, value = self._searched(part, target, mu)
             part.copy_(images)
             values.append(value)

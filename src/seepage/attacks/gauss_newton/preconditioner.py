@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-GAP = 4
+SPACING = 4
 """Blocks between two probed ones: further than a block reaches through a few convolutions."""
 HELD = 1e-3
 """Eigenvalues below this share of the largest are held up, however exact the estimate seems."""
@@ -48,7 +48,7 @@ class BlockCirculant:
         # The average of a symmetric matrix is symmetric but for the places at the border.
         spectrum = (spectrum + spectrum.conj().transpose(-1, -2)) / 2
         self.values, self.vectors = torch.linalg.eigh(spectrum)
-        # J^T J has no negative eigenvalues, so those found are the estimate's error (what reaches further than GAP / 2,
+        # J^T J has no negative eigenvalues, so those found are the estimate's error (what reaches beyond SPACING / 2,
         # what differs from place to place). Others as small are not to be believed either, and taken at their word
         # they would make the inverse huge in directions that are nothing special.
         least, largest = float(self.values.min()), float(self.values.max())
@@ -77,14 +77,14 @@ class BlockCirculant:
 
     def _places(self, image: int) -> tuple[Tensor, Tensor]:
         """Rows and columns of the probed blocks of one image; images take turns, so that all places are seen."""
-        y, x = image % min(GAP, self.rows), (image // GAP + 2 * image) % min(GAP, self.columns)
-        return torch.arange(y, self.rows, GAP), torch.arange(x, self.columns, GAP)
+        y, x = image % min(SPACING, self.rows), (image // SPACING + 2 * image) % min(SPACING, self.columns)
+        return torch.arange(y, self.rows, SPACING), torch.arange(x, self.columns, SPACING)
 
     def _collect(self, answer: Tensor, blocks: Tensor, places: list[tuple[Tensor, Tensor]]) -> None:
         """Add what `[n, rows, columns, ...]` holds around each probed block to `[rows, columns, ...]`, by distance."""
         for i, (ys, xs) in enumerate(places):
-            for dy in range(-(GAP // 2), GAP // 2):
-                for dx in range(-(GAP // 2), GAP // 2):
+            for dy in range(-(SPACING // 2), SPACING // 2):
+                for dx in range(-(SPACING // 2), SPACING // 2):
                     y, x = ys + dy, xs + dx
                     y, x = y[(y >= 0) & (y < self.rows)], x[(x >= 0) & (x < self.columns)]
                     answer[dy % self.rows, dx % self.columns] += blocks[i][y][:, x].sum((0, 1))

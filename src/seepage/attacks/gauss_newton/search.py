@@ -44,7 +44,7 @@ PATIENCE = 3
 """Steps that stand still before the search ends."""
 NEGLIGIBLE = 3e-5
 """Root mean square of the last change of every image, in units of the value range, at which the search ends: 90 dB."""
-FAINT = 1e-2
+FAINT_IMAGE = 1e-2
 """An image with a smaller share of the strongest image's signal is not waited for."""
 REOPENINGS = 5
 """How often units near the kink of a ReLU are opened, at most."""
@@ -125,7 +125,7 @@ class Search:
         if not len(self.moved):
             return float("inf")
         strength = self.equations.known.signal.flatten(1).norm(dim=1)
-        return float(self.moved[strength >= FAINT * strength.max()].max())
+        return float(self.moved[strength >= FAINT_IMAGE * strength.max()].max())
 
     def following(self) -> Self | None:
         """The next search after this one, where the client's images are of 8 bits; None where nothing is left to set.

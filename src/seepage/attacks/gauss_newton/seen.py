@@ -10,7 +10,7 @@ from torch import Tensor
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.gauss_newton.contrast import with_contrast
 from seepage.attacks.gauss_newton.levels import to_levels
-from seepage.attacks.network import Case, vouch
+from seepage.attacks.network import EXACT, Case, vouch
 from seepage.attacks.network.linearize import Held, VictimNetwork
 from seepage.attacks.reading.activations import inner_activations
 from seepage.attacks.reading.equations import Known, Structure
@@ -24,8 +24,6 @@ CERTAIN_CURVED = 1e-4
 """Share that certifies where slopes depend on the images: sigmoids give far images gradients that differ by 1e-4."""
 CERTAIN_TOGETHER = 1e-2
 """Share that certifies where batch norm ties examples together; the change is then to a flat image."""
-CHANGE = 0.01
-"""Change of an image by which certificates are measured, as a standard deviation, of black to white: 40 dB is exact."""
 ROUNDED = 1e-4
 """Relative difference of the updates up to which images rounded to 8 bits are the client's, but for a few values."""
 OFF, ON = 0.5, 4.0
@@ -92,7 +90,8 @@ class Seen:
             error: Of these images.
         """
         limit = CERTAIN if self.structure.activation is not None else CERTAIN_CURVED
-        changed = (unit + CHANGE * probe).split(1)
+        # The smallest error that a certificate must rule out: an image that far off is not exact.
+        changed = (unit + EXACT * probe).split(1)
         own = []
         for one, other, label in zip(unit.split(1), changed, self.head.labels.split(1), strict=True):
             # The update is the mean of what the examples would send alone.

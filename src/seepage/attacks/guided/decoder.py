@@ -6,13 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seepage.attacks.reading.decoding import Decoder
+from seepage.attacks.reading.decoding import AT_ONCE, Decoder
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round
-
-CHUNK = 64
-"""Made-up images that go through the network at once in eval mode."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +54,7 @@ def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int) ->
         features, shape = _seen(observed, knowledge, layer, low + (high - low) * unit.to(like))
         return features.view(len(features), *shape)
 
-    at_once = size if knowledge.client.batch_coupled(knowledge.model) else CHUNK
+    at_once = size if knowledge.client.batch_coupled(knowledge.model) else AT_ONCE
     decoder = Decoder(maps, knowledge.input_shape, generator(0, "decoder"), at_once)
     assert shape is not None
     return FeatureDecoder(decoder, shape, (low, high))

@@ -6,14 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.membership.base import Detector, Done, MembershipTest, nothing
-from seepage.base.algebra.lowrank import low_rank
+from seepage.base.algebra.lowrank import INDEPENDENT, low_rank
 from seepage.base.nn import captured_calls, forward, in_mode
 from seepage.base.registry import membership_tests
 from seepage.errors import Inapplicable
 from seepage.federation.types import Batch, Knowledge, Round
-
-ROUNDING = 1e-6
-"""Singular values below this share of the largest are float32's rounding."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class _Span(Detector):
         """`[k]` minus the logarithm of the share of each input that lies outside the row space; a member's is large."""
         # [out, d] = sum_i delta_i x_i'
         sent = observed.gradient(self.knowledge.client)[f"{self.layer}.weight"].double()
-        parts = low_rank(sent, rounding=ROUNDING, clear=1.0)
+        parts = low_rank(sent, rounding=INDEPENDENT, clear=1.0)
         rank = min(parts.rank, observed.batch_size or parts.rank)  # more than n directions are noise, or rounding
         if rank >= sent.shape[1]:
             raise Inapplicable(

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from seepage.base.nn import LayerCall, captured_calls, forward, in_mode
 from seepage.federation.types import Knowledge, Round, Tensors, Transcript
 
+UNCHANGED = 1e-5
+"""Relative difference of a quantity in two passes up to which it does not depend on what differs in their inputs."""
+
 
 @dataclass(frozen=True, eq=False)
 class Case:

@@ -8,6 +8,8 @@ from torch import Tensor
 from seepage.attacks.network.case import Case
 from seepage.federation.types import Batch
 
+EXACT = 0.01
+"""Root mean square error, as a share of the value range, up to which an input counts as exact: 40 dB."""
 MULTIPLE = "times the gradient of the told loss"
 """In a note: the update is no gradient of the told loss at the told rate, but a multiple of one."""
 
@@ -46,7 +48,7 @@ def _sum(parts: Iterable[Tensor]) -> float:
     return math.fsum(float(part.sum()) for part in parts)
 
 
-def in_range(values: Tensor, value_range: tuple[float, float], slack: float | Tensor = 0.01) -> Tensor:
+def in_range(values: Tensor, value_range: tuple[float, float], slack: float | Tensor = EXACT) -> Tensor:
     """`[k]` bool: which of `[k, ...]` values lie in the value range, give or take a share of it.
 
     >>> import torch

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.attacks.patches.solve import ROUNDING, UNKNOWN, Measured, SolvedImage, most_likely
+from seepage.attacks.patches.solve import HALF_UNIT, UNKNOWN, Measured, SolvedImage, most_likely
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.base.lattice import reduced
 
@@ -112,7 +112,7 @@ def on_grid(
         if fits and (clear or turn == ROUNDS - 1):
             values = whole / count * (measured.high - measured.low) + measured.low
             image = tokens.adjoint(values / tokens.scale, measured.shape)
-            return replace(solved, image=image, deviation=ROUNDING, whole=True), clear
+            return replace(solved, image=image, deviation=HALF_UNIT, whole=True), clear
         usual = inside & (missed <= USUAL * missed.median())
         noise = left[:, usual].square().mean(1).sqrt().clamp(min=1e-3 * float(left.square().mean().sqrt()))
         if usual.double().mean() < 0.5 or float(noise.square().mean().sqrt()) > LARGEST * measured.noise:

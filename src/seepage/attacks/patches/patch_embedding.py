@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, vouch
+from seepage.attacks.network import EXACT, Case, vouch
 from seepage.attacks.patches.grid import on_grid
 from seepage.attacks.patches.solve import Measured, SolvedImage, solve
 from seepage.attacks.patches.tokens import PatchTokens
@@ -17,10 +17,8 @@ from seepage.attacks.search.labels import SignOfLastBias
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
 
-CERTAIN = 1e-2
+CERTIFYING_MISMATCH = 1e-2
 """Relative difference of the network's own update at the image from the observed one, up to which it is certified."""
-KNOWN = 1e-2
-"""Expected error of a value, in units of the value range, up to which an image is certified: 40 dB."""
 CONTRADICTED, ROUNDED = 3.0, 1e-4
 """Times the expected error from which what an image leaves its value range by contradicts it, and the least error that
 counts: that of float32 through a network."""
@@ -178,13 +176,13 @@ class PatchEmbedding(Attack):
             notes.append(f"all pixels are multiples of 1/{seen.levels} of the value range, and were rounded to them")
         if labels is not None:
             notes.append(f"the update at this image differs from the observed one by {error:.1e} of its size")
-        if abs(factor - 1) > CERTAIN and error < CERTAIN:
+        if abs(factor - 1) > CERTIFYING_MISMATCH and error < CERTIFYING_MISMATCH:
             notes.append(f"the observed update is {factor:.3g} times what this image gives: it was scaled")
         return Reconstruction(
             inputs=image,
             labels=labels,
             objective=torch.tensor([error], device=image.device),
-            certified=torch.tensor([error < CERTAIN and solved.deviation < KNOWN], device=image.device),
+            certified=torch.tensor([error < CERTIFYING_MISMATCH and solved.deviation < EXACT], device=image.device),
             cost={"evaluations": 2},
             notes=tuple(notes),
         )

@@ -13,7 +13,7 @@ NEIGHBORS = 0.05
 """Standard deviation of the difference of two neighboring pixels of a photograph, in units of the value range."""
 UNKNOWN = 0.1
 """Standard deviation of what the smoothness of images leaves open of a direction that the gradients do not show."""
-ROUNDING = 2.0**-24
+HALF_UNIT = 2.0**-24
 """Largest relative error of a number rounded to float32."""
 MAX_ITERATIONS = 400
 CONVERGED = 1e-9
@@ -66,7 +66,7 @@ class Measured:
     @cached_property
     def rounding(self) -> float:
         """What rounding to float32 leaves in an entry of G: its own, and that of D through the patches."""
-        return ROUNDING * float(self.products.square().mean().sqrt() + self.errors.square().sum(0).mean().sqrt())
+        return HALF_UNIT * float(self.products.square().mean().sqrt() + self.errors.square().sum(0).mean().sqrt())
 
     @cached_property
     def noise(self) -> float:

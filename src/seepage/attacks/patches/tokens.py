@@ -22,8 +22,6 @@ from seepage.federation.types import Tensors
 REMEDY = "use gradient_matching"
 FIRST_LAYERS = 3
 """Layers, in the order of their calls, among which the embedding of the patches is looked for."""
-SAME = 1e-4
-"""Relative distance below which two gradients are the same but for rounding."""
 PROBE_STD = 0.02
 """Standard deviation of the random weights that replace a head of zeros while it is probed: zeros pass no gradient."""
 BASE = 2048
@@ -209,4 +207,4 @@ def _matched(tokens: Tensor, gradient: Tensor, axis: int) -> Tensor | None:
     """`[P]` which row of a parameter's gradient each token's is, or None."""
     if gradient.shape[axis] != tokens.shape[1] or gradient.numel() < tokens.numel():
         return None
-    return same_rows(tokens, _flat(gradient, axis), SAME)
+    return same_rows(tokens, _flat(gradient, axis))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from seepage.attacks.network.linearize import ForwardPass, LayerUse, VictimNetwork
 from seepage.base.algebra.derivative import Derivative
+from seepage.base.algebra.lowrank import INDEPENDENT
 from seepage.errors import Inapplicable
 
 FLOOR = 1e-4
@@ -21,10 +22,8 @@ A gradient of 40,000 entries that is rounded to a share e has errors of `e / 200
 """
 NEAR = 3.0
 """A unit is as good as at the kink where it is no further from it than so many times the error of the active ones."""
-FAINT = 1e-4
+FAINT_VALUE = 1e-4
 """A value behind a ReLU below this share of the example's largest is not taken for that of an active unit."""
-RANK = 1e-6
-"""Singular values below this share of the largest do not count."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class Known:
         equation it would ask for zero where the network reads a negative number of any size.
         """
         off = torch.zeros_like(value, dtype=torch.bool)
-        on = value > FAINT * value.amax((1, 2, 3), keepdim=True)
+        on = value > FAINT_VALUE * value.amax((1, 2, 3), keepdim=True)
         weight = offset_known.to(value)[:, None, None].expand(len(value), -1, 1, 1)
         # The signal only says which images the search waits for: all of them alike.
         return cls(value, on, off, off, torch.ones_like(value), weight, one_sided=True)
@@ -204,7 +203,9 @@ class EquationWhitening:
         self.largest = max(float(singular.max()) for _, singular in parts)
         # Where all is zero, nothing is larger than the threshold, 0: no row is left.
         kept = [
-            (left[:, some], singular[some]) for left, singular in parts for some in [singular > RANK * self.largest]
+            (left[:, some], singular[some])
+            for left, singular in parts
+            for some in [singular > INDEPENDENT * self.largest]
         ]
         self.rank = sum(len(singular) for _, singular in kept)
         # 1 / sqrt(s^2 + floor^2): rounding of the update in the weakest directions is not blown up.

@@ -8,13 +8,10 @@ from torch import Tensor
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.head.equations import factored
 from seepage.attacks.reading.head.sparse import unmix
+from seepage.base.algebra.lowrank import INDEPENDENT, ZERO_GAP
 from seepage.base.nn import generator
 
-GAP = 1e-3
-"""Singular values that are zero but for rounding, relative to the least that is not, at most."""
-HIDDEN = 1e-6
-"""Singular values below this share of the largest do not count."""
-FAINT = 0.1
+FAINT_SLOPE = 0.1
 """Slopes below this share of the median do not count in the verdict: what they add to a gradient is mostly rounding."""
 ON_OR_OFF = 0.05
 """Mean distance of a unit's share of its largest slope from 0 or 1 above which nothing was found."""
@@ -83,7 +80,7 @@ def _combinations(
         # Combinations q with q B = 0 on all entries beyond the border: the last left singular vectors.
         left, singular, _ = torch.linalg.svd(basis[:, :, outside].flatten(1), full_matrices=True)
         singular = F.pad(singular, (0, rank - len(singular)))
-        if singular[-n] > GAP * singular[-n - 1]:
+        if singular[-n] > ZERO_GAP * singular[-n - 1]:
             return None
         space = left[:, -n:].T  # [n, r]
     corners = unmix(space @ basis.flatten(1), deviation, None, generator(0, "corner patches"))
@@ -111,14 +108,14 @@ def _combinations(
             return None  # nothing of the next patch is known
         wanted = values[:, :, positions[shared, place]].flatten(1)  # [n, C shared]
         left, singular, right = torch.linalg.svd(basis[:, :, shared].flatten(1), full_matrices=False)
-        if not singular[-1] > HIDDEN * singular[0]:
+        if not singular[-1] > INDEPENDENT * singular[0]:
             return None  # with a stride, corner patches vanish on all that others share
         rows = wanted @ (right.T / singular) @ left.T
 
 
 def _all_or_nothing(slopes: Float[Tensor, "P O"], largest: Float[Tensor, "P O"]) -> tuple[float, Bool[Tensor, "P O"]]:
     """How far slopes, up to one positive factor, are from being all or nothing of the largest; and which are all."""
-    clear = largest.abs() > FAINT * largest.abs().median()
+    clear = largest.abs() > FAINT_SLOPE * largest.abs().median()
     share = (slopes / largest).nan_to_num()  # [P, O]: 0 or the example's factor
     # At least a tenth of the units are on, so that half of the ninth decile lies between the two values.
     top = share[clear].quantile(0.9) / 2

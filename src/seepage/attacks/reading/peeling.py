@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from seepage.attacks.network import UNCHANGED
 from seepage.attacks.network.linearize import ForwardPass, Held, VictimNetwork
 from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.reading.equations import Structure
@@ -16,8 +17,6 @@ from seepage.base.algebra.derivative import Derivative
 from seepage.base.nn import generator
 from seepage.federation.types import Tensors
 
-SAME = 1e-5
-"""Relative difference of a layer's slopes at two batches of other images below which they do not depend on images."""
 DRAWS = 64
 """Random outputs of the last activation that show where pooling can pass a slope on."""
 OFF = (12.0, 8.0, 20.0)
@@ -60,7 +59,7 @@ class _Peeling:
         first, second = (self.slopes(self.run(images), places) for images in self.images)
         alike = {}
         for place, one, other in zip(places, first, second, strict=True):
-            if float(one.norm()) > 0 and float((one - other).norm()) < SAME * float(one.norm()):
+            if float(one.norm()) > 0 and float((one - other).norm()) < UNCHANGED * float(one.norm()):
                 alike[place] = one
         return alike
 
@@ -139,7 +138,7 @@ class _Peeling:
         """Whether the logits depend on an image only by way of this activation."""
         held = {place: self.held[place]}
         first, second = (self.run(images, held).layers[self.head].output for images in self.images)
-        return bool((first - second).norm() < SAME * first.norm())
+        return bool((first - second).norm() < UNCHANGED * first.norm())
 
 
 def activation_of(seen: ForwardPass, read: Tensor) -> int | None:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.attacks.network.linearize import LayerUse
+from seepage.attacks.reading.activations.deconvolution import NEGATIVE, negative_share
 from seepage.attacks.reading.equations import columns_of, slope_matrix
 from seepage.attacks.reading.head.equations import ROUNDING
 from seepage.base.algebra.derivative import Derivative
@@ -17,8 +18,6 @@ UNCERTAIN = 1e-3
 """Error of a reading, as a share of its root mean square, above which it is not used."""
 MISFIT = 1e-4
 """Share of the equations that a solved reading may leave unexplained."""
-NEGATIVE = 1e-2
-"""Largest negative share of what should be a ReLU's output."""
 SEEN = 1e-4
 """Singular values of the slopes below this share of the largest are left to the other equations."""
 LEAST_ROWS = 0.5
@@ -131,7 +130,7 @@ def solve_reading(
         reading, errors = _from_supports(matrix, rows, completed[0], level, rounding)
     scale = float(reading.square().mean().sqrt())
     unexplained = float((matrix @ reading - rows).norm() / rows.norm())
-    negative = float(reading.clamp(max=0).norm() / reading.norm())
+    negative = negative_share(reading)
     if float(errors.square().mean().sqrt()) > UNCERTAIN * scale or unexplained > MISFIT or negative > NEGATIVE:
         return None
     return layers[0].maps(reading), layers[0].maps(errors)

@@ -15,12 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.network import Case
+from seepage.attacks.network import UNCHANGED, Case
 from seepage.base.nn import forward, generator, in_mode
 from seepage.federation.types import Tensors
-
-SAME = 1e-5
-"""Relative distance up to which what a layer reads of a token counts as unchanged."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class Reader:
 
 def _token_layer(read: Tensor, name: str, weights: list[tuple[str, int]], place: int) -> TokenLayer:
     own, alone, before = read[:, place].double()
-    local, causal = ((other - own).norm() <= SAME * own.norm() for other in (alone, before))
+    local, causal = ((other - own).norm() <= UNCHANGED * own.norm() for other in (alone, before))
     return TokenLayer(name, tuple(weights), read.shape[-1], bool(local), bool(causal))
 
 

@@ -13,18 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seepage.base.algebra.lowrank import UNSEEN_FLOOR, low_rank
+from seepage.base.algebra.lowrank import CLEAR, LOG_DROP, UNSEEN_FLOOR, low_rank
 
-CLEAR = 3.0
-"""Times the noise up to which a difference is noise, as for singular values (`noise_floor`)."""
 ROUNDED = 8 * torch.finfo(torch.float32).eps
 """Relative rounding of what the network computes for a candidate."""
 SCREENED = 1e-5
 """Relative rounding of a squared distance in float32, by a difference of squares."""
-
-
-GAP = 1.0
-"""Drop of the logarithm from one singular value to the next that parts signal from noise."""
 FORMATS = (torch.float16, torch.bfloat16)
 """Number formats, coarser than float32, that updates are sent in."""
 
@@ -47,7 +41,7 @@ def noise_of(mixtures: Tensor, values: Tensor) -> float:
         return deviation * (math.sqrt(d) + math.sqrt(m))
     unseen = float(values[0]) * UNSEEN_FLOOR
     # Below a share of the largest value there is only the rounding of the decomposition.
-    drops = (values.clamp(min=unseen / 4).log().diff() < -GAP).nonzero().flatten()
+    drops = (values.clamp(min=unseen / 4).log().diff() < -LOG_DROP).nonzero().flatten()
     return float(values[int(drops[-1]) + 1 :][:10].median()) if len(drops) else unseen
 
 

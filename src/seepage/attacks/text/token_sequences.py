@@ -19,7 +19,7 @@ from seepage.base.nn import as_inputs, first_layer, next_tokens, vocabulary_of
 from seepage.base.registry import attacks
 from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
 
-CERTAIN = 3e-3
+CERTIFYING_MISMATCH = 3e-3
 """Relative difference of the network's own update at the text from the observed one, up to which it is certified."""
 REMEDY = "lower the batch size or the number of tokens"
 
@@ -148,7 +148,7 @@ class TokenSequences(Attack):
         return Reconstruction(
             inputs=(ids if batch is None else batch.inputs).to(device),
             labels=labels,
-            certified=torch.full((len(ids),), difference <= CERTAIN, device=device),
+            certified=torch.full((len(ids),), difference <= CERTIFYING_MISMATCH, device=device),
             notes=tuple(notes),
         )
 

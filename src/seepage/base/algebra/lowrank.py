@@ -13,6 +13,12 @@ from torch import Tensor
 
 UNSEEN_FLOOR = 2e-8
 """Rounding noise of a float32 gradient's singular values, as a share of the largest."""
+INDEPENDENT = 1e-6
+"""Share of the largest singular value up to which equations made in float32 say nothing of a direction."""
+ZERO_GAP = 1e-3
+"""Most that a value which is zero but for errors may be, over the least one which is not: else they are one."""
+LOG_DROP = 1.0
+"""Drop of the logarithm from one singular value to the next that may part signal from noise."""
 CLEAR = 3.0
 """Times the noise floor from which a singular value is signal: noise of one size scatters by less than that."""
 
@@ -112,7 +118,7 @@ def noise_floor(values: Tensor, sources: int | None = None, clear: float = CLEAR
     if sources is None:
         # The widest gap: signal and noise differ by orders of magnitude, neighbors of one kind by little.
         steps = values.clamp(min=rounding).log().diff()
-        sources = int(steps.argmin()) + 1 if len(steps) and float(steps.min()) < -1.0 else len(values)
+        sources = int(steps.argmin()) + 1 if len(steps) and float(steps.min()) < -LOG_DROP else len(values)
     tail = values[sources : sources + 10]
     floor = float(tail.median()) if len(tail) else 0.0
     floor = max(floor, rounding * 1e-6)

@@ -13,6 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+SAME_ROW = 1e-4
+"""Distance of two rows, as a share of their size, up to which they are the same but for a network's rounding."""
+
 
 def groups(
     near: Bool[Tensor, "k k"],
@@ -62,18 +65,18 @@ def first_of_each(near: Bool[Tensor, "k k"]) -> Bool[Tensor, " k"]:
     return kept
 
 
-def same_rows(wanted: Float[Tensor, "p d"], rows: Float[Tensor, "k d"], tolerance: float) -> Int[Tensor, " p"] | None:
-    """Which of the rows each wanted one is, up to a share of its size, on the CPU; None where one is none of them.
+def same_rows(wanted: Float[Tensor, "p d"], rows: Float[Tensor, "k d"]) -> Int[Tensor, " p"] | None:
+    """Which of the rows each wanted one is, up to `SAME_ROW`, on the CPU; None where one is none of them.
 
     Also where two are the same row, and where a wanted row is zero, which says nothing.
 
     >>> rows = torch.tensor([[1.0, 2], [2, 1], [3, 4]])
-    >>> same_rows(rows[[2, 0]], rows, 1e-6), same_rows(rows[:1] + 1, rows, 1e-6)
+    >>> same_rows(rows[[2, 0]], rows), same_rows(rows[:1] + 1, rows)
     (tensor([2, 0]), None)
     """
     # Not by products of norms, in which the distances of near rows would drown.
     nearest, place = torch.cdist(wanted, rows, compute_mode="donot_use_mm_for_euclid_dist").min(1)
-    same = bool((nearest <= tolerance * wanted.norm(dim=1)).all()) and bool(wanted.any(1).all())
+    same = bool((nearest <= SAME_ROW * wanted.norm(dim=1)).all()) and bool(wanted.any(1).all())
     return place.cpu() if same and len(place.unique()) == len(place) else None
 
 

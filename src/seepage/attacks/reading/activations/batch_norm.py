@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.activations.deconvolution import (
-    GAP,
     OUTLYING,
     REMEDY,
     solve_slopes,
 )
 from seepage.attacks.reading.equations import columns_of, slope_matrix
+from seepage.base.algebra.lowrank import ZERO_GAP
 from seepage.errors import Inapplicable
 from seepage.federation.types import Tensors
 
@@ -124,7 +124,7 @@ def factors_of(slopes: Float[Tensor, "n C h w"]) -> Float[Tensor, " n"]:
         return sums.new_ones(1)
     _, singular, right = torch.linalg.svd(sums, full_matrices=False)
     found: Tensor = right[-1] * right[-1].sum().sign()
-    if not (singular[-1] < GAP * singular[-2] and bool((found > 0).all())):
+    if not (singular[-1] < ZERO_GAP * singular[-2] and bool((found > 0).all())):
         raise Inapplicable(
             "the slopes of the last convolution's outputs do not sum to zero over the batch, as they do in train mode",
             "if the client ran batch norm in eval mode say so (--client fedsgd:mode=eval), else use gradient_matching",

@@ -23,7 +23,7 @@ PROBES = 16
 """Random images that show the slope of each channel."""
 MAX_DISAGREEMENT = 1e-2
 """Relative difference of softmax minus label, as solved and as the network has it, up to which they agree."""
-FAINT = 1e-3
+OFF_SLOPE = 1e-3
 """A channel whose slope is a smaller share of the median one counts as off for an example."""
 
 
@@ -131,7 +131,7 @@ class Block:
         for each in slopes.flatten(2):  # [O, positions]
             # The largest is D where the output is on somewhere, and rounding where it is nowhere.
             largest = each.gather(1, each.abs().argmax(1, keepdim=True))[:, 0]  # [O]
-            on = (largest.abs() > FAINT * largest.abs().median()) & (top != 0)
+            on = (largest.abs() > OFF_SLOPE * largest.abs().median()) & (top != 0)
             # W^T A_i = D / top, in the least-squares sense, on the outputs that are on.
             rows.append(torch.linalg.lstsq(self._weight[:, on].T, (largest / top)[on, None]).solution[:, 0])
         found = torch.stack(rows)

@@ -31,7 +31,7 @@ from seepage.attacks.reading.activations.deconvolution import (
 )
 from seepage.errors import Inapplicable
 
-MULTIPLE = 1e-2
+RESCALED = 1e-2
 """Relative difference of the size of softmax minus label from which on the update is a multiple of the gradient."""
 SCALINGS = 2
 """Times that a layer is solved: the second time with the scale that the first one told."""
@@ -163,7 +163,7 @@ def read_coupled(block: CoupledBlock, last: Deconvolved) -> InnerActivations:
     # All that was solved for so far does not depend on the update's size, but softmax minus label does.
     own = inside.probabilities - F.one_hot(labels, inside.probabilities.shape[1])
     share = float((wanted * own).sum() / own.square().sum())
-    share = share if share > 0 and abs(share - 1) > MULTIPLE else 1.0
+    share = share if share > 0 and abs(share - 1) > RESCALED else 1.0
     inside = inside._replace(block=replace(block, case=block.case.over(share)))
     while True:
         try:

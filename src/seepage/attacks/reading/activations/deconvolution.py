@@ -16,6 +16,7 @@ from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.equations import columns_of, slope_matrix
 from seepage.attacks.reading.head.equations import ROUNDING
 from seepage.attacks.reading.head.sparse import unmix
+from seepage.base.algebra.lowrank import ZERO_GAP
 from seepage.base.nn import generator
 from seepage.errors import Inapplicable
 
@@ -23,8 +24,6 @@ SPARE = 2.0
 """Rows of the compressed gradient, over the directions that the batch takes up."""
 FEWEST_OUTPUTS = 64
 """Outputs that the gradient is compressed to at least, where it has as many."""
-GAP = 1e-3
-"""A value that should be zero, over the next one that should not, above which they are not told apart."""
 NEGATIVE = 1e-2
 """Largest negative share of what should be the output of a ReLU."""
 SURE = 2.0
@@ -93,7 +92,7 @@ def deconvolve(layer: LayerUse, gradient: Float[Tensor, "O C k l"], examples: in
     small = torch.einsum("ok,ocab->kcab", left[:, :kept], whole)
     rows = columns_of(small)  # [K k l, C]
     directions, singular, _ = torch.linalg.svd(rows, full_matrices=False)  # U [K k l, r]
-    if len(singular) <= rank or not singular[rank] < GAP * singular[rank - 1]:
+    if len(singular) <= rank or not singular[rank] < ZERO_GAP * singular[rank - 1]:
         raise Inapplicable(
             f"the gradient of the last convolution does not show {n} examples of {positions} positions each: "
             "some left no trace in it, or its errors hide them",
@@ -102,7 +101,7 @@ def deconvolve(layer: LayerUse, gradient: Float[Tensor, "O C k l"], examples: in
     values, vectors = torch.linalg.eigh(_contradiction(layer, directions[:, :rank], kept))
     # Errors add up in squares: values are squared lengths.
     error = float((values[n - 1].clamp(min=0) / values[n]).sqrt())
-    if not error < GAP:
+    if not error < ZERO_GAP:
         raise Inapplicable("the gradient of the last convolution cannot be taken apart into its examples", REMEDY)
     # Any n independent D of the null space: mixtures of the examples' own.
     mixed = vectors[:, :n].T.reshape(n, kept, *layer.output.shape[2:])  # [n, K, h, w]

@@ -36,7 +36,7 @@ MIN_STARTS = 32
 """Fewest starts of a round."""
 ALIKE = 2e-2
 """Distance of two directions of length 1 below which one of them is dropped before they are settled."""
-SAME = 3e-3
+SAME_DIRECTION = 3e-3
 """Distance of two directions of length 1 below which they are one."""
 SHARPENINGS = (64.0, 16.0, 4.0, 1.0, 1.0, 1.0)
 """How much wider what counts as zero is, each time that the zeros of a row are read and the row is solved from them.
@@ -153,7 +153,7 @@ class _SeenUnits:
         chosen: list[Tensor] = []
         for place in zeros.argsort(descending=True).tolist():
             known = [*found, *chosen]
-            if enough[place] and all(float((rows[place] - other).norm()) > SAME for other in known):
+            if enough[place] and all(float((rows[place] - other).norm()) > SAME_DIRECTION for other in known):
                 chosen.append(rows[place])
         return torch.stack(chosen) if chosen else rows[:0]
 

@@ -8,16 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.network import in_range
+from seepage.attacks.network import EXACT, in_range
 from seepage.attacks.network.first_layer import MIN_LABEL_SHARE, FirstLayer
 from seepage.attacks.reading.rounded.rounding import Rounding, rounding_of
 from seepage.attacks.reading.rounded.rows import MIN_ROWS, RowGroup, agreeing_groups, fitted
 from seepage.federation.types import Reconstruction
 
-CERTAIN = 0.01
-"""Stated error, root mean square in units of the value range, up to which an example is certified: 40 dB."""
 ROUGH = 0.1
-"""The same up to which it is returned at all, as a guess."""
+"""Stated error, root mean square as a share of the value range, up to which an example is returned, as a guess."""
 SINGLE = 1e-6
 """What float32 arithmetic adds to a stated error."""
 MOST_NUMBERS = 2**25
@@ -70,7 +68,7 @@ class RoundedExample:
         error: Stated error: root mean square over its entries, in units of the value range.
         rows: Rows that agree on it.
         any_loss: The network confirms it by the columns' own slopes alone, not by those of the stated loss.
-        certified: Whether the network itself confirms it, to within `CERTAIN`.
+        certified: Whether the network itself confirms it, to within `EXACT`.
     """
 
     inputs: Tensor
@@ -142,7 +140,7 @@ def _notes(seen: FirstLayer, rounding: Rounding, examples: list[RoundedExample])
     if not sure:
         best = min(one.error for one in examples)
         which = "the one guess" if len(examples) == 1 else f"the best of {len(examples)} guesses"
-        if best <= CERTAIN:
+        if best <= EXACT:
             unsure = f"would be good to {best:.1g} of the value range, if nothing but one example were behind its rows"
             inferred = seen.case.observed.size_inferred
             return (f"{lost}; {which} {unsure}" + "; give the batch size, which was inferred" * inferred,)
@@ -235,7 +233,7 @@ def _judged(group: RowGroup, said: NetworkEvidence, seen: FirstLayer, rounding: 
     inputs = seen.to_inputs(group.example[None])
     shown, scale = inputs.flatten().double(), seen.layer.scale.double().abs()
     spread = group.spread / scale  # [d] in units of the input
-    if not in_range(shown[None], value_range, 0.01 + DEVIATIONS * spread / (high - low)):
+    if not in_range(shown[None], value_range, EXACT + DEVIATIONS * spread / (high - low)):
         return None
     read, size = float((group.example / scale).square().mean().sqrt()), float(shown.square().mean().sqrt())
     alone, any_loss = seen.batch_size == 1, said.mismatch > TIGHT
@@ -261,7 +259,7 @@ def _judged(group: RowGroup, said: NetworkEvidence, seen: FirstLayer, rounding: 
         return None
     # With two classes all slopes are multiples of one another, and a mixture looks like an example by chance.
     told = alone or (seen.case.knowledge.num_outputs > 2 and (said.one_label or not any_loss))
-    sure = mismatch <= TIGHT and error <= CERTAIN and told
+    sure = mismatch <= TIGHT and error <= EXACT and told
     return RoundedExample(inputs[0], said.label, error, len(group.rows), any_loss, sure)
 
 
