@@ -25,7 +25,7 @@ from torch import Tensor
 from seepage.attacks.base import Inapplicable, Progress
 from seepage.attacks.cafe.published import PublishedCafe, PublishedRun
 from seepage.attacks.cafe.row_adam import RowAdam
-from seepage.attacks.cafe.steps import Rounds, open_rounds
+from seepage.attacks.cafe.steps import SeenRounds, open_rounds
 from seepage.attacks.cafe.target_layers import assemble
 from seepage.attacks.search.distances import L2, Cosine, Distance, GaussianKernel
 from seepage.attacks.search.layers import BatchNormStatistics
@@ -104,12 +104,12 @@ class RivalCafe(PublishedCafe):
     objective: Objective = "dlg"
     guesses: int = 2
 
-    def examine(self, transcript: Transcript) -> Rounds:
+    def examine(self, transcript: Transcript) -> SeenRounds:
         opening = open_rounds(transcript, self.samples)
         rival_check(self.objective, transcript)
         return opening
 
-    def begun(self, seen: Rounds, seed: int, progress: Progress) -> PublishedRun:
+    def begun(self, seen: SeenRounds, seed: int, progress: Progress) -> PublishedRun:
         return RivalRun(self, seen, seed, progress)
 
 
@@ -119,7 +119,7 @@ class RivalRun(PublishedRun):
     kept = (*PublishedRun.kept, "others")
     plan: RivalCafe
 
-    def __init__(self, plan: RivalCafe, seen: Rounds, seed: int, progress: Progress) -> None:
+    def __init__(self, plan: RivalCafe, seen: SeenRounds, seed: int, progress: Progress) -> None:
         super().__init__(plan, seen, seed, progress)
         count = plan.guesses if plan.objective == "group" else 1
         tables = [self.tables, *(self.start(seen.samples, seed, g) for g in range(1, count))]

@@ -182,7 +182,7 @@ def test_the_command_that_it_names_for_scoring_is_not_refused(
     told = ("--batch-size=3", "--shape=1,8,8", "--classes=10", f"--model={'mynet:make' if own else 'fc2'}")
     found = cli("attack", "before.pt", "after.pt", "--lr=0.1", *told, *HIDDEN, "--out=run")
     assert found.code == 0, found.err
-    (said,) = re.findall(r"seepage (report RUN[\w\s/-]*)", " ".join(found.out.split()).partition(" came back ")[0])
+    (said,) = re.findall(r"seepage (report RUN[\w\s/-]*)", " ".join(found.out.split()).partition(" reconstruction ")[0])
     assert ("--trust" in said) == own
     again = cli(*said.replace("RUN", "run").replace("FOLDER", "mine.npz").split())
     assert again.code == 0, again.err

@@ -16,7 +16,7 @@ from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progre
 from seepage.attacks.cafe import closed_form, defense_aware, moving, subspaces
 from seepage.attacks.cafe.invert import InversionSettings, gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.label_inference import InferredLabels, infer_labels
-from seepage.attacks.cafe.steps import Recovered, Rounds, determined, mean_table, open_rounds, params_of, window
+from seepage.attacks.cafe.steps import Recovered, SeenRounds, determined, mean_table, open_rounds, params_of, window
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape, true_representations
 from seepage.base.nn import in_mode
 from seepage.base.registry import attacks
@@ -33,7 +33,7 @@ CHUNK_SAMPLES = 100
 
 
 @dataclass(frozen=True)
-class _ReadRounds(Rounds):
+class _ReadRounds(SeenRounds):
     """The rounds that are used.
 
     Attributes:

@@ -10,7 +10,7 @@ from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.steps import (
     GRADIENT_ROUNDING,
     Recovered,
-    Rounds,
+    SeenRounds,
     cover,
     mean_table,
     step_one,
@@ -22,7 +22,7 @@ MAX_FEATURE_ERROR = 0.1
 """Estimated relative error of h above which a sample counts as not identifiable."""
 
 
-def solve(seen: Rounds, *, weight_rounds: int = 1) -> list[Recovered]:
+def solve(seen: SeenRounds, *, weight_rounds: int = 1) -> list[Recovered]:
     """V and H of every layer.
 
     Args:
@@ -61,7 +61,7 @@ def solve(seen: Rounds, *, weight_rounds: int = 1) -> list[Recovered]:
     return found
 
 
-def _solve_jointly(seen: Rounds, found: Sequence[Recovered], which: Sequence[int]) -> list[Recovered]:
+def _solve_jointly(seen: SeenRounds, found: Sequence[Recovered], which: Sequence[int]) -> list[Recovered]:
     """Step II over all rounds at once, for layers whose V has not full rank inside a batch (two classes, say).
 
     The normal equations of equation 8 are `((S^T S) o (V V^T)) H = sum_t S_t^T V G_t`, regular as soon as S has rank

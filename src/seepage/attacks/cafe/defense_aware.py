@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.cafe.steps import Recovered, Rounds, cover, mean_table
+from seepage.attacks.cafe.steps import Recovered, SeenRounds, cover, mean_table
 from seepage.federation.defenses.fake_gradients import plausible
 
 MIN_ROUNDS_PER_SAMPLE = 1.25
 """Rounds with a plausible entry that a neuron needs, as a multiple of the samples: some are misfits."""
 
 
-def solve(seen: Rounds, *, covers: int = 3) -> list[Recovered]:
+def solve(seen: SeenRounds, *, covers: int = 3) -> list[Recovered]:
     """V and H of every layer from plausible entries.
 
     Step I solves each neuron by itself, from the rounds in which its bias gradient is plausible; neurons with too few

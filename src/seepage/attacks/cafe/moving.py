@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seepage.attacks.cafe.steps import Recovered, Rounds, params_of
+from seepage.attacks.cafe.steps import Recovered, SeenRounds, params_of
 from seepage.attacks.cafe.subspaces import MAX_UNEXPLAINED, RoundGradient, row_span
 
 MAX_STRETCH = 1.25
 """Largest factor by which lengths are corrected; a larger one indicates a wrong direction."""
 
 
-def drifts(seen: Rounds, blocks: Sequence[Tensor]) -> list[list[Tensor]]:
+def drifts(seen: SeenRounds, blocks: Sequence[Tensor]) -> list[list[Tensor]]:
     """`[layers][rounds]` of `[K, d1]`: the features of each round's batch at its weights, less those at the first's.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cafe.row_adam import RowAdam
-from seepage.attacks.cafe.steps import Rounds, gradients, open_rounds, params_of
+from seepage.attacks.cafe.steps import SeenRounds, gradients, open_rounds, params_of
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape
 from seepage.base.checkpoint import Resumable, run_steps
 from seepage.base.images import neighbor_differences
@@ -123,7 +123,7 @@ class PublishedCafe(Attack):
             own["xi"] *= tile / TABLE_9_TILE[self.constants]
         return {name: float(own[name] if (given := getattr(self, name)) is None else given) for name in own}
 
-    def examine(self, transcript: Transcript) -> Rounds:
+    def examine(self, transcript: Transcript) -> SeenRounds:
         opening = open_rounds(transcript, self.samples)
         largest = max(len(batch) for batch in opening.batches)
         if len({len(batch) for batch in opening.batches}) > 1:
@@ -136,7 +136,7 @@ class PublishedCafe(Attack):
             )
         return opening
 
-    def run(self, seen: Rounds, *, seed: int, progress: Progress) -> Reconstruction:
+    def run(self, seen: SeenRounds, *, seed: int, progress: Progress) -> Reconstruction:
         run = self.begun(seen, seed, progress)
         interrupted, knowledge = run.loop(), seen.knowledge
         drawn = torch.cat(run.batches).unique()
@@ -153,7 +153,7 @@ class PublishedCafe(Attack):
             notes=(f"{run.read} rounds were read; V by {run.steps[0]}, H by {run.steps[1]} and x by {run.steps[2]}",),
         )
 
-    def begun(self, seen: Rounds, seed: int, progress: Progress) -> "PublishedRun":
+    def begun(self, seen: SeenRounds, seed: int, progress: Progress) -> "PublishedRun":
         """The loops before their first iteration."""
         return PublishedRun(self, seen, seed, progress)
 
@@ -163,7 +163,7 @@ class PublishedRun(Resumable):
 
     kept = ("v", "two", "three", "labels", "read", "steps", "opened", "history")
 
-    def __init__(self, plan: PublishedCafe, seen: Rounds, seed: int, progress: Progress) -> None:
+    def __init__(self, plan: PublishedCafe, seen: SeenRounds, seed: int, progress: Progress) -> None:
         self.plan, self.transcript, self.progress = plan, seen.transcript, progress
         self.knowledge: Knowledge = seen.knowledge
         self.params, self.buffers = seen.params, seen.buffers

@@ -86,7 +86,7 @@ def read_indices(transcript: Transcript, rounds: Sequence[int], samples: int | N
 
 
 @dataclass(frozen=True)
-class Rounds:
+class SeenRounds:
     """Rounds with known indices, and what every mode of CAFE reads first.
 
     Attributes:
@@ -123,7 +123,7 @@ class Rounds:
         return read_biases(self.transcript, self.numbers, self.layers)
 
 
-def open_rounds(transcript: Transcript, samples: int | None) -> Rounds:
+def open_rounds(transcript: Transcript, samples: int | None) -> SeenRounds:
     """The model, layers and batches of a transcript, checked.
 
     Raises:
@@ -145,7 +145,7 @@ def open_rounds(transcript: Transcript, samples: int | None) -> Rounds:
         raise Inapplicable(
             "every update is zero at the parties' first layers", "check that the clients trained, and record again"
         )
-    return Rounds(transcript, range(len(batches)), batches, samples, layers, first.params, first.buffers)
+    return SeenRounds(transcript, range(len(batches)), batches, samples, layers, first.params, first.buffers)
 
 
 @dataclass

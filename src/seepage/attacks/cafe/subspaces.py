@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.split import split
-from seepage.attacks.cafe.steps import Recovered, Rounds, groups
+from seepage.attacks.cafe.steps import Recovered, SeenRounds, groups
 from seepage.base.nn import generator
 
 MAX_COHORT = 8
@@ -74,7 +74,7 @@ class Cohort:
         return len(self.rounds) >= 2 and len(self.members) <= MAX_COHORT
 
 
-def solve(seen: Rounds, *, moving: bool = False) -> list[Recovered]:
+def solve(seen: SeenRounds, *, moving: bool = False) -> list[Recovered]:
     """V and H of every layer.
 
     Args:
@@ -95,7 +95,7 @@ def solve(seen: Rounds, *, moving: bool = False) -> list[Recovered]:
     return [replace(_solve_site(one, seen.batches, seen.samples, moving), group=group) for one in read_gradients(seen)]
 
 
-def read_gradients(seen: Rounds) -> list[list[RoundGradient]]:
+def read_gradients(seen: SeenRounds) -> list[list[RoundGradient]]:
     """`[layers][rounds]`: what each round's weight and bias gradients show of a layer."""
     names = [name for layer in seen.layers for name in (layer.weight, layer.bias)]
     rounds_seen: list[list[RoundGradient]] = [[] for _ in seen.layers]
