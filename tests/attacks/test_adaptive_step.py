@@ -159,7 +159,7 @@ def test_its_rows_give_away_no_example_and_no_number_of_steps(tmp_path: Path) ->
     said = observe_files(
         files, tmp_path / "observed", architecture=Architecture("fc2"), client=Spec("fedsgd"), batch_size=1
     )
-    assert any("local steps: taken for 1" in line for line in said)
+    assert any("local steps: assumed to be 1" in line for line in said)
     found = exposure(tmp_path / "observed")
     assert (found.examples, found.vectors, found.at_least) == (0, 0, None)
     assert found.labels is not None

@@ -181,7 +181,7 @@ def test_captured_checkpoints_say_it(tmp_path: Path) -> None:
     files = Files(before=tmp_path / "before.pt", after=tmp_path / "after.pt")
     remarks = observe_files(files, tmp_path / "observed", architecture=named, client=client, input_shape=SHAPE)
     said = read_facts(tmp_path / "observed").said
-    assert any("batch norm" in remark and "running statistics that came back" in remark for remark in remarks)
+    assert any("batch norm" in remark and "returned running statistics" in remark for remark in remarks)
     assert "running statistics" in said["batch norm"]
     classes = said["labels"]
     assert all(str(label) in classes for label in set(batch.labels.tolist()))

@@ -230,9 +230,9 @@ CELL = Cell(name="a", title="net", kind="texts")
 def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() -> None:
     refused = Row(cell="a", attack="token_sequences", outcome=Outcome.INAPPLICABLE, status="inapplicable", reason="no")
     level, words = verdict([refused, NAMED], [CELL])
-    assert level == "traces"
+    assert level == "partial"
     assert words.startswith(
-        "TOKENS NAMED. On net token_set names 198 of 200 distinct tokens of the client's texts, none wrong"
+        "TOKENS IDENTIFIED. On net token_set names 198 of 200 distinct tokens of the client's texts, none wrong"
     )
     assert "NO RESULT" not in words
     assert (
@@ -249,7 +249,7 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
 def test_without_a_truth_what_is_certified_is_said() -> None:
     bare = NAMED.model_copy(update={"scores": {}})
     level, words = verdict([bare], [CELL])
-    assert level == "traces"
+    assert level == "partial"
     assert "names 198 distinct tokens of the client's texts by rows of the embedding that moved, 190 of them" in words
     assert RowTexts.of(bare).outcome == "198 tokens named, 190 of them certified"
 

@@ -201,7 +201,7 @@ def test_what_was_rounded_is_made_again_with_the_decay() -> None:
     sent = observe(model, update, SHAPE, batch_size=3, lr=LR)[0]
     found = rounding_of(sent, FedSGD(), ["2.weight"])
     assert found is not None
-    assert found.words == "the weights that came back are bfloat16 numbers"
+    assert found.words == "the returned weights are bfloat16 numbers"
     blind = Round(0, sent.params, Update(sent.update.tensors, rate=LR))
     other = rounding_of(blind, FedSGD(), ["2.weight"])
     assert other is None or other.words != found.words

@@ -154,7 +154,7 @@ def test_weight_decay_is_a_doubt_where_either_was_told_of_it() -> None:
     assert compare(some, none).doubts
     assert not compare(none, changed(some, **inferred)).doubts
     assert compare(none, changed(some, **inferred)).differences
-    same = {"files": {"weights that came back": "ab" * 32}}
+    same = {"files": {"returned weights": "ab" * 32}}
     (doubt,) = compare(changed(some, **inferred, **same), changed(none, **same)).doubts
     assert doubt.words == "weight decay of case 0: 0.01 -> 0", "of the same files also what nobody told"
     several = {"client": "FedAvg(lr=0.1, steps=3)", "rate": None, "decayed": 1 - (1 - 0.1 * 0.02) ** 3}
@@ -163,7 +163,7 @@ def test_weight_decay_is_a_doubt_where_either_was_told_of_it() -> None:
 
 
 def test_the_same_files_told_otherwise_contradict_each_other() -> None:
-    files = {"weights that were sent out": "ab" * 32, "weights that came back": "cd" * 32}
+    files = {"weights that were sent out": "ab" * 32, "returned weights": "cd" * 32}
     old, now = changed(result((4, 8)), **CAPTURED, files=files), {**CAPTURED, "rate": 0.3}
     same = compare(old, changed(result((0, 8)), **now, files=files))
     assert [remark.endswith("told wrong: learning rate") for remark in same.remarks] == [True]
@@ -171,10 +171,10 @@ def test_the_same_files_told_otherwise_contradict_each_other() -> None:
     inferred = compare(changed(old, **both), changed(result((0, 8)), **now, **both, files=files))
     assert [one.what for one in inferred.doubts] == ["learning rate"]
     assert inferred.remarks[0].endswith("inferred wrong: learning rate")
-    other = compare(old, changed(result((0, 8)), **now, files={**files, "weights that came back": "ef" * 32}))
+    other = compare(old, changed(result((0, 8)), **now, files={**files, "returned weights": "ef" * 32}))
     assert not other.remarks
     words = [one.words for one in other.differences if not one.told]
-    assert words == ["weights that came back of case 0: the file cdcdcdcdcdcd -> the file efefefefefef"]
+    assert words == ["returned weights of case 0: the file cdcdcdcdcdcd -> the file efefefefefef"]
 
 
 @pytest.mark.parametrize(
@@ -191,12 +191,12 @@ def test_less_of_the_same_files_is_never_a_pass(
     then: dict[str, Any], now: dict[str, Any], said: tuple[str, str, str]
 ) -> None:
     """Of other files none of these is a doubt."""
-    files = {"weights that came back": "ab" * 32}
+    files = {"returned weights": "ab" * 32}
     old = changed(result((4, 8)), **{**CAPTURED, "files": files, **then})
     found = compare(old, changed(result((0, 8)), **{**CAPTURED, "files": files, **now}))
     assert [(one.what, one.old, one.new) for one in found.doubts] == [said]
     assert not found.remarks or said[0] == "model's act", "who was told less was told nothing wrong"
-    other = {"weights that came back": "cd" * 32}
+    other = {"returned weights": "cd" * 32}
     assert not compare(old, changed(result((0, 8)), **{**CAPTURED, "files": other, **now})).doubts
 
 

@@ -62,7 +62,7 @@ PHRASES: list[tuple[dict[str, Any], str]] = [
     ({"exact": 1.0, "recovered": 0.5}, "8/8 exact"),
     ({"recovered": 1.0}, "recovered"),
     ({"recovered": 0.125}, "partly recovered"),
-    ({"gain_db": 0.5}, "traces"),
+    ({"gain_db": 0.5}, "partial"),
     ({"gain_db": 0.0}, "nothing recovered"),
     ({"gain_db": -0.5, "psnr": 35.0}, "nothing recovered"),
     ({"gain_db": None}, "nothing recovered"),
@@ -77,7 +77,7 @@ def test_a_row_in_two_words() -> None:
 LEVELS = [
     ("exact", [row(exact=0.5, recovered=0.5, gain_db=30.0), row(cell="b")]),
     ("recognizable", [row(recovered=0.25, gain_db=5.0), row(cell="b", gain_db=1.0)]),
-    ("traces", [row(gain_db=1.0), row(cell="b")]),
+    ("partial", [row(gain_db=1.0), row(cell="b")]),
     ("nothing", [row(), row(cell="b")]),
     ("unscored", [row(**NO_SCORE), row(cell="b", **NO_SCORE)]),
     ("certified", [row(**NO_SCORE, returned=3, vouched=2), row(cell="b", **NO_SCORE)]),
@@ -295,9 +295,9 @@ def scores_of(values: list[float]) -> Scores:
 )
 def test_traces_are_those_of_what_the_examples_are(scores: dict[str, Any], words: str) -> None:
     shares = {name: {"mean": 0.0} for name in ("recovered", "exact")}
-    traces = Row(cell="a", attack="x", outcome="traces", examples=4, scores={**shares, **scores})
-    level, text = verdict([traces], cells_of({"a": "case A"}))
-    assert level == "traces"
+    partial = Row(cell="a", attack="x", outcome="partial", examples=4, scores={**shares, **scores})
+    level, text = verdict([partial], cells_of({"a": "case A"}))
+    assert level == "partial"
     assert words in text
 
 

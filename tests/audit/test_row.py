@@ -68,7 +68,7 @@ def test_a_row_comes_back_from_json_as_it_was(row: Row) -> None:
 
 def test_every_number_of_a_row_can_be_asked_for_by_name() -> None:
     row = Row(
-        cell="a", attack="x", outcome=Outcome.TRACES, examples=4, certified=Certified(n=1, wrong=0), inner={"v": 0.5},
+        cell="a", attack="x", outcome=Outcome.PARTIAL, examples=4, certified=Certified(n=1, wrong=0), inner={"v": 0.5},
         scores={"mine": Summary(mean=3.0, median=2.0, n=4)}, baselines={"grey": {"psnr": 9.0}},
     )  # fmt: skip
     names = ("mine", "mine_median", "mine_low", "mine_n", "grey_psnr", "error_v", "certified", "psnr", "nobody")

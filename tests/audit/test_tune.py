@@ -65,7 +65,7 @@ def test_the_tuning_run_has_every_combination_and_nothing_of_the_scored_batches(
 
 def row(attack: str, cell: str, value: float | None) -> Row:
     scores = {} if value is None else {"psnr": Summary(mean=value)}
-    return Row(cell=cell, attack=attack, outcome=Outcome.TRACES, scores=scores)
+    return Row(cell=cell, attack=attack, outcome=Outcome.PARTIAL, scores=scores)
 
 
 def test_the_best_mean_over_cells_wins_and_a_value_that_fails_anywhere_does_not() -> None:
@@ -77,7 +77,7 @@ def test_the_best_mean_over_cells_wins_and_a_value_that_fails_anywhere_does_not(
         for cell, value in zip("ab", both, strict=True)
     ]
     result = Result(
-        verdict="", verdict_level="traces", rows=rows, cells=[Cell(name="a"), Cell(name="b")],
+        verdict="", verdict_level="partial", rows=rows, cells=[Cell(name="a"), Cell(name="b")],
         thresholds=Thresholds(recovered_ssim=0.6, recovered_gain_db=3, exact_db=40),
     )  # fmt: skip
     (tuned,) = chosen_options(tables, cells(tables), result)

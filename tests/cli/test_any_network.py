@@ -253,7 +253,7 @@ def test_steps_of_adam_are_counted_at_a_told_rate(cli: Cli, nets: Any) -> None:
     torch.save(net.state_dict(), "after.pt")
     asked = ("attack", "before.pt", "after.pt", "--model=nets:rows", "--lr=1e-4", *LITTLE)
     said = cells(cli(*asked, "--out=run"))
-    assert said["local steps"] == "taken for 1; of Adam or AdamW at 0.0001 they were 4 or more: --steps"
+    assert said["local steps"] == "assumed to be 1; of Adam or AdamW at 0.0001 they were 4 or more: --steps"
     again = cli(*asked, "--out=again", "--client=fedavg:lr=1e-4,steps=4,optimizer=adam")
     assert "local steps" not in cells(again), "the same rate told twice is no contradiction"
 

@@ -147,7 +147,7 @@ def test_recorded_folders_without_a_batch_size_have_it_inferred(cli: Cli, home: 
     assert [cell["batch_size"] for cell in found["cells"]] == [3, 3, 3]
     told = [("batch size" in row["told"], (row["certified"] or {}).get("n")) for row in found["rows"]]
     assert told == [(False, 3), (True, 3), (False, None)]
-    assert "did not come back" in found["cells"][2]["inferred"]["tensors left out"]
+    assert "were not returned" in found["cells"][2]["inferred"]["tensors left out"]
 
 
 def test_several_steps_are_read_as_such(cli: Cli, home: Path, captured: Tensor) -> None:

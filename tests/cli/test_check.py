@@ -77,7 +77,7 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_a_network_that_ends_in_a_relu_is_no_changed_gradient(cli: Cli, home: Path, optimizer: str) -> None:
-    """Its last bias adds up to no zero, which was taken for noise, so that no layer told anything."""
+    """Its last bias adds up to no zero, which was assumed to be noise, so that no layer told anything."""
     (home / "ended.py").write_text(ENDED)
     space: dict[str, Any] = {}
     exec(ENDED, space)
@@ -268,7 +268,7 @@ def test_mistakes_are_one_sentence(refused: Refused, observed: Path, captured: N
     assert "looked at as it is" in refused("check", observed, "--set", "data.size=8")
     assert "in which all was recorded" in refused("check", observed, "--lr=0.1")
     assert "no round 9" in refused("check", observed, "--round", "9")
-    assert "either the weights that came back" in refused("check", "before.pt")
+    assert "either the returned weights" in refused("check", "before.pt")
     assert "does not exist" in refused("check", "nowhere.pt", "after.pt")
 
 

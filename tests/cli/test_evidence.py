@@ -244,7 +244,7 @@ def test_evidence_and_result_follow_the_published_schemas(pack: Path) -> None:
 
 def test_the_annex_says_its_verdict_once(pack: Path) -> None:
     page = (pack / "annex.html").read_text()
-    assert "<strong>LEAKS.</strong> Private examples can be read back" in page
+    assert "<strong>LEAKS.</strong> Private examples can be reconstructed" in page
     assert "copies." not in page
     assert 'not tried: ask with <span class="option">--membership</span>' in page
     assert not re.findall(r"&lt;|&amp;lt;", page)

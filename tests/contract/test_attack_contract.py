@@ -74,7 +74,7 @@ FAULTS = {
     "labels": "labels must be int64",
     "shape": "have shape",
     "nan": "NaN",
-    "wrong": "planted inputs came back",
+    "wrong": "planted inputs were reconstructed",
     "peeks": "the recorded transcript",
 }
 

@@ -356,7 +356,7 @@ PRICE = dict.fromkeys(("accuracy", "accuracy_examples", "seconds", "bytes", "byt
 def result(cell: str, attack: str, psnr: float | None, **changes: Any) -> Row:
     """A row of an audit."""
     base = {"ssim": 0.1, "psnr_median": 9.0, "gain_db": -3.0, "reason": None, "examples": 4, "recovered": 0.0}
-    found = {"cell": cell, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "traces", **base, **changes}
+    found = {"cell": cell, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "partial", **base, **changes}
     return row_of(**found)
 
 

@@ -218,7 +218,7 @@ def test_a_model_in_parts_is_recorded_in_part(tmp_path: Path, caplog: pytest.Log
         found = open_transcript(tmp_path / f"00000{t}-client-site-1")[0].update.tensors
         assert found.keys() == {"2.weight", "2.bias"}
         assert all(np.array_equal(tensor.numpy(), after[name] - before[name]) for name, tensor in found.items())
-    assert caplog.text.count("2 trained parameters did not come back ('4.weight', '4.bias')") == 2  # of two recorders
+    assert caplog.text.count("2 trained parameters were not returned ('4.weight', '4.bias')") == 2  # of two recorders
 
 
 def test_epsilon_is_said_beside_what_leaks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -101,8 +101,8 @@ def test_the_annex_names_the_files_that_were_judged(tmp_path: Path, build_run: B
     run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",), truth=False)
     files = [
         {"cell": "fc2_size-3", "what": "weights that were sent out", "name": "BEFORE", "sha256": "ab" * 32},
-        {"cell": "fc2_size-3", "what": "weights that came back", "name": "AFTER", "sha256": "cd" * 32},
-        {"cell": "another", "what": "weights that came back", "name": "OTHER", "sha256": "ef" * 32},
+        {"cell": "fc2_size-3", "what": "returned weights", "name": "AFTER", "sha256": "cd" * 32},
+        {"cell": "another", "what": "returned weights", "name": "OTHER", "sha256": "ef" * 32},
     ]
     change(run, lambda env: env.update(files=files), "env.json")
     evidence = state(open_run(run))

@@ -1,4 +1,4 @@
-"""What the update gives away by itself, epsilon beside the verdict, and a report without pictures."""
+"""What the update reveals without an attack, epsilon beside the verdict, and a report without pictures."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def exposed(run: Path, *cells: dict[str, Any]) -> Path:
 
 def test_the_page_says_what_each_update_gives_away(tmp_path: Path, build_run: Build, report: Read) -> None:
     page = report(exposed(build_run(tmp_path), CELL, {**CELL, "cell": "convnet_size-3", "failed": "no such layer"}))
-    assert "What the update gives away by itself" in page.words
+    assert "What the update reveals without an attack" in page.words
     assert "2/3" in page.words
     assert "inner vectors of 3" in page.words
     assert "looks clipped" in page.words

@@ -97,8 +97,8 @@ class Capture:
         files = self.files
         roles = (
             (files.before, "weights that were sent out", "BEFORE"),
-            (files.after, "weights that came back", "AFTER"),
-            (files.gradient, "gradient that came back", "GRADIENT"),
+            (files.after, "returned weights", "AFTER"),
+            (files.gradient, "sent gradient", "GRADIENT"),
         )
         return [
             JudgedFile(cell="cell", what=what, name=name, sha256=_digest(path))

@@ -109,7 +109,7 @@ def find_network(
             more = ",".join(map(str, other))
             said["input shape"] += f", as they do {more} and others; {ANOTHER_SHAPE}"
             pools = (
-                f"{TAKEN_FOR} {words}, and what comes back is of that shape, though the network takes pictures of any "
+                f"{TAKEN_FOR} {words}, and reconstructions are of that shape, though the network takes pictures of any "
                 f"size; {ANOTHER_SHAPE}, such as --shape {more}"
             )
     where, wide = logits_words(output), logits_in(output)
@@ -314,4 +314,4 @@ def _unfit(told: Shape | None, taken: Shape, state: Mapping[str, Tensor]) -> str
         return ""
     first = next((tensor for tensor in state.values() if tensor.ndim > 1), None)
     such = "3,32,32" if first is None or first.ndim > 2 else f"{first.shape[1]} for rows of {first.shape[1]} numbers"
-    return f"; or give the shape of one example, which was taken for {','.join(map(str, taken))}: --shape {such}"
+    return f"; or give the shape of one example, which was assumed to be {','.join(map(str, taken))}: --shape {such}"

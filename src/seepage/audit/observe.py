@@ -54,7 +54,7 @@ class Files:
 
     def __post_init__(self) -> None:
         if (self.after is None) == (self.gradient is None):
-            raise SeepageError("give either the weights that came back (AFTER) or --gradient FILE, and not both")
+            raise SeepageError("give either the returned weights (AFTER) or --gradient FILE, and not both")
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise SeepageError(f"--lr must be above 0 and finite, got {self.lr}; give the client's learning rate")
         if self.weight_decay is not None and not 0 <= self.weight_decay * (self.lr or 1.0) < 1:
@@ -399,10 +399,10 @@ def _steps_of_signs(adaptive: Finding, lr: float | None) -> str:
     """What is said of the number of steps, which was not told; a step of Adam is as long as its rate, or shorter."""
     many = 1 if lr is None else round(adaptive.evidence["size"] / lr)
     if lr is None and not adaptive.evidence["signs"]:
-        return "taken for 1, as nothing counts them; of Adam they were several, and --lr counts these"
+        return "assumed to be 1, as nothing counts them; of Adam they were several, and --lr counts these"
     if lr is None or many < 2:
-        return "taken for 1, as nothing tells them"
-    return f"taken for 1; of Adam or AdamW at {lr:.3g} they were {many} or more: --steps"
+        return "assumed to be 1, as nothing shows them"
+    return f"assumed to be 1; of Adam or AdamW at {lr:.3g} they were {many} or more: --steps"
 
 
 STATED = ("mode", "loss", "target", "label_smoothing", "class_weights")

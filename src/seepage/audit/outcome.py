@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     PARTLY_EXACT = "partly_exact"
     RECOVERED = "recovered"
     PARTLY_RECOVERED = "partly_recovered"
-    TRACES = "traces"
+    PARTIAL = "partial"
     NOTHING_RECOVERED = "nothing_recovered"
     ZERO_UPDATE = "zero_update"
     FEATURES_ONLY = "features_only"
@@ -46,7 +46,7 @@ _WITHOUT_SCORE = {"feature": Outcome.FEATURES_ONLY, "token": Outcome.TOKENS_NAME
 """What came back where it is no example."""
 
 TRACE_OF_TEXT = 0.5
-"""ROUGE-1 from which text that does not count as recovered shows traces: half of its tokens."""
+"""ROUGE-1 from which text that does not count as recovered is partly recovered: half of its tokens."""
 
 
 def judge_outcome(
@@ -92,7 +92,7 @@ def judge_outcome(
     if recovered:
         return Outcome.RECOVERED if recovered == 1 else Outcome.PARTLY_RECOVERED
     return (
-        Outcome.TRACES
+        Outcome.PARTIAL
         if means.get("gain_db", 0.0) > 0 or means.get("rouge_1", 0.0) > TRACE_OF_TEXT
         else Outcome.NOTHING_RECOVERED
     )

@@ -335,9 +335,9 @@ class Result(JsonRecord):
         schema_version: 1. Keys may be added to that version; none is removed or changes its meaning.
         run: The path of the run folder as it was given, or its name where that is absolute.
         verdict: Summary of the run in plain words.
-        verdict_level: `exact`, `recognizable`, `traces` or `nothing`; `certified`, where a closed form gives an example
-            away exactly or, without a truth, an attack certifies one; `inconclusive`, where nothing came back and that
-            says nothing; or `unscored`.
+        verdict_level: `exact`, `recognizable`, `partial` or `nothing`; `certified`, where a closed form gives an
+            example away exactly or, without a truth, an attack certifies one; `inconclusive`, where nothing was
+            reconstructed and that says nothing; or `unscored`.
         rows: One per attack and cell, in the recipe's order of attacks.
         cells: One per client setting.
         thresholds: The thresholds for "recovered" and "exact".

@@ -17,7 +17,7 @@ def verdict(
 ) -> tuple[str, str]:
     """The run in plain words: `(level, text)`.
 
-    Levels: `exact`, `recognizable`, `traces`, `nothing`, `certified`, `inconclusive` and `unscored` (see `Result`).
+    Levels: `exact`, `recognizable`, `partial`, `nothing`, `certified`, `inconclusive` and `unscored` (see `Result`).
     Cells that only show that the attacks work are no finding, and are told apart.
 
     Args:
@@ -40,7 +40,7 @@ def verdict(
     if tokens:
         leaks = level in ("exact", "recognizable", "certified")
         text = " ".join(filter(None, (text, tokens) if leaks else (tokens, text)))
-        level = level if leaks else "traces"
+        level = level if leaks else "partial"
     level, text = _with_closed_forms(level, text, rows, judged, _doubt(doubtful, named))
     return level, " ".join(filter(None, (text, _unaware(every, named), beside)))
 
@@ -91,7 +91,7 @@ def _without_defense(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
     if len(controls) == 1:
         return f"Without the defense {most.attack} rebuilt {_share(most)}."
     return (
-        f"Without the defense examples can be read back out of {len(leaking)} of {_cases(len(best))}: "
+        f"Without the defense examples can be reconstructed in {len(leaking)} of {_cases(len(best))}: "
         f"{most.attack} rebuilt {_share(most)} at the most."
     )
 
@@ -118,7 +118,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
         )
     if not scored and spoke <= {Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY}:
         return "unscored", (
-            "FEATURES ONLY. Inner features of private examples came back, and no attack made examples of them"
+            "FEATURES ONLY. Inner features of private examples were reconstructed, and no attack made examples of them"
             f"{'; cpa_fia goes on from there to images' * ('pictures' in kinds)}.{_features(rows)}"
         )
     if not scored and any(row.certified_examples for row in rows):
@@ -139,14 +139,14 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
     }
     leaking = [row for row in best.values() if row.leaks]
     if not leaking:
-        traces = any(row.outcome is Outcome.TRACES for row in scored)
+        partial = any(row.outcome is Outcome.PARTIAL for row in scored)
         doubt = _doubt(doubtful, cells)
-        level = "inconclusive" if doubt else "traces" if traces else "nothing"
-        return level, f"{_quiet_verdict(best, traces, doubt)} {silent}".strip()
+        level = "inconclusive" if doubt else "partial" if partial else "nothing"
+        return level, f"{_quiet_verdict(best, partial, doubt)} {silent}".strip()
     worst = max(leaking, key=strength)
     level = "exact" if worst.mean("exact") else "recognizable"
     parts = [
-        f"LEAKS. Private examples can be read back out of {len(leaking)} of {_cases(len(best))}.",
+        f"LEAKS. Private examples can be reconstructed in {len(leaking)} of {_cases(len(best))}.",
         f"Worst: {cells[worst.cell].heading}, where the attack {worst.attack} rebuilt {_share(worst)}.",
         *_closeness(worst),
         *_targets(worst),
@@ -296,7 +296,8 @@ def _closeness(row: Row) -> list[str]:
     """A sentence with the median PSNR; values are capped at 150 dB, which would distort a mean. Of text, the ROUGE."""
     if row.of_text:
         tokens, pairs = (row.mean(name) or 0.0 for name in ("rouge_1", "rouge_2"))
-        return [f"{tokens:.0%} of the tokens and {pairs:.0%} of their neighboring pairs came back (ROUGE-1, ROUGE-2)."]
+        shares = f"{tokens:.0%} of the tokens and {pairs:.0%} of their neighboring pairs"
+        return [f"{shares} were reconstructed (ROUGE-1, ROUGE-2)."]
     median, flat = row.median("psnr"), row.value("mean_color_psnr")
     typical = (row.baselines.get("typical") or {}).get("psnr")
     if median is None:
@@ -348,9 +349,9 @@ _TRACES: Mapping[Kind, str] = {
 """What guesses do that are no copies, and no nothing either."""
 
 
-def _quiet_verdict(best: Mapping[str, Row], traces: bool, doubt: str) -> str:
+def _quiet_verdict(best: Mapping[str, Row], partial: bool, doubt: str) -> str:
     """What to say where nothing came back, with what makes that inconclusive, if anything does."""
-    if traces:
+    if partial:
         signs = dict.fromkeys(_TRACES[_kind(row)] for row in best.values())
         head = f"In {_cases(len(best))} no example counts as recovered, but some guesses {', or '.join(signs)}."
         more = "A stronger attack or more steps may recover more."
@@ -359,7 +360,7 @@ def _quiet_verdict(best: Mapping[str, Row], traces: bool, doubt: str) -> str:
         more = "That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
     if doubt:
         return f"INCONCLUSIVE. {doubt} {head} {more}"
-    return f"{'TRACES' if traces else 'NOTHING RECOGNIZABLE'}. {head} {more}"
+    return f"{'PARTIAL' if partial else 'NOTHING RECOGNIZABLE'}. {head} {more}"
 
 
 def false_certificates(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
@@ -446,7 +447,7 @@ def named_tokens(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
     >>> row = Row(cell="a", attack="token_set", outcome="tokens_named", space="token", returned=198,
     ...     certified={"n": 190, "wrong": 0}, scores={"token_recall": share, "token_precision": share | {"mean": 1.0}})
     >>> print(named_tokens([row], [Cell(name="a", title="net")]).replace("texts, ", "texts,\n"))
-    TOKENS NAMED. On net token_set names 198 of 200 distinct tokens of the client's texts,
+    TOKENS IDENTIFIED. On net token_set names 198 of 200 distinct tokens of the client's texts,
     none wrong [95 %, 100 %]. Which stood together, in what order and how often stays open.
     """
     found = [row for row in rows if row.named_tokens]
@@ -476,7 +477,7 @@ def named_tokens(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
     more = len({row.cell for row in found}) - 1
     further = f" So it does in {_cases(more, 'further')}." if more else ""
     open_ = "Which stood together, in what order and how often stays open."
-    return f"TOKENS NAMED. On {where.heading} {best.attack} names {words}. {open_}{further}"
+    return f"TOKENS IDENTIFIED. On {where.heading} {best.attack} names {words}. {open_}{further}"
 
 
 def contradicted(epsilons: Sequence[EpsilonRow], cells: Sequence[Cell]) -> str:

@@ -257,7 +257,7 @@ def _check_files(captured: Path, after: Path | None, gradient: Path | None) -> N
         raise SeepageError(f"{captured} does not exist; check the path")
     if (after is None) == (gradient is None):
         raise SeepageError(
-            f"{captured} alone is no update; give the weights that came back after it (BEFORE AFTER), or the gradient "
+            f"{captured} alone is no update; give the weights returned for it (BEFORE AFTER), or the gradient "
             "that was made at it with --gradient FILE, and not both"
         )
 

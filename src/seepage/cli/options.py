@@ -127,7 +127,7 @@ RecipeArgument = Annotated[
         autocompletion=recipe_names,
     ),
 ]
-AfterArgument = Annotated[Path | None, typer.Argument(help="Weights that came back, after one file of weights.")]
+AfterArgument = Annotated[Path | None, typer.Argument(help="The weights that the client returned.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +215,7 @@ class SimulationOptions(NetworkOptions, OwnOptions):
 class FileOptions:
     """What is known of captured files: two checkpoints, or one and a gradient."""
 
-    gradient: Annotated[Path | None, _files("--gradient", help="The gradient that came back, in place of AFTER.")] = (
-        None
-    )
+    gradient: Annotated[Path | None, _files("--gradient", help="The client's gradient, in place of AFTER.")] = None
     shape: Annotated[
         str | None, _files("--shape", help="Shape of one example, such as 3,32,32; default: one the weights fit.")
     ] = None

@@ -139,6 +139,6 @@ def conclude(result: "Result", *, allow: bool) -> None:
         return
     why = "nothing could be scored" if result.verdict_level == "unscored" else "the run is inconclusive"
     raise SeepageError(
-        f"{why}, so it is not known what comes back, as the verdict says; mend that, or end with 0 all the same with "
-        "--allow-inconclusive"
+        f"{why}, so it is not known what can be reconstructed, as the verdict says; mend that, "
+        "or end with 0 all the same with --allow-inconclusive"
     )

@@ -245,7 +245,7 @@ def _legend(result: Result) -> str:
         "[low, high]: 95 % interval of the mean."
     )
     outcomes = {row.outcome for row in result.rows}
-    words += " features only: inner features came back, which no score compares with examples." * (
+    words += " features only: inner features were reconstructed, which no score compares with examples." * (
         Outcome.FEATURES_ONLY in outcomes
     )
     mixed = " mixture only: inner features were found mixed, and none is proved to be of one example."

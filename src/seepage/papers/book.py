@@ -281,7 +281,7 @@ def _figures(item: Item, size: str, records: Sequence[Record], results: Path, fo
     if item.expect.kind == "pictures":
         named = [r for r in records if re.fullmatch(r"[\w.-]+", r.data)]  # one step down and nowhere else
         kept = dict.fromkeys(picture_of(results, item.id, r.size, r.data) for r in named)
-        words = "private pictures that a dependency ships, and what came back of them"
+        words = "private pictures that a dependency ships, and what was reconstructed of them"
         found += [(path.name, words, path.read_bytes()) for path in kept if path.exists()]
     for name, _, content in found:
         (folder / "figures").mkdir(parents=True, exist_ok=True)

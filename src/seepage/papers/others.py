@@ -48,7 +48,7 @@ OTHERS: tuple[Other, ...] = (
     Other(
         "cpa",
         "Figure 1",
-        "Gradients of a layer as mixtures of its inputs, and a batch that came back",
+        "Gradients of a layer as mixtures of its inputs, and a reconstructed batch",
         "not run",
         "its batch of pictures could be recovered as in Figures 5 and 8, which show the same attack",
     ),
@@ -76,7 +76,7 @@ OTHERS: tuple[Other, ...] = (
     Other(
         "fedleak",
         "Figure 3",
-        "Batches that came back",
+        "Reconstructed batches",
         "not run",
         "pictures of Table 4 at batch 32, on images that may not be shown here; that table has their PSNR",
     ),

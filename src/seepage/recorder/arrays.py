@@ -214,10 +214,10 @@ class Sent:
         held = {name: like for name, like in layout.like.items() if name in start or layout.parts[name] == "params"}
         held = {name: like for name, like in held.items() if name not in personal}
         check_fits(start, held, "the weights that were sent out", "the model")
-        check_fits(end, layout.like, "the weights that came back", "the model", partial=True)
+        check_fits(end, layout.like, "the returned weights", "the model", partial=True)
         names = {name: name for name in trained if name in end}
         if not names:
-            raise SeepageError("none of the model's trained parameters came back, so there is no update to record")
+            raise SeepageError("none of the model's trained parameters were returned, so there is no update to record")
 
         raw = LazyTensors(names, lambda name: end[name] if difference else end[name] - start[name])
         decay = decay_of_rows(layout.last, start, raw) if softmax else None

@@ -371,7 +371,7 @@ def _warn(words: str) -> None:
 def _lacks(missing: Sequence[str]) -> str:
     """Sentence on the parameters that the client did not return."""
     named = ", ".join(map(short, missing[:3])) + (" and more" if len(missing) > 3 else "")
-    return f"{len(missing)} trained parameters did not come back ({named}); recorded as not sent"
+    return f"{len(missing)} trained parameters were not returned ({named}); recorded as not sent"
 
 
 def label_of(client: int | str) -> str:

@@ -35,7 +35,7 @@ LEVELS = {
     "certified": "Certified copies",
     "exact": "Exact copies",
     "recognizable": "Recognizable copies",
-    "traces": "Traces only",
+    "partial": "Partly recovered",
     "nothing": "Nothing recovered",
     "inconclusive": "Inconclusive",
 }
@@ -44,10 +44,10 @@ LEVELS = {
 GLOSSARY = {
     "recovered": "so like a private example that it would be recognized, by the limits named under the tables",
     "exact": "as good as equal to a private example: within about 1 % of the value range, by the limit named there too",
-    "traces": "closer to a private example than what needs no update, and not recovered",
+    "partial": "closer to a private example than what needs no update, and not recovered",
     "certified": "an attack proved, without the private examples, that only they fit what was sent",
     "told": "what the attacker was given beyond what the protocol shows to every server",
-    "features only": "what an inner layer was given came back, and no attack made examples of it",
+    "features only": "what an inner layer reads was reconstructed, and no attack made examples of it",
     "mixture only": "what an inner layer was given was found mixed, and no guess is proved to be of one example",
     "tokens named": "which distinct tokens the texts hold is known, not which stood together, in what order, how often",
     "does not apply": "the attack needs something that this case has not; the reason stands under the tables",
@@ -58,7 +58,7 @@ GLOSSARY = {
 """What a reader who is no specialist may look up."""
 
 OF_PICTURES = {
-    "traces": "closer to a private example than a flat square of its mean color, and not recovered",
+    "partial": "closer to a private example than a flat square of its mean color, and not recovered",
 }
 """What is to be looked up where the examples are pictures."""
 

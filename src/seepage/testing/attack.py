@@ -453,8 +453,8 @@ def planted_inputs_come_back(case: AttackCase) -> None:
     wanted = len(reached) if case.found is None else case.found
     good = int((reached >= case.planted_db).sum())
     assert good >= wanted, (
-        f"{good} of {len(reached)} planted inputs came back at {case.planted_db} dB or better and {wanted} must; "
-        f"PSNR of each: {[round(value, 1) for value in reached.tolist()]}"
+        f"{good} of {len(reached)} planted inputs were reconstructed at {case.planted_db} dB or better and "
+        f"{wanted} must; PSNR of each: {[round(value, 1) for value in reached.tolist()]}"
     )
 
 

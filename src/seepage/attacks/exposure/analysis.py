@@ -612,7 +612,7 @@ class UpdateAnalysis:
             yield wrong
         if stated is not None:
             yield f"the client states {stated.line}"
-            yield from (f"doubt on that: {doubt}" for doubt in stated.doubts)
+            yield from (f"against that: {doubt}" for doubt in stated.doubts)
 
 
 def _by_tensor(sent: Mapping[str, Tensor], findings: tuple[Finding, ...]) -> Iterator[TensorLeak]:

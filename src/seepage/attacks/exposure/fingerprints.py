@@ -296,7 +296,7 @@ def rounded_weights(form: str) -> Finding:
     """
     return Finding(
         name="rounded",
-        message=f"looks rounded: the weights that came back are {form} numbers",
+        message=f"looks rounded: the returned weights are {form} numbers",
         evidence={"formats": [form]},
         limit=FORMAT_OR_DEFENSE,
     )

@@ -84,7 +84,7 @@ def infer_steps(
     where = f"by how far {names[1]} moved at the classes that are in no example" if names else ""
     if lr is not None:
         if travel is None:
-            return InferredSteps(lr, 1, {"local steps": "taken for 1, as nothing tells them"})
+            return InferredSteps(lr, 1, {"local steps": "assumed to be 1, as nothing shows them"})
         found = max(1, round(travel / lr))
         if found > MAX_STEPS:
             raise SeepageError(

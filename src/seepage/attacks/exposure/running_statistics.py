@@ -87,10 +87,10 @@ def statistics_words(found: list[BatchStatistics]) -> str | None:
     """What was read, in words; None where there is nothing.
 
     >>> statistics_words([BatchStatistics("bn", torch.zeros(8), torch.ones(8), 1)])
-    "the batch's mean and variance in 8 channels of 1 batch norm, from the running statistics that came back"
+    "the batch's mean and variance in 8 channels of 1 batch norm, from the returned running statistics"
     """
     if not found:
         return None
     channels, norms = sum(len(one.mean) for one in found), "batch norm" if len(found) == 1 else "batch norms"
     whose = "the batch's mean and variance" if max(one.steps for one in found) == 1 else "the batches' mean statistics"
-    return f"{whose} in {channels} channels of {len(found)} {norms}, from the running statistics that came back"
+    return f"{whose} in {channels} channels of {len(found)} {norms}, from the returned running statistics"

@@ -114,7 +114,7 @@ class LookedUp:
         alike = (
             f"shrank by {rows.share:.3g} alike, to within {rows.unit:.2g} units of the last place"
             if rows.unit
-            else "came back bit for bit"
+            else "were returned unchanged"
         )
         said = [f"{count:,} of {len(rows.moved):,} rows of {self.name} moved on their own; {rows.still:,} {alike}"]
         part = count - int(rows.sure.sum())

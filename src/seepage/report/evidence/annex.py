@@ -50,7 +50,7 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
         signer: Name of the key that signs the pack; None: none does.
     """
     shown = sorted(sorted(evidence.cases, key=_risk, reverse=True)[:MOST_CASES], key=evidence.cases.index)
-    level = "leaks" if evidence.level in STRONG else "quiet" if evidence.level == "nothing" else "traces"
+    level = "leaks" if evidence.level in STRONG else "quiet" if evidence.level == "nothing" else "partial"
     warnings = evidence.warning_lines
     style = Path(__file__).with_name("annex.css").read_text(encoding="utf-8")
     return (

@@ -177,7 +177,7 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
     """
     if old.thresholds != new.thresholds:
         raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
-    unsure = [f"{cell.heading}: it says nothing that nothing came back: {cell.inconclusive}" for cell in new.judged
+    unsure = [f"{cell.heading}: that nothing was reconstructed says nothing: {cell.inconclusive}" for cell in new.judged
               if cell.inconclusive is not None]  # fmt: skip
     old, new = _judged(old), _judged(new)
     before, after, remarks = _comparable(_counts(old), _counts(new))

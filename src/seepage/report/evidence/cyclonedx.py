@@ -43,7 +43,7 @@ def cyclonedx(evidence: Evidence, weights: Mapping[str, str]) -> dict[str, Any]:
             "assessors": [assessor],
             "attestations": [
                 {
-                    "summary": "What one update of a client gives back to the server that receives it",
+                    "summary": "What one update of a client reveals to the server that receives it",
                     "assessor": "assessor",
                     "map": [{"requirement": "requirement", "claims": [claim["bom-ref"] for claim in claims]}],
                 }
@@ -82,9 +82,10 @@ def cyclonedx(evidence: Evidence, weights: Mapping[str, str]) -> dict[str, Any]:
 
 def _predicate(case: CaseEvidence) -> str:
     if case.recovered is None:
-        return f"{(case.unscored or 'no share is known').capitalize()}, so nothing is claimed of how much came back."
+        why = case.unscored or "no share is known"
+        return f"{why.capitalize()}, so nothing is claimed of how much can be reconstructed."
     if case.inconclusive is not None:
-        return f"Inconclusive, so nothing is claimed of how much came back: {case.inconclusive}."
+        return f"Inconclusive, so nothing is claimed of how much can be reconstructed: {case.inconclusive}."
     return f"Private examples recovered: {case.recovered.words}; no claim on attacks that were not run."
 
 

@@ -25,7 +25,7 @@ TELLING = ("leaks", "untried", "open")
 def summary(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
     """What `$GITHUB_STEP_SUMMARY`, or a comment on a merge request, shows of a run."""
     lines = [
-        "# seepage: what the updates give back",
+        "# seepage: what the updates reveal",
         "",
         for_markdown(evidence.verdict),
         "",

@@ -278,7 +278,7 @@ class Evidence(JsonRecord):
         seed: The seed of all randomness.
         command: The command, where it was recorded.
         verdict: In plain words.
-        level: `exact`, `recognizable`, `traces`, `nothing`, `certified`, `inconclusive` or `unscored`.
+        level: `exact`, `recognizable`, `partial`, `nothing`, `certified`, `inconclusive` or `unscored`.
         warnings: The diagnostics by which a number may mislead.
         summary: The four parts of the verdict, in words.
         maximum_risk: Of the case from which most came back: the share of its examples that the best attack recovered.
@@ -504,11 +504,11 @@ def _unscored(rows: Sequence[Row], cell: Cell) -> str:
     if not spoke:
         return "no attack gave a result"
     if all(row.outcome is Outcome.TOKENS_NAMED for row in spoke):
-        return "a set of tokens alone came back"
+        return "a set of tokens alone was reconstructed"
     if all(row.outcome is Outcome.FEATURES_ONLY for row in spoke):
-        return "inner features alone came back"
+        return "inner features alone were reconstructed"
     if all(row.outcome in (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY) for row in spoke):
-        return "inner features came back mixed, and not separated"
+        return "inner features were found mixed, and not separated"
     return "no guess could be scored" if cell.baselines else "no truth was at hand"
 
 

@@ -50,7 +50,7 @@ class Rounding:
         """What was rounded, for a sentence."""
         if self.where == "gradient":
             return f"the gradient is made of {self.format} numbers"
-        return f"the weights that came back are {self.format} numbers"
+        return f"the returned weights are {self.format} numbers"
 
 
 def glance(observed: Round, client: ClientUpdate, name: str) -> Rounding | None:
@@ -100,7 +100,7 @@ def rounding_of(observed: Round, client: ClientUpdate, names: Sequence[str]) -> 
         >>> after = (before + 0.1 * before.cos()).bfloat16().float()
         >>> sent = Round(0, {"w": before}, Update({"w": after - before}, kind="delta"))
         >>> rounding_of(sent, FedAvg(lr=0.1, steps=1), ["w"]).words
-        'the weights that came back are bfloat16 numbers'
+        'the returned weights are bfloat16 numbers'
     """
     seen, half, first = glance(observed, client, names[0]), dict[str, Tensor](), None
     where = "weights" if seen is None else seen.where
