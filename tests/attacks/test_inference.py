@@ -84,7 +84,7 @@ def test_a_network_that_is_sure_tells_nothing() -> None:
     found = infer_steps(model, delta, SHAPE, CLASSES, lr=0.01, steps=None)
     assert found is not None
     assert found.steps == 1
-    assert "nothing tells" in found.said["local steps"]
+    assert "nothing shows" in found.said["local steps"]
 
 
 def test_all_classes_present_tell_nothing() -> None:

@@ -159,7 +159,7 @@ def test_indices_told_in_horizontal_federated_learning_are_side_information(tmp_
     result = run(tables, out=tmp_path / "run", jobs=1).result
     (row,) = result.rows
     assert (row.told_extra, row.told.count("indices")) == (["indices"], 1)
-    assert "It was told indices beyond the protocol." in result.verdict
+    assert "The attacker used extra knowledge: indices." in result.verdict
     assert "which here shows the indices" not in result.verdict
 
 

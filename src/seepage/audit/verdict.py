@@ -150,7 +150,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
         f"Worst: {cells[worst.cell].heading}, where the attack {worst.attack} rebuilt {_share(worst)}.",
         *_closeness(worst),
         *_targets(worst),
-        f"It was told {_told(worst)}.",
+        f"The attacker used {_knowledge(worst)}.",
         *_fitted(worst),
     ]
     quiet = [row for row in best.values() if not row.leaks]
@@ -282,9 +282,10 @@ def _fitted(row: Row) -> list[str]:
     return [f"Its score fitted {row.fitted} with the truth, which an attacker could not."] if row.fitted else []
 
 
-def _told(row: Row) -> str:
-    shown = ", which here shows the indices of each batch" if "indices" in {*row.told} - {*row.told_extra} else ""
-    return f"{', '.join(row.told_extra) or 'nothing'} beyond the protocol{shown}"
+def _knowledge(row: Row) -> str:
+    shown = "; the protocol shows the indices of each batch" if "indices" in {*row.told} - {*row.told_extra} else ""
+    extra = f"extra knowledge: {', '.join(row.told_extra)}" if row.told_extra else "no extra knowledge"
+    return extra + shown
 
 
 def _share(row: Row) -> str:
@@ -303,15 +304,15 @@ def _closeness(row: Row) -> list[str]:
     if median is None:
         return []
     pictures = _kind(row) == "pictures"
-    flat_guess = "a flat square of the example's mean color" if pictures else "the example's own mean"
-    beside = "" if flat is None else f"; {flat_guess} has {flat:.0f} dB"
-    beside = beside if typical is None else f"; the mean of other rows has {typical:.0f} dB"
+    guess = "guessing the mean color" if pictures else "guessing the example's own mean"
+    beside = "" if flat is None else f"; {guess} scores {flat:.0f} dB"
+    beside = beside if typical is None else f"; the mean of other rows scores {typical:.0f} dB"
     what = f"Median PSNR of the {row.examples} examples" if row.examples != 1 else "PSNR"
     return [f"{what}: {median:.0f} dB{beside}."]
 
 
 def _targets(row: Row) -> list[str]:
-    """A sentence on the values, or maps of classes, that came back with the examples."""
+    """A sentence on the values, or maps of classes, that were reconstructed with the examples."""
     if "labels" in row.told_extra:
         return []  # it was given them
     error, floor = row.mean("target_error"), row.baselines.get("mean_target", {}).get("target_error")

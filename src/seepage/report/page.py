@@ -58,7 +58,7 @@ GLOSSARY = {
 """What a reader who is no specialist may look up."""
 
 OF_PICTURES = {
-    "partial": "closer to a private example than a flat square of its mean color, and not recovered",
+    "partial": "closer to a private example than its mean color, and not recovered",
 }
 """What is to be looked up where the examples are pictures."""
 
