@@ -111,7 +111,7 @@ def test_the_worst_row_is_named_with_what_it_was_told() -> None:
         row(cell="b", attack="dlg", recovered=1.0, gain_db=12.0, psnr=25.0),
     ]
     _, text = verdict(rows, cells_of(TITLES))
-    facts = ("2 of 2", "case A", "linear", "4 of 8 examples exactly", "18 dB", "14 dB", "told labels")
+    facts = ("2 of 2", "case A", "linear", "4 of 8 examples exactly", "18 dB", "14 dB", "extra knowledge: labels")
     assert [fact for fact in facts if fact not in text] == []
     assert "99" not in text, "a mean that exact copies draw up misleads"
 

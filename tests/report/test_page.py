@@ -132,8 +132,8 @@ NOTHING = {"outcome": "nothing recovered", "psnr": 39.0, "recovered": 0.0, "exac
 
 
 def test_the_verdict_says_its_level_in_words(tmp_path: Path, build_run: Build, report: Read) -> None:
-    levels = {"exact": "Exact copies", "recognizable": "Recognizable", "partial": "Partly recovered", "nothing": "Nothing",
-              "a new word": "Not scored"}  # fmt: skip
+    levels = {"exact": "Exact copies", "recognizable": "Recognizable", "partial": "Partly recovered",
+              "nothing": "Nothing", "a new word": "Not scored"}  # fmt: skip
     for level, wanted in levels.items():
         page = report(build_run(tmp_path / level, level=level))
         verdict = page.words[: page.words.index("The question.")]
