@@ -2,7 +2,7 @@
 
 python experiments/architectures.py [NETWORK ...] [--attack NAME]
 
-A cell is one network, one attack and one setting. It ends in a score, or in a sentence that says why the attack does
+A case is one network, one attack and one setting. It ends in a score, or in a sentence that says why the attack does
 not apply and what to do instead; anything else is a fault of the package, is printed with its traceback, and makes the
 command fail. Networks have the layers of their namesakes in few channels and small images, with random weights (batch
 norms with statistics of other inputs); searches take one to four steps. So the scores of searches say that they run,
@@ -278,7 +278,7 @@ SETTINGS: Mapping[str, tuple[Literal["train", "eval"], int]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class Case:
     """How one attack ended on one network.
 
     Attributes:
@@ -326,67 +326,67 @@ def _settle(model: nn.Module, network: Network) -> None:
             model.train()(torch.rand((16, *network.shape)))
 
 
-def cell(seen: Transcript, batch: Batch, use: str) -> Cell:
+def case(seen: Transcript, batch: Batch, use: str) -> Case:
     """Run one attack, or `exposure`, and say how it ended."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return _ended(seen, batch, use)
     except SeepageError as refused:
-        return Cell("refused", words=str(refused))
+        return Case("refused", words=str(refused))
     except Exception:  # what this script is for: nothing else may come out of the package
-        return Cell("raised", words=traceback.format_exc())
+        return Case("raised", words=traceback.format_exc())
 
 
-def _ended(seen: Transcript, batch: Batch, use: str) -> Cell:
+def _ended(seen: Transcript, batch: Batch, use: str) -> Case:
     if use == LOOK:
-        return Cell("score", words=exposure(seen).line)
+        return Case("score", words=exposure(seen).line)
     found = attack(seen, use, options=BRIEF.get(use, {}))
     if not len(found):
-        return Cell("nothing", words=" ".join(found.notes))
+        return Case("nothing", words=" ".join(found.notes))
     if found.space == "feature":
-        return Cell("features")
+        return Case("features")
     if not batch.inputs.is_floating_point():
         scores = score_text(found, batch)
-        return Cell("exact" if scores.exact == 1 else "score", words=f"ROUGE-1 {scores.rouge_1:.2f}")
+        return Case("exact" if scores.exact == 1 else "score", words=f"ROUGE-1 {scores.rouge_1:.2f}")
     scores = score(found, batch)
-    return Cell("exact" if scores.exact == 1 else "score", scores.psnr)
+    return Case("exact" if scores.exact == 1 else "score", scores.psnr)
 
 
-def cells(name: str, setting: str, uses: Sequence[str]) -> Iterator[tuple[str, Cell]]:
-    """These cells of a network in a setting."""
+def cases(name: str, setting: str, uses: Sequence[str]) -> Iterator[tuple[str, Case]]:
+    """These cases of a network in a setting."""
     seen, batch = transcript(NETWORKS[name], setting)
     for use in uses:
-        yield use, cell(seen, batch, use)
+        yield use, case(seen, batch, use)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"all, or some of: {', '.join(NETWORKS)}")
-    parser.add_argument("--attack", action="append", help="run this one alone; other cells of its rows stay")
+    parser.add_argument("--attack", action="append", help="run this one alone; other cases of its rows stay")
     asked = parser.parse_args()
     raised = 0
     for name in asked.networks or NETWORKS:
         for setting in SETTINGS:
             before = time.process_time()
-            found = dict(cells(name, setting, asked.attack or [LOOK, *ATTACKS]))
+            found = dict(cases(name, setting, asked.attack or [LOOK, *ATTACKS]))
             failed = [use for use, one in found.items() if one.outcome == "raised"]
             for use in failed:
                 print(f"{name}, {setting}, {use}:\n{found[use].words}", file=sys.stderr)
             raised += len(failed)
             keep(name, setting, found, time.process_time() - before)
     if raised:
-        raise SystemExit(f"{raised} cells ended in an exception")
+        raise SystemExit(f"{raised} cases ended in an exception")
 
 
-def keep(name: str, setting: str, found: Mapping[str, Cell], cpu_s: float) -> None:
-    """One row for a network and setting, with the cells of an older one that were not run again."""
+def keep(name: str, setting: str, found: Mapping[str, Case], cpu_s: float) -> None:
+    """One row for a network and setting, with the cases of an older one that were not run again."""
     path = RESULTS / f"{STUDY}.jsonl"
     rows = read_file(path)
     older = [one for one in rows if (one.row, one.facts["setting"]) == (name, setting)]
     if older:
         write_lines(path, (one.line() for one in rows if one not in older))
-    whole = {use: one for row in older for use, one in row.facts["cells"].items()}
+    whole = {use: one for row in older for use, one in row.facts["cases"].items()}
     whole |= {use: _short(one) for use, one in found.items()}
     keep_measured(
         STUDY,
@@ -396,13 +396,13 @@ def keep(name: str, setting: str, found: Mapping[str, Cell], cpu_s: float) -> No
         command="python experiments/architectures.py",
         setting=setting,
         library=NETWORKS[name].library,
-        cells={use: whole[use] for use in (LOOK, *ATTACKS) if use in whole},
+        cases={use: whole[use] for use in (LOOK, *ATTACKS) if use in whole},
         cpu_s=cpu_s,
         versions={package: version(package) for package in ("torchvision", "timm", "transformers")},
     )
 
 
-def _short(one: Cell) -> dict[str, Any]:
+def _short(one: Case) -> dict[str, Any]:
     last = one.words.strip().splitlines()[-1] if one.words else ""
     return {"outcome": one.outcome, "psnr": None if one.psnr is None else round(one.psnr, 1), "words": last}
 

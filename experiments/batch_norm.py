@@ -55,7 +55,7 @@ def true_variances(model: nn.Module, inputs: Tensor, names: set[str]) -> dict[st
     return found
 
 
-def cell(data: str, model: nn.Module, test: Batch, net: str, steps: int, mode: str, n: int, seed: int) -> None:
+def case(data: str, model: nn.Module, test: Batch, net: str, steps: int, mode: str, n: int, seed: int) -> None:
     private = draw(test, n, seed)
     seen = record(model, private, client=FedSGD(mode=mode))  # type: ignore[arg-type]
     started = time.process_time()
@@ -104,7 +104,7 @@ def main() -> None:
         model = build(NETS[net], tuple(test.inputs.shape[1:]), 10, seed=seed)
         train(model, train_set, steps)
         for mode, n in itertools.product(("train", "eval"), options.batch):
-            cell(name, model, test, net, steps, mode, n, seed)
+            case(name, model, test, net, steps, mode, n, seed)
 
 
 if __name__ == "__main__":

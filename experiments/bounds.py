@@ -35,7 +35,7 @@ from torch import nn
 import seepage.federation.data
 from seepage.api import record
 from seepage.audit.recipe.files import find_recipe, read_recipe
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.simulate.setting import Setting
 from seepage.base.nn import generator, norm
 from seepage.base.schema import Share
@@ -143,31 +143,31 @@ def frontier(_: argparse.Namespace) -> Iterator[Case]:
         for entry in sweep_of(read_recipe(recipe)).entries:
             if not any(word in entry.name for word in STATED):
                 continue
-            for cell, who in ((entry.recipe, "oblivious"), (entry.known, "knows")):
-                if cell is None:
+            for case, who in ((entry.recipe, "oblivious"), (entry.known, "knows")):
+                if case is None:
                     continue
                 mine = [row for row in rows if row.row == f"{entry.name}, attacker {who}"]
-                yield of_recipe(study, f"{entry.name}, attacker {who}", cell, scores(mine, "psnr_median"), median=True)
+                yield of_recipe(study, f"{entry.name}, attacker {who}", case, scores(mine, "psnr_median"), median=True)
 
 
-def of_recipe(study: str, name: str, cell: Any, reached: dict[str, tuple[float, float, float]], **more: Any) -> Case:
-    """The case of a recipe's cell."""
+def of_recipe(study: str, name: str, case: Any, reached: dict[str, tuple[float, float, float]], **more: Any) -> Case:
+    """The case of a recipe's case."""
     with tempfile.TemporaryDirectory() as folder:
-        setting = Setting.of(cell).after_federation(Path(folder))
+        setting = Setting.of(case).after_federation(Path(folder))
     params, buffers = setting.state
-    client = cell.make_client()
-    updates = [Attacked(setting.model, batch, client, params, buffers, cell.seed) for batch in setting.batches]
+    client = case.make_client()
+    updates = [Attacked(setting.model, batch, client, params, buffers, case.seed) for batch in setting.batches]
     public = shown(setting.dataset, setting.dataset.train if len(setting.dataset.train) else setting.unseen)
-    return Case(study, name, cell.make_defense(), updates, public, reached, **more)
+    return Case(study, name, case.make_defense(), updates, public, reached, **more)
 
 
 def averaged(_: argparse.Namespace) -> Iterator[Case]:
     """results/defenses/averaged.jsonl: a digit sent 200 times, read once and on average."""
     rows = read_file(RESULTS / "defenses" / "averaged.jsonl")
-    (cell,) = cells(read_recipe(Path("experiments/recipes/averaged.toml")))
+    (case,) = resolve_cases(read_recipe(Path("experiments/recipes/averaged.toml")))
     for attack, rounds in (("linear", 1), ("averaged", 200)):
         mine = [row for row in rows if row.facts["attack"] == attack]
-        yield of_recipe("defenses/averaged", f"{rounds} rounds", cell, scores(mine, "psnr"), rounds=rounds)
+        yield of_recipe("defenses/averaged", f"{rounds} rounds", case, scores(mine, "psnr"), rounds=rounds)
 
 
 def cocktail(given: argparse.Namespace) -> Iterator[Case]:
@@ -196,11 +196,11 @@ def table_3(given: argparse.Namespace) -> Iterator[Case]:
     """results/reproduce/cpa-table-3.jsonl: the same from a recipe."""
     rows = read_file(RESULTS / "reproduce" / "cpa-table-3.jsonl")
     item = find_item("cpa/table-3")
-    for cell in cells(item.at("small", given.tiny, 0, "tiny_imagenet")):
-        if not cell.defense:
+    for case in resolve_cases(item.at("small", given.tiny, 0, "tiny_imagenet")):
+        if not case.defense:
             continue
-        mine = [row for row in rows if row.facts["cell"] == cell.name]
-        yield of_recipe("cpa/table-3", cell.name, cell, scores(mine, "psnr"))
+        mine = [row for row in rows if row.facts["case"] == case.name]
+        yield of_recipe("cpa/table-3", case.name, case, scores(mine, "psnr"))
 
 
 def transformers(given: argparse.Namespace) -> Iterator[Case]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cafe_parties import FrozenTranscript, errors, frozen, images, prepare, quality, rounded, truth, within_cells
+from cafe_parties import FrozenTranscript, errors, frozen, images, prepare, quality, rounded, truth, within_cases
 from cafe_rivals import OBJECTIVES, RivalCafe
 from common import Clock, Row, clocked, keep
 from torch import Tensor
@@ -80,10 +80,10 @@ def run_exact(args: argparse.Namespace) -> None:
 
 
 def _labels(guess: Tensor, usable: Tensor, group: Tensor, true: Tensor) -> Row:
-    """In how many cells the labels are right, as sets: inside a cell the order is open."""
-    cells = [(group == number) & usable for number in group[usable].unique()]
-    right = sum(sorted(guess[mates].tolist()) == sorted(true[mates].tolist()) for mates in cells)
-    return {"cells_with_right_labels": right, "cells": len(cells)}
+    """In how many cases the labels are right, as sets: inside a case the order is open."""
+    cases = [(group == number) & usable for number in group[usable].unique()]
+    right = sum(sorted(guess[mates].tolist()) == sorted(true[mates].tolist()) for mates in cases)
+    return {"cases_with_right_labels": right, "cases": len(cases)}
 
 
 def _pictures(attack: Cafe, transcript: FrozenTranscript, data: Batch, found: list[Recovered], seed: int) -> Row:
@@ -94,7 +94,7 @@ def _pictures(attack: Cafe, transcript: FrozenTranscript, data: Batch, found: li
     assert result.indices is not None
     assert result.objective is not None
     rows = result.indices
-    match = within_cells(result.inputs.flatten(1), data.inputs[rows].flatten(1), found[0].group[rows])
+    match = within_cases(result.inputs.flatten(1), data.inputs[rows].flatten(1), found[0].group[rows])
     row = quality(result.inputs, data.inputs[rows][match])
     row |= {"returned": len(rows), "seconds_all": rounded(third.wall), "cpu_all": rounded(third.cpu)}
     row["cpu_attack"] = rounded(third.cpu - (transcript.spent.cpu - before))
@@ -122,7 +122,7 @@ def _some_pictures(victim: IndexedVictim, found: list[Recovered], some: int, ste
             blocks[-1][one.zero_gradient[chosen]] = 0.0  # the darkest input, as `Cafe` takes it
     guess = assemble(layers, blocks, knowledge.input_shape, 0.5)
     true = victim.data.inputs
-    match = within_cells(guess.flatten(1), true[chosen].flatten(1), found[0].group[chosen])
+    match = within_cases(guess.flatten(1), true[chosen].flatten(1), found[0].group[chosen])
     return quality(guess, true[chosen][match]) | {"inverted": len(chosen), "cpu_3": rounded(clock.cpu)}
 
 
@@ -182,7 +182,7 @@ def run_training(args: argparse.Namespace) -> None:
             result = attack(victim.transcript(), seed=seed)
         assert result.indices is not None
         group = groups([design.indices(t) for t in range(args.rounds)], args.samples)[result.indices]
-        match = within_cells(result.inputs.flatten(1), data.inputs[result.indices].flatten(1), group)
+        match = within_cases(result.inputs.flatten(1), data.inputs[result.indices].flatten(1), group)
         row |= quality(result.inputs, data.inputs[result.indices][match]) | {"returned": len(result)}
         row |= {"cpu_with_victim": rounded(clock.cpu)}
         name = f"{args.optimizer} {args.lr:g}, {args.rounds} rounds, {args.design}"
@@ -349,7 +349,7 @@ def _psnr(result: Reconstruction, true: Tensor, group: Tensor | None = None) -> 
     rows = result.indices
     match = torch.arange(len(rows))
     if group is not None:
-        match = within_cells(result.inputs.flatten(1), true[rows].flatten(1), group[rows])
+        match = within_cases(result.inputs.flatten(1), true[rows].flatten(1), group[rows])
     return quality(result.inputs, true[rows][match]) | {"returned": len(rows)}
 
 
@@ -440,8 +440,8 @@ def run_baselines(args: argparse.Namespace) -> None:
             clock = Clock()
             with clocked(clock):
                 result = presets[name](OneRound(victim.transcript(), 0), seed=seed)
-            one_cell = torch.zeros(len(true), dtype=torch.int64)
-            match = within_cells(result.inputs.flatten(1), true.flatten(1), one_cell)
+            one_case = torch.zeros(len(true), dtype=torch.int64)
+            match = within_cases(result.inputs.flatten(1), true.flatten(1), one_case)
             row = setting(args, seed) | {"who": name, "attack": repr(presets[name]), "status": result.status}
             row |= {"matching": "one to one by distance", "cpu": rounded(clock.cpu)}
             first, last = result.history[0][1], result.history[-1][1]

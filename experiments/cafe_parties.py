@@ -121,8 +121,8 @@ def rounded(value: float, digits: int = 3) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def within_cells(guess: Tensor, true: Tensor, group: Tensor) -> Tensor:
-    """For each guess the number of the true row it stands for, matched inside its cell only."""
+def within_cases(guess: Tensor, true: Tensor, group: Tensor) -> Tensor:
+    """For each guess the number of the true row it stands for, matched inside its case only."""
     from scipy.optimize import linear_sum_assignment
 
     match = torch.arange(len(guess))
@@ -136,7 +136,7 @@ def within_cells(guess: Tensor, true: Tensor, group: Tensor) -> Tensor:
 
 
 def errors(found: list[Recovered], true: list[tuple[Tensor, Tensor]]) -> Row:
-    """Relative errors of V and H over all parties and samples known at all of them; cells are matched as one.
+    """Relative errors of V and H over all parties and samples known at all of them; cases are matched as one.
 
     A silent part counts as known: its v is zero, and its h is left out.
     """
@@ -146,7 +146,7 @@ def errors(found: list[Recovered], true: list[tuple[Tensor, Tensor]]) -> Row:
     heard = [(~one.zero_gradient[rows]).double()[:, None] for one in found]
     guess_h = torch.cat([one.h[rows] * live for one, live in zip(found, heard, strict=True)], 1)
     all_h = torch.cat([h[rows].double() * live for (_, h), live in zip(true, heard, strict=True)], 1)
-    places = within_cells(guess_h, all_h, found[0].group[rows])
+    places = within_cases(guess_h, all_h, found[0].group[rows])
     guess_v = torch.cat([one.v[rows] for one in found], 1)
     true_v = torch.cat([v[rows[places]].double() for v, _ in true], 1)
     true_h = all_h[places]
@@ -159,7 +159,7 @@ def errors(found: list[Recovered], true: list[tuple[Tensor, Tensor]]) -> Row:
         "error_h": rounded(relative(guess_h, true_h)),
         "error_h_worst": rounded(float(worst.max())),
         "wrong": int((worst > 1e-2).sum()),
-        "swapped_in_cells": int((places != torch.arange(len(rows))).sum()),
+        "swapped_in_cases": int((places != torch.arange(len(rows))).sum()),
     }
 
 

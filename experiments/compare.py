@@ -27,7 +27,7 @@ NAMES = {
 }
 """What rows of `experiments/peer_packages.py` are called."""
 KEPT = {
-    "cell",
+    "case",
     "attack",
     "options",
     "status",
@@ -47,10 +47,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", type=Path, nargs="+", help="finished runs of compare/standard")
     results = [read_result(run) for run in parser.parse_args().runs]
-    order = [cell.name for cell in results[0].cells]
-    latest = {(row.cell, row.attack): row for result in results for row in result.rows}
+    order = [case.name for case in results[0].cases]
+    latest = {(row.case, row.attack): row for result in results for row in result.rows}
     rows = [row for row in latest.values() if row.gave_result and row.scored]
-    rows.sort(key=lambda row: (order.index(row.cell), -(row.mean("recovered") or 0), -(row.median("psnr") or 0)))
+    rows.sort(key=lambda row: (order.index(row.case), -(row.mean("recovered") or 0), -(row.median("psnr") or 0)))
     libraries = f"seepage {version('seepage')}, PyTorch {version('torch').partition('+')[0]}, {platform.machine()}"
     made = f"stored with the recipe, not run now: other attacks on the same victims ({libraries})"
     lines = ",\n".join(json.dumps(_kept(row)) for row in rows)

@@ -73,7 +73,7 @@ def one(it: GradientMatching, batch: Batch, seed: int) -> dict[str, Any]:
     return {"at": at, "evaluations": found.cost["evaluations"], "cpu_s": clock.cpu, "status": found.status}
 
 
-def cell(it: GradientMatching, test: Batch, size: int, count: int) -> Row:
+def case(it: GradientMatching, test: Batch, size: int, count: int) -> Row:
     runs, flat = [], []
     for place in range(count):
         chosen = slice(FIRST_SCORED + place * size, FIRST_SCORED + (place + 1) * size)
@@ -100,7 +100,7 @@ def main() -> None:
         for name in options.variants:
             if f"{name}: batch {size}" in done or (size > 1 and name.startswith("idlg")):
                 continue
-            row = cell(VARIANTS[name], test, size, options.batches)
+            row = case(VARIANTS[name], test, size, options.batches)
             words = f"--variants '{name}' --sizes {size} --batches {options.batches}"
             keep_measured(
                 *(STUDY, f"{name}: batch {size}", "mean_psnr_6000", row.pop("mean_psnr_6000")),

@@ -65,7 +65,7 @@ def train(model: nn.Module, batch: Batch, epochs: int) -> float:
     return right / len(inputs)
 
 
-def cell(options: argparse.Namespace, net: str, activation: str, mode: str, epochs: int, number: int) -> None:
+def case(options: argparse.Namespace, net: str, activation: str, mode: str, epochs: int, number: int) -> None:
     used = NETS[net]
     if net not in PUBLIC:
         used = Architecture(used.use, {**used.options, "activation": activation})
@@ -140,7 +140,7 @@ def main() -> None:
         if net in PUBLIC and (activation, mode) != ("relu", "eval"):
             continue
         if mode == "eval" or NETS[net].use == "resnet" or "batch_norm" in NETS[net].options:  # else both are one
-            cell(options, net, activation, mode, epochs, number)
+            case(options, net, activation, mode, epochs, number)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def rows_of(*studies: str) -> list[Row]:
 
 
 def table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> Lines:
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(cells)} |" for cells in body)]
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(cases)} |" for cases in body)]
 
 
 def commands(rows: Iterable[Row]) -> Lines:

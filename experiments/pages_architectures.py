@@ -7,7 +7,7 @@ from functools import partial
 from page_parts import Lines, Part, commands, rows_of, span, table
 
 
-def cells(setting: str) -> Lines:
+def cases(setting: str) -> Lines:
     """How every attack ended on every network: what it gave, or the number of the reason why it does not apply."""
     reasons = list(_refusals())
     heads = [
@@ -24,13 +24,13 @@ def cells(setting: str) -> Lines:
         if row["setting"] != setting:
             continue
         found: dict[str, list[str]] = defaultdict(list)
-        for use, one in row["cells"].items():
+        for use, one in row["cases"].items():
             number = f" {reasons.index(_general(one['words'])) + 1}" if one["outcome"] == "refused" else ""
             if use != "exposure":
                 found[one["outcome"]].append(f"`{use}`{number}")
-        scores = [one["psnr"] for one in row["cells"].values() if one["outcome"] == "score" and one["psnr"] is not None]
+        scores = [one["psnr"] for one in row["cases"].values() if one["outcome"] == "score" and one["psnr"] is not None]
         scored = f"{len(scores)}: {span(scores)} dB" if scores else ""
-        looked = row["cells"]["exposure"]["words"].removeprefix("gives away ")
+        looked = row["cases"]["exposure"]["words"].removeprefix("gives away ")
         listed = (", ".join(found[outcome]) for outcome in ("exact", "features", "nothing"))
         body.append([f"{row['name']} ({row['library']})", looked, *listed, scored, ", ".join(found["refused"])])
     return table(heads, body)
@@ -49,7 +49,7 @@ def _refusals() -> dict[str, list[str]]:
     counts: Counter[str] = Counter()
     uses: dict[str, dict[str, None]] = defaultdict(dict)
     for row in rows_of("architectures/matrix"):
-        for use, one in row["cells"].items():
+        for use, one in row["cases"].items():
             if one["outcome"] == "refused":
                 reason = _general(one["words"])
                 counts[reason] += 1
@@ -74,7 +74,7 @@ def _general(words: str) -> str:
 
 
 PARTS: dict[str, Part] = {
-    "one example": Part("architectures.md", partial(cells, "one example, eval mode")),
-    "two examples": Part("architectures.md", partial(cells, "two examples, train mode")),
+    "one example": Part("architectures.md", partial(cases, "one example, eval mode")),
+    "two examples": Part("architectures.md", partial(cases, "two examples, train mode")),
     "refusals": Part("architectures.md", refusals),
 }

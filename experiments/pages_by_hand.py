@@ -1,4 +1,4 @@
-"""Parts of pages whose lines are more than a table of cells: lists, several studies beside each other, differences."""
+"""Parts of pages whose lines are more than a table of cases: lists, several studies beside each other, differences."""
 
 import itertools
 import statistics
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from page_cells import ends
+from page_cases import ends
 from page_parts import Lines, Part, Row, commands, rows_of, table
 
 
@@ -67,17 +67,17 @@ def ways() -> Lines:
     ]
     body = []
     for (way, lr), by_size in groups.items():
-        cells = [f"{sum(row['certified_examples'] for row in by_size[n]):.0f} of {n * len(by_size[n])}" for n in sizes]
+        cases = [f"{sum(row['certified_examples'] for row in by_size[n]):.0f} of {n * len(by_size[n])}" for n in sizes]
         every = [row for found in by_size.values() for row in found]
         if all("refused" in row for row in every):
-            cells = ["not applicable" for _ in sizes]
+            cases = ["not applicable" for _ in sizes]
         sure = [row for row in every if "stated" in row]
         largest = max((row["stated"] for row in sure), default=0.0)
         stated = f"{largest:.1g}" if largest > STATED else "exact" if sure else ""
         error = f"{max(row['error'] for row in sure):.1g}" if sure else ""
         null = nulls.get(way)
         alone = "" if null is None else f"{null['certified']:.0f} of {null['networks']}"
-        body.append([way, f"{lr:g}", *cells, stated, error, f"{sum(row['false'] for row in every)}", alone])
+        body.append([way, f"{lr:g}", *cases, stated, error, f"{sum(row['false'] for row in every)}", alone])
     own = ", ".join(
         f"{sum(row['owning_three_rows'] for row in found)} of {n * len(found)} at n = {n}"
         for n, found in groups[next(iter(groups))].items()
@@ -100,7 +100,7 @@ def fedleak() -> Lines:
     for (data, width, steps, mode, batch, length), own in groups.items():
         one = max(own.values(), key=len)
         flat = [statistics.fmean(row[name] for row in one) for name in ("flat_psnr", "flat_ssim", "grey_psnr")]
-        cells = [_over_seeds(own[name], len(one)) if name in own else "" for name in FEDLEAK]
+        cases = [_over_seeds(own[name], len(one)) if name in own else "" for name in FEDLEAK]
         victim = [
             data,
             str(width),
@@ -110,7 +110,7 @@ def fedleak() -> Lines:
             str(len(one)),
             str(length),
         ]
-        body.append([*victim, f"{flat[0]:.1f}, {flat[1]:.2f}", f"{flat[2]:.1f}", *cells])
+        body.append([*victim, f"{flat[0]:.1f}, {flat[1]:.2f}", f"{flat[2]:.1f}", *cases])
     heads = ("data", "width", "weights", "mode", "batch", "seeds", "steps", "mean color", "grey")
     reasons = dict.fromkeys(row["refused"] for row in rows if "refused" in row)
     said = ["", "Why some could not start:", "", *(f"- {reason}" for reason in reasons)] if reasons else []
@@ -146,8 +146,8 @@ def peers() -> Lines:
         ahead += [] if gap is None else [gap]
         base = f"{first['flat_psnr']:.1f}, {first['flat_ssim']:.2f}"
         weights = f"{where[1]} steps" if where[1] else "fresh"
-        cells = [_beside(found[name]) if name in found else "" for name in names]
-        body.append([where[0], weights, where[2], str(where[3]), base, *cells, "" if gap is None else f"{gap:+.1f}"])
+        cases = [_beside(found[name]) if name in found else "" for name in names]
+        body.append([where[0], weights, where[2], str(where[3]), base, *cases, "" if gap is None else f"{gap:+.1f}"])
     heads = ["network", "weights", "mode", "batch", "mean color", *(f"`{name}`" for name in names), "ahead by"]
     mean = sum(ahead) / max(1, len(ahead))
     least = f"{mean:+.1f} dB on average over {len(ahead)} victims, from {min(ahead):+.1f} to {max(ahead):+.1f} dB."
@@ -179,17 +179,17 @@ def speed() -> Lines:
         names = list(dict.fromkeys(name for row in timed for name in row["steps"]))
         body = []
         for row in timed:
-            cells = [_milliseconds(row["steps"].get(name)) for name in names]
+            cases = [_milliseconds(row["steps"].get(name)) for name in names]
             best = max(step["images_per_cpu_s"] for step in row["steps"].values())
-            body.append([row["model"], str(row["batch"]), *cells, f"{best:,.1f}"])
+            body.append([row["model"], str(row["batch"]), *cases, f"{best:,.1f}"])
         lines += [f"### {title}", "", *table(["network", "batch", *names, "images x steps per s"], body), ""]
     risen = [row for row in ordered if "peak_rise_mib" in row]
     names = list(dict.fromkeys(name for row in risen for name in row["peak_rise_mib"]))
     body = []
     for row in risen:
         rises = [row["peak_rise_mib"].get(name) for name in names]
-        cells = ["" if rise is None else f"{rise:,.0f}" for rise in rises]
-        body.append([row["model"], str(row["batch"]), f"`{row['objective']}`", *cells])
+        cases = ["" if rise is None else f"{rise:,.0f}" for rise in rises]
+        body.append([row["model"], str(row["batch"]), f"`{row['objective']}`", *cases])
     lines += ["### MiB by which the peak of memory rises in one step", ""]
     lines += [*table(["network", "batch", "objective", *names], body), ""]
     return [*lines, *commands(ordered)]

@@ -75,7 +75,7 @@ class Line:
             yield f"{self.what}: there is no row {self.row}"
 
     @property
-    def cells(self) -> list[str]:
+    def cases(self) -> list[str]:
         """As a row of the page's table."""
         file, _, name = self.test.partition("::")
         test = (
@@ -182,7 +182,7 @@ def page() -> str:
     ]
     for title, lines in parts.items():
         heads = ["what", "paper", "command", "test", "row", "lacking, and why"]
-        text += ["", f"## {title}", "", *table(heads, [line.cells for line in lines])]
+        text += ["", f"## {title}", "", *table(heads, [line.cases for line in lines])]
     return "\n".join(text) + "\n"
 
 

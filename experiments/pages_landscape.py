@@ -62,11 +62,11 @@ def outlooks() -> Lines:
         if not own:
             continue
         by_word = {word: [row for row in own if outlook(row["cosine"][NOISE]) == word] for word in heads[1:4]}
-        cells = [f"{sum(map(succeeded, found))} of {len(found)}" if found else "-" for found in by_word.values()]
+        cases = [f"{sum(map(succeeded, found))} of {len(found)}" if found else "-" for found in by_word.values()]
         failed, good = ([row for row in own if succeeded(row) is wanted] for wanted in (False, True))
         alarms = Share.count(sum(row in failed for row in by_word["expected"]), len(failed)) if failed else None
         missed = Share.count(sum(row in good for row in by_word["not expected"]), len(good)) if good else None
-        body.append([name, *cells, _words(alarms), _words(missed)])
+        body.append([name, *cases, _words(alarms), _words(missed)])
     return [*table(heads, body), *commands(row for row in rows if not row["calibration"])]
 
 

@@ -250,7 +250,7 @@ def batches(victim: Victim, test: Batch, first: int) -> Iterator[Batch]:
         yield Batch(test.inputs[chosen], test.labels[chosen])
 
 
-def cell(attacked: Attacked, victim: Victim, model: nn.Module, test: Batch, options: argparse.Namespace) -> Row:
+def case(attacked: Attacked, victim: Victim, model: nn.Module, test: Batch, options: argparse.Namespace) -> Row:
     """All batches of one victim under one attack: mean PSNR with its 95 % interval, and what stands beside it."""
     evaluations = options.evaluations or EVALUATIONS.get(victim.network, 300)
     scores: list[dict[str, Tensor]] = []
@@ -288,7 +288,7 @@ def main() -> None:
         model = weighted(victim, train) if missing else None
         for name in missing:
             assert model is not None
-            row = cell(ATTACKS[name], victim, model, test, options)
+            row = case(ATTACKS[name], victim, model, test, options)
             facts = {"attack": name, **vars(victim), **row}
             # The command names one attack and one network: that is enough to make the line again.
             words = f"--attacks '{name}' --networks {victim.network} --sizes {victim.size}"

@@ -54,10 +54,10 @@ def main() -> None:
         private, rest = data.batch(data.private), data.batch(data.train)
         for place in places:
             image = private.inputs[place][None].float()
-            cells, values = line(image, rest.inputs[rest.labels == private.labels[place]].float())
+            cases, values = line(image, rest.inputs[rest.labels == private.labels[place]].float())
             print(name, place, *(f"{value:.2f}" for value in values))
             grow = partial(F.interpolate, size=(SIDE, SIDE), mode="nearest")
-            framed = [F.pad(grow(cell.expand(-1, 3, -1, -1)), (3, 3, 3, 3), value=1.0) for cell in cells]
+            framed = [F.pad(grow(case.expand(-1, 3, -1, -1)), (3, 3, 3, 3), value=1.0) for case in cases]
             rows.append(torch.cat(framed, 3)[0])
     whole = (torch.cat(rows, 1) * 255).round().byte().permute(1, 2, 0)
     Image.fromarray(whole.numpy()).quantize(128).save(sys.argv[1], optimize=True)

@@ -1,6 +1,6 @@
 """Turn finished audits into records: python experiments/runs.py STUDY RUN [RUN ...]
 
-One record per cell and attack goes to results/STUDY.jsonl: the case, what was attacked and how, the scores with the
+One record per case and attack goes to results/STUDY.jsonl: the case, what was attacked and how, the scores with the
 guesses that need no attack beside them, and the command that made the run. Of a frontier it is one per defense and kind
 of attacker. Folders are cut from paths in the command, and so are options that change no number (`--out`, `--jobs`,
 `--quiet`).
@@ -16,7 +16,7 @@ from seepage.audit.recipe.places import kind_of
 from seepage.audit.row import Row
 from seepage.papers.records import keep_measured
 
-CELL = (
+CASE = (
     "model", "model_options", "parameters", "history", "accuracy", "client", "defense", "batch_size", "batches",
     "federation",
 )  # fmt: skip
@@ -58,25 +58,25 @@ def keep_run(study: str, folder: Path) -> None:
     """Add all rows of one finished run to a study's records."""
     result, env = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("result", "env"))
     recipe = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
-    cells = {cell["name"]: cell for cell in result["cells"]}
+    cases = {case["name"]: case for case in result["cases"]}
     tuned = {row["attack"]: {"tuned": row} for row in result.get("tuned", ())}
     for written in result["rows"]:
         known = Row.model_validate(written)
         row = {**written, **known.numbers(), "outcome": known.phrase}
-        cell = cells[row["cell"]]
+        case = cases[row["case"]]
         low, high = row.get("psnr_low"), row.get("psnr_high")
         keep_measured(
             study,
-            f"{row['attack']}, {row['cell']}",
+            f"{row['attack']}, {row['case']}",
             "psnr",
             row.get("psnr"),
             seed=recipe["seed"],
             interval=None if low is None else (low, high),
-            data=data_of(cell["data"], recipe["data"]["use"]),
+            data=data_of(case["data"], recipe["data"]["use"]),
             command=repeatable(env["command"]),
             recipe=recipe["name"],
-            cell=row["cell"],
-            **{key: cell.get(key) for key in CELL},
+            case=row["case"],
+            **{key: case.get(key) for key in CASE},
             **{key: row.get(key) for key in ROW},
             **tuned.get(row["attack"], {}),
         )

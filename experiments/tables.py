@@ -1,21 +1,21 @@
-"""Tables of pages as `tables.toml` describes them: which records, which of them share a line, what each cell shows.
+"""Tables of pages as `tables.toml` describes them: which records, which of them share a line, what each case shows.
 
 A part of a page is one table or several (`tables`), each with
 
 - `rows`: studies; `where`, `sort`: expressions on a record that leave some out and put them in order;
 - `by`: expressions whose values tell the lines apart (without: a line for each record);
-- `columns`: pairs of a head and a cell, with what stands where a cell has no value as a third; a word in their place
+- `columns`: pairs of a head and a case, with what stands where a case has no value as a third; a word in their place
   is a list of columns that several tables share (`[columns]`);
 - `across`: an expression, whose values (or those of `over`) fill columns: each column whose head has a field is
   repeated for each, on the records of that value;
 - `each`, `title`: a table for each value of an expression, below a title;
-- `last`: cells of a last line, on all records; `before`, `after`: lines around the table, on all records;
+- `last`: cases of a last line, on all records; `before`, `after`: lines around the table, on all records;
   `list`, `item`: a line below for each different entry of the records' lists.
 
-A cell is text with fields `{EXPRESSION:KIND FORMAT}`. The expression is Python on the facts of one record, with the
-functions of `page_cells.py`; the kind says how those of several records become one: `span` (least to most), `mean`,
+A case is text with fields `{EXPRESSION:KIND FORMAT}`. The expression is Python on the facts of one record, with the
+functions of `page_cases.py`; the kind says how those of several records become one: `span` (least to most), `mean`,
 `sum`, `max`, `list`, `range` (in brackets, where there are several), else the first. `{=EXPRESSION}` is asked once, of
-all `rows` of the cell. What a record lacks is None, and records whose value is None are left out.
+all `rows` of the case. What a record lacks is None, and records whose value is None are left out.
 """
 
 import itertools
@@ -27,11 +27,11 @@ from string import Formatter
 from types import CodeType
 from typing import Any
 
-import page_cells
+import page_cases
 from page_parts import Lines, Part, Row, commands, rows_of, span, table
 
 DESCRIBED = tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
-NAMES = {**vars(page_cells), **DESCRIBED["words"]}
+NAMES = {**vars(page_cases), **DESCRIBED["words"]}
 
 
 def _formatted(values: Sequence[Any], form: str) -> Iterator[str]:
@@ -61,8 +61,8 @@ def value(expression: str, facts: Row) -> Any:
         return None
 
 
-def cell(template: str, rows: Sequence[Row], otherwise: str = "") -> str:
-    """A cell on records; `otherwise` where a field has no value."""
+def case(template: str, rows: Sequence[Row], otherwise: str = "") -> str:
+    """A case on records; `otherwise` where a field has no value."""
     shown = []
     for text, field, form, _ in Formatter().parse(template):
         shown.append(text)
@@ -71,7 +71,7 @@ def cell(template: str, rows: Sequence[Row], otherwise: str = "") -> str:
         asked = [{"rows": rows}] if field.startswith("=") else rows
         values = [found for facts in asked if (found := value(field.removeprefix("="), facts)) is not None]
         if not values:
-            return cell(otherwise, rows) if otherwise else ""
+            return case(otherwise, rows) if otherwise else ""
         kind, _, rest = (form or "").partition(" ")
         shown.append(KINDS[kind](values, rest) if kind in KINDS else format(values[0], form))
     return "".join(shown)
@@ -86,22 +86,22 @@ def grouped(rows: Iterable[Row], expressions: Sequence[str]) -> list[list[Row]]:
 
 
 def columns_of(entry: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[Sequence[Row]], str]]]:
-    """Heads, and what makes the cells below them."""
+    """Heads, and what makes the cases below them."""
     listed = (DESCRIBED["columns"][one] if isinstance(one, str) else [one] for one in entry["columns"])
     columns = list(itertools.chain(*listed))
     for repeated, run in itertools.groupby(columns, lambda column: "{" in column[0]):
         own = list(run)
         if not repeated:
-            yield from ((head, partial(_cell, rest)) for head, *rest in own)
+            yield from ((head, partial(_case, rest)) for head, *rest in own)
             continue
         found = dict.fromkeys(value(entry["across"], row) for row in rows)
         for asked, (head, *rest) in itertools.product(entry.get("over", found), own):
-            yield cell(head, [{"across": asked}]), partial(_cell, rest, of=(entry["across"], asked))
+            yield case(head, [{"across": asked}]), partial(_case, rest, of=(entry["across"], asked))
 
 
-def _cell(texts: Sequence[str], rows: Sequence[Row], of: tuple[str, Any] | None = None) -> str:
+def _case(texts: Sequence[str], rows: Sequence[Row], of: tuple[str, Any] | None = None) -> str:
     chosen = rows if of is None else [row for row in rows if value(of[0], row) == of[1]]
-    return cell(texts[0], chosen, *texts[1:]) if chosen else ""
+    return case(texts[0], chosen, *texts[1:]) if chosen else ""
 
 
 def one_table(entry: Mapping[str, Any], rows: Sequence[Row]) -> Lines:
@@ -109,7 +109,7 @@ def one_table(entry: Mapping[str, Any], rows: Sequence[Row]) -> Lines:
     columns = list(columns_of(entry, rows))
     groups = grouped(rows, entry["by"]) if "by" in entry else [[row] for row in rows]
     body = [[make(group) for _, make in columns] for group in groups]
-    body += [[cell(text, rows) for text in line] for line in entry.get("last", ())]
+    body += [[case(text, rows) for text in line] for line in entry.get("last", ())]
     return table([head for head, _ in columns], body)
 
 
@@ -120,16 +120,16 @@ def described(entry: Mapping[str, Any]) -> tuple[Lines, list[Row]]:
     found = [row for row in every if "where" not in entry or value(entry["where"], row)]
     rows = [{**row, "every_row": found} for row in found]
     rows = sorted(rows, key=lambda row: value(entry["sort"], row)) if "sort" in entry else rows
-    lines: Lines = [cell(line, rows) for line in entry.get("before", ())]
+    lines: Lines = [case(line, rows) for line in entry.get("before", ())]
     if "each" in entry:
         for _, run in itertools.groupby(rows, partial(value, entry["each"])):
             own = list(run)
-            lines += [cell(entry["title"], own), "", *one_table(entry, own)]
+            lines += [case(entry["title"], own), "", *one_table(entry, own)]
             lines += [*(commands(own) if entry.get("silent") else []), ""]
         lines = lines[:-1] if entry.get("silent") else lines
     else:
         lines += one_table(entry, rows)
-    lines += [cell(line, rows) for line in entry.get("after", ())]
+    lines += [case(line, rows) for line in entry.get("after", ())]
     if "list" in entry:
         listed = sorted({one for row in rows for one in value(entry["list"], row) or ()})
         lines += [*entry.get("heading", ()), *(entry["item"].format(one) for one in listed)] if listed else []
@@ -146,7 +146,7 @@ def lines_of(entry: Mapping[str, Any]) -> Lines:
         lines += [*([""] if number else []), *made]
         behind += rows
     if len(tables) > 1:
-        lines += [cell(line, behind) for line in entry.get("after", ())]
+        lines += [case(line, behind) for line in entry.get("after", ())]
         behind.sort(key=lambda row: row["file_place"]) if tables[0]["rows"] == tables[1]["rows"] else None
     return lines if entry.get("silent") else [*lines, *commands(behind)]
 

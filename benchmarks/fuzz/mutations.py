@@ -69,7 +69,7 @@ WORDS = (
     "$HOME",
     "schema",
     "use",
-    "cell",
+    "case",
 )
 
 NUMBERS = (
@@ -105,7 +105,7 @@ NUMBERS = (
     -math.inf,
 )
 
-NAMES = ("use", "options", "name", "schema", "cell", "attack", "label", "rows", "grid", "case", "seed", "", "__class__")
+NAMES = ("use", "options", "name", "schema", "case", "attack", "label", "rows", "grid", "case", "seed", "", "__class__")
 
 
 def nested(rng: Random, depth: int | None = None) -> Any:

@@ -158,7 +158,7 @@ class Run(_OfRun):
 def worded(rng: Random, value: Any) -> Any:
     """JSON with a stranger's words in every text, and in some numbers' places."""
     if isinstance(value, dict):
-        keep = ("schema", "status", "space", "name", "cell", "attack", "severity", "outcome", "kind")
+        keep = ("schema", "status", "space", "name", "case", "attack", "severity", "outcome", "kind")
         return {key: item if key in keep and rng.random() < 0.9 else worded(rng, item) for key, item in value.items()}
     if isinstance(value, list):
         return [worded(rng, item) for item in value]

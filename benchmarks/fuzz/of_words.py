@@ -10,7 +10,7 @@ from mutations import MARKER, NUMBERS, WORDS, damaged, spoiled
 from watch import ran
 
 from seepage.audit.recipe.files import BUILT_IN, read_recipe
-from seepage.audit.recipe.resolve import cells, resolved
+from seepage.audit.recipe.resolve import resolve_cases, resolved
 from seepage.audit.recipe.trust import refuse_code
 
 
@@ -52,9 +52,9 @@ class Recipe(Reader):
         path = self.home / "x.toml"
         tables = read_recipe(path)
         refuse_code(tables, str(path), models=False)
-        found = cells(tables)
+        found = resolve_cases(tables)
         again = tomllib.loads(resolved(tables, found))
-        assert [one.cell for one in cells(again)] == [one.cell for one in found]
+        assert [one.case for one in resolve_cases(again)] == [one.case for one in found]
         return found
 
 
@@ -106,7 +106,7 @@ KEYS = (
     "knowledge.told",
     "expect.x",
     "name",
-    "cell",
+    "case",
     "tune.options",
     "membership.level",
     "",

@@ -290,5 +290,5 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _row(*cases: str) -> str:
+    return "| " + " | ".join(case.replace("|", "\\|") for case in cases) + " |"

@@ -24,10 +24,10 @@ PANELS = (
 def draw(run: Path, out: Path) -> None:
     """Two strips for each panel: private examples, and what the attack made of the update."""
     opened = open_run(run)
-    cells = {cell.name: cell for cell in opened.cells}
+    cases = {case.name: case for case in opened.cases}
     figure = plt.figure(figsize=(9.6, 4.1), dpi=100, facecolor="white")
     for panel, (name, attack, title) in enumerate(PANELS):
-        pictures = open_pictures(opened, cells[name])
+        pictures = open_pictures(opened, cases[name])
         figure.text(0.5, 0.985 - 0.5 * panel, title, ha="center", va="top", fontsize=12)
         places = pictures.places[:SHOWN]
         rebuilt = [pictures.guesses[attack].at(place) for place in places]

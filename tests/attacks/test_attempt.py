@@ -67,7 +67,7 @@ def test_a_damaged_outcome_is_refused(key: str, tmp_path: Path) -> None:
 
 
 def progress(folder: Path, pause: float = 0.0) -> FolderProgress:
-    task = {"cell": "c", "attack": "a", "round": 0}
+    task = {"case": "c", "attack": "a", "round": 0}
     return FolderProgress(folder / "progress.jsonl", folder / "000000-checkpoint", task, pause)
 
 
@@ -110,4 +110,4 @@ def test_a_report_is_one_line_and_an_objective_that_is_no_number_is_null(tmp_pat
         kept.report(1, 9, objective)
     lines = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
     assert [line["objective"] for line in lines] == [0.5, None, None]
-    assert lines[0] == {"cell": "c", "attack": "a", "round": 0, "done": 1, "total": 9, "objective": 0.5}
+    assert lines[0] == {"case": "c", "attack": "a", "round": 0, "done": 1, "total": 9, "objective": 0.5}

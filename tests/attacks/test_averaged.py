@@ -14,7 +14,7 @@ from seepage.attacks.averaged import _average
 from seepage.attacks.search.adaptive import known_noise
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.plans import Rounds
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.summary import _guarantee
 from seepage.base.nn import generator, state_of
 from seepage.federation.clients import FedAvg
@@ -283,7 +283,7 @@ TABLES: dict[str, Any] = {
 
 
 def only(tables: dict[str, Any]) -> Recipe:
-    (recipe,) = cells(tables)
+    (recipe,) = resolve_cases(tables)
     return recipe
 
 
@@ -297,7 +297,7 @@ def test_a_recipe_can_say_it() -> None:
 @pytest.mark.parametrize("size", [3, 5])
 def test_the_batch_must_be_the_whole(size: int) -> None:
     with pytest.raises(SeepageError, match="4 samples"):
-        cells({**TABLES, "batch": {"size": size}})
+        resolve_cases({**TABLES, "batch": {"size": size}})
 
 
 def test_all_rounds_are_counted() -> None:

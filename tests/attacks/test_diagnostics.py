@@ -11,8 +11,8 @@ from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record
 from seepage.attacks.exposure import diagnostics
+from seepage.audit.case import Case
 from seepage.audit.caveats import alignment_diagnostics, attack_diagnostics
-from seepage.audit.cell import Cell
 from seepage.audit.row import Row
 from seepage.audit.verdict import guarantee_lines
 from seepage.base.nn import generator, state_of
@@ -67,7 +67,7 @@ def test_one_batch_is_little_to_rest_on() -> None:
 
 def row(**changes: Any) -> Row:
     """A row of an attack that recovered nothing, with changes by the names of its numbers."""
-    base = {"cell": "a", "attack": "dlg", "outcome": "", "steps": 9, "examples": 8, "recovered": 0.0}
+    base = {"case": "a", "attack": "dlg", "outcome": "", "steps": 9, "examples": 8, "recovered": 0.0}
     return row_of(**{**base, **changes})
 
 
@@ -102,7 +102,7 @@ def test_an_objective_is_not_blamed_where_the_client_s_rule_was_told_wrongly() -
 
 
 def test_an_epsilon_that_is_missing_is_a_warning_alone() -> None:
-    lacking = Cell(name="a", promise={"unit": "example", "doubts": ("dp-accounting is not installed",)})
+    lacking = Case(name="a", promise={"unit": "example", "doubts": ("dp-accounting is not installed",)})
     assert guarantee_lines([lacking]) == []
     assert diagnostics.guarantee_diagnostics(lacking.promise)[0].severity == "warning"
 

@@ -25,7 +25,7 @@ from seepage.attacks.generative.training import train_decoder, train_denoiser, t
 from seepage.attacks.search.distances import L2
 from seepage.audit.recipe.auxiliary import Auxiliary, auxiliary_images
 from seepage.audit.recipe.files import BUILT_IN, read_recipe
-from seepage.audit.recipe.resolve import cells, resolved
+from seepage.audit.recipe.resolve import resolve_cases, resolved
 from seepage.audit.run import run
 from seepage.base.nn import generator
 from seepage.errors import Problems
@@ -364,19 +364,19 @@ def test_an_audit_says_that_images_were_told_and_hands_over_none_of_the_private_
     handed = load_file(tmp_path / "run/observed/auxiliary.safetensors")["inputs"]
     private = open_truth(tmp_path / "run/private").whole.inputs
     assert torch.cdist(handed.flatten(1), private.flatten(1)).min() > 0
-    assert "auxiliary images of digits" in done.result.record()["cells"][0]["title"]
+    assert "auxiliary images of digits" in done.result.record()["cases"][0]["title"]
 
 
 def test_a_recipe_keeps_its_auxiliary_images_and_refuses_those_of_a_shared_data_set() -> None:
     tables = {**TABLES, "auxiliary": {"count": 7}}
-    written = tomllib.loads(resolved(tables, cells(tables)))
-    assert cells(written)[0].auxiliary == Auxiliary(count=7)
+    written = tomllib.loads(resolved(tables, resolve_cases(tables)))
+    assert resolve_cases(written)[0].auxiliary == Auxiliary(count=7)
     with pytest.raises(Problems, match="all of the data set"):
-        cells({**tables, "federation": {"clients": 4, "rounds": 1}})
+        resolve_cases({**tables, "federation": {"clients": 4, "rounds": 1}})
     with pytest.raises(Problems, match=r"auxiliary\.count"):
-        cells({**TABLES, "auxiliary": {"count": 0}})
+        resolve_cases({**TABLES, "auxiliary": {"count": 0}})
 
 
 def test_every_recipe_gives_its_generators_images() -> None:
     for file in (BUILT_IN / "generative").glob("*.toml"):
-        assert all(recipe.auxiliary is not None for recipe in cells(read_recipe(file))), file.stem
+        assert all(recipe.auxiliary is not None for recipe in resolve_cases(read_recipe(file))), file.stem

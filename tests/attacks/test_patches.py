@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, GaussianNoise, build, exposure, record
-from seepage.attacks.network import Case
+from seepage.attacks.network import AttackedRound
 from seepage.attacks.patches import PatchEmbedding, PatchTokens
 from seepage.attacks.patches.solve import Measured, solve
 from seepage.errors import Inapplicable
@@ -140,7 +140,7 @@ def test_entries_are_the_pixels_that_the_layer_reads() -> None:
     """An oracle by hand: what the convolution is given, cut into patches."""
     model = build(Architecture("vit", SMALL), SHAPE, CLASSES)
     seen = record(model, batch())
-    tokens = PatchTokens.of(Case.of(seen))
+    tokens = PatchTokens.of(AttackedRound.of(seen))
     normalized = (image().double() - 0.5) / 0.25
     wanted = normalized.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(16, 48)
     torch.testing.assert_close(tokens.embed(image().double()), wanted, atol=1e-5, rtol=1e-5)
@@ -153,7 +153,7 @@ def test_entries_are_the_pixels_that_the_layer_reads() -> None:
 def test_the_errors_are_the_gradients_of_the_tokens() -> None:
     model = build(Architecture("vit", SMALL), SHAPE, CLASSES)
     seen = record(model, batch())
-    tokens, network = PatchTokens.of(Case.of(seen)), model[1]  # type: ignore[index]
+    tokens, network = PatchTokens.of(AttackedRound.of(seen)), model[1]  # type: ignore[index]
     kept: list[Tensor] = []
     hook = network.conv_proj.register_forward_hook(lambda _, __, out: (out.retain_grad(), kept.append(out))[1])  # type: ignore[union-attr]
     nn.functional.cross_entropy(model.eval()(image()), torch.tensor([0])).backward()

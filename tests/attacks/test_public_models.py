@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seepage import Architecture, Batch, FedSGD, Inapplicable, Transcript, attack, build, observe, record
 from seepage.attacks import dlg
 from seepage.attacks.exposure import exposure
-from seepage.attacks.network import Case
+from seepage.attacks.network import AttackedRound
 from seepage.attacks.search.distances import Cosine
 from seepage.attacks.search.problem import Problem
 from seepage.attacks.text.layers import Reader
@@ -242,7 +242,7 @@ def test_a_network_that_takes_no_shorter_texts_is_given_none() -> None:
     for model, takes in ((Tagger(), False), (ours, True)):
         labels = torch.zeros(1, 5, dtype=torch.int64) if takes else torch.tensor([1])
         transcript = record(model, Batch(private((5,)), labels), client=EVAL)
-        assert Reader(Case.of(transcript)).takes_shorter is takes
+        assert Reader(AttackedRound.of(transcript)).takes_shorter is takes
 
 
 def test_an_update_over_tokens_can_be_observed() -> None:

@@ -6,24 +6,24 @@ import torch.nn.functional as F
 from torch import nn
 
 from seepage import Architecture, Batch, build, record
-from seepage.attacks.network import Case, NetworkCut, best_labels, vouch
+from seepage.attacks.network import AttackedRound, NetworkCut, best_labels, vouch
 from seepage.attacks.rgap.chain import Chain
 from seepage.base.algebra.rows import first_of_each, groups, same_rows
 from seepage.base.nn import state_of
 from seepage.federation.types import Round, Update
 
 
-def case(images: torch.Tensor, labels: torch.Tensor, *, scale: float = 1.0) -> Case:
+def attacked(images: torch.Tensor, labels: torch.Tensor, *, scale: float = 1.0) -> AttackedRound:
     """A round whose update is so many times the client's own."""
     seen = record(build(Architecture("fc2", {"hidden": 24}), (1, 4, 4), 5), Batch(images, labels))
     sent = {name: scale * tensor for name, tensor in seen[0].update.tensors.items()}
-    return Case(seen.knowledge, Round(0, seen[0].params, Update(sent), batch_size=len(images)))
+    return AttackedRound(seen.knowledge, Round(0, seen[0].params, Update(sent), batch_size=len(images)))
 
 
 @pytest.mark.parametrize("scale", [0.25, 1.0, 3.0])
 def test_the_own_update_vouches_for_the_truth_and_for_its_multiple_if_asked(scale: float) -> None:
     images, labels = torch.rand(2, 1, 4, 4), torch.tensor([1, 3])
-    seen = case(images, labels, scale=scale)
+    seen = attacked(images, labels, scale=scale)
     off, multiple = vouch(seen, images, labels, multiple=None)
     assert off < 1e-6
     assert multiple == pytest.approx(scale, rel=1e-6)
@@ -34,12 +34,12 @@ def test_the_own_update_vouches_for_the_truth_and_for_its_multiple_if_asked(scal
 
 def test_an_update_that_points_away_is_no_multiple() -> None:
     images, labels = torch.rand(1, 1, 4, 4), torch.tensor([2])
-    assert vouch(case(images, labels, scale=-1.0), images, labels, multiple=None) == (pytest.approx(2.0), 1.0)
+    assert vouch(attacked(images, labels, scale=-1.0), images, labels, multiple=None) == (pytest.approx(2.0), 1.0)
 
 
 def test_a_cut_names_the_label_whose_slopes_were_sent() -> None:
     images, labels = torch.rand(6, 1, 4, 4), torch.tensor([0, 4, 2, 2, 1, 3])
-    seen = case(images, labels)
+    seen = attacked(images, labels)
     names = [name for name, module in seen.model.named_modules() if isinstance(module, nn.Linear)]
     _, calls = seen.forward(images.double().requires_grad_(), names[:1], exact=True)
     outputs = calls[names[0]][0].output.detach()
@@ -95,7 +95,7 @@ def test_rows_are_found_again_each_once() -> None:
 
 def test_a_case_runs_at_weights_of_its_own_in_float64() -> None:
     images, labels = torch.rand(2, 1, 4, 4), torch.tensor([1, 0])
-    seen = case(images, labels)
+    seen = attacked(images, labels)
     params, _ = seen.exact
     assert {tensor.dtype for tensor in params.values()} == {torch.float64}
     logits, calls = seen.forward(images.double(), exact=True)

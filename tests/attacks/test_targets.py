@@ -575,7 +575,7 @@ def test_several_classes_at_once_are_audited_whatever_batches_look_like(tmp_path
     )
     kinds = {bool((batch.labels.sum(1) == 1).all()) for batch in open_truth(tmp_path / "run" / "private")}
     assert kinds == {True, False}
-    assert done.result.cells[0].target == "value"
+    assert done.result.cases[0].target == "value"
     assert all("mean_target" in row.baselines for row in done.result.rows)
     assert done.result.rows[1].mean("target_error") is not None
 

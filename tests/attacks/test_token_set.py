@@ -16,7 +16,7 @@ from seepage.attacks.text import TokenSet
 from seepage.attacks.text.moved_rows import moved_rows
 from seepage.audit.gate import parse_condition
 from seepage.audit.recorded import AttackRequest, attack_only
-from seepage.audit.row import Cell, Outcome, Row
+from seepage.audit.row import Case, Outcome, Row
 from seepage.audit.verdict import verdict
 from seepage.audit.verdict_summary import verdict_summary
 from seepage.cli.options import SimulationOptions, tables_of
@@ -221,22 +221,22 @@ def test_scores_are_counts_with_the_interval_of_clopper_and_pearson() -> None:
 
 SHARE = {"mean": 0.99, "low": 0.95, "high": 0.998, "n": 200}
 NAMED = Row(
-    cell="a", attack="token_set", outcome=Outcome.TOKENS_NAMED, space="token", returned=198, examples=4,
+    case="a", attack="token_set", outcome=Outcome.TOKENS_NAMED, space="token", returned=198, examples=4,
     certified={"n": 190, "wrong": 0}, scores={"token_recall": SHARE, "token_precision": SHARE | {"mean": 1.0}},
 )  # fmt: skip
-CELL = Cell(name="a", title="net", kind="texts")
+CASE = Case(name="a", title="net", kind="texts")
 
 
 def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() -> None:
-    refused = Row(cell="a", attack="token_sequences", outcome=Outcome.INAPPLICABLE, status="inapplicable", reason="no")
-    level, words = verdict([refused, NAMED], [CELL])
+    refused = Row(case="a", attack="token_sequences", outcome=Outcome.INAPPLICABLE, status="inapplicable", reason="no")
+    level, words = verdict([refused, NAMED], [CASE])
     assert level == "partial"
     assert words.startswith(
         "TOKENS IDENTIFIED. On net token_set names 198 of 200 distinct tokens of the client's texts, none wrong"
     )
     assert "NO RESULT" not in words
     assert (
-        verdict_summary([refused, NAMED], [], [], [], [CELL])[0].words == "198 of 200 tokens named, by token_set on net"
+        verdict_summary([refused, NAMED], [], [], [], [CASE])[0].words == "198 of 200 tokens named, by token_set on net"
     )
     assert RowTexts.of(NAMED).outcome == "198 of 200 tokens named, none wrong"
     assert [one.name for one in violations([refused, NAMED], parse_condition("token_recall>0.5"))] == ["token_set"]
@@ -248,7 +248,7 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
 
 def test_without_a_truth_what_is_certified_is_said() -> None:
     bare = NAMED.model_copy(update={"scores": {}})
-    level, words = verdict([bare], [CELL])
+    level, words = verdict([bare], [CASE])
     assert level == "partial"
     assert "names 198 distinct tokens of the client's texts by rows of the embedding that moved, 190 of them" in words
     assert RowTexts.of(bare).outcome == "198 tokens named, 190 of them certified"

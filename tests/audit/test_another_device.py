@@ -121,16 +121,16 @@ def test_an_audit_on_another_device_says_the_same(recipe: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("order", [["cpu", "cuda:0"], ["cuda:0", "cpu"]], ids="-".join)
 def test_a_grid_over_devices_says_the_same_on_each(order: list[str], tmp_path: Path) -> None:
-    # Each cell draws its own numbers, so these attacks are those that draw none.
+    # Each case draws its own numbers, so these attacks are those that draw none.
     plan = 'training = { steps = 3 }\nattack = [{ use = "linear" }, { use = "spear" }]'
     tables = tomllib.loads(FACES + plan) | {"grid": {"device": order}}
     with pretended():
         run = audit.run(tables, out=tmp_path / "run", jobs=1)
     rows = run.result.rows
     assert json.loads((run.folder / "env.json").read_text())["device"] == order[0]
-    cells = list(dict.fromkeys(row.cell for row in rows))
-    assert len(cells) == 2
-    one, two = ([row for row in rows if row.cell == cell] for cell in cells)
+    cases = list(dict.fromkeys(row.case for row in rows))
+    assert len(cases) == 2
+    one, two = ([row for row in rows if row.case == case] for case in cases)
     for a, b in zip(one, two, strict=True):
         assert (a.attack, a.status, a.reason) == (b.attack, b.status, b.reason)
         assert a.status != "error"

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage.audit import run as audit
-from seepage.audit.attack import attack_cells, attack_names, check_reconstruction, own_source, ready_for
+from seepage.audit.attack import attack_cases, attack_names, check_reconstruction, own_source, ready_for
 from seepage.audit.captured import Capture, attack_captured
 from seepage.audit.observe import Files
-from seepage.audit.recipe.resolve import cells
-from seepage.audit.record import record_cells
+from seepage.audit.recipe.resolve import resolve_cases
+from seepage.audit.record import record_cases
 from seepage.audit.recorded import AttackRequest, attack_only, fingerprint
 from seepage.base.executor import LocalExecutor, threads_for
 from seepage.base.registry import Spec
@@ -43,9 +43,9 @@ def test_a_run_writes_the_folder_of_the_design(tmp_path: Path) -> None:
         "recipe.toml", "env.json", "result.json", "flags.json", "scores.jsonl", "exposure.json",
             "manifest.json", "manifest.key", "owner.mac",
         "observed/knowledge.json", "observed/model.safetensors", "observed/rounds/000000.safetensors",
-        "private/truth.safetensors", "private/cell.json",
-        "attacks/cell/linear/000000.json", "attacks/cell/linear/000000.safetensors",
-        "reconstructions/cell/linear.safetensors",
+        "private/truth.safetensors", "private/case.json",
+        "attacks/case/linear/000000.json", "attacks/case/linear/000000.safetensors",
+        "reconstructions/case/linear.safetensors",
     }  # fmt: skip
     assert run.result.record() == json.loads((run.folder / "result.json").read_text())
     environment = json.loads((run.folder / "env.json").read_text())
@@ -53,7 +53,7 @@ def test_a_run_writes_the_folder_of_the_design(tmp_path: Path) -> None:
     assert (environment["jobs"], environment["device"]) == (1, "cpu")
     assert tomllib.loads((run.folder / "recipe.toml").read_text())["data"] == {"use": "faces", "size": 8}
     assert any("recording" in what for _, _, what in shown)
-    assert not any("cell" in what for _, _, what in shown), "a single case has no name to tell"
+    assert not any("case" in what for _, _, what in shown), "a single case has no name to tell"
     assert any("linear" in what or done == total for done, total, what in shown)
 
 
@@ -72,7 +72,7 @@ def test_a_run_without_a_recipe_is_not_taken_for_this_one(tmp_path: Path) -> Non
         audit.run(TABLES, out=tmp_path / "run", jobs=1)
 
 
-def test_recording_again_records_nothing_and_a_missing_cell_alone_is_made(tmp_path: Path) -> None:
+def test_recording_again_records_nothing_and_a_missing_case_alone_is_made(tmp_path: Path) -> None:
     tables = {**TABLES, "grid": {"seed": [0, 1]}}
     folder = audit.record_only(tables, out=tmp_path / "run")
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.*")}
@@ -103,7 +103,7 @@ def test_what_an_attacker_reads_works_without_the_private_side(tmp_path: Path) -
     blind = attack_only(tmp_path / "sent", AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "blind", jobs=1))
     one, two = (folder / "attacks" for folder in (whole.folder, blind.folder))
     assert (two / "sent/linear/000000.safetensors").read_bytes() == (
-        one / "cell/linear/000000.safetensors"
+        one / "case/linear/000000.safetensors"
     ).read_bytes()
 
 
@@ -187,17 +187,17 @@ def test_the_cores_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attacks_that_have_an_outcome_are_not_run_again(tmp_path: Path) -> None:
-    recipes = cells(TABLES)
-    record_cells(recipes, tmp_path)
+    recipes = resolve_cases(TABLES)
+    record_cases(recipes, tmp_path)
     sources = [own_source(recipe, recipes, tmp_path) for recipe in recipes]
     assert sources[0].trust
-    attack_cells(sources, recipes, tmp_path, 1)
-    (path,) = tmp_path.glob("attacks/cell/linear/000000.safetensors")
+    attack_cases(sources, recipes, tmp_path, 1)
+    (path,) = tmp_path.glob("attacks/case/linear/000000.safetensors")
     before = path.stat().st_mtime_ns
-    attack_cells(sources, recipes, tmp_path, 1)
+    attack_cases(sources, recipes, tmp_path, 1)
     assert path.stat().st_mtime_ns == before
     path.with_suffix(".json").unlink()
-    attack_cells(sources, recipes, tmp_path, 1)
+    attack_cases(sources, recipes, tmp_path, 1)
     assert path.stat().st_mtime_ns != before
 
 
@@ -212,13 +212,13 @@ def test_side_by_side_the_dearest_attacks_begin(
     jobs: int, begun: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attacks = [{"use": use} for use in ("linear", "idlg")]
-    recipes = cells({**TABLES, "all_attacks": True, "attack": attacks, "grid": {"batch.size": [1, 8]}})
-    record_cells(recipes, tmp_path)
+    recipes = resolve_cases({**TABLES, "all_attacks": True, "attack": attacks, "grid": {"batch.size": [1, 8]}})
+    record_cases(recipes, tmp_path)
     given: list[str] = []
     monkeypatch.setattr(
-        LocalExecutor, "run", lambda _, works, *__: given.extend(f"{work.name} {work.cell[-1]}" for work in works)
+        LocalExecutor, "run", lambda _, works, *__: given.extend(f"{work.name} {work.case[-1]}" for work in works)
     )
-    attack_cells([own_source(recipe, recipes, tmp_path) for recipe in recipes], recipes, tmp_path, jobs)
+    attack_cases([own_source(recipe, recipes, tmp_path) for recipe in recipes], recipes, tmp_path, jobs)
     assert given == begun
 
 
@@ -229,17 +229,17 @@ def test_a_mistake_while_recording_leaves_no_folder_and_no_worker(tmp_path: Path
         audit.run(
             two, out=tmp_path / "run", jobs=2, show=lambda *_: workers.append(len(multiprocessing.active_children()))
         )
-    assert set(workers) == {1}, "it was made ready from the first cell on"
+    assert set(workers) == {1}, "it was made ready from the first case on"
     assert multiprocessing.active_children() == []
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow  # two processes
 def test_what_is_recorded_takes_no_worker_ahead(tmp_path: Path) -> None:
-    recipes = cells({**TABLES, "batch": {"count": 2}})
+    recipes = resolve_cases({**TABLES, "batch": {"count": 2}})
     with ready_for(recipes, tmp_path, 2, None) as ready:
         assert ready != LocalExecutor()
-        record_cells(recipes, tmp_path)
+        record_cases(recipes, tmp_path)
     with ready_for(recipes, tmp_path, 2, None) as ready:
         assert ready == LocalExecutor()
 
@@ -247,8 +247,8 @@ def test_what_is_recorded_takes_no_worker_ahead(tmp_path: Path) -> None:
 def test_a_guess_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     import torch
 
-    recipes = cells(TABLES)
-    record_cells(recipes, tmp_path)
+    recipes = resolve_cases(TABLES)
+    record_cases(recipes, tmp_path)
     seen = open_transcript(tmp_path / "observed")
     check_reconstruction(Reconstruction(torch.zeros(3, 1, 8, 8)), seen)
     check_reconstruction(Reconstruction(torch.zeros(3, 99), space="feature"), seen)
@@ -261,7 +261,7 @@ def test_a_guess_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
             check_reconstruction(bad, seen)
 
 
-def test_a_client_whose_training_overflows_leaves_out_its_cell_alone(tmp_path: Path) -> None:
+def test_a_client_whose_training_overflows_leaves_out_its_case_alone(tmp_path: Path) -> None:
     tables = {
         "data": {"use": "digits", "size": 8},
         "model": {"use": "fc2", "hidden": 8},
@@ -270,13 +270,13 @@ def test_a_client_whose_training_overflows_leaves_out_its_cell_alone(tmp_path: P
         "attack": [{"use": "linear"}],
         "case": [{"name": "overflows", "client": {"lr": 1e30}}],
     }
-    found = {row["cell"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result.record()["rows"]}
+    found = {row["case"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result.record()["rows"]}
     assert found["overflows"]["outcome"] == "not_recorded"
     assert "holds NaN or infinite values" in found["overflows"]["reason"]
-    assert "psnr" in found["cell"]["scores"]
+    assert "psnr" in found["case"]["scores"]
 
 
-def test_a_federation_that_diverges_leaves_out_its_cell_alone(tmp_path: Path) -> None:
+def test_a_federation_that_diverges_leaves_out_its_case_alone(tmp_path: Path) -> None:
     tables = {
         "data": {"use": "digits", "size": 8},
         "model": {"use": "fc2", "hidden": 8},
@@ -285,7 +285,7 @@ def test_a_federation_that_diverges_leaves_out_its_cell_alone(tmp_path: Path) ->
         "attack": [{"use": "linear"}],
         "case": [{"name": "diverges", "federation": {"lr": 1e45}}],
     }
-    found = {row["cell"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result.record()["rows"]}
+    found = {row["case"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result.record()["rows"]}
     assert found["diverges"]["outcome"] == "not_recorded"
     assert "not finite after" in found["diverges"]["reason"]
-    assert "psnr" in found["cell"]["scores"]
+    assert "psnr" in found["case"]["scores"]

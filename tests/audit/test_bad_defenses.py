@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from seepage import SeepageError, record
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.federation.defenses import DPSGD, Soteria
 from seepage.federation.types import Batch
 from seepage.measure.privacy.accounting import epsilon, sigma_for
@@ -34,7 +34,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_a_value_that_makes_no_sense_is_refused_in_one_sentence() -> None:
     for table, words in WRONG:
         with pytest.raises(SeepageError, match=words) as caught:
-            cells({"defense": [table], "attack": [{"use": "linear"}]})
+            resolve_cases({"defense": [table], "attack": [{"use": "linear"}]})
         sentence = str(caught.value).removeprefix("the recipe has mistakes:").strip()
         assert "\n" not in sentence, table
         assert ". " not in sentence, table

@@ -12,7 +12,7 @@ from seepage.attacks import Attack
 from seepage.audit import budget
 from seepage.audit import run as audit
 from seepage.audit.budget import Planner, Searching, estimated, fitting, recorded_plan, timed, update_seconds
-from seepage.audit.cell import RunBudget
+from seepage.audit.case import RunBudget
 from seepage.audit.findings import findings
 from seepage.audit.recipe.files import BUILT_IN, read_recipe
 from seepage.audit.row import Outcome, Result
@@ -27,7 +27,7 @@ TABLES: dict[str, Any] = {
     "batch": {"size": 3},
     "attack": [{"use": "gradient_matching", "steps": 8}, {"use": "inverting_gradients", "steps": 4}],
 }
-MATCHED, INVERTED = ("attacks/cell/gradient_matching/000000", "attacks/cell/inverting_gradients/000000")
+MATCHED, INVERTED = ("attacks/case/gradient_matching/000000", "attacks/case/inverting_gradients/000000")
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
@@ -119,7 +119,7 @@ def test_a_search_is_timed_by_its_steps_and_by_what_it_does_before_them(monkeypa
 
         __call__ = run  # type: ignore[assignment]
 
-    search = Searching("cell", "slow", Slow(), 1, 0, lambda: None, Slow)  # type: ignore[arg-type, return-value]
+    search = Searching("case", "slow", Slow(), 1, 0, lambda: None, Slow)  # type: ignore[arg-type, return-value]
     assert timed(search) == pytest.approx(5.0 + 100 * 2.0)
     assert now[0] == pytest.approx(5.0 + 3 * 2.0)
 
@@ -134,7 +134,7 @@ def test_what_a_stage_before_took_is_no_longer_there(tmp_path: Path, monkeypatch
         def run(self, *_: Any, **__: Any) -> Any: ...
 
     attack = Search()
-    planner.plan([Searching("cell", "one", attack, 1, 0, lambda: None, lambda _: attack)])  # type: ignore[arg-type, return-value]
+    planner.plan([Searching("case", "one", attack, 1, 0, lambda: None, lambda _: attack)])  # type: ignore[arg-type, return-value]
     assert [cut.steps for cut in planner.budget.cut] == [5]
 
 
@@ -165,17 +165,17 @@ def test_stated_steps_are_never_cut() -> None:
 
 
 def test_minutes_are_of_a_whole_run_and_of_recipes_that_say_so() -> None:
-    from seepage.audit.recipe.resolve import cells
+    from seepage.audit.recipe.resolve import resolve_cases
 
     assert read_recipe(BUILT_IN / "default.toml")["minutes"] == 10
     assert not [path for path in BUILT_IN.rglob("*/*.toml") if "minutes" in read_recipe(path)]
     for wrong in (0, -1.0, float("inf")):
         with pytest.raises(SeepageError, match="above 0"):
-            cells({**TABLES, "minutes": wrong})
+            resolve_cases({**TABLES, "minutes": wrong})
     with pytest.raises(SeepageError, match="minutes must be a number"):
-        cells({**TABLES, "minutes": "ten"})
+        resolve_cases({**TABLES, "minutes": "ten"})
     with pytest.raises(SeepageError, match="cannot set minutes"):
-        cells({**TABLES, "case": [{"name": "x", "minutes": 3}]})
+        resolve_cases({**TABLES, "case": [{"name": "x", "minutes": 3}]})
 
 
 def test_what_searches_take_is_told_stage_by_stage_and_long_ones_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_what_searches_take_is_told_stage_by_stage_and_long_ones_by_others(monke
     seen = open_seen()
 
     def of(name: str, attack: Search) -> Searching:
-        return Searching("cell", name, attack, 1, 0, lambda: seen, lambda _: attack)
+        return Searching("case", name, attack, 1, 0, lambda: seen, lambda _: attack)
 
     timed_ones: list[str] = []
 
@@ -211,7 +211,7 @@ def test_what_searches_take_is_told_stage_by_stage_and_long_ones_by_others(monke
     total, seconds = estimated(stages, jobs=2)
     assert timed_ones == ["first"], "the others have longer steps, and the same evaluations"
     assert {key: round(took, 6) for key, took in seconds.items()} == {
-        "cell/first": 20.0, "cell/second": 20.0, "cell/third": 20.0, "cell/no": 0.0,
+        "case/first": 20.0, "case/second": 20.0, "case/third": 20.0, "case/no": 0.0,
     }  # fmt: skip
     assert total == pytest.approx(20.0 + (20.0 + 20.0) / 2)
     assert estimated(stages, jobs=2, soon=1000.0) == (0.0, {})

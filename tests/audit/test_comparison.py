@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, Thresholds, TunedRow
+from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row, Thresholds, TunedRow
 from seepage.base.schema import Share, Summary
 from seepage.errors import SeepageError
 from seepage.report.evidence.comparison import Count, compare, difference, summary_line
@@ -18,7 +18,7 @@ def result(*shares: tuple[int, int], level: str = "exact", exact_db: float = 40.
     """A run with one case per share; one attack recovers `hits` of `of`, none exactly."""
     rows = [
         Row(
-            cell=f"c{i}",
+            case=f"c{i}",
             attack="linear",
             outcome=Outcome.RECOVERED,
             examples=of,
@@ -26,15 +26,15 @@ def result(*shares: tuple[int, int], level: str = "exact", exact_db: float = 40.
         )
         for i, (hits, of) in enumerate(shares)
     ]
-    cells = [Cell(name=f"c{i}", title=f"case {i}") for i in range(len(shares))]
-    return Result(verdict="", verdict_level=level, rows=rows, cells=cells, thresholds=Thresholds(exact_db=exact_db))
+    cases = [Case(name=f"c{i}", title=f"case {i}") for i in range(len(shares))]
+    return Result(verdict="", verdict_level=level, rows=rows, cases=cases, thresholds=Thresholds(exact_db=exact_db))
 
 
 def test_what_rose_beyond_chance_is_worse_and_what_did_not_is_more() -> None:
     found = compare(result((0, 8), (1, 8), (8, 8)), result((8, 8), (2, 8), (0, 8)))
-    kinds = {change.case: change.kind for change in found.changes if change.measure == "recovered"}
+    kinds = {change.title: change.kind for change in found.changes if change.measure == "recovered"}
     assert kinds == {"case 0": "worse", "case 1": "more", "case 2": "better"}
-    assert [change.case for change in found.worse] == ["case 0"]
+    assert [change.title for change in found.worse] == ["case 0"]
     assert "0 of 8 -> 8 of 8" in found.worse[0].words
 
 
@@ -51,13 +51,13 @@ def test_the_same_run_is_not_worse_than_itself() -> None:
 
 def test_what_has_no_result_any_more_is_lost_and_a_case_that_is_new_stands_alone() -> None:
     old, new = result((0, 8), (0, 8)), result((0, 8), (0, 8), (4, 8), (0, 8))
-    gone = new.model_copy(update={"rows": [row for row in new.rows if row.cell != "c1"]})
+    gone = new.model_copy(update={"rows": [row for row in new.rows if row.case != "c1"]})
     found = compare(old, gone)
-    assert {change.case for change in found.lost} == {"case 1"}
+    assert {change.title for change in found.lost} == {"case 1"}
     assert not found.worse
-    assert [(change.case, change.kind) for change in found.leaks_alone] == [("case 2", "not compared")]
+    assert [(change.title, change.kind) for change in found.leaks_alone] == [("case 2", "not compared")]
     assert "recovered 4 of 8" in found.leaks_alone[0].words
-    assert {change.case for change in found.of("not compared")} == {"case 2", "case 3"}
+    assert {change.title for change in found.of("not compared")} == {"case 2", "case 3"}
 
 
 def with_attack(run: Result, hits: int, **more: object) -> Result:
@@ -112,10 +112,10 @@ def test_why_there_was_no_result_before_decides_whether_a_leak_is_new(
     assert bool(found.worse) == (kind == "new leak")
 
 
-def changed(run: Result, *, options: str = "", told: list[str] | None = None, **cell: object) -> Result:
+def changed(run: Result, *, options: str = "", told: list[str] | None = None, **case: object) -> Result:
     """A run whose first case and all attacks are set or told otherwise."""
     rows = [row.model_copy(update={"options": options, "told": told or []}) for row in run.rows]
-    return run.model_copy(update={"rows": rows, "cells": [run.cells[0].model_copy(update=cell), *run.cells[1:]]})
+    return run.model_copy(update={"rows": rows, "cases": [run.cases[0].model_copy(update=case), *run.cases[1:]]})
 
 
 CAPTURED = {"client": "FedSGD(mode='train')", "rate": 0.1, "batch_size": 3, "input_shape": [1, 8, 8], "data": None}
@@ -237,7 +237,7 @@ def test_a_strangers_settings_are_read_as_text_and_shown_in_part() -> None:
 def test_membership_is_compared_as_examples_are() -> None:
     def named(hits: int) -> Result:
         share = Share(hits=hits, of=16, low=0.0, high=1.0)
-        row = MembershipRow(cell="c0", test="matched_filter", members_identified=share, others_identified=share)
+        row = MembershipRow(case="c0", test="matched_filter", members_identified=share, others_identified=share)
         return result((0, 8)).model_copy(update={"membership": [row]})
 
     assert [change.measure for change in compare(named(0), named(14)).worse] == ["identified"]
@@ -246,7 +246,7 @@ def test_membership_is_compared_as_examples_are() -> None:
 
 def test_certified_guesses_without_a_truth_have_no_share_and_count_as_they_are() -> None:
     def certified(n: int) -> Result:
-        row = Row(cell="c0", attack="linear", outcome=Outcome.NOT_SCORED, certified={"n": n})
+        row = Row(case="c0", attack="linear", outcome=Outcome.NOT_SCORED, certified={"n": n})
         return result((0, 8)).model_copy(update={"rows": [row]})
 
     assert [str(change.new) for change in compare(certified(1), certified(2)).worse] == ["2"]
@@ -262,7 +262,7 @@ def test_runs_that_count_differently_or_have_nothing_in_common_are_not_compared(
 
 
 def test_another_setting_under_the_same_name_is_said() -> None:
-    new = result((0, 8)).model_copy(update={"cells": [Cell(name="c0", title="batch 64")]})
+    new = result((0, 8)).model_copy(update={"cases": [Case(name="c0", title="batch 64")]})
     assert "another setting under the same name" in compare(result((0, 8)), new).remarks[0]
 
 

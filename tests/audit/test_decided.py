@@ -46,7 +46,7 @@ def result_of(folder: Path) -> Result:
 
 
 def outcomes(folder: Path) -> dict[tuple[str, str], str]:
-    return {(row.cell, row.attack): row.outcome.value for row in result_of(folder).rows}
+    return {(row.case, row.attack): row.outcome.value for row in result_of(folder).rows}
 
 
 def test_no_attack_runs_where_a_cheaper_one_certified_every_example(decided: Path, everything: Path) -> None:
@@ -128,10 +128,10 @@ def test_a_false_certificate_says_what_did_not_run_for_its_sake(decided: Path) -
     rows = [
         row.model_copy(update={"certified": row.certified.model_copy(update={"wrong": 1})}) if row.certified else row
         for row in result.rows
-        if row.cell == "size-1"
+        if row.case == "size-1"
     ]
     assert "For its sake gradient_matching and dlg did not run: run again with --all." in false_certificates(
-        rows, result.cells
+        rows, result.cases
     )
 
 

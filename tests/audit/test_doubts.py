@@ -10,7 +10,7 @@ from seepage.federation.types import Transcript
 INPUTS = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
-FAR = Row.model_validate({"cell": "a", "attack": "x", "outcome": "not_scored", "returned": 2, "misfit": 0.2})
+FAR = Row.model_validate({"case": "a", "attack": "x", "outcome": "not_scored", "returned": 2, "misfit": 0.2})
 
 
 def seen(use: str, client: FedSGD | FedAvg) -> Transcript:
@@ -42,7 +42,7 @@ def test_nothing_is_doubted_where_guesses_give_the_update() -> None:
 
 
 def test_no_attack_is_called_weak_where_none_ran() -> None:
-    away = Row.model_validate({"cell": "a", "attack": "x", "outcome": "not_tried"})
+    away = Row.model_validate({"case": "a", "attack": "x", "outcome": "not_tried"})
     transcript = seen("fc2", FedSGD())
     assert caveats(transcript, [away], None) == []
     (only,) = caveats(transcript, [away], None, {"told rate": "moved as at 0.2"})

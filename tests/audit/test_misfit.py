@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedAvg, FedSGD, GaussianNoise, build, record
 from seepage.audit.attempt import Attempt
+from seepage.audit.case import Case
 from seepage.audit.caveats import misfit
-from seepage.audit.cell import Cell
 from seepage.audit.row import Row
 from seepage.audit.verdict import verdict
 from seepage.federation.client_types import ClientUpdate
@@ -94,8 +94,8 @@ def test_where_it_cannot_be_told_nothing_is_said(client: ClientUpdate, inputs: T
     ],
 )
 def test_a_verdict_without_a_truth_says_whether_guesses_fit(value: float | None, returned: int, words: str) -> None:
-    row = Row(cell="a", attack="dlg", outcome="not_scored", returned=returned, space="input", misfit=value)
-    level, said = verdict([row], [Cell(name="a", title="net")])
+    row = Row(case="a", attack="dlg", outcome="not_scored", returned=returned, space="input", misfit=value)
+    level, said = verdict([row], [Case(name="a", title="net")])
     assert level == "unscored"
     assert said.startswith("NOT SCORED.")
     assert words in said
@@ -103,11 +103,11 @@ def test_a_verdict_without_a_truth_says_whether_guesses_fit(value: float | None,
 
 def test_a_verdict_speaks_of_the_guesses_that_fit_best() -> None:
     rows = [
-        Row(cell="a", attack=name, outcome="not_scored", returned=3, space="input", misfit=value)
+        Row(case="a", attack=name, outcome="not_scored", returned=3, space="input", misfit=value)
         for name, value in (("dlg", 0.5), ("gauss_newton", 0.02), ("cpl", None))
     ]
-    assert "gauss_newton returned 3 guesses" in verdict(rows, [Cell(name="a", title="net")])[1]
-    text = verdict(rows, [Cell(name="a", title="net")])[1]
+    assert "gauss_newton returned 3 guesses" in verdict(rows, [Case(name="a", title="net")])[1]
+    text = verdict(rows, [Case(name="a", title="net")])[1]
     assert "So did dlg (update off by 50 %) and cpl (update not known)" in text
 
 

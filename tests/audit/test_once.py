@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from seepage.audit.attack import Source, Task, attack_cells
+from seepage.audit.attack import Source, Task, attack_cases
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.recipe.resolve import cells
-from seepage.audit.record import record_cells
+from seepage.audit.recipe.resolve import resolve_cases
+from seepage.audit.record import record_cases
 from seepage.base.executor import LocalExecutor, Plan
 from seepage.base.nn import generator
 from seepage.base.registry import Spec
@@ -58,26 +58,26 @@ def test_recording_asks_the_rule_once_for_each_update(
         return compute(self, problem)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rule, "compute", counted)
-    record_cells(cells(tomllib.loads(recipe)), tmp_path)
+    record_cases(resolve_cases(tomllib.loads(recipe)), tmp_path)
     assert len(asked) == updates
 
 
-def recorded_cell(folder: Path) -> Source:
+def recorded_case(folder: Path) -> Source:
     tables = tomllib.loads(DIGITS + 'batch = { size = 2, count = 3 }\nknowledge = { told = ["labels"] }')
-    recipes = cells(tables)
-    record_cells(recipes, folder)
-    return Source("cell", folder / "observed", None, trust=True)
+    recipes = resolve_cases(tables)
+    record_cases(recipes, folder)
+    return Source("case", folder / "observed", None, trust=True)
 
 
 def test_an_attack_opens_its_model_and_each_round_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, found = recorded_cell(tmp_path), Counter[str]()
+    source, found = recorded_case(tmp_path), Counter[str]()
     opened, read = recorded._open_knowledge, recorded.read_tensors
     monkeypatch.setattr(recorded, "_open_knowledge", lambda *a: found.update(["model"]) or opened(*a))
     monkeypatch.setattr(
         recorded, "read_tensors", lambda path, *a, **k: found.update([Path(path).name]) or read(path, *a, **k)
     )
     recipe = Recipe(attack=(Spec("inverting_gradients", {"steps": 2}),))
-    attack_cells([source], [recipe], tmp_path, 1)
+    attack_cases([source], [recipe], tmp_path, 1)
     # Three rounds, attacked one by one.
     rounds = {f"{t:06d}.safetensors": 1 for t in range(3)}
     assert found == {"model": 3, "model.safetensors": 3} | rounds
@@ -86,7 +86,7 @@ def test_an_attack_opens_its_model_and_each_round_once(tmp_path: Path, monkeypat
 def test_an_open_transcript_holds_no_more_rounds_than_its_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded_cell(tmp_path)
+    recorded_case(tmp_path)
     transcript = open_transcript(tmp_path / "observed")
     first = transcript[0]
     assert transcript[0] is first
@@ -116,13 +116,13 @@ class Collecting(LocalExecutor):
 
 
 def tasks_of(folder: Path, tables: str) -> list[Task]:
-    recipes = cells(tomllib.loads(tables))
-    record_cells(recipes, folder)
+    recipes = resolve_cases(tomllib.loads(tables))
+    record_cases(recipes, folder)
     sources = [
-        Source(recipe.cell, folder / "observed" / recipe.cell, None, trust=True, recipe=recipe) for recipe in recipes
+        Source(recipe.case, folder / "observed" / recipe.case, None, trust=True, recipe=recipe) for recipe in recipes
     ]
     executor = Collecting()
-    attack_cells(sources, recipes, folder, 1, on=executor)
+    attack_cases(sources, recipes, folder, 1, on=executor)
     tasks: list[Task] = executor.tasks  # type: ignore[attr-defined]
     return tasks
 
@@ -137,15 +137,15 @@ grid = { "training.steps" = [0, 1] }
 """
 
 
-def test_every_attack_cell_and_round_has_a_seed_of_its_own_that_stays(tmp_path: Path) -> None:
+def test_every_attack_case_and_round_has_a_seed_of_its_own_that_stays(tmp_path: Path) -> None:
     tasks = tasks_of(tmp_path / "a", GRID)
-    seeds = {(task.cell, task.name, task.t): task.seed for task in tasks}
+    seeds = {(task.case, task.name, task.t): task.seed for task in tasks}
     assert len(seeds) == len(tasks) == 2 * 3 * 3
     assert len(set(seeds.values())) == len(seeds), "no two pieces of work draw the same numbers"
     assert all(0 <= seed < 2**31 for seed in seeds.values())
     # A seed hangs on what is attacked, not on what else the run does or in which order.
     swapped = GRID.replace("[0, 1]", "[1, 0]").replace('{ use = "linear" }, ', "")
-    fewer = {(task.cell, task.name, task.t): task.seed for task in tasks_of(tmp_path / "b", swapped)}
+    fewer = {(task.case, task.name, task.t): task.seed for task in tasks_of(tmp_path / "b", swapped)}
     assert fewer.items() <= seeds.items()
     assert len(fewer) == 2 * 2 * 3
     # And it is the documented one.

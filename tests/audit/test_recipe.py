@@ -12,8 +12,8 @@ from seepage import Compose, FedSGD, LinearLeak, Sparsify
 from seepage.audit.attack import attack_names
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.files import find_recipe, list_recipes, read_recipe
-from seepage.audit.recipe.resolve import cells, resolved, run_name
-from seepage.audit.record import cell_folder
+from seepage.audit.recipe.resolve import resolve_cases, resolved, run_name
+from seepage.audit.record import case_folder
 from seepage.base.registry import Spec
 from seepage.errors import Problems, SeepageError
 
@@ -57,31 +57,31 @@ recipes = st.fixed_dictionaries(
 @example(tables={"attack": [{"use": "linear"}], "grid": {"batch": [{"size": 1, "count": 2}, {"size": 8}]}})
 @example(tables={"attack": [{"use": "linear"}], "batch": {"count": 3}, "grid": {"batch": [{"count": 2}, {"size": 8}]}})
 def test_the_resolved_recipe_repeats_the_run(tables: dict[str, Any]) -> None:
-    found = cells(tables)
+    found = resolve_cases(tables)
     text = resolved(tables, found)
     again = tomllib.loads(text)
-    assert cells(again) == found
-    assert resolved(again, cells(again)) == text, "so the folder's name is the same too"
+    assert resolve_cases(again) == found
+    assert resolved(again, resolve_cases(again)) == text, "so the folder's name is the same too"
 
 
 @given(tables=recipes)
-def test_a_grid_is_the_product_of_its_lists_and_each_cell_has_a_folder_of_its_own(tables: dict[str, Any]) -> None:
-    found = cells(tables)
+def test_a_grid_is_the_product_of_its_lists_and_each_case_has_a_folder_of_its_own(tables: dict[str, Any]) -> None:
+    found = resolve_cases(tables)
     count = 1
     for values in tables.get("grid", {}).values():
         count *= len(values)
     assert len(found) == count
-    places = {cell_folder(Path("run"), "observed", recipe.cell, len(found)) for recipe in found}
+    places = {case_folder(Path("run"), "observed", recipe.case, len(found)) for recipe in found}
     assert len(places) == count
     for recipe in found:
-        assert Path(recipe.cell).name == recipe.cell not in ("", ".", "..")
-        assert len(recipe.cell) < 100
+        assert Path(recipe.case).name == recipe.case not in ("", ".", "..")
+        assert len(recipe.case) < 100
 
 
 @given(names=st.lists(st.text(min_size=1), min_size=1, max_size=4))
 def test_names_of_strangers_make_safe_folders(names: list[str]) -> None:
     tables = {**LINEAR, "grid": {"data.use": ["faces", "digits"], "seed": [1, 2]}}
-    assert {recipe.cell for recipe in cells(tables)} == {
+    assert {recipe.case for recipe in resolve_cases(tables)} == {
         "faces_seed-1", "faces_seed-2", "digits_seed-1", "digits_seed-2"
     }  # fmt: skip
     for name in names:
@@ -92,7 +92,7 @@ def test_names_of_strangers_make_safe_folders(names: list[str]) -> None:
 
 
 def test_every_default_is_written_out() -> None:
-    text = resolved(LINEAR, cells(LINEAR))
+    text = resolved(LINEAR, resolve_cases(LINEAR))
     assert tomllib.loads(text) == {
         "name": "audit",
         "seed": 0,
@@ -109,7 +109,7 @@ def test_every_default_is_written_out() -> None:
 
 
 def test_a_recipe_makes_what_it_names() -> None:
-    (recipe,) = cells(
+    (recipe,) = resolve_cases(
         {
             "client": {"use": "fedsgd", "mode": "eval"},
             "defense": [{"use": "sparsify", "keep": 0.5}, {"use": "sparsify", "keep": 0.1}],
@@ -127,12 +127,12 @@ def test_the_built_in_recipes_are_right() -> None:
     assert "default" in list_recipes()
     for name in list_recipes():
         tables = read_recipe(find_recipe(name))
-        assert cells(tomllib.loads(resolved(tables, cells(tables)))) == cells(tables)
+        assert resolve_cases(tomllib.loads(resolved(tables, resolve_cases(tables)))) == resolve_cases(tables)
 
 
 def mistakes(tables: dict[str, Any]) -> tuple[str, ...]:
     with pytest.raises(Problems) as error:
-        cells(tables)
+        resolve_cases(tables)
     return error.value.problems
 
 
@@ -164,7 +164,7 @@ def test_a_mistake_is_one_sentence(tables: dict[str, Any], words: str) -> None:
     assert words in found[0]
 
 
-def test_a_mistake_that_every_cell_shares_is_told_once() -> None:
+def test_a_mistake_that_every_case_shares_is_told_once() -> None:
     assert len(mistakes({**LINEAR, "model": {"use": "fc9"}, "grid": {"seed": [1, 2, 3]}})) == 1
 
 
@@ -182,31 +182,33 @@ def test_a_recipe_is_found_by_path_or_name(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_an_attack_is_called_by_its_label() -> None:
-    (recipe,) = cells({"attack": [{"use": "dlg"}, {"use": "dlg", "label": "short", "steps": 3}]})
+    (recipe,) = resolve_cases({"attack": [{"use": "dlg"}, {"use": "dlg", "label": "short", "steps": 3}]})
     assert attack_names(recipe.attack) == ["dlg", "short"]
     assert recipe.attack[1] == Spec("dlg", {"steps": 3}, "short")
     assert recipe.attack[1].table() == {"use": "dlg", "label": "short", "steps": 3}
     for bad in ("../up", "", 3, "a b"):
         with pytest.raises(Problems, match="label"):
-            cells({"attack": [{"use": "dlg", "label": bad}]})
+            resolve_cases({"attack": [{"use": "dlg", "label": bad}]})
     with pytest.raises(Problems, match="label"):
-        cells({"attack": [{"use": "dlg"}], "model": {"use": "fc2", "label": "x"}})
+        resolve_cases({"attack": [{"use": "dlg"}], "model": {"use": "fc2", "label": "x"}})
 
 
 def test_a_case_with_a_defense_knows_its_twin_and_is_given_one_where_the_run_asks() -> None:
     noise, plain = {"use": "gaussian_noise", "sigma": 1.0}, {"use": "linear"}
     both = {"attack": [plain], "grid": {"defense": [[], [noise]]}, "undefended": True}
-    assert [(one.cell, one.twin, one.control) for one in cells(both, controls=True)] == [
+    assert [(one.case, one.twin, one.control) for one in resolve_cases(both, controls=True)] == [
         ("defense-none", None, False),
-        (cells(both)[1].cell, "defense-none", False),
+        (resolve_cases(both)[1].case, "defense-none", False),
     ]
     alone = {
         "attack": [plain], "defense": [noise], "undefended": True, "membership": {}, "knowledge": {"told": ["defense"]},
         "grid": {"batch.size": [1, 2]},
     }  # fmt: skip
-    assert [(one.cell, one.twin) for one in cells(alone)] == [("size-1", None), ("size-2", None)], "unless it asks"
-    found = cells(alone, controls=True)
-    assert [(one.cell, one.twin, one.control) for one in found] == [
+    assert [(one.case, one.twin) for one in resolve_cases(alone)] == [("size-1", None), ("size-2", None)], (
+        "unless it asks"
+    )
+    found = resolve_cases(alone, controls=True)
+    assert [(one.case, one.twin, one.control) for one in found] == [
         ("size-1", "size-1_undefended", False),
         ("size-2", "size-2_undefended", False),
         ("size-1_undefended", None, True),
@@ -215,4 +217,4 @@ def test_a_case_with_a_defense_knows_its_twin_and_is_given_one_where_the_run_ask
     assert [(one.defense, one.membership, one.knowledge.told, one.batch.size) for one in found[2:]] == [
         ((), None, (), 1), ((), None, (), 2)
     ]  # fmt: skip
-    assert all(one.twin is None for one in cells({**alone, "undefended": False}, controls=True))
+    assert all(one.twin is None for one in resolve_cases({**alone, "undefended": False}, controls=True))

@@ -16,7 +16,7 @@ from seepage.audit.attempt import Attempt
 from seepage.audit.findings import UNTRUSTED, findings
 from seepage.audit.gate import Condition, met, parse_condition
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.row import SCORE_NAMES, Cell, Diagnostic, Outcome, Result, Row, Thresholds
+from seepage.audit.row import SCORE_NAMES, Case, Diagnostic, Outcome, Result, Row, Thresholds
 from seepage.audit.score import skipped_row, worst_status
 from seepage.audit.verdict import named_members, reasons, verdict
 from seepage.audit.verdict_summary import reconstructed, verdict_summary
@@ -29,7 +29,7 @@ from seepage.report.table import MatrixEntry
 TITLES = {"a": "case A", "b": "case B"}
 
 BASE: dict[str, Any] = {
-    "cell": "a", "attack": "dlg", "status": "ok", "reason": None, "told_extra": [], "examples": 8, "seconds": 1.0,
+    "case": "a", "attack": "dlg", "status": "ok", "reason": None, "told_extra": [], "examples": 8, "seconds": 1.0,
     **dict.fromkeys(SCORE_NAMES), "recovered": 0.0, "exact": 0.0, "psnr": 9.0, "ssim": 0.1, "gain_db": -3.0,
     "outcome": "",
 }  # fmt: skip
@@ -40,11 +40,11 @@ def row(**changes: Any) -> Row:
     return row_of(**{**BASE, **changes})
 
 
-def cells_of(titles: dict[str, str], defenses: dict[str, str | None] | None = None) -> list[Cell]:
-    """Cells with these titles, whose parts are between commas that stand in no brackets."""
+def cases_of(titles: dict[str, str], defenses: dict[str, str | None] | None = None) -> list[Case]:
+    """Cases with these titles, whose parts are between commas that stand in no brackets."""
     known = defenses or {}
     return [
-        Cell(name=name, title=title, title_parts=re.split(r", (?![^(]*\))", title), defense=known.get(name))
+        Case(name=name, title=title, title_parts=re.split(r", (?![^(]*\))", title), defense=known.get(name))
         for name, title in titles.items()
     ]
 
@@ -75,20 +75,20 @@ def test_a_row_in_two_words() -> None:
 
 
 LEVELS = [
-    ("exact", [row(exact=0.5, recovered=0.5, gain_db=30.0), row(cell="b")]),
-    ("recognizable", [row(recovered=0.25, gain_db=5.0), row(cell="b", gain_db=1.0)]),
-    ("partial", [row(gain_db=1.0), row(cell="b")]),
-    ("nothing", [row(), row(cell="b")]),
-    ("unscored", [row(**NO_SCORE), row(cell="b", **NO_SCORE)]),
-    ("certified", [row(**NO_SCORE, returned=3, vouched=2), row(cell="b", **NO_SCORE)]),
-    ("unscored", [row(**{**NO_SCORE, "outcome": "features only"}), row(cell="b", status="inapplicable", **NO_SCORE)]),
-    ("unscored", [row(status="inapplicable", **NO_SCORE), row(cell="b", status="error", **NO_SCORE)]),
+    ("exact", [row(exact=0.5, recovered=0.5, gain_db=30.0), row(case="b")]),
+    ("recognizable", [row(recovered=0.25, gain_db=5.0), row(case="b", gain_db=1.0)]),
+    ("partial", [row(gain_db=1.0), row(case="b")]),
+    ("nothing", [row(), row(case="b")]),
+    ("unscored", [row(**NO_SCORE), row(case="b", **NO_SCORE)]),
+    ("certified", [row(**NO_SCORE, returned=3, vouched=2), row(case="b", **NO_SCORE)]),
+    ("unscored", [row(**{**NO_SCORE, "outcome": "features only"}), row(case="b", status="inapplicable", **NO_SCORE)]),
+    ("unscored", [row(status="inapplicable", **NO_SCORE), row(case="b", status="error", **NO_SCORE)]),
 ]
 
 
 def test_the_level_of_a_run() -> None:
     for number, (level, rows) in enumerate(LEVELS):
-        found, text = verdict(rows, cells_of(TITLES))
+        found, text = verdict(rows, cases_of(TITLES))
         assert found == level, number
         assert text == " ".join(text.split())
         assert ("LEAKS" in text) == (level in ("exact", "recognizable", "certified")), number
@@ -108,9 +108,9 @@ def test_the_worst_row_is_named_with_what_it_was_told() -> None:
             mean_color_psnr=14.2,
             told_extra=["labels"],
         ),
-        row(cell="b", attack="dlg", recovered=1.0, gain_db=12.0, psnr=25.0),
+        row(case="b", attack="dlg", recovered=1.0, gain_db=12.0, psnr=25.0),
     ]
-    _, text = verdict(rows, cells_of(TITLES))
+    _, text = verdict(rows, cases_of(TITLES))
     facts = ("2 of 2", "case A", "linear", "4 of 8 examples exactly", "18 dB", "14 dB", "extra knowledge: labels")
     assert [fact for fact in facts if fact not in text] == []
     assert "99" not in text, "a mean that exact copies draw up misleads"
@@ -118,14 +118,14 @@ def test_the_worst_row_is_named_with_what_it_was_told() -> None:
 
 def test_a_case_without_a_leak_is_no_proof_and_one_without_a_result_neither() -> None:
     leak = row(exact=1.0, recovered=1.0, gain_db=30.0)
-    _, text = verdict([leak, row(cell="b")], cells_of(TITLES))
+    _, text = verdict([leak, row(case="b")], cases_of(TITLES))
     assert "In 1 audited case (case B)" in text
     assert "no proof of safety" in text
-    _, text = verdict([leak, row(cell="b", status="error", **NO_SCORE)], cells_of(TITLES))
+    _, text = verdict([leak, row(case="b", status="error", **NO_SCORE)], cases_of(TITLES))
     assert "of 1 audited case." in text
     assert "In 1 further case (case B) no attack gave a result" in text
-    for quiet in ([row(), row(cell="b", status="inapplicable", **NO_SCORE)], [row(gain_db=2.0)]):
-        _, text = verdict(quiet, cells_of(TITLES))
+    for quiet in ([row(), row(case="b", status="inapplicable", **NO_SCORE)], [row(gain_db=2.0)]):
+        _, text = verdict(quiet, cases_of(TITLES))
         assert "case B" in text
         assert "no proof of safety" in text
 
@@ -144,11 +144,11 @@ UNTOLD = "he attackers did not know of the defense"
         ([row(told_extra=["defense"])], {"a": "noise"}, False, "--no-undefended"),
         ([row()], {"a": None}, False, ""),
         ([row()], {}, False, ""),
-        ([row(), row(cell="b")], {"a": "noise", "b": "more"}, True, "--no-undefended"),
-        ([row(), row(cell="b")], {"b": "noise"}, True, "attack.steps"),
-        ([row(recovered=1.0), row(cell="b")], {"a": None, "b": "noise"}, True, ""),
-        ([row(recovered=1.0), row(cell="b", attack="linear")], {"a": None, "b": "noise"}, True, "attack.steps"),
-        ([row(recovered=1.0), row(cell="b")], {"a": "weak noise", "b": "noise"}, True, ""),
+        ([row(), row(case="b")], {"a": "noise", "b": "more"}, True, "--no-undefended"),
+        ([row(), row(case="b")], {"b": "noise"}, True, "attack.steps"),
+        ([row(recovered=1.0), row(case="b")], {"a": None, "b": "noise"}, True, ""),
+        ([row(recovered=1.0), row(case="b", attack="linear")], {"a": None, "b": "noise"}, True, "attack.steps"),
+        ([row(recovered=1.0), row(case="b")], {"a": "weak noise", "b": "noise"}, True, ""),
         ([row(status="error", **NO_SCORE)], {"a": "noise"}, False, ""),
     ],
 )
@@ -157,8 +157,8 @@ def test_nothing_behind_a_defense_is_inconclusive_unless_the_attacks_are_shown_t
 ) -> None:
     """With what would show it; the case is named where only some have a defense. That no attacker knew is said too."""
     titles = TITLES if len(rows) > 1 else {"a": "case A"}
-    level, text = verdict(rows, cells_of(titles, defenses))
-    plain, without = verdict(rows, cells_of(titles))
+    level, text = verdict(rows, cases_of(titles, defenses))
+    plain, without = verdict(rows, cases_of(titles))
     assert (UNTOLD in without, UNTOLD in text) == (False, untold)
     assert [option for option in ("--no-undefended", "attack.steps") if option in text] == ([doubt] if doubt else [])
     leaks = plain in ("exact", "recognizable")
@@ -170,31 +170,31 @@ def test_nothing_behind_a_defense_is_inconclusive_unless_the_attacks_are_shown_t
 
 def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_finding() -> None:
     """It is in no count of cases, and neither reddens the gate nor makes the verdict; without it nobody could tell."""
-    defended = Cell(name="a", title="net, noise", defense="noise", undefended="b")
-    control = Cell(name="b", title="net, no defense", control=True)
-    leak = row(cell="b", exact=1.0, recovered=1.0, gain_db=60.0)
-    rows, cells = [row(), leak], [defended, control]
-    level, text = verdict(rows, cells)
+    defended = Case(name="a", title="net, noise", defense="noise", undefended="b")
+    control = Case(name="b", title="net, no defense", control=True)
+    leak = row(case="b", exact=1.0, recovered=1.0, gain_db=60.0)
+    rows, cases = [row(), leak], [defended, control]
+    level, text = verdict(rows, cases)
     assert (level, text.partition(".")[0]) == ("nothing", "NOTHING RECOGNIZABLE")
     assert "In 1 audited case" in text
     assert text.endswith("Without the defense dlg rebuilt 8 of 8 examples exactly.")
-    level, text = verdict([row(), row(cell="b")], cells)
+    level, text = verdict([row(), row(case="b")], cases)
     assert level == "inconclusive"
     assert "recover nothing without the defense either" in text
     result = Result(
-        verdict=text, verdict_level=level, rows=rows, cells=cells, thresholds=Thresholds(),
-        summary=verdict_summary(rows, [], [], [], cells),
+        verdict=text, verdict_level=level, rows=rows, cases=cases, thresholds=Thresholds(),
+        summary=verdict_summary(rows, [], [], [], cases),
     )  # fmt: skip
     assert met(result, Condition("recovered", ">", 0.0)) == []
     assert result.summary[0].value == 0.0
-    unsure = [cell.model_copy(update={"inconclusive": "why"} if not cell.control else {}) for cell in cells]
+    unsure = [case.model_copy(update={"inconclusive": "why"} if not case.control else {}) for case in cases]
     assert verdict_summary(rows, [], [], [], unsure)[0].words.startswith("inconclusive: 0 of 8 examples")
-    assert met(result.model_copy(update={"rows": [leak.model_copy(update={"cell": "a"})]}), Condition("exact", ">", 0))
+    assert met(result.model_copy(update={"rows": [leak.model_copy(update={"case": "a"})]}), Condition("exact", ">", 0))
 
 
 def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run() -> None:
-    given = [Cell(name="a", title="net", given_away=3, given_of=4)]
-    result = Result(verdict="", verdict_level="nothing", rows=[row()], cells=given, thresholds=Thresholds())
+    given = [Case(name="a", title="net", given_away=3, given_of=4)]
+    result = Result(verdict="", verdict_level="nothing", rows=[row()], cases=given, thresholds=Thresholds())
     level, text = verdict(result.rows, given)
     assert (level, text.partition(".")[0]) == ("certified", "LEAKS, BY ITS OWN PROOF")
     assert "gives away 3 of its 4 examples exactly" in text
@@ -206,8 +206,8 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     assert [(one.by, one.state, one.severity) for one in findings(result)] == [
         ("dlg", "quiet", "note"), ("closed_form", "leaks", "error")
     ]  # fmt: skip
-    defended = Cell(name="b", title="other", defense="noise")
-    both = verdict([row(), row(cell="b")], [*given, defended])[1]
+    defended = Case(name="b", title="other", defense="noise")
+    both = verdict([row(), row(case="b")], [*given, defended])[1]
     assert "INCONCLUSIVE: In 1 audited case (other) these attacks" in both
     exact = row(exact=1.0, recovered=1.0, gain_db=60.0)
     assert verdict([exact], given)[0] == "exact"
@@ -218,20 +218,20 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
 @pytest.mark.parametrize("name", [*UNTRUSTED, "objective-limits"])
 def test_a_count_of_nothing_beside_a_warning_that_it_cannot_be_trusted_is_inconclusive(name: str) -> None:
     """Not beside any: where a better fit than the truth was found, the attack did what it can."""
-    cells = cells_of({"a": "case A"})
-    flag = Diagnostic(cell="a", attack="dlg", name=name, severity="warning", message="So it is.")
-    level, text = verdict([row()], cells, [flag])
+    cases = cases_of({"a": "case A"})
+    flag = Diagnostic(case="a", attack="dlg", name=name, severity="warning", message="So it is.")
+    level, text = verdict([row()], cases, [flag])
     assert (level == "inconclusive") == (name in UNTRUSTED)
     assert text.startswith("INCONCLUSIVE. ") == (name in UNTRUSTED)
-    assert verdict([row(recovered=1.0)], cells, [flag])[0] == "recognizable"
-    assert verdict([row()], cells, [flag.model_copy(update={"severity": "note"})])[0] == "nothing"
+    assert verdict([row(recovered=1.0)], cases, [flag])[0] == "recognizable"
+    assert verdict([row()], cases, [flag.model_copy(update={"severity": "note"})])[0] == "nothing"
     untried = row(attack="dlg", status="not_tried", **NO_SCORE)
-    assert verdict([row(), untried], cells)[0] == "inconclusive", "it was left out for want of time"
+    assert verdict([row(), untried], cases)[0] == "inconclusive", "it was left out for want of time"
 
 
 def test_scores_without_a_mean_color_can_be_put_in_words() -> None:
     rows = [row(exact=1.0, psnr=90.0, psnr_median=90.0, gain_db=None, recovered=None, examples=1)]
-    level, text = verdict(rows, cells_of({"a": "case A"}))
+    level, text = verdict(rows, cases_of({"a": "case A"}))
     assert level == "exact"
     assert "1 of 1 examples exactly. PSNR: 90 dB." in text
 
@@ -240,20 +240,20 @@ def quiet_cases(count: int) -> tuple[list[Row], dict[str, str]]:
     """A case that leaks, and `count` that do not, whose titles share words."""
     titles = {"a": "fc2(hidden=8, depth=2), batch 1, fresh"}
     titles |= {f"q{i}": f"convnet(width=4, depth=2), batch {2**i}, fresh" for i in range(count)}
-    rows = [row(cell=cell, exact=float(cell == "a"), recovered=float(cell == "a")) for cell in titles]
+    rows = [row(case=case, exact=float(case == "a"), recovered=float(case == "a")) for case in titles]
     return rows, titles
 
 
 def test_few_quiet_cases_are_named_and_many_counted_with_what_they_share() -> None:
     rows, titles = quiet_cases(3)
-    _, text = verdict(rows, cells_of(titles))
+    _, text = verdict(rows, cases_of(titles))
     assert all(titles[f"q{i}"] in text for i in range(3))
     rows, titles = quiet_cases(4)
-    _, text = verdict(rows, cells_of(titles))
+    _, text = verdict(rows, cases_of(titles))
     assert "In 4 audited cases (all of them: convnet(width=4, depth=2)) these attacks" in text
     assert "batch 8" not in text
     titles["q0"] = "resnet, batch 4, fresh"
-    assert "In 4 audited cases these attacks" in verdict(rows, cells_of(titles))[1]
+    assert "In 4 audited cases these attacks" in verdict(rows, cases_of(titles))[1]
 
 
 def test_a_reason_is_given_once_however_many_attacks_and_cases_have_it() -> None:
@@ -295,24 +295,24 @@ def scores_of(values: list[float]) -> Scores:
 )
 def test_traces_are_those_of_what_the_examples_are(scores: dict[str, Any], words: str) -> None:
     shares = {name: {"mean": 0.0} for name in ("recovered", "exact")}
-    partial = Row(cell="a", attack="x", outcome="partial", examples=4, scores={**shares, **scores})
-    level, text = verdict([partial], cells_of({"a": "case A"}))
+    partial = Row(case="a", attack="x", outcome="partial", examples=4, scores={**shares, **scores})
+    level, text = verdict([partial], cases_of({"a": "case A"}))
     assert level == "partial"
     assert words in text
 
 
 def test_what_cannot_be_scored_is_called_what_it_is() -> None:
-    cells = [cell.model_copy(update={"kind": "records"}) for cell in cells_of({"a": "case A"})]
-    features = Row(cell="a", attack="x", outcome="features_only", space="feature", returned=2)
-    guesses = Row(cell="a", attack="x", outcome="not_scored", returned=2)
-    assert "images" not in verdict([features], cells)[1]
-    assert "goes on from there to images" in verdict([features], cells_of({"a": "case A"}))[1]
-    assert "Look at the records:" in verdict([guesses], cells)[1]
+    cases = [case.model_copy(update={"kind": "records"}) for case in cases_of({"a": "case A"})]
+    features = Row(case="a", attack="x", outcome="features_only", space="feature", returned=2)
+    guesses = Row(case="a", attack="x", outcome="not_scored", returned=2)
+    assert "images" not in verdict([features], cases)[1]
+    assert "goes on from there to images" in verdict([features], cases_of({"a": "case A"}))[1]
+    assert "Look at the records:" in verdict([guesses], cases)[1]
 
 
 def test_cases_without_a_membership_test_are_counted_beyond_three() -> None:
-    cells = [Cell(name=str(i), title=f"case {i}", membership_skipped="too few") for i in range(5)]
-    assert "not tested on case 0; case 1; case 2 and 2 more: see" in named_members([], cells)
+    cases = [Case(name=str(i), title=f"case {i}", membership_skipped="too few") for i in range(5)]
+    assert "not tested on case 0; case 1; case 2 and 2 more: see" in named_members([], cases)
 
 
 CONDITIONS: list[tuple[str, tuple[str, str, float] | None]] = [
@@ -345,11 +345,11 @@ def test_rows_that_meet_a_condition(sign: str, wanted: list[int]) -> None:
 
 
 def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
-    for rows in ([], [row(**NO_SCORE)], [row()], [row(lpips=0.1), row(cell="b")]):
+    for rows in ([], [row(**NO_SCORE)], [row()], [row(lpips=0.1), row(case="b")]):
         with pytest.raises(SeepageError, match="'lpips'"):
             violations(rows, Condition("lpips", ">", 0.5))
     with pytest.raises(SeepageError, match="'psnr' in b"):
-        violations([row(psnr=9.0), row(cell="b", status="error", **NO_SCORE)], Condition("psnr", ">", 20.0))
+        violations([row(psnr=9.0), row(case="b", status="error", **NO_SCORE)], Condition("psnr", ">", 20.0))
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
     ],
 )
 def test_a_verdict_without_a_result_says_why(silent: list[Row], cause: str) -> None:
-    level, text = verdict(silent, [Cell(name=silent[0].cell, title="net")])
+    level, text = verdict(silent, [Case(name=silent[0].case, title="net")])
     assert level == "unscored"
     assert text.startswith("NO RESULT. In 1 audited case (net)")
     assert cause in text
@@ -377,21 +377,21 @@ def test_a_gate_says_what_lets_it_be_judged() -> None:
 
 def test_a_case_whose_members_were_not_tested_does_not_pass_the_gate() -> None:
     rate = {"hits": 0, "of": 8, "low": 0.0, "high": 0.37}
-    tested = {"cell": "a", "test": "matched_filter", "auc": 0.5, "members_identified": rate, "others_identified": rate}
-    failed = {"cell": "b", "test": "matched_filter", "status": "error", "reason": "no memory"}
-    cells: list[dict[str, Any]] = [{"name": "a"}, {"name": "b"}]
+    tested = {"case": "a", "test": "matched_filter", "auc": 0.5, "members_identified": rate, "others_identified": rate}
+    failed = {"case": "b", "test": "matched_filter", "status": "error", "reason": "no memory"}
+    cases: list[dict[str, Any]] = [{"name": "a"}, {"name": "b"}]
     base = {"verdict": "", "verdict_level": "nothing", "rows": [], "thresholds": {}}
     condition = Condition("members_identified", ">", 0.0)
-    whole = Result.model_validate({**base, "membership": [tested], "cells": cells})
+    whole = Result.model_validate({**base, "membership": [tested], "cases": cases})
     assert met(whole, condition) == []  # nobody asked for the other case
-    skipped = [cells[0], {**cells[1], "membership_skipped": "too few examples"}]
-    for part in ({"membership": [tested, failed], "cells": cells}, {"membership": [tested], "cells": skipped}):
+    skipped = [cases[0], {**cases[1], "membership_skipped": "too few examples"}]
+    for part in ({"membership": [tested, failed], "cases": cases}, {"membership": [tested], "cases": skipped}):
         with pytest.raises(SeepageError, match=r"'members_identified' in b.*--membership"):
             met(Result.model_validate({**base, **part}), condition)
 
 
 def test_a_case_that_sent_nothing_is_no_reason_to_fail() -> None:
-    nothing = row(cell="b", status="inapplicable", zero_update=True, **NO_SCORE)
+    nothing = row(case="b", status="inapplicable", zero_update=True, **NO_SCORE)
     assert violations([row(psnr=9.0), nothing], Condition("psnr", ">", 20.0)) == []
 
 
@@ -406,12 +406,12 @@ def test_a_case_that_could_not_be_recorded_is_not_passed_over() -> None:
         )
     assert "--fail-if cannot be judged: b " in str(error.value)
     assert str(error.value).count("too few examples") == 1
-    others = [NOT_RECORDED.model_copy(update={"cell": cell}) for cell in "bcde"]
+    others = [NOT_RECORDED.model_copy(update={"case": case}) for case in "bcde"]
     with pytest.raises(SeepageError, match="b, c, d and others"):
         violations([row(psnr=9.0), *others], Condition("psnr", ">", 20.0))
 
 
-@pytest.mark.parametrize("other", [NOT_RECORDED, row(cell="b", status="error", **NO_SCORE)])
+@pytest.mark.parametrize("other", [NOT_RECORDED, row(case="b", status="error", **NO_SCORE)])
 def test_a_gate_that_a_case_closed_is_closed_whatever_became_of_another(other: Row) -> None:
     assert [found.value for found in violations([other, row(psnr=90.0)], Condition("psnr", ">", 20.0))] == [90.0]
 
@@ -429,13 +429,13 @@ def test_the_worst_status_is_shown() -> None:
 def test_a_result_file_needs_what_readers_rely_on() -> None:
     good: dict[str, Any] = {
         "verdict": "", "verdict_level": "nothing", "thresholds": {}, "rows": [row().model_dump(mode="json")],
-        "cells": [{"name": "a", "title": "A", "baselines": None}],
+        "cases": [{"name": "a", "title": "A", "baselines": None}],
     }  # fmt: skip
     assert parse(Result, good, "x").thresholds.exact_db == 40.0
     for key in good:
         with pytest.raises(SeepageError, match=f"x .*'{key}'"):
             parse(Result, {k: v for k, v in good.items() if k != key}, "x")
-    for key in ("cell", "attack", "outcome"):
+    for key in ("case", "attack", "outcome"):
         rows = [{k: v for k, v in row().model_dump(mode="json").items() if k != key}]
         with pytest.raises(SeepageError, match=f"'{key}'"):
             parse(Result, {**good, "rows": rows}, "x")
@@ -450,14 +450,14 @@ CERTIFIED_FEATURES: dict[str, Any] = {
 def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]) -> None:
     features = row(**CERTIFIED_FEATURES)
     rows = [features, *beside]
-    level, text = verdict(rows, cells_of(TITLES))
+    level, text = verdict(rows, cases_of(TITLES))
     assert level == "unscored"
     assert "LEAKS" not in text
     assert "1 inner feature certified, which is no example" in text
     found = reconstructed(rows, TITLES)
     assert found.words.startswith("1 inner feature certified, which is no example, by cocktail_party on ")
     assert violations(rows, parse_condition("certified>0")) == []
-    result = Result(rows=[features], cells=cells_of(TITLES), verdict=text, verdict_level=level, thresholds=Thresholds())
+    result = Result(rows=[features], cases=cases_of(TITLES), verdict=text, verdict_level=level, thresholds=Thresholds())
     finding = findings(result)[0]
     assert (finding.state, finding.severity) == ("open", "warning"), "nobody knows what comes back here"
     assert "inner feature" in finding.words
@@ -468,7 +468,7 @@ def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]
 
 def test_certified_examples_beside_certified_features_leak_and_are_the_ones_named() -> None:
     rows = [row(**CERTIFIED_FEATURES | {"vouched": 5}), row(attack="linear", **NO_SCORE, returned=1, vouched=1)]
-    level, text = verdict(rows, cells_of(TITLES))
+    level, text = verdict(rows, cases_of(TITLES))
     assert level == "certified"
     assert "linear returned 1 guess" in text
     assert "certifies it without any truth" in text
@@ -477,8 +477,8 @@ def test_certified_examples_beside_certified_features_leak_and_are_the_ones_name
 
 
 def test_an_attack_that_was_not_tried_for_want_of_time_opens_no_gate() -> None:
-    tried = Row(cell="a", attack="linear", outcome=Outcome.NOTHING_RECOVERED, scores={"psnr": Summary(mean=9.0)})
-    left_out = Row(cell="a", attack="dlg", status="not_tried", outcome=Outcome.NOT_TRIED)
+    tried = Row(case="a", attack="linear", outcome=Outcome.NOTHING_RECOVERED, scores={"psnr": Summary(mean=9.0)})
+    left_out = Row(case="a", attack="dlg", status="not_tried", outcome=Outcome.NOT_TRIED)
     assert violations([tried], parse_condition("psnr>20")) == []
     with pytest.raises(SeepageError, match="--minutes"):
         violations([tried, left_out], parse_condition("psnr>20"))

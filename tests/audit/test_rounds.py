@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from seepage import Batch, SeepageError
-from seepage.audit.attack import attack_cells, own_source
+from seepage.audit.attack import attack_cases, own_source
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.recipe.resolve import cells, resolved
-from seepage.audit.record import record_cells
+from seepage.audit.recipe.resolve import resolve_cases, resolved
+from seepage.audit.record import record_cases
 from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.run import record_only, run
 from seepage.audit.simulate.setting import Setting, SharedParts
@@ -34,7 +34,7 @@ VERTICAL: dict[str, Any] = {
 def test_rounds_are_checked_with_the_recipe() -> None:
     def mistakes(**rounds: Any) -> str:
         with pytest.raises(SeepageError) as caught:
-            cells({**VERTICAL, "rounds": rounds})
+            resolve_cases({**VERTICAL, "rounds": rounds})
         return str(caught.value)
 
     assert "must be smaller than the data set" in mistakes(samples=5)
@@ -44,7 +44,7 @@ def test_rounds_are_checked_with_the_recipe() -> None:
     assert "lr > 0" in mistakes(samples=12, optimizer="sgd", lr=0.0)
 
 
-def test_a_case_is_one_more_cell_over_the_recipes_own_tables() -> None:
+def test_a_case_is_one_more_case_over_the_recipes_own_tables() -> None:
     tables = {
         "data": {"use": "digits", "size": 8},
         "model": {"use": "fc2", "hidden": 7},
@@ -52,16 +52,16 @@ def test_a_case_is_one_more_cell_over_the_recipes_own_tables() -> None:
         "grid": {"batch.size": [1, 2]},
         "case": [{"name": "other", "model": {"use": "lenet"}, "data": {"size": 9}, "batch": {"size": 3}}],
     }
-    first, second, third = cells(tables)
-    assert [first.cell, second.cell, third.cell] == ["size-1", "size-2", "other"]
+    first, second, third = resolve_cases(tables)
+    assert [first.case, second.case, third.case] == ["size-1", "size-2", "other"]
     assert (third.model.use, dict(third.model.options)) == ("lenet", {})
     assert (third.data.use, dict(third.data.options)) == ("digits", {"size": 9})
     assert (first.model.options, third.batch.size, third.attack) == ({"hidden": 7}, 3, first.attack)
-    again = cells(__import__("tomllib").loads(resolved(tables, [first, second, third])))
+    again = resolve_cases(__import__("tomllib").loads(resolved(tables, [first, second, third])))
     assert again == [first, second, third]
     for wrong, says in (({"model": {}}, "needs a name"), ({"name": "x", "score": {}}, "cannot set score")):
         with pytest.raises(SeepageError, match=says):
-            cells({**tables, "case": [wrong]})
+            resolve_cases({**tables, "case": [wrong]})
 
 
 def reachable(start: object) -> list[Any]:
@@ -83,9 +83,9 @@ def test_recorded_rounds_are_the_simulated_ones_and_an_attack_has_no_way_to_the_
     tmp_path: Path, optimizer: str
 ) -> None:
     tables = {**VERTICAL, "rounds": {**VERTICAL["rounds"], "optimizer": optimizer, "lr": 1e-2}}
-    recipes = cells(tables)
+    recipes = resolve_cases(tables)
     victim, truth = Setting.of(recipes[0], SharedParts()).victim()
-    record_cells(recipes, tmp_path)
+    record_cases(recipes, tmp_path)
     source = own_source(recipes[0], recipes, tmp_path).for_attack()
     assert source.private is None
     here, there, private = victim.transcript(), source.open("cpu"), truth.whole.inputs
@@ -108,16 +108,16 @@ def test_recorded_rounds_are_the_simulated_ones_and_an_attack_has_no_way_to_the_
 
 @pytest.mark.slow
 def test_attacks_on_rounds_never_open_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipes = cells(VERTICAL)
-    record_cells(recipes, tmp_path)
+    recipes = resolve_cases(VERTICAL)
+    record_cases(recipes, tmp_path)
     source = own_source(recipes[0], recipes, tmp_path)
 
     def refuse(*_: Any) -> None:
         raise AssertionError("the truth was opened for an attack")
 
     monkeypatch.setattr("seepage.federation.transcript.truth.open_truth", refuse)
-    attack_cells([source], recipes, tmp_path, 1)
-    found = json.loads((tmp_path / "attacks/cell/cafe/000000.json").read_text("utf-8"))
+    attack_cases([source], recipes, tmp_path, 1)
+    found = json.loads((tmp_path / "attacks/case/cafe/000000.json").read_text("utf-8"))
     # Whether CAFE certifies every sample of this small network depends on the processor's rounding.
     assert (found["status"] in ("ok", "exhausted"), found["reason"]) == (True, None)
 
@@ -155,7 +155,7 @@ def test_a_recorded_folder_of_rounds_is_attacked_without_the_truth(tmp_path: Pat
     assert row["returned"] >= 10
 
 
-def test_a_cell_that_cannot_be_recorded_is_left_out_with_its_reason(tmp_path: Path) -> None:
+def test_a_case_that_cannot_be_recorded_is_left_out_with_its_reason(tmp_path: Path) -> None:
     tables = {
         "data": {"use": "digits", "size": 8},
         "training": {"steps": 0},

@@ -14,7 +14,7 @@ from tests.helpers.rows import violations
 
 from seepage.audit.gate import parse_condition
 from seepage.audit.row import (
-    Cell,
+    Case,
     Certified,
     Cost,
     Outcome,
@@ -44,7 +44,7 @@ SUMMARIES = st.builds(
 )
 ROWS = st.builds(
     Row,
-    cell=st.text(),
+    case=st.text(),
     attack=st.text(),
     status=st.sampled_from(["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]),
     outcome=st.sampled_from(Outcome),
@@ -68,7 +68,7 @@ def test_a_row_comes_back_from_json_as_it_was(row: Row) -> None:
 
 def test_every_number_of_a_row_can_be_asked_for_by_name() -> None:
     row = Row(
-        cell="a", attack="x", outcome=Outcome.PARTIAL, examples=4, certified=Certified(n=1, wrong=0), inner={"v": 0.5},
+        case="a", attack="x", outcome=Outcome.PARTIAL, examples=4, certified=Certified(n=1, wrong=0), inner={"v": 0.5},
         scores={"mine": Summary(mean=3.0, median=2.0, n=4)}, baselines={"grey": {"psnr": 9.0}},
     )  # fmt: skip
     names = ("mine", "mine_median", "mine_low", "mine_n", "grey_psnr", "error_v", "certified", "psnr", "nobody")
@@ -80,7 +80,7 @@ def test_every_number_of_a_row_can_be_asked_for_by_name() -> None:
 
 
 def test_which_count_of_certificates_needs_a_truth() -> None:
-    blind = Row(cell="a", attack="x", outcome=Outcome.NOT_SCORED, examples=4, certified=Certified(n=2))
+    blind = Row(case="a", attack="x", outcome=Outcome.NOT_SCORED, examples=4, certified=Certified(n=2))
     assert {name: one for name, one in blind.numbers().items() if name != "examples"} == {"vouched": 2}
     assert blind.model_dump(mode="json")["certified"] == {"n": 2, "wrong": None}
 
@@ -102,18 +102,18 @@ def test_a_run_fits_the_schema_and_has_one_noise_baseline(tmp_path: Path) -> Non
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     jsonschema.validate(written, json_schema())
     assert parse(Result, written, "it") == found
-    (cell,) = found.cells
+    (case,) = found.cases
     for name in ("random", "grey", "mean_color"):
         for row in found.rows:
             if row.scored:
-                shown = cell.baseline(name, "psnr")
+                shown = case.baseline(name, "psnr")
                 assert row.value(f"{name}_psnr") == pytest.approx(shown, abs=0.006), name
 
 
 def test_the_schema_refuses_what_no_run_writes() -> None:
-    row = Row(cell="a", attack="x", outcome=Outcome.EXACT)
+    row = Row(case="a", attack="x", outcome=Outcome.EXACT)
     good = Result(
-        verdict="", verdict_level="exact", rows=[row], cells=[Cell(name="a", promise=Guarantee())],
+        verdict="", verdict_level="exact", rows=[row], cases=[Case(name="a", promise=Guarantee())],
         thresholds=Thresholds(),
     ).record()  # fmt: skip
     jsonschema.validate(good, json_schema())

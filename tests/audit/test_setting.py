@@ -9,8 +9,8 @@ import torch
 
 from seepage.audit import run as audit
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.recipe.resolve import cells
-from seepage.audit.record import record_cells
+from seepage.audit.recipe.resolve import resolve_cases
+from seepage.audit.record import record_cases
 from seepage.audit.simulate.setting import Setting, SharedParts
 from seepage.federation.transcript.recorded import open_transcript
 from seepage.federation.transcript.truth import open_truth
@@ -31,13 +31,13 @@ CASES = {
 
 
 def case_of(tables: str, **changed: Any) -> Recipe:
-    return cells(tomllib.loads(tables) | changed)[0]
+    return resolve_cases(tomllib.loads(tables) | changed)[0]
 
 
 @pytest.mark.parametrize("tables", CASES.values(), ids=CASES)
 def test_who_is_attacked_in_memory_is_who_is_recorded(tables: str, tmp_path: Path) -> None:
     case = case_of(tables)
-    record_cells([case], tmp_path / "run")
+    record_cases([case], tmp_path / "run")
     setting = Setting.of(case).after_federation(tmp_path / "own", lambda done, total: None)
     truth = open_truth(tmp_path / "run" / "private")
     for batch, other in zip(setting.batches, truth.batches, strict=True):
@@ -89,5 +89,5 @@ def test_another_loss_or_protocol_goes_from_recipe_to_row(client: dict[str, Any]
     assert rows["inverting_gradients"].status in ("ok", "exhausted")
     assert all(row.status != "error" for row in rows.values()), rows
     knowledge = open_transcript(tmp_path / "observed").knowledge
-    assert knowledge.client == cells(tables)[0].make_client()
+    assert knowledge.client == resolve_cases(tables)[0].make_client()
     assert knowledge.client.loss == client.get("loss", "cross_entropy")

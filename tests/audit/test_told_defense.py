@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, ClientUpdate, FedAvg, FedSGD, attack, build, record
 from seepage.attacks import fedleak
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.base.nn import forward
 from seepage.errors import SeepageError
 from seepage.federation.defenses import (
@@ -144,6 +144,6 @@ def test_a_strangers_folder_is_read_with_suspicion(written: Any, words: str, tmp
 
 def test_a_recipe_tells_of_it() -> None:
     tables = {"attack": [{"use": "linear"}], "knowledge": {"told": ["defense"]}}
-    assert cells(tables)[0].knowledge.told == ("defense",)
+    assert resolve_cases(tables)[0].knowledge.told == ("defense",)
     with pytest.raises(SeepageError, match="defense"):
-        cells({**tables, "knowledge": {"told": ["defence"]}})
+        resolve_cases({**tables, "knowledge": {"told": ["defence"]}})

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from seepage import SeepageError
 from seepage.audit import run as audit
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.recipe.resolve import cells, resolved
-from seepage.audit.row import Cell, Outcome, Result, Row, Thresholds
+from seepage.audit.recipe.resolve import resolve_cases, resolved
+from seepage.audit.row import Case, Outcome, Result, Row, Thresholds
 from seepage.audit.simulate.setting import Setting
 from seepage.audit.tune import chosen_options, tuning_tables, with_options
 from seepage.base.schema import Summary
@@ -37,7 +37,7 @@ def tables_of(text: str = PLAIN, **changed: Any) -> dict[str, Any]:
 def case_of(**changed: Any) -> Recipe:
     tables = tables_of(**changed)
     del tables["tune"]
-    return cells(tables)[0]
+    return resolve_cases(tables)[0]
 
 
 @pytest.mark.parametrize("federation", [None, {"rounds": 1, "clients": 8}], ids=["batches", "federation"])
@@ -55,34 +55,34 @@ def test_batches_after_the_scored_ones_share_no_example_with_them(federation: di
 
 def test_the_tuning_run_has_every_combination_and_nothing_of_the_scored_batches() -> None:
     tables = tables_of(grid={"batch": [{"size": 1, "count": 4}, {"size": 2, "count": 2}]}, membership={})
-    found = tuning_tables(tables, cells(tables))
+    found = tuning_tables(tables, resolve_cases(tables))
     assert [(one["tv"], one["lr"]) for one in found["attack"]] == [(0.1, 0.01), (0.1, 0.1), (0.0, 0.01), (0.0, 0.1)]
     assert {one["use"] for one in found["attack"]} == {"inverting_gradients"}
     assert "membership" not in found
-    for recipe in cells(found):
+    for recipe in resolve_cases(found):
         assert (recipe.batch.count, recipe.batch.skip) == (1, 4)
 
 
-def row(attack: str, cell: str, value: float | None) -> Row:
+def row(attack: str, case: str, value: float | None) -> Row:
     scores = {} if value is None else {"psnr": Summary(mean=value)}
-    return Row(cell=cell, attack=attack, outcome=Outcome.PARTIAL, scores=scores)
+    return Row(case=case, attack=attack, outcome=Outcome.PARTIAL, scores=scores)
 
 
-def test_the_best_mean_over_cells_wins_and_a_value_that_fails_anywhere_does_not() -> None:
+def test_the_best_mean_over_cases_wins_and_a_value_that_fails_anywhere_does_not() -> None:
     tables = tables_of()
     values = {1: (10.0, 12.0), 2: (30.0, None), 3: (11.5, 11.5), 4: (9.0, 9.0)}
     rows = [
-        row(f"inverting_gradients-{i}", cell, value)
+        row(f"inverting_gradients-{i}", case, value)
         for i, both in values.items()
-        for cell, value in zip("ab", both, strict=True)
+        for case, value in zip("ab", both, strict=True)
     ]
     result = Result(
-        verdict="", verdict_level="partial", rows=rows, cells=[Cell(name="a"), Cell(name="b")],
+        verdict="", verdict_level="partial", rows=rows, cases=[Case(name="a"), Case(name="b")],
         thresholds=Thresholds(recovered_ssim=0.6, recovered_gain_db=3, exact_db=40),
     )  # fmt: skip
-    (tuned,) = chosen_options(tables, cells(tables), result)
+    (tuned,) = chosen_options(tables, resolve_cases(tables), result)
     assert tuned.attack == "inverting_gradients"
-    assert tuned.chosen == {"tv": 0.0, "lr": 0.01}  # 11.5; the first has a mean of 11, the second failed in cell b
+    assert tuned.chosen == {"tv": 0.0, "lr": 0.01}  # 11.5; the first has a mean of 11, the second failed in case b
     assert [one.value for one in tuned.tried] == [11.0, None, 11.5, 9.0]
     linear, matching = with_options(tables, [tuned])["attack"]
     assert "tv" not in linear
@@ -115,8 +115,8 @@ def test_a_run_is_scored_with_what_the_other_batch_chose(tmp_path: Path) -> None
 
 def test_the_resolved_recipe_repeats_the_tuning() -> None:
     tables = tables_of()
-    text = resolved(tables, cells(tables))
-    assert cells(tomllib.loads(text))[0].tune == cells(tables)[0].tune
+    text = resolved(tables, resolve_cases(tables))
+    assert resolve_cases(tomllib.loads(text))[0].tune == resolve_cases(tables)[0].tune
 
 
 @pytest.mark.parametrize(

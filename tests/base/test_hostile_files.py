@@ -278,11 +278,11 @@ JSON = st.recursive(
 )
 RESULT = {
     "schema": 1, "verdict": "x", "verdict_level": "exact", "thresholds": {},
-    "rows": [{"cell": "a", "attack": "dlg", "outcome": "exact"}], "cells": [{"name": "a"}],
+    "rows": [{"case": "a", "attack": "dlg", "outcome": "exact"}], "cases": [{"name": "a"}],
 }  # fmt: skip
 LOOK = {
     "schema": 1,
-    "cells": [{"cell": "a", "examples": 1, "tensors": [{"name": "w", "gives": "x", "withhold": True}]}],
+    "cases": [{"case": "a", "examples": 1, "tensors": [{"name": "w", "gives": "x", "withhold": True}]}],
 }
 
 
@@ -346,7 +346,7 @@ def test_a_head_of_absurd_size_is_not_read(tmp_path: Path) -> None:
 def test_of_the_scores_only_those_are_kept_that_a_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("result.json", "flags.json", "env.json"):
         (tmp_path / name).write_text(json.dumps({**RESULT, "flags": []}))
-    line = {"cell": "a", "attack": "dlg", "round": 0, "example": 0, "metric": "psnr", "value": 1.5}
+    line = {"case": "a", "attack": "dlg", "round": 0, "example": 0, "metric": "psnr", "value": 1.5}
     lines = [{**line, "example": i, "metric": metric} for i in range(5) for metric in ("psnr", "mse", "lpips")]
     (tmp_path / "scores.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     assert open_run(tmp_path).scores == {("a", "dlg", 0, i, "psnr"): 1.5 for i in range(5)}

@@ -141,9 +141,9 @@ def shape_of(folder: str = "run") -> tuple[int, ...]:
     return tuple(json.loads(Path(folder, "observed", "knowledge.json").read_text())["input_shape"])
 
 
-def cells(found: Any) -> Any:
+def cases(found: Any) -> Any:
     assert found.code == 0, found.err
-    return found.json["cells"][0]["inferred"]
+    return found.json["cases"][0]["inferred"]
 
 
 # --- what a factory may be ----------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def cells(found: Any) -> Any:
 def test_a_factory_without_a_shape_and_a_network_that_is_there_are_read(use: str, cli: Cli, nets: Any) -> None:
     step(nets.rows(), torch.rand(1, 30), torch.tensor([1]))
     found = cli(*ASKED, f"--model=nets:{use}", "--out=run", "--json")
-    assert cells(found)["input shape"].startswith("30, to which the weights fit")
+    assert cases(found)["input shape"].startswith("30, to which the weights fit")
     assert found.json["rows"][0]["certified"]["n"] == 1
 
 
@@ -179,7 +179,7 @@ def test_a_factory_is_given_what_its_parameters_are_named_after(
 
 def test_digits_are_tried_for_a_network_of_one_channel(cli: Cli, nets: Any) -> None:
     step(nets.Digits(), torch.rand(1, 1, 28, 28), torch.tensor([1]))
-    cells(cli(*ASKED, "--model=nets:Digits", "--out=run", "--json"))
+    cases(cli(*ASKED, "--model=nets:Digits", "--out=run", "--json"))
     assert shape_of() == (1, 28, 28)
 
 
@@ -188,13 +188,13 @@ def test_a_network_of_photographs_is_told_by_its_classes_and_its_first_convoluti
     classes: int, side: int, cli: Cli, nets: Any
 ) -> None:
     step(nets.Wide(classes), torch.rand(1, 3, 40, 40), torch.tensor([1]))
-    said = cells(cli(*ASKED, "--model=nets:Wide", "--out=run", "--json"))
+    said = cases(cli(*ASKED, "--model=nets:Wide", "--out=run", "--json"))
     assert said["classes"].startswith(f"{classes}, ")
     assert shape_of() == (3, side, side)
     # It pools, so that nothing tells the size, and a user must hear of that before and after.
     assert "and others; if examples have another shape, give it with --shape" in said["input shape"]
     assert "though the network takes pictures of any size" in cli(*ASKED, "--model=nets:Wide", "--out=again").err
-    assert "input shape" not in cells(cli(*ASKED, "--model=nets:Wide", "--shape=3,40,40", "--out=told", "--json"))
+    assert "input shape" not in cases(cli(*ASKED, "--model=nets:Wide", "--shape=3,40,40", "--out=told", "--json"))
 
 
 def test_texts_are_asked_for_their_length(refused: Refused, nets: Any, cli: Cli) -> None:
@@ -236,7 +236,7 @@ def test_what_moved_beside_the_outputs_is_said_and_no_class_is_named(cli: Cli, n
     F.mse_loss(net.decoder(net(inputs)), inputs).backward()
     torch.optim.Adam(net.parameters(), lr=0.001).step()
     torch.save(net.state_dict(), "after.pt")
-    said = cells(cli("attack", "before.pt", "after.pt", "--model=nets:Encoder", *LITTLE, "--out=run"))
+    said = cases(cli("attack", "before.pt", "after.pt", "--model=nets:Encoder", *LITTLE, "--out=run"))
     assert "decoder.weight', 'decoder.bias' moved, and the outputs of the network" in said["other outputs"]
     assert "labels" not in said
 
@@ -252,10 +252,10 @@ def test_steps_of_adam_are_counted_at_a_told_rate(cli: Cli, nets: Any) -> None:
         optimizer.step()
     torch.save(net.state_dict(), "after.pt")
     asked = ("attack", "before.pt", "after.pt", "--model=nets:rows", "--lr=1e-4", *LITTLE)
-    said = cells(cli(*asked, "--out=run"))
+    said = cases(cli(*asked, "--out=run"))
     assert said["local steps"] == "assumed to be 1; of Adam or AdamW at 0.0001 they were 4 or more: --steps"
     again = cli(*asked, "--out=again", "--client=fedavg:lr=1e-4,steps=4,optimizer=adam")
-    assert "local steps" not in cells(again), "the same rate told twice is no contradiction"
+    assert "local steps" not in cases(again), "the same rate told twice is no contradiction"
 
 
 def test_logits_of_a_segmentation_are_found_under_their_name(cli: Cli, nets: Any) -> None:
@@ -264,7 +264,7 @@ def test_logits_of_a_segmentation_are_found_under_their_name(cli: Cli, nets: Any
     F.cross_entropy(net(torch.rand(1, 3, 8, 8))["out"], torch.ones(1, 8, 8).long()).backward()
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     torch.save(net.state_dict(), "after.pt")
-    cells(cli(*ASKED, "--model=nets:Masks", "--shape=3,8,8", "--target=map", "--out=run", "--json"))
+    cases(cli(*ASKED, "--model=nets:Masks", "--shape=3,8,8", "--target=map", "--out=run", "--json"))
 
 
 def test_what_a_network_raises_for_a_larger_batch_alone_is_one_too(refused: Refused, nets: Any) -> None:
@@ -282,7 +282,7 @@ def test_a_network_of_timm_takes_the_pictures_it_was_made_for(cli: Cli, home: Pa
     timm = pytest.importorskip("timm")
     model = timm.create_model("test_vit", num_classes=10)  # of 160 x 160
     step(model, torch.rand(1, 3, 160, 160), torch.tensor([1]))
-    cells(cli(*ASKED, "--model=timm:test_vit", "--out=run", "--json"))
+    cases(cli(*ASKED, "--model=timm:test_vit", "--out=run", "--json"))
     assert shape_of() == (3, 160, 160)
 
 
@@ -307,7 +307,7 @@ def test_keys_of_a_part_of_a_network_are_found(cli: Cli, home: Path, nets: Any) 
     step(nets.rows(), torch.rand(1, 30), torch.tensor([1]))
     found = cli(*ASKED, "--model=outer:Net", "--out=run", "--json")
     assert found.code == 0, found.err
-    assert cells(found)["weights"].startswith("not in the files: 1 weight (scale); taken from outer:Net as built")
+    assert cases(found)["weights"].startswith("not in the files: 1 weight (scale); taken from outer:Net as built")
 
 
 def test_keys_of_another_network_are_named_on_both_sides(refused: Refused, nets: Any) -> None:
@@ -367,7 +367,7 @@ def test_an_audit_normalizes_as_it_is_told(cli: Cli, nets: Any) -> None:
     line = ("audit", "--data=breast_cancer", "--model=nets:rows", "--batch-size=1", "--attack=linear", "--jobs=1")
     found = cli(*line, "--set=batch.count=1", "--normalize=0.5", "--out=run", "--json")
     assert found.code == 0, found.err
-    assert found.json["cells"][0]["model_options"] == {"normalize": "0.5"}
+    assert found.json["cases"][0]["model_options"] == {"normalize": "0.5"}
     assert found.json["rows"][0]["scores"]["psnr"]["mean"] > 60
 
 
@@ -474,9 +474,9 @@ def test_a_loss_of_ones_own_is_used_where_the_network_ends_in_a_sigmoid(cli: Cli
     found = cli(*line, "--set=batch.count=1", "--loss=ends:own", "--out=own", "--json")
     assert found.code == 0, found.err
     assert found.json["rows"][0]["scores"]["exact"]["mean"] == 1.0
-    assert not found.json["cells"][0]["inferred"]
+    assert not found.json["cases"][0]["inferred"]
     twice = cli(*line, "--set=batch.count=1", "--loss=binary", "--out=twice", "--json")
-    assert "--loss binary takes another" in twice.json["cells"][0]["inferred"]["outputs"]
+    assert "--loss binary takes another" in twice.json["cases"][0]["inferred"]["outputs"]
 
 
 def test_weights_that_no_file_has_are_said(cli: Cli, home: Path, nets: Any) -> None:
@@ -491,7 +491,7 @@ def test_weights_that_no_file_has_are_said(cli: Cli, home: Path, nets: Any) -> N
         torch.save({key: t for key, t in torch.load(name).items() if key.startswith("2.")}, name)
     found = cli(*ASKED, "--model=headed:net", "--out=run", "--json")
     said = "not in the files: 496 weights (0.weight, 0.bias); taken from headed:net as built"
-    assert cells(found)["weights"].startswith(said)
+    assert cases(found)["weights"].startswith(said)
     assert f"inferred, not told: weights: {said}" in cli(*ASKED, "--model=headed:net", "--out=run").out
 
 

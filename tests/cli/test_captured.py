@@ -72,8 +72,8 @@ def test_what_is_inferred_is_said_everywhere(cli: Cli, home: Path, captured: Ten
     assert "classes 2 (1 or more), 5 (2 or more)" in lines[3]
     found = cli(*asked, "--json").json
     assert found["finished_earlier"]
-    (cell,), (row,) = found["cells"], found["rows"]
-    assert cell["inferred"]["batch size"].startswith("3")
+    (case,), (row,) = found["cases"], found["rows"]
+    assert case["inferred"]["batch size"].startswith("3")
     assert "batch size" not in row["told"]
     assert "client rule" in row["told"]
     page = (home / "run" / "report.html").read_text()
@@ -84,10 +84,10 @@ def test_what_is_inferred_is_said_everywhere(cli: Cli, home: Path, captured: Ten
 def test_what_is_told_is_not_inferred(cli: Cli, home: Path, captured: Tensor) -> None:
     told = ("--batch-size=3", "--shape=1,8,8", "--classes=10")
     found = cli("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, *told, "--json").json
-    assert set(found["cells"][0]["inferred"]) == {"labels"}
+    assert set(found["cases"][0]["inferred"]) == {"labels"}
     assert "batch size" in found["rows"][0]["told"]
     wrong = cli("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, "--batch-size=2", "--json").json
-    assert wrong["cells"][0]["batch_size"] == 2, "who is told believes it"
+    assert wrong["cases"][0]["batch_size"] == 2, "who is told believes it"
 
 
 def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
@@ -122,8 +122,8 @@ def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
 def test_a_batch_size_given_later_goes_before_an_inferred_one(cli: Cli, home: Path, captured: Tensor) -> None:
     assert cli("record", "before.pt", "--gradient=gradient.safetensors", "--set=model.hidden=24").code == 0
     found = cli("attack", "observed", "--attack=linear", "--jobs=1", "--batch-size=4", "--json").json
-    assert found["cells"][0]["batch_size"] == 4
-    assert "batch size" not in found["cells"][0]["inferred"]
+    assert found["cases"][0]["batch_size"] == 4
+    assert "batch size" not in found["cases"][0]["inferred"]
     assert "batch size" in found["rows"][0]["told"]
 
 
@@ -144,16 +144,16 @@ def test_recorded_folders_without_a_batch_size_have_it_inferred(cli: Cli, home: 
     lines = [line for line in cli(*asked).out.splitlines() if line.startswith("inferred, not told: ")]
     assert "batch size: 3 or more, from the rank of 2.weight" in lines[0]
     found = cli(*asked, "--json").json
-    assert [cell["batch_size"] for cell in found["cells"]] == [3, 3, 3]
+    assert [case["batch_size"] for case in found["cases"]] == [3, 3, 3]
     told = [("batch size" in row["told"], (row["certified"] or {}).get("n")) for row in found["rows"]]
     assert told == [(False, 3), (True, 3), (False, None)]
-    assert "were not returned" in found["cells"][2]["inferred"]["tensors left out"]
+    assert "were not returned" in found["cases"][2]["inferred"]["tensors left out"]
 
 
 def test_several_steps_are_read_as_such(cli: Cli, home: Path, captured: Tensor) -> None:
     found = cli("attack", "before.pt", "after.pt", "--lr=0.05", "--steps=2", *HIDDEN, "--json").json
-    assert found["cells"][0]["client"].startswith("FedAvg(lr=0.05, epochs=1, steps=2")
-    assert "local steps" not in found["cells"][0]["inferred"]
+    assert found["cases"][0]["client"].startswith("FedAvg(lr=0.05, epochs=1, steps=2")
+    assert "local steps" not in found["cases"][0]["inferred"]
 
 
 def test_the_same_files_give_the_same_run_and_others_another(cli: Cli, home: Path, captured: Tensor) -> None:
@@ -340,9 +340,9 @@ def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli
     assert (meant.code, "told or given otherwise" in meant.out) == (0, True)
     assert cli("compare", "right", "right").out.startswith("NOT WORSE")
     np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
-    before = json.loads((home / "right" / "result.json").read_text())["cells"][0]
+    before = json.loads((home / "right" / "result.json").read_text())["cases"][0]
     cli("report", "right", "--truth=mine.npz")
-    after = json.loads((home / "right" / "result.json").read_text())["cells"][0]
+    after = json.loads((home / "right" / "result.json").read_text())["cases"][0]
     assert (after["files"], after["rate"]) == (before["files"], 0.1)
 
 
@@ -482,7 +482,7 @@ def test_a_network_of_rows_is_given_rows(home: Path, cli: Cli) -> None:
         "--attack=linear",
     )
     found = cli(*asked, "--out=run", "--json")
-    assert found.json["cells"][0]["inferred"]["input shape"] == "9, to which the weights fit"
+    assert found.json["cases"][0]["inferred"]["input shape"] == "9, to which the weights fit"
 
 
 def test_a_loss_that_was_typed_is_run_and_a_strangers_is_not(cli: Cli, home: Path, captured: Tensor) -> None:

@@ -34,8 +34,8 @@ def captured(home: Path) -> None:
 
 
 def facts(found: Any) -> dict[str, tuple[str, str, str]]:
-    (cell,) = found.json["cells"]
-    return {fact["name"]: (fact["value"], fact["origin"], fact["option"]) for fact in cell["facts"]}
+    (case,) = found.json["cases"]
+    return {fact["name"]: (fact["value"], fact["origin"], fact["option"]) for fact in case["facts"]}
 
 
 MODEL = ("--model=fc2", "--set=model.hidden=24", "--shape=1,8,8")
@@ -54,10 +54,10 @@ def test_two_files_are_told_read_guessed_and_unknown(cli: Cli, captured: None) -
     assert said["normalization"][1:] == ("unknown", "--normalize")
     assert said["labels"][1] == "read"
     assert "class 2" in said["labels"][0]
-    (cell,) = found.json["cells"]
-    assert cell["gives_away"]["examples"] == 1
-    assert cell["matching"]["made_up"]
-    assert cell["matching"]["outlook"] == "expected"
+    (case,) = found.json["cases"]
+    assert case["gives_away"]["examples"] == 1
+    assert case["matching"]["made_up"]
+    assert case["matching"]["outlook"] == "expected"
 
 
 ENDED = """
@@ -198,8 +198,8 @@ def test_json_and_the_gate(cli: Cli, observed: Path) -> None:
     found = cli("check", observed, "--json", "--fail-if", "exposed>0", "--round", "1")
     assert found.code == 1
     assert "exposed > 0" in found.err
-    (cell,) = found.json["cells"]
-    given = cell["gives_away"]
+    (case,) = found.json["cases"]
+    given = case["gives_away"]
     assert (given["examples"], given["t"]) == (1, 1)
     assert {says["name"] for says in given["tensors"]} == {"2.weight", "2.bias", "4.weight", "4.bias"}
     assert cli("check", observed, "--quiet", "--fail-if", "exposed>1").code == 0
@@ -217,8 +217,8 @@ def test_a_layer_in_front_is_expected_to_leak_and_the_cosine_is_the_library_s(cl
     options += ("--set=batch.count=1",)
     found = cli("check", *options, "--json")
     assert found.code == 0, found.err
-    (cell,) = found.json["cells"]
-    assert (cell["matching"]["outlook"], cell["matching"]["made_up"]) == ("expected", False)
+    (case,) = found.json["cases"]
+    assert (case["matching"]["outlook"], case["matching"]["made_up"]) == ("expected", False)
     assert found.json["command"].startswith("seepage audit --data digits --model fc2 --batch-size 1")
     again = cli("record", *options, "--out=run", "--quiet")
     assert again.code == 0, again.err
@@ -230,10 +230,10 @@ def test_a_layer_in_front_is_expected_to_leak_and_the_cosine_is_the_library_s(cl
     seen, truth = open_transcript(home / "run/observed"), open_truth(home / "run/private").of_round(0)
     problem = Problem.of(seen[0], seen.knowledge, Cosine(), None)
     means = landscape(problem, truth.inputs, truth.labels, draws=6, seed=3).means
-    assert [at["cosine"] for at in cell["matching"]["cosines"]] == pytest.approx(means, abs=2e-4)
+    assert [at["cosine"] for at in case["matching"]["cosines"]] == pytest.approx(means, abs=2e-4)
     assert not list(home.glob("runs*"))
     # A run folder has its truth beside, and observed/ alone has none.
-    whole, alone = (cli("check", place, "--json").json["cells"][0]["matching"] for place in ("run", "run/observed"))
+    whole, alone = (cli("check", place, "--json").json["cases"][0]["matching"] for place in ("run", "run/observed"))
     assert (whole["made_up"], alone["made_up"]) == (False, True)
     assert whole["outlook"] == alone["outlook"] == "expected"
 
@@ -254,7 +254,7 @@ def test_noise_hides_the_way_back(cli: Cli) -> None:
     plain = ("check", "--data=digits", "--model=fc2", "--batch-size=2", "--set=training.steps=0", "--json")
     noise = ("--defense=gaussian_noise", "--set=defense.sigma=1", "--set=defense.clip=1")
     few = ("--set=batch.count=1",)
-    clear, hidden = (cli(*plain, *few, *more).json["cells"][0]["matching"] for more in ((), noise))
+    clear, hidden = (cli(*plain, *few, *more).json["cases"][0]["matching"] for more in ((), noise))
     assert clear["outlook"] == "expected"
     assert hidden["outlook"] == "not expected"
     assert abs(hidden["cosines"][0]["cosine"]) < 10 * hidden["chance"]
@@ -288,7 +288,7 @@ def test_tensors_and_layers_that_say_nothing_share_a_line(capsys: pytest.Capture
     """A vision transformer of five blocks had 70 lines, of which four said something."""
     model = build(Architecture("vit", {"patch": 4, "width": 32, "depth": 5, "heads": 2, "hidden": 32}), (3, 16, 16), 5)
     found = exposure(record(model, Batch(torch.rand(1, 3, 16, 16), torch.tensor([3]))))
-    _print_exposure(Check(cell="vit", title="vit", facts=(), exposure=found, matching=Matching()), open_console())
+    _print_exposure(Check(case="vit", title="vit", facts=(), exposure=found, matching=Matching()), open_console())
     said = [says.name for says in found.tensors if says.withhold]
     lines = capsys.readouterr().out.splitlines()
     assert all(any(name in line for line in lines) for name in said)

@@ -60,7 +60,7 @@ def test_a_run_that_nobody_touched_is_as_it_was_written(run: Path, cli: Cli) -> 
 
 def test_one_changed_bit_is_named(run: Path, cli: Cli) -> None:
     assert cli("report", run).code == 0
-    for path in ("result.json", "recipe.toml", "private/truth.safetensors", "attacks/cell/linear/000000.safetensors",
+    for path in ("result.json", "recipe.toml", "private/truth.safetensors", "attacks/case/linear/000000.safetensors",
                  "observed/rounds/000000.safetensors", "report.html", "scores.jsonl"):  # fmt: skip
         flip(run / path, -3)
         found = cli("evidence", "verify", run, "--json")

@@ -46,13 +46,13 @@ def recipe(home: Path) -> Path:
 def test_clients_are_trained_attacked_and_scored(cli: Cli, recipe: Path, home: Path) -> None:
     found = cli("audit", recipe, "--json", "--out=run", "--jobs=1")
     assert found.code == 0, found.err
-    cells = {cell["name"]: cell for cell in found.json["cells"]}
-    assert set(cells) == {"rounds-0", "rounds-6"}
-    title = cells["rounds-6"]["title"]
+    cases = {case["name"]: case for case in found.json["cases"]}
+    assert set(cases) == {"rounds-0", "rounds-6"}
+    title = cases["rounds-6"]["title"]
     assert all(fact in title for fact in ("6 rounds", "10 clients", "alpha=0.5, least=8", "lr 0.1, batch size 8"))
-    assert cells["rounds-0"]["accuracy"] < cells["rounds-6"]["accuracy"], "six rounds teach something"
-    assert cells["rounds-6"]["federation"]["accuracies"][-1] == [6, cells["rounds-6"]["accuracy"]]
-    best = {row["attack"]: row["scores"]["psnr"]["mean"] for row in found.json["rows"] if row["cell"] == "rounds-0"}
+    assert cases["rounds-0"]["accuracy"] < cases["rounds-6"]["accuracy"], "six rounds teach something"
+    assert cases["rounds-6"]["federation"]["accuracies"][-1] == [6, cases["rounds-6"]["accuracy"]]
+    best = {row["attack"]: row["scores"]["psnr"]["mean"] for row in found.json["rows"] if row["case"] == "rounds-0"}
     assert best["cocktail_party"] > 60, "a difference of weights of one local step is a gradient"
     page = (home / "run" / "report.html").read_text()
     assert "10 clients of" in page
@@ -66,7 +66,7 @@ def test_a_sum_of_clients_is_attacked_as_one(cli: Cli, home: Path) -> None:
     assert found.code == 0, found.err
     (row,) = found.json["rows"]
     assert row["scores"]["recovered"]["mean"] == 1.0
-    assert "sum of 3 clients" in found.json["cells"][0]["title"]
+    assert "sum of 3 clients" in found.json["cases"][0]["title"]
 
 
 def test_impossible_federations_are_refused(refused: Callable[..., str], recipe: Path) -> None:

@@ -320,14 +320,14 @@ def test_labels_that_are_not_told_are_not_used(observed: Path, cli: Cli) -> None
     assert row["told_extra"] == []
 
 
-def test_symlinked_and_oddly_named_cells_stay_inside_the_run_folder(observed: Path, home: Path, cli: Cli) -> None:
+def test_symlinked_and_oddly_named_cases_stay_inside_the_run_folder(observed: Path, home: Path, cli: Cli) -> None:
     (home / "many").mkdir()
-    for name in ("..hidden", "a cell; rm -rf", "<script>", "é"):
+    for name in ("..hidden", "a case; rm -rf", "<script>", "é"):
         (home / "many" / name).symlink_to(observed.resolve())
     before = set(home.iterdir())
     found = cli("attack", "many", "--attack", "linear", "--jobs", 1, "--out", "out", "--json")
     assert found.code == 0
-    assert {row["cell"] for row in found.json["rows"]} == {"..hidden", "a cell; rm -rf", "<script>", "é"}
+    assert {row["case"] for row in found.json["rows"]} == {"..hidden", "a case; rm -rf", "<script>", "é"}
     assert set(home.iterdir()) - before == {home / "out"}
     assert "<script>" not in (home / "out" / "report.html").read_text()
 
@@ -339,7 +339,7 @@ def test_a_folder_by_a_relative_name_writes_below_the_run_folder(
     place = {".": observed, "..": observed / "rounds", "observed/..": home}[name]
     monkeypatch.chdir(place)
     assert cli("attack", name, "--attack", "linear", "--jobs", 1, "--out", home / "out", "--quiet").code == 0
-    assert [path.name for path in (home / "out" / "attacks").iterdir()] == ["cell"]
+    assert [path.name for path in (home / "out" / "attacks").iterdir()] == ["case"]
 
 
 LIMITED = """

@@ -66,7 +66,7 @@ def test_the_page_says_what_it_holds_and_not_which_is_which(cli: Cli, judged: Pa
     assert [set(pair) for pair in page["pairs"]] == [{"id", "left", "right"}] * len(page["pairs"])
     rest = re.sub(r'"data:image/png;base64,[A-Za-z0-9+/=]*"', '""', text)
     rows = json.loads((judged / "result.json").read_text())["rows"]
-    for word in ("linear", "inverting", "guess", "flat", "control", *(row["cell"] for row in rows)):
+    for word in ("linear", "inverting", "guess", "flat", "control", *(row["case"] for row in rows)):
         assert word not in rest, f"{word!r} gives something away"
     kinds = [subject["kind"] for subject in key_of(judged, page["page"])["pairs"].values()]
     assert sorted(set(kinds)) == ["flat", "guess", "other", "same"]
@@ -144,7 +144,7 @@ def test_a_machine_judges_blindly_and_is_named_as_one(cli: Cli, refused: Callabl
 
 def test_mistakes(refused: Callable[..., str], judged: Path) -> None:
     assert "linear" in refused("evidence", "judge", judged, "--attack=linears")
-    assert "unknown cell" in refused("evidence", "judge", judged, "--cell=nowhere")
+    assert "unknown case" in refused("evidence", "judge", judged, "--case=nowhere")
     assert "--pairs 20" in refused("evidence", "judge", judged, "--pairs=5")
     assert "result.json" in refused("evidence", "judge", "nowhere")
     assert "nowhere.json" in refused("evidence", "count", judged, "nowhere.json")

@@ -97,20 +97,20 @@ def test_a_defense_by_name_is_that_of_a_recipe(cli: Cli) -> None:
     named = cli("audit", "tiny.toml", *chosen, *LINEAR, "--no-undefended", "--out=named").json
     bare = cli("audit", "tiny.toml", *LINEAR, "--out=bare").json
     assert named["rows"][0]["scores"]["psnr"]["mean"] < 20 < bare["rows"][0]["scores"]["psnr"]["mean"]
-    assert named["cells"][0]["defense"].startswith("Compose(parts=(Sparsify(keep=0.5), GaussianNoise(sigma=1.0")
+    assert named["cases"][0]["defense"].startswith("Compose(parts=(Sparsify(keep=0.5), GaussianNoise(sigma=1.0")
     written = Path("tiny.toml").read_text() + '[[defense]]\nuse = "sparsify"\nkeep = 0.5\n'
     Path("defended.toml").write_text(written + '[[defense]]\nuse = "gaussian_noise"\nsigma = 1.0\n')
     listed = cli("audit", "defended.toml", *LINEAR, "--out=listed").json
     assert without_times(listed) == without_times(named)
     # One that the recipe lists keeps its options there.
     alone = cli("audit", "defended.toml", "--defense=sparsify", *LINEAR, "--out=alone").json
-    assert alone["cells"][0]["defense"] == "Sparsify(keep=0.5)"
+    assert alone["cases"][0]["defense"] == "Sparsify(keep=0.5)"
 
 
 def test_recording_takes_a_defense_too(cli: Cli) -> None:
     found = cli("record", "tiny.toml", "--defense=gaussian_noise", "--set=defense.sigma=1.0", "--out=rec")
     assert found.code == 0
-    assert "GaussianNoise(sigma=1.0" in Path("rec/private/cell.json").read_text()
+    assert "GaussianNoise(sigma=1.0" in Path("rec/private/case.json").read_text()
 
 
 def test_defenses_are_compared_in_one_run(cli: Cli) -> None:
@@ -118,7 +118,7 @@ def test_defenses_are_compared_in_one_run(cli: Cli) -> None:
     grid = 'grid={defense=[[], [{use="gaussian_noise", sigma=1.0}]]}'
     result = cli("audit", "tiny.toml", *LINEAR, "--set", grid).json
     assert [row["outcome"] for row in result["rows"]] == ["exact", "nothing_recovered"]
-    assert [cell["defense"] is None for cell in result["cells"]] == [True, False]
+    assert [case["defense"] is None for case in result["cases"]] == [True, False]
 
 
 @pytest.mark.parametrize(

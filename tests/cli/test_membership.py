@@ -76,7 +76,7 @@ def test_too_few_examples_are_said_and_the_gate_does_not_pass(cli: Cli, tmp_path
     few.write_text(table)
     found = cli("audit", few, "--membership", "--out", run, "--jobs", 1, "--json").json
     assert found.get("membership", []) == []
-    assert "needs 8 non-members and 198 public examples" in json.dumps(found["cells"])
+    assert "needs 8 non-members and 198 public examples" in json.dumps(found["cases"])
     assert "Membership was not tested" in found["verdict"]
     assert "not tested" in (run / "report.html").read_text()
     gated = cli("audit", few, "--membership", "--out", run, "--fail-if", "members_identified>0")

@@ -45,8 +45,8 @@ def test_numbers_that_are_handed_on_name_nobody(cli: Cli, patients: Path, home: 
     pack = {path.name: path.read_text() for path in Path("pack").iterdir() if path.is_file()}
     for name, text in {**handed_on(folder), **pack, "stdout": found.out, "the run's own name": str(folder)}.items():
         assert not [word for word in (*SECRET, str(home)) if word in text], name
-    cell = json.loads((folder / "result.json").read_text())["cells"][0]
-    assert (cell["data"], cell["classes"]) == ("folder", ["0", "1"])
+    case = json.loads((folder / "result.json").read_text())["cases"][0]
+    assert (case["data"], case["classes"]) == ("folder", ["0", "1"])
     page = (folder / "report.html").read_text()
     assert "seepage audit tiny.toml --data … --json --membership" in page
     assert "use = &#34;…&#34;" in page
@@ -57,9 +57,9 @@ def test_numbers_that_are_handed_on_name_nobody(cli: Cli, patients: Path, home: 
 def test_names_stand_where_they_are_asked_for(cli: Cli, patients: Path) -> None:
     found = cli("audit", "tiny.toml", "--data", patients, "--json", *ARGUMENTS, "--set", "score.names=true")
     folder = Path(found.json["run"])
-    cell = json.loads((folder / "result.json").read_text())["cells"][0]
-    assert cell["data"] == "scans"
-    assert cell["classes"] == sorted(SECRET[:2])
+    case = json.loads((folder / "result.json").read_text())["cases"][0]
+    assert case["data"] == "scans"
+    assert case["classes"] == sorted(SECRET[:2])
     assert str(patients) in (folder / "report.html").read_text()
     assert "scans" in folder.name
 
@@ -70,7 +70,7 @@ def test_an_absolute_run_folder_is_known_by_its_name(cli: Cli, home: Path) -> No
     assert found.json["run"] == str(place), "for the script that asked"
     assert json.loads((place / "result.json").read_text())["run"] == "numbers"
     assert str(home) not in "".join(handed_on(place).values())
-    assert json.loads((place / "result.json").read_text())["cells"][0]["classes"] == ["face", "not a face"], "public"
+    assert json.loads((place / "result.json").read_text())["cases"][0]["classes"] == ["face", "not a face"], "public"
 
 
 def test_a_reason_that_names_a_file_does_not_say_where_it_lies(cli: Cli, home: Path) -> None:

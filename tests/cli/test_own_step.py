@@ -91,7 +91,7 @@ def test_masks_and_rounding_are_said_with_the_difference_that_they_make(code: Pa
     rounded = "fedavg:lr=0.1,dropout=true,precision=bfloat16"
     done = cli("record", "tiny.toml", *SEEN, "--set", "training.steps=0", "--client", rounded, "--out", "run")
     assert done.code == 0, done.err
-    said = json.loads((code / "run" / "private" / "cell.json").read_text())["read_as"]
+    said = json.loads((code / "run" / "private" / "case.json").read_text())["read_as"]
     start, _, share = said.partition("; difference ")
     assert start == (
         "the client draws or rounds what attacks cannot follow; "

@@ -51,15 +51,15 @@ def test_scoring_later_shows_no_pictures_either(cli: Cli, run: Path, home: Path)
 
 def test_a_sheet_is_nothing_but_pictures(refused: Refused, run: Path) -> None:
     assert "nothing but pictures" in refused("report", run, "--sheet", "x.png", "--no-pictures")
-    assert "add it" in refused("report", run, "--cell", "a")
+    assert "add it" in refused("report", run, "--case", "a")
 
 
 def test_an_audit_keeps_what_each_update_gives_away(run: Path) -> None:
     found = json.loads((run / "exposure.json").read_text())
-    (cell,) = found["cells"]
-    assert (found["schema"], cell["cell"], cell["examples"], cell["batch_size"]) == (1, "cell", 1, 1)
+    (case,) = found["cases"]
+    assert (found["schema"], case["case"], case["examples"], case["batch_size"]) == (1, "case", 1, 1)
     result = json.loads((run / "result.json").read_text())
-    assert result["cells"][0]["exposure"].startswith("gives away 1 of 1 example exactly")
+    assert result["cases"][0]["exposure"].startswith("gives away 1 of 1 example exactly")
 
 
 def test_epsilon_is_printed_and_kept(cli: Cli, home: Path) -> None:
@@ -68,7 +68,7 @@ def test_epsilon_is_printed_and_kept(cli: Cli, home: Path) -> None:
     found = cli("audit", "tiny.toml", *options, "--out=run")
     assert found.code == 0, found.err
     (line,) = [line for line in found.out.splitlines() if line.startswith("Claimed by the defense: ")]
-    promise = json.loads((home / "run" / "result.json").read_text())["cells"][0]["promise"]
+    promise = json.loads((home / "run" / "result.json").read_text())["cases"][0]["promise"]
     assert f"epsilon = {promise['epsilon']:.3g}" in line
     assert line in (home / "run" / "report.html").read_text().replace("&#39;", "'")
 

@@ -45,7 +45,7 @@ note = "Made up."
 name = "closed form, MNIST"
 data = "mnist"
 attack = "linear"
-cell = ["cell", "one"]
+case = ["case", "one"]
 metric = "psnr_nearest"
 paper = [10.0, nan]
 [[expect.rows]]
@@ -238,7 +238,7 @@ def test_a_folder_of_data_is_searched_by_name(cli: Cli, home: Path) -> None:
 
 
 def test_one_that_fails_does_not_stop_the_others(cli: Cli, recipes: Path) -> None:
-    text = (recipes / "cpa" / "item.toml").read_text().replace('cell = ["cell", "one"]', 'cell = ["cell", "two"]')
+    text = (recipes / "cpa" / "item.toml").read_text().replace('case = ["case", "one"]', 'case = ["case", "two"]')
     (recipes / "cpa" / "item.toml").write_text(text)
     found = cli("reproduce", "all", "--jobs=1", "--quiet")
     assert found.code == 2

@@ -164,22 +164,22 @@ def test_an_update_that_is_zero_everywhere_passes_the_gate(cli: Cli) -> None:
 GRID = ("--set", 'grid={"model.hidden"=[8,16]}', "--attack", "linear", "--jobs", 1, "--json")
 
 
-def test_a_grid_has_a_folder_per_cell_also_when_attacked_blind(cli: Cli) -> None:
+def test_a_grid_has_a_folder_per_case_also_when_attacked_blind(cli: Cli) -> None:
     audit = cli("audit", "tiny.toml", *GRID, "--out", "grid").json
-    assert [cell["name"] for cell in audit["cells"]] == ["hidden-8", "hidden-16"]
-    wanted = {row["cell"]: row["scores"]["psnr"]["mean"] for row in audit["rows"]}
+    assert [case["name"] for case in audit["cases"]] == ["hidden-8", "hidden-16"]
+    wanted = {row["case"]: row["scores"]["psnr"]["mean"] for row in audit["rows"]}
     assert cli("attack", "grid/observed", "--attack", "linear", "--jobs", 1, "--out", "all").code == 0
     scored = cli("report", "all", "--truth", "grid/private", "--json").json
-    assert {row["cell"]: row["scores"]["psnr"]["mean"] for row in scored["rows"]} == wanted
+    assert {row["case"]: row["scores"]["psnr"]["mean"] for row in scored["rows"]} == wanted
     assert cli("attack", "grid/observed/hidden-8", "--attack", "linear", "--jobs", 1, "--out", "one").code == 0
     for truth in ("grid/private", "grid/private/hidden-8"):
         one = cli("report", "one", "--truth", truth, "--json").json
-        assert {row["cell"]: row["scores"]["psnr"]["mean"] for row in one["rows"]} == {"hidden-8": wanted["hidden-8"]}
+        assert {row["case"]: row["scores"]["psnr"]["mean"] for row in one["rows"]} == {"hidden-8": wanted["hidden-8"]}
         assert one["verdict"].startswith("LEAKS")
     Path("grid/observed/hidden-8").rename("sent")
     assert cli("attack", "sent", "--attack", "linear", "--jobs", 1, "--out", "renamed").code == 0
     renamed = cli("report", "renamed", "--truth", "grid/private/hidden-8", "--json").json
-    assert [row["cell"] for row in renamed["rows"]] == [cell["name"] for cell in renamed["cells"]] == ["sent"]
+    assert [row["case"] for row in renamed["rows"]] == [case["name"] for case in renamed["cases"]] == ["sent"]
     assert renamed["verdict"] == one["verdict"]
     Path("sent").rename("grid/observed/hidden-8")
     assert cli("check", "grid", "--quiet").out.count("\n") == 2
@@ -189,7 +189,7 @@ def test_combinations_that_would_share_a_name_do_not_share_a_folder(cli: Cli) ->
     grid = 'grid={"data.size"=[8], "batch"=[{count=1}, {count=2}]}'
     result = cli("audit", "tiny.toml", "--set", grid, "--attack", "linear", "--jobs", 1, "--json").json
     assert [row["examples"] for row in result["rows"]] == [1, 2]
-    assert len({row["cell"] for row in result["rows"]}) == 2
+    assert len({row["case"] for row in result["rows"]}) == 2
 
 
 def test_an_unknown_batch_size_is_inferred_or_given(cli: Cli, observed: Path, refused: Refused) -> None:
@@ -210,10 +210,10 @@ def test_an_unknown_batch_size_is_inferred_or_given(cli: Cli, observed: Path, re
     row = found["rows"][0]
     assert row["returned"] == 2
     assert "batch size" not in row["told"]
-    assert found["cells"][0]["inferred"]["batch size"].startswith("1 or more, from the rank of")
+    assert found["cases"][0]["inferred"]["batch size"].startswith("1 or more, from the rank of")
     assert cli(*arguments).json["finished_earlier"]
     found = cli(*arguments, "--batch-size", 1).json
-    assert "batch size" not in found["cells"][0]["inferred"]
+    assert "batch size" not in found["cases"][0]["inferred"]
     row = found["rows"][0]
     assert row["examples"] == 2
     assert row["returned"] == 2
@@ -263,7 +263,7 @@ DAMAGE = {
     "a row without a name": lambda result: json.dumps({**result, "rows": [{"attack": "dlg"}]}),
     "a score in words": lambda result: json.dumps({**result, "rows": [{**result["rows"][0], "examples": "high"}]}),
     "NaN": lambda result: json.dumps({**result, "rows": [{**result["rows"][0], "misfit": float("nan")}]}),
-    "cells that are none": lambda result: json.dumps({**result, "cells": {}}),
+    "cases that are none": lambda result: json.dumps({**result, "cases": {}}),
 }
 
 

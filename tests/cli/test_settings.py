@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage.audit.recipe.overrides import change, choose, choose_part, put
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.errors import SeepageError
 
 HEADS = ["data", "model", "batch", "training", "score"]
@@ -122,11 +122,11 @@ def test_another_model_brings_no_options_of_the_old_one() -> None:
 
 
 def test_a_choice_of_a_grid_changes_a_table_or_takes_its_place() -> None:
-    cell: dict[str, Any] = {"batch": {"size": 1, "count": 3}, "attack": [{"use": "dlg"}]}
-    choose(cell, "batch", {"size": 8})
-    choose(cell, "attack.steps", 5)
-    choose(cell, "seed", 4)
-    assert cell == {"batch": {"size": 8, "count": 3}, "attack": [{"use": "dlg", "steps": 5}], "seed": 4}
+    case: dict[str, Any] = {"batch": {"size": 1, "count": 3}, "attack": [{"use": "dlg"}]}
+    choose(case, "batch", {"size": 8})
+    choose(case, "attack.steps", 5)
+    choose(case, "seed", 4)
+    assert case == {"batch": {"size": 8, "count": 3}, "attack": [{"use": "dlg", "steps": 5}], "seed": 4}
 
 
 def test_values_with_quotes_and_pictures_arrive_as_they_are() -> None:
@@ -137,5 +137,5 @@ def test_values_with_quotes_and_pictures_arrive_as_they_are() -> None:
 
 def test_settings_of_the_default_recipe_are_a_recipe_still() -> None:
     tables = {"attack": [{"use": "dlg"}], "grid": {"batch": [{"size": 1, "count": 2}, {"size": 8}]}}
-    assert [(r.batch.size, r.batch.count) for r in cells(tables)] == [(1, 2), (8, 1)]
-    assert [(r.batch.size, r.batch.count) for r in cells(change(tables, ["batch.size=3"]))] == [(3, 2)]
+    assert [(r.batch.size, r.batch.count) for r in resolve_cases(tables)] == [(1, 2), (8, 1)]
+    assert [(r.batch.size, r.batch.count) for r in resolve_cases(change(tables, ["batch.size=3"]))] == [(3, 2)]

@@ -43,8 +43,8 @@ def edited(own: Path, name: str, *, fitting: bool) -> Path:
     record = json.loads((own / "result.json").read_text())
     for row in record["rows"]:
         row["scores"]["recovered"]["mean"] = row["scores"]["exact"]["mean"] = 0.0
-    for cell in record["cells"]:
-        cell["given_away"] = 0
+    for case in record["cases"]:
+        case["given_away"] = 0
     (place / "result.json").write_text(json.dumps(record))
     if fitting:
         manifest.write_manifest(place)
@@ -325,7 +325,7 @@ WORDS = "\x1b[2J\x9b\u202e https://evil.example www.evil.example @octocat [click
 def test_a_strangers_words_act_in_no_format(own: Path, cli: Cli) -> None:
     record = json.loads((own / "result.json").read_text())
     record["verdict"] = WORDS
-    record["cells"][0]["title"] = record["rows"][0]["reason"] = WORDS
+    record["cases"][0]["title"] = record["rows"][0]["reason"] = WORDS
     (own / "result.json").write_text(json.dumps(record, ensure_ascii=False).replace("\\u001b", ""))
     env = json.loads((own / "env.json").read_text()) | {"started": "2026-01-01\x1b"}
     (own / "env.json").write_text(json.dumps(env))
@@ -401,14 +401,14 @@ def test_json_from_others_is_bounded() -> None:
 
 def test_a_strangers_result_is_one_sentence(own: Path, cli: Cli) -> None:
     record = json.loads((own / "result.json").read_text())
-    row, cell = record["rows"][0], record["cells"][0]
+    row, case = record["rows"][0], record["cases"][0]
     changes: dict[str, dict[str, Any]] = {
         "cost": {"rows": [row | {"cost": 5}]},
-        "a row of no cell": {"rows": [row | {"cell": "nowhere"}]},
+        "a row of no case": {"rows": [row | {"case": "nowhere"}]},
         "a count that is none": {"rows": [row | {"examples": 10**400}]},
         "half a character": {"verdict": "\ud800"},
-        "half a title": {"cells": [cell | {"title": "\udfff"}]},
-        "a federation": {"cells": [cell | {"federation": {"x": 1}}]},
+        "half a title": {"cases": [case | {"title": "\udfff"}]},
+        "a federation": {"cases": [case | {"federation": {"x": 1}}]},
     }
     for what, change in changes.items():
         (own / "result.json").write_text(json.dumps({**record, **change}))

@@ -29,10 +29,10 @@ def test_a_terminal_shows_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("rich.console.monotonic", lambda: float(next(now)))
     with progress_bar() as show:
         for share in range(1, 8):
-            show(share / 10, 1, Doing("dlg on cell"))
+            show(share / 10, 1, Doing("dlg on case"))
         show(0.75, 1, Doing())
     assert re.search(r"0:00:\d+\S* \S*0:00:\d+", screen.getvalue()), "what it took, and the rest"
-    assert "attacking: dlg on cell" in screen.getvalue()
+    assert "attacking: dlg on case" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
 
 
@@ -71,16 +71,16 @@ def test_a_log_says_what_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_an_attack_that_is_called_like_a_phase_is_an_attack(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert logged(monkeypatch, capsys, (0.5, 1, Doing("scoring on cell"))) == ["attacking: 50%, scoring on cell"]
+    assert logged(monkeypatch, capsys, (0.5, 1, Doing("scoring on case"))) == ["attacking: 50%, scoring on case"]
 
 
 def test_few_long_attacks_are_told_by_their_share_and_nothing_is_said_twice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for total in (1, 2):
-        shown = ((share * total, total, Doing("dlg on cell")) for share in (0.01, 0.011, 0.012, 0.5))
+        shown = ((share * total, total, Doing("dlg on case")) for share in (0.01, 0.011, 0.012, 0.5))
         lines = logged(monkeypatch, capsys, *shown, (0.9 * total, total, Doing()))
-        assert lines == [f"attacking: {percent}%, dlg on cell" for percent in (1, 50, 90)]
+        assert lines == [f"attacking: {percent}%, dlg on case" for percent in (1, 50, 90)]
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,8 +88,8 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     with progress_bar() as show:
         for done in range(4):
-            show(done, 4, Doing("dlg on cell"))
-    assert capsys.readouterr().err.splitlines() == ["attacking: 25%, dlg on cell", "attacking: 75%, dlg on cell"]
+            show(done, 4, Doing("dlg on case"))
+    assert capsys.readouterr().err.splitlines() == ["attacking: 25%, dlg on case", "attacking: 75%, dlg on case"]
 
 
 def test_a_quiet_run_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_a_quiet_run_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 ROW: dict[str, Any] = {
-    "cell": "a", "attack": "inverting_gradients", "status": "ok", "reason": None, "told_extra": [], "examples": 16,
+    "case": "a", "attack": "inverting_gradients", "status": "ok", "reason": None, "told_extra": [], "examples": 16,
     "recovered": 0.125, "psnr": 17.25, "psnr_median": 16.75, "psnr_low": 15.5, "psnr_high": 19.5, "ssim": 0.5,
     "seconds": 12.5, "outcome": "partly recovered",
 }  # fmt: skip
@@ -108,10 +108,10 @@ NULLS = dict.fromkeys(("recovered", "psnr", "psnr_median", "psnr_low", "psnr_hig
 
 def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any], warnings: Any = (), **options: Any) -> list[str]:
     base = {name: {"psnr": psnr} for name, psnr in (("mean_color", 13.83), ("grey", None), ("random", 8.7))}
-    other = [{"name": "b", "title": "fc2, batch 16", "baselines": None}] * any(row["cell"] == "b" for row in rows)
+    other = [{"name": "b", "title": "fc2, batch 16", "baselines": None}] * any(row["case"] == "b" for row in rows)
     result = {
         "verdict": "LEAKS. [bold]no markup[/bold]", "verdict_level": "exact", "rows": [nested(**row) for row in rows],
-        "cells": [{"name": "a", "title": "fc2, [red]batch[/red] 8", "baselines": base}, *other],
+        "cases": [{"name": "a", "title": "fc2, [red]batch[/red] 8", "baselines": base}, *other],
         "thresholds": {"recovered_ssim": 0.6, "recovered_gain_db": 3.0, "exact_db": 40.0},
         "warnings": list(warnings),
     }  # fmt: skip
@@ -141,7 +141,7 @@ def test_what_does_not_apply_is_a_dash_and_a_reason(capsys: pytest.CaptureFixtur
     assert alone.split() == ["linear", "-", "does", "not", "apply"]  # without columns of scores that nothing has
     assert "linear, does not apply: no bias; use dlg" in lines
     lines = printed(
-        capsys, row, {**row, "cell": "b"}, {**ROW, "attack": "dlg", "reason": "on 1 of 2 batches: x"}, why=True
+        capsys, row, {**row, "case": "b"}, {**ROW, "attack": "dlg", "reason": "on 1 of 2 batches: x"}, why=True
     )
     assert sum("no bias" in line for line in lines) == 1, "what is true of both cases is said once"
     assert "linear, does not apply (2 of 2 cases): no bias; use dlg" in lines
@@ -150,7 +150,7 @@ def test_what_does_not_apply_is_a_dash_and_a_reason(capsys: pytest.CaptureFixtur
 
 def test_verdict_warnings_and_table_come_in_this_order(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [
-        {"cell": "a", "attack": name, "name": kind, "severity": severity, "message": f"{name} {kind}."}
+        {"case": "a", "attack": name, "name": kind, "severity": severity, "message": f"{name} {kind}."}
         for name, kind, severity in (
             ("dlg", "failed", "warning"),
             ("sapag", "failed", "warning"),
@@ -171,9 +171,9 @@ def test_a_run_of_an_earlier_version_has_no_median(capsys: pytest.CaptureFixture
 def test_no_word_of_a_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b[2J\x1b]0;owned\x07\u202e\x9b1m\r\nLEAKS"
     row = {**ROW, "attack": evil, "reason": evil, "told_extra": [evil], "alignment": f"a+{evil}"}
-    cell = {"name": "a", "title": evil, "baselines": None, "inferred": {evil: evil}, "promise": {"doubts": [evil]}}
+    case = {"name": "a", "title": evil, "baselines": None, "inferred": {evil: evil}, "promise": {"doubts": [evil]}}
     result = {
-        "verdict": evil, "verdict_level": "exact", "rows": [nested(**row)], "cells": [{**cell, "exposure": evil}],
+        "verdict": evil, "verdict_level": "exact", "rows": [nested(**row)], "cases": [{**case, "exposure": evil}],
         "thresholds": {"recovered_ssim": 1, "exact_db": 40, "recovered_gain_db": 3},
     }  # fmt: skip
     for quiet in (False, True):
@@ -188,7 +188,7 @@ def test_a_promise_stands_beside_the_verdict(capsys: pytest.CaptureFixture[str])
     result = {
         "verdict": "LEAKS.", "verdict_level": "exact", "rows": [nested(**ROW)], "thresholds": {"recovered_ssim": 0.6,
         "recovered_gain_db": 3.0, "exact_db": 40.0},
-        "cells": [{"name": "a", "title": "fc2", "baselines": None, "promise": promise}],
+        "cases": [{"name": "a", "title": "fc2", "baselines": None, "promise": promise}],
     }  # fmt: skip
     print_result(terminal.Path("run"), Result.model_validate(result), quiet=False)
     lines = capsys.readouterr().out.splitlines()

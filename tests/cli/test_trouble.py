@@ -215,8 +215,8 @@ def test_a_defended_case_runs_beside_the_undefended_one(cli: Cli) -> None:
     """It runs beside the defended one by default, and reddens no gate: what it gives back is no finding."""
     found = cli("audit", "tiny.toml", *NOISE, "--out", "both", "--fail-if", "recovered>0", "--json")
     assert found.code == 0, found.err
-    assert [(cell["name"], cell.get("control", False)) for cell in found.json["cells"]] == [
-        ("cell", False), ("cell_undefended", True)
+    assert [(case["name"], case.get("control", False)) for case in found.json["cases"]] == [
+        ("case", False), ("case_undefended", True)
     ]  # fmt: skip
     assert [row["scores"]["recovered"]["mean"] for row in found.json["rows"]] == [0.0, 1.0]
     assert found.json["summary"][0]["words"].startswith("0 of 2 examples")
@@ -419,7 +419,7 @@ def steps(run: Path, t: int) -> list[int]:
 def test_a_progress_line_cut_short_does_not_stop_a_run(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(path: Path, record: object) -> None:
         with path.open("a") as file:
-            file.write('{"cell": "cell", "att\n[3]\n{"cell": 1}\n')
+            file.write('{"case": "case", "att\n[3]\n{"case": 1}\n')
 
     monkeypatch.setattr("seepage.audit.attempt.append_line", damaged)
     found = cli("audit", "tiny.toml", "--out", "run", "--jobs", 1, "--all")

@@ -101,7 +101,7 @@ def test_a_finished_run_without_a_side_cannot_pass_a_gate(run: Path, cli: Cli) -
 
 
 def test_bounds_and_measurements_are_kept_when_a_run_goes_on(run: Path, cli: Cli) -> None:
-    kept = [run / "private" / "bounds.json", run / "epsilon" / "cell.json"]
+    kept = [run / "private" / "bounds.json", run / "epsilon" / "case.json"]
     before, times = (run / "result.json").read_text(), [path.stat().st_mtime_ns for path in kept]
     (run / "result.json").unlink()
     again = cli("audit", str(run / "recipe.toml"), "--out", str(run), "--quiet", "--allow-inconclusive")

@@ -50,7 +50,7 @@ def test_nothing_is_said_of_pictures_where_there_are_none(what: str, cli: Cli) -
     assert cli("evidence", "pack", "run", "--out", "pack").code == 0
     result = json.loads(Path("run/result.json").read_text())
     kind = "texts" if "text" in what else "records"
-    assert {cell["kind"] for cell in result["cells"]} == {kind}
+    assert {case["kind"] for case in result["cases"]} == {kind}
     said = {
         "the terminal": found.out,
         "the verdict": result["verdict"],

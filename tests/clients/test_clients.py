@@ -71,7 +71,7 @@ def test_the_batch_size_is_right_or_not_said(told: Told) -> None:
     sent = found.transcript[0]
     assert sent.batch_size in (None, client.size) or (sent.size_inferred and sent.batch_size < client.size)
     assert look.at_least is None or look.at_least <= client.size
-    assert not any(doubt.startswith("Contradicted") for doubt in found.result.cells[0].doubts)
+    assert not any(doubt.startswith("Contradicted") for doubt in found.result.cases[0].doubts)
     if client.sized:
         assert found.transcript[0].batch_size == client.size
 
@@ -137,7 +137,7 @@ def test_what_is_questioned_is_what_the_files_speak_for(told: Told) -> None:
     assert set(causes(found.transcript, said(found))) == client.asks
     certified = any(row.certified is not None and row.certified.n for row in found.result.rows)
     ran = not certified and any(row.outcome not in WITHOUT_RUN for row in found.result.rows)
-    assert bool(found.result.cells[0].doubts) is (not client.signs and (ran or bool(client.asks)))
+    assert bool(found.result.cases[0].doubts) is (not client.signs and (ran or bool(client.asks)))
 
 
 def test_images_are_as_near_as_said(told: Told) -> None:
@@ -167,11 +167,11 @@ def facts(told: Told) -> dict[str, Fact]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(checking, "MOST_SECONDS", float("inf"))  # on a busy machine, too
         checked = check_capture(capture_of(client, found.folder.parent), request, Look(timed=False))
-    (cell,) = checked.cells
+    (case,) = checked.cases
     # The outlook beside a made-up batch is that beside the client's own, where the client's rule is what was told.
-    assert cell.matching.made_up
-    assert cell.matching.outlook == client.outlook or LOW in client.asks
-    return {fact.name: fact for fact in cell.facts}
+    assert case.matching.made_up
+    assert case.matching.outlook == client.outlook or LOW in client.asks
+    return {fact.name: fact for fact in case.facts}
 
 
 def test_each_fact_is_told_read_guessed_or_unknown_and_none_is_false(

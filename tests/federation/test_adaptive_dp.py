@@ -13,7 +13,7 @@ from scipy import stats
 import seepage.federation.data
 from seepage import Architecture, Compose, FedAvg, Update, build
 from seepage.audit.recipe.plans import Federation
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.simulate.federation import CheckpointFolder, Clients, FederationState, federate
 from seepage.audit.simulate.setting import Setting
 from seepage.base.nn import generator, state_of
@@ -140,8 +140,8 @@ def test_the_audited_round_has_the_noise_of_its_stage(tmp_path: Path) -> None:
         "knowledge": {"told": ["defense"]},
         "attack": [{"use": "linear"}],
     }
-    setting = Setting.of(cells(tables)[0]).after_federation(tmp_path)
-    found = setting.case.make_defense()
+    setting = Setting.of(resolve_cases(tables)[0]).after_federation(tmp_path)
+    found = setting.recipe.make_defense()
     assert isinstance(found, AdaptiveDP)
     assert found.sigma < 0.001
     assert setting.knowledge.defense == found

@@ -41,7 +41,7 @@ def run(name: str, setting: str, uses: list[str]) -> None:
         pytest.importorskip(package)
     seen, batch = STUDY.transcript(STUDY.NETWORKS[name], setting)
     for use in uses:
-        found = STUDY.cell(seen, batch, use)
+        found = STUDY.case(seen, batch, use)
         assert found.outcome != "raised", f"{use} on {name}, {setting}:\n{found.words}"
         if found.outcome == "refused":
             reason, _, remedy = found.words.partition("; ")
@@ -73,7 +73,7 @@ def test_a_fault_is_not_taken_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
     seen, batch = STUDY.transcript(STUDY.NETWORKS["LSTM"], "one example, eval mode")
     monkeypatch.setattr(STUDY, "attack", broken)
-    found = STUDY.cell(seen, batch, "dlg")
+    found = STUDY.case(seen, batch, "dlg")
     assert found.outcome == "raised"
     assert "no such thing" in found.words
 
@@ -89,5 +89,5 @@ def test_the_table_holds_every_attack_on_every_network() -> None:
     }
     for row in rows:
         assert row.value == 0, row.row
-        missing = {STUDY.LOOK, *ATTACKS} - set(row.facts["cells"])
+        missing = {STUDY.LOOK, *ATTACKS} - set(row.facts["cases"])
         assert not missing, f"run: python experiments/architectures.py --attack {' --attack '.join(sorted(missing))}"

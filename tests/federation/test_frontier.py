@@ -15,8 +15,8 @@ from scipy.stats import binomtest
 from tests.helpers.rows import row_of
 
 from seepage import GaussianNoise, SeepageError
-from seepage.audit.cell import Measure
-from seepage.audit.row import Cell, Row
+from seepage.audit.case import Measure
+from seepage.audit.row import Case, Row
 from seepage.base.registry import Spec
 from seepage.federation.clients import Aggregate, FedSGD
 from seepage.federation.defenses import (
@@ -48,7 +48,7 @@ TABLES: dict[str, Any] = {
 }
 
 
-def test_each_defense_has_a_cell_and_one_for_attackers_who_know() -> None:
+def test_each_defense_has_a_case_and_one_for_attackers_who_know() -> None:
     unharmed = {"use": "fake_gradients", "order": "magnitude"}
     sweep = sweep_of({**TABLES, "frontier": [{"use": "sparsify", "keep": [0.5, 0.1]}, unharmed]})
     assert [entry.name for entry in sweep.entries] == [
@@ -171,7 +171,7 @@ def row(
     return DefenseRow(
         defense=defense,
         attacker=attacker,
-        cell=defense,
+        case=defense,
         recovered=recovered,
         examples=10,
         found=found or ({} if recovered is None else {"linear": recovered}),
@@ -286,7 +286,7 @@ def test_what_is_measured_is_called_what_it_is(measure: Measure, words: str, tmp
     rows = [replace(one, accuracy_of=measure, attack="linear") for one in (BARE, row("a", 0.8, 0))]
     assert words in advice(rows)
     assert [one.record()["accuracy_of"] for one in rows] == [measure] * 2
-    page = write_page(tmp_path, rows, "advice", Cell(name="a"), 20).read_text()
+    page = write_page(tmp_path, rows, "advice", Case(name="a"), 20).read_text()
     assert f'<th scope="col" class="number">{rows[0].measure.capitalize()}</th>' in page
     assert ("ccuracy" in page) is ("accuracy" in words)
 
@@ -297,18 +297,18 @@ def test_values_that_hardly_any_model_explains_have_no_cost() -> None:
     assert "mean little" not in advice([replace(rows[0], accuracy=0.3), rows[1]])
 
 
-def test_the_measure_is_that_of_the_audited_cell() -> None:
+def test_the_measure_is_that_of_the_audited_case() -> None:
     text = {"frequent": {"rouge_1": 0.1}}
-    cells = [Cell(name="a"), Cell(name="a", target="value"), Cell(name="a", target="map", classes=["0", "1"])]
-    cells += [Cell(name="a", baselines=text), Cell(name="a", baselines=text, classes=["x", "y"])]
-    assert [cell.measure for cell in cells] == ["class", "value", "map", "token", "class"]
+    cases = [Case(name="a"), Case(name="a", target="value"), Case(name="a", target="map", classes=["0", "1"])]
+    cases += [Case(name="a", baselines=text), Case(name="a", baselines=text, classes=["x", "y"])]
+    assert [case.measure for case in cases] == ["class", "value", "map", "token", "class"]
 
 
 def test_what_could_not_be_tried_behind_a_defense_is_named() -> None:
     broken = replace(row("a", 0.9, 0), untried={"linear": "KeyError: 'x' (own.py line 3)"})
     assert advice([BARE, broken]).endswith("linear could not be tried behind a: KeyError: 'x' (own.py line 3).")
     alone = DefenseRow(
-        defense="b", attacker="knows", cell="b", reason="too few examples; lower batch.size", accuracy=0.9
+        defense="b", attacker="knows", case="b", reason="too few examples; lower batch.size", accuracy=0.9
     )
     (said,) = untried([BARE, row("b", 0.9, 0), alone])
     assert "told of it" in said
@@ -330,7 +330,7 @@ def test_the_same_reason_is_given_once_and_those_a_defense_looks_good_by_come_fi
 def test_a_defense_that_leaves_nothing_but_zeros_is_no_row_without_a_reason() -> None:
     bare, zero = (
         row("no defense", 0.9, 9),
-        DefenseRow(defense="z", attacker="oblivious", cell="z", zero=True, reason="zero"),
+        DefenseRow(defense="z", attacker="oblivious", case="z", zero=True, reason="zero"),
     )
     words = advice([bare, row("a", 0.8, 0), replace(zero, accuracy=0.9, accuracy_examples=200)])
     assert "z costs no accuracy (90.0% to 90.0% of 200 test examples) and left nothing but zeros" in words
@@ -353,17 +353,17 @@ def test_noise_alone_at_several_strengths_names_no_kind_that_fails() -> None:
 PRICE = dict.fromkeys(("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain", "promise", "reason"))
 
 
-def result(cell: str, attack: str, psnr: float | None, **changes: Any) -> Row:
+def result(case: str, attack: str, psnr: float | None, **changes: Any) -> Row:
     """A row of an audit."""
     base = {"ssim": 0.1, "psnr_median": 9.0, "gain_db": -3.0, "reason": None, "examples": 4, "recovered": 0.0}
-    found = {"cell": cell, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "partial", **base, **changes}
+    found = {"case": case, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "partial", **base, **changes}
     return row_of(**found)
 
 
 def test_the_best_attack_is_the_one_that_recovers_most() -> None:
     sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "order": "magnitude"}]})
     results = [
-        result(entry.recipe.cell, attack, psnr, recovered=share)
+        result(entry.recipe.case, attack, psnr, recovered=share)
         for entry in sweep.entries
         for attack, psnr, share in (("linear", 30.0, 0.25), ("bayes", 20.0, 0.75), ("dlg", None, None))
     ]
@@ -381,13 +381,13 @@ def test_an_attack_counts_as_untried_where_the_defense_or_a_fault_is_why() -> No
     assert half.known is not None
     never = {"status": "inapplicable", "outcome": "does not apply", "reason": "too many examples"}
     results = [
-        result(bare.recipe.cell, "linear", 30.0),
-        result(bare.recipe.cell, "inverting_gradients", 20.0),
-        result(bare.recipe.cell, "bayes", None, **never),
-        result(half.recipe.cell, "linear", None, **{**never, "reason": "no bias is left"}),
-        result(half.recipe.cell, "inverting_gradients", 20.0, reason="on 1 of 3 batches: why"),
-        result(half.recipe.cell, "bayes", None, **never),
-        result(half.known.cell, "inverting_gradients", None, status="error", outcome="failed", reason="no memory"),
+        result(bare.recipe.case, "linear", 30.0),
+        result(bare.recipe.case, "inverting_gradients", 20.0),
+        result(bare.recipe.case, "bayes", None, **never),
+        result(half.recipe.case, "linear", None, **{**never, "reason": "no bias is left"}),
+        result(half.recipe.case, "inverting_gradients", 20.0, reason="on 1 of 3 batches: why"),
+        result(half.recipe.case, "bayes", None, **never),
+        result(half.known.case, "inverting_gradients", None, status="error", outcome="failed", reason="no memory"),
     ]
     found = rows_of(sweep.entries, [PRICE, PRICE], results)
     assert [dict(one.untried) for one in found] == [
@@ -401,7 +401,7 @@ def test_an_attack_counts_as_untried_where_the_defense_or_a_fault_is_why() -> No
 def test_attackers_whom_the_recipe_itself_tells_know() -> None:
     told = {"told": ["labels", "defense"]}
     sweep = sweep_of({**TABLES, "knowledge": told, "frontier": [{"use": "sparsify", "keep": 0.5}]})
-    results = [result(entry.recipe.cell, "linear", 30.0) for entry in sweep.entries]
+    results = [result(entry.recipe.case, "linear", 30.0) for entry in sweep.entries]
     found = rows_of(sweep.entries, [{**PRICE, "reason": "why"}] * 2, results)
     assert [(one.defense, one.attacker) for one in found] == [
         ("no defense", "oblivious"),
@@ -413,7 +413,7 @@ def test_attackers_whom_the_recipe_itself_tells_know() -> None:
 
 def test_a_zero_update_is_said_to_be_one_and_not_what_an_attack_makes_of_it() -> None:
     sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "order": "magnitude"}]})
-    bare, forged = (entry.recipe.cell for entry in sweep.entries)
+    bare, forged = (entry.recipe.case for entry in sweep.entries)
     zero = {"status": "inapplicable", "outcome": "zero update", "reason": "divide by zero"}
     rows = [result(bare, "linear", 30.0), result(forged, "linear", None, **zero), result(forged, "bayes", None, **zero)]
     _, found = rows_of(sweep.entries, [PRICE, {**PRICE, "reason": "the weights are not finite"}], rows)
@@ -540,5 +540,5 @@ def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
     assert f"{known.named}/8<small>" in page
     price = {"promise": None, "reason": None, "accuracy": None, "accuracy_examples": None, "seconds": None}
     entry, price = sweep_of(tables).entries[0], {**price, "bytes": None, "bytes_plain": None}
-    (few,) = rows_of([entry], [price], [], untested={entry.recipe.cell: "too few examples"})
+    (few,) = rows_of([entry], [price], [], untested={entry.recipe.case: "too few examples"})
     assert (few.untested, few.named) == ("too few examples", None)

@@ -7,7 +7,7 @@ from seepage.audit.gate import Condition, JudgedScore, met
 from seepage.audit.row import (
     NUMBER_NAMES,
     SCORE_NAMES,
-    Cell,
+    Case,
     Cost,
     Outcome,
     Result,
@@ -72,5 +72,5 @@ def _is_score(key: str) -> bool:
 
 def violations(rows: Sequence[Row], condition: Condition) -> list[JudgedScore]:
     """What of these rows alone meets a condition."""
-    cells = [Cell(name=name) for name in dict.fromkeys(row.cell for row in rows)]
-    return met(Result(verdict="", verdict_level="", rows=list(rows), cells=cells, thresholds=Thresholds()), condition)
+    cases = [Case(name=name) for name in dict.fromkeys(row.case for row in rows)]
+    return met(Result(verdict="", verdict_level="", rows=list(rows), cases=cases, thresholds=Thresholds()), condition)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.audit.test_results import TITLES, cells_of, row
+from tests.audit.test_results import TITLES, cases_of, row
 from tests.helpers.rows import flat
 
 from seepage import Batch, LinearLeak, record
@@ -150,7 +150,7 @@ def test_a_zero_update_is_called_so_in_row_and_verdict() -> None:
     found = written("b", "x", nothing, silent, truth[:1], None, LinearLeak())
     assert found["outcome"] == "zero update"
     _, text = verdict(
-        [row(exact=1.0, recovered=1.0), Row.model_validate({**found, "outcome": "zero_update"})], cells_of(TITLES)
+        [row(exact=1.0, recovered=1.0), Row.model_validate({**found, "outcome": "zero_update"})], cases_of(TITLES)
     )
     assert "In 1 audited case (case B) the update is zero everywhere: it holds nothing to attack" in text
     assert "no attack gave a result" not in text

@@ -8,7 +8,7 @@ from skimage import data, transform
 from torch import Tensor
 
 from seepage import Architecture, attack, build, record, score
-from seepage.audit.cell import Thresholds
+from seepage.audit.case import Thresholds
 from seepage.base.limits import LIKENESS
 from seepage.federation.data import load
 from seepage.federation.defenses import DEFENSES

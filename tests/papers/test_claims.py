@@ -456,15 +456,15 @@ def test_where_the_metric_was_not_measured_another_gives_the_order() -> None:
     assert ours(without, {"x": [facts(0.9)], "y": [facts(0.8)]}).verdict is None
 
 
-def test_the_mean_color_is_a_level_of_its_own_for_every_cell() -> None:
+def test_the_mean_color_is_a_level_of_its_own_for_every_case() -> None:
     claim = {"relation": "level", "rows": ["x"], "side": "worse", "baseline": "mean_color_psnr", "printed": False}
     item = made(claim, {"x": []})
 
-    def cell(value: float, flat: float) -> dict[str, Any]:
+    def case(value: float, flat: float) -> dict[str, Any]:
         return {"value": value, "interval": (value - 0.1, value + 0.1), "facts": {"mean_color_psnr": flat}}
 
-    assert ours(item, {"x": [cell(10, 12), cell(14, 15), cell(1, 12)]}).verdict == "holds"
-    assert ours(item, {"x": [cell(10, 12), cell(16, 15), cell(1, 12)]}).verdict == "does not hold"
+    assert ours(item, {"x": [case(10, 12), case(14, 15), case(1, 12)]}).verdict == "holds"
+    assert ours(item, {"x": [case(10, 12), case(16, 15), case(1, 12)]}).verdict == "does not hold"
 
 
 def test_the_papers_own_data_go_before_packaged_ones() -> None:

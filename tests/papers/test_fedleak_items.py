@@ -16,7 +16,7 @@ from seepage.papers.special.convergence import figure_1, figure_6, problem_of, s
 from seepage.papers.special.descent import descend, figure_10
 from seepage.papers.special.fifths import Fifth
 from seepage.papers.special.sensitivity import figure_9, pearson, sensitivity
-from seepage.papers.special.victims import first_cell, victims_of
+from seepage.papers.special.victims import first_case, victims_of
 
 TABLES = {
     "data": {"use": "digits", "size": 8},
@@ -125,13 +125,13 @@ def test_victims_are_those_of_an_audit(tmp_path_factory: pytest.TempPathFactory)
 
     folder = record_only({**TABLES, "seed": 3}, out=tmp_path_factory.mktemp("victims") / "run")
     kept = open_truth(folder / "private")
-    for (_, batch), truth in zip(victims_of(first_cell(TABLES, 3)), kept, strict=True):
+    for (_, batch), truth in zip(victims_of(first_case(TABLES, 3)), kept, strict=True):
         assert torch.equal(batch.inputs, truth.inputs)
 
 
 def test_a_defense_is_not_passed_over() -> None:
     with pytest.raises(SeepageError, match="looks at updates as they are"):
-        victims_of(first_cell({**TABLES, "defense": [{"use": "sparsify", "keep": 0.5}]}, 0))
+        victims_of(first_case({**TABLES, "defense": [{"use": "sparsify", "keep": 0.5}]}, 0))
 
 
 def test_figure_1_says_more_of_a_truth_with_more_noise() -> None:

@@ -13,8 +13,8 @@ from each import check_each
 from seepage.audit.attack import attack_names
 from seepage.audit.recipe.files import find_recipe, list_recipes, read_recipe
 from seepage.audit.recipe.overrides import overlay
-from seepage.audit.recipe.resolve import cells
-from seepage.audit.row import Cell, Row
+from seepage.audit.recipe.resolve import resolve_cases
+from seepage.audit.row import Case, Row
 from seepage.errors import Problems, SeepageError
 from seepage.papers import PAPERS, SIZES, Item, Size, find_item, find_items, list_items, plan
 from seepage.papers.book import _anchor
@@ -50,7 +50,7 @@ needs = { hours = 3, gpu = true }
 name = "closed form"
 data = "mnist"
 attack = "linear"
-cell = ["cell", "two"]
+case = ["case", "two"]
 metric = "psnr_nearest"
 paper = [10.0, nan]
 [small]
@@ -74,7 +74,7 @@ def test_the_small_size_is_laid_over_the_recipe() -> None:
     assert paper["data"]["use"] == "there.npz"
     assert small["seed"] == 5
     assert not {"small", "expect"} & {*small, *paper}
-    assert [cell.batch.size for cell in cells(small)] == [4, 2]
+    assert [case.batch.size for case in resolve_cases(small)] == [4, 2]
 
 
 def test_a_data_set_of_the_paper_may_have_settings_of_its_own() -> None:
@@ -123,7 +123,7 @@ def test_what_it_takes_is_said_in_words() -> None:
     ("old", "new", "words"),
     [
         ("paper = [10.0, nan]", "paper = [10.0]", "1 values of paper for 2 columns"),
-        ('cell = ["cell", "two"]', 'cell = ["cell"]', "1 values of cell for 2 columns"),
+        ('case = ["case", "two"]', 'case = ["case"]', "1 values of case for 2 columns"),
         ('item = "Table 7"', 'item = "Table 7"\nitems = 3', "no option 'items'"),
         ('paper = "cpa"', 'paper = "dlg"', "one of 'cafe', 'cpa', 'fedleak'"),
         ('columns = ["4", "2"]', 'columns = ["4"]', "as many heads"),
@@ -188,16 +188,16 @@ def rows_name_what_is_there(case: tuple[Item, Size]) -> None:
     assert item.lines or item.expect.kind == "pictures"
     assert 0 < item.needs["small"].total <= 30, "minutes of [small]"
     for data in item.data:
-        recipes = cells(item.at(size, data and "digits", 0))
-        there = {(r.cell, name) for r in recipes for name in attack_names(r.attack)}
-        names = {r.cell for r in recipes}
+        recipes = resolve_cases(item.at(size, data and "digits", 0))
+        there = {(r.case, name) for r in recipes for name in attack_names(r.attack)}
+        names = {r.case for r in recipes}
         for line in item.lines if not item.expect.by else ():
             for column in range(len(item.expect.columns)):
-                cell, attack = line.cell_at(column), line.attack_at(column)
-                if cell in ("", "-"):
+                case, attack = line.case_at(column), line.attack_at(column)
+                if case in ("", "-"):
                     continue
-                assert cell in names, line.name
-                assert line.metric.startswith("cell.") or (cell, attack) in there, (line.name, attack)
+                assert case in names, line.name
+                assert line.metric.startswith("case.") or (case, attack) in there, (line.name, attack)
 
 
 def test_names_of_papers_stand_for_all_of_their_items() -> None:
@@ -235,8 +235,8 @@ def test_no_recipe_keeps_the_papers_numbers_in_another_form() -> None:
 
 def test_a_metric_that_could_not_be_measured_is_a_missing_number_and_an_unknown_one_a_mistake() -> None:
     line = next(line for line in find_item("cpa/table-4").lines if line.metric == "feature_distance")
-    row = Row(cell="a", attack="x", outcome="recovered", scores={"psnr": {"mean": 20.0}})
-    cell = Cell(name="a", client="FedSGD()", batch_size=1)
-    assert _value(line, 0, cell, row, "x on a").ours is None
+    row = Row(case="a", attack="x", outcome="recovered", scores={"psnr": {"mean": 20.0}})
+    case = Case(name="a", client="FedSGD()", batch_size=1)
+    assert _value(line, 0, case, row, "x on a").ours is None
     with pytest.raises(SeepageError, match="has no 'psnrr'"):
-        _value(replace(line, metric="psnrr"), 0, cell, row, "x on a")
+        _value(replace(line, metric="psnrr"), 0, case, row, "x on a")

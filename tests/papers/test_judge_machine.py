@@ -18,7 +18,7 @@ def pictures(n: int, seed: int) -> list[Tensor]:
 
 
 def pair(left: Tensor, right: Tensor) -> ShownPair:
-    return ShownPair(Subject(kind="guess", cell="", attack="", round=0, example=0), left, right)
+    return ShownPair(Subject(kind="guess", case="", attack="", round=0, example=0), left, right)
 
 
 def test_it_tells_the_same_from_others_and_from_flat_squares() -> None:
@@ -43,7 +43,7 @@ def test_strangers_are_called_the_same_as_rarely_as_it_says() -> None:
 def test_it_looks_at_pictures_alone() -> None:
     private = pictures(8, 0)
     shown = {"a": pair(private[0], private[0]), "b": pair(private[0], private[1])}
-    renamed = {name: ShownPair(Subject(kind="other", cell="x", attack="y", round=1, example=2), *(one.left, one.right))
+    renamed = {name: ShownPair(Subject(kind="other", case="x", attack="y", round=1, example=2), *(one.left, one.right))
                for name, one in shown.items()}  # fmt: skip
     assert machine_answers(shown, private, None) == machine_answers(renamed, private, None)
 

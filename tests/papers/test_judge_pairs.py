@@ -52,10 +52,10 @@ def test_each_kind_of_control_is_a_tenth_or_more(pairs: int, seed: int) -> None:
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=10)
 def test_controls_are_what_they_claim(seed: int) -> None:
-    private = {cell: pictures.truth[0] for cell, pictures in ALBUMS.items() if pictures.truth}
+    private = {case: pictures.truth[0] for case, pictures in ALBUMS.items() if pictures.truth}
     for pair in choose_pairs(ALBUMS, seed=seed):
         subject = pair.subject
-        assert torch.equal(pair.left, private[subject.cell][subject.example])
+        assert torch.equal(pair.left, private[subject.case][subject.example])
         if subject.kind == "same":
             assert 27 < decibels(pair.right, pair.left) < 40, "alike to a person, and not equal bytes"
         elif subject.kind == "flat":
@@ -63,12 +63,12 @@ def test_controls_are_what_they_claim(seed: int) -> None:
             np.testing.assert_allclose(pair.right.mean((1, 2)), pair.left.mean((1, 2)), atol=1e-6)
         elif subject.kind == "other":
             where = [
-                (cell, i) for cell in private for i, one in enumerate(private[cell]) if torch.equal(one, pair.right)
+                (case, i) for case in private for i, one in enumerate(private[case]) if torch.equal(one, pair.right)
             ]
             ((_, i),) = where
             assert i % 3 != subject.example % 3, "of another class"
         else:
-            guesses = ALBUMS[subject.cell].guesses[subject.attack]
+            guesses = ALBUMS[subject.case].guesses[subject.attack]
             assert torch.equal(pair.right, guesses.inputs[0][subject.example])
             assert subject.example > 0, "nothing was returned for example 0"
 
@@ -82,12 +82,12 @@ def test_the_order_is_mixed_and_the_seed_decides() -> None:
     assert sum(a != b for a, b in pairwise(kinds)) > 10
 
 
-def test_guesses_are_drawn_evenly_over_cells_and_attacks() -> None:
+def test_guesses_are_drawn_evenly_over_cases_and_attacks() -> None:
     found = of_kind(choose_pairs(ALBUMS, pairs=30), "guess")
-    counts = Counter((pair.subject.cell, pair.subject.attack) for pair in found)
+    counts = Counter((pair.subject.case, pair.subject.attack) for pair in found)
     assert max(counts.values()) - min(counts.values()) <= 1
     only = of_kind(choose_pairs(ALBUMS, attack="b", pairs=30), "guess")
-    assert {(pair.subject.cell, pair.subject.attack) for pair in only} == {("one", "b")}
+    assert {(pair.subject.case, pair.subject.attack) for pair in only} == {("one", "b")}
 
 
 def test_one_class_still_gets_another_picture() -> None:

@@ -27,13 +27,13 @@ def run(tmp_path: Path) -> Path:
     """A run with the key of one page: six guesses of `dlg`, and fifteen controls, five of each kind."""
     pairs = {f"g{i}": _subject("guess", i) for i in range(GUESSES)}
     pairs |= {f"{kind}{i}": _subject(kind, i) for kind in RIGHT for i in range(5)}
-    groups = [{"cell": "c", "attack": "dlg", "returned": 6, "examples": 8}]
+    groups = [{"case": "c", "attack": "dlg", "returned": 6, "examples": 8}]
     _write(tmp_path / "private" / f"judge-{PAGE}.json", {"schema": 1, "pairs": pairs, "groups": groups})
     return tmp_path
 
 
 def _subject(kind: str, i: int) -> dict[str, Any]:
-    return {"kind": kind, "cell": "c", "attack": "dlg" if kind == "guess" else "", "round": 0, "example": i}
+    return {"kind": kind, "case": "c", "attack": "dlg" if kind == "guess" else "", "round": 0, "example": i}
 
 
 def _write(path: Path, record: Any) -> Path:
@@ -215,7 +215,7 @@ def test_answers_to_another_page(run: Path, answers: Answers, words: str) -> Non
         {"pairs": {"g0": {"kind": "guess"}}},
         {"pairs": {"g0": _subject("odd", 0)}},
         {"groups": None},
-        {"groups": [{"cell": "c", "attack": "dlg", "returned": 0, "examples": 0}]},
+        {"groups": [{"case": "c", "attack": "dlg", "returned": 0, "examples": 0}]},
         {"schema": 9},
     ],
 )

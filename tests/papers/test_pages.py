@@ -67,8 +67,8 @@ def without_record(text: str, known: set[str]) -> list[str]:
     """The first lines of tables of figures in whose section no command stands that a record names."""
     found = []
     for before, table, section in hand_written_tables(text):
-        body = [cell for row in table.splitlines()[2:] for cell in row.strip("|").split("|")]
-        figures = sum(bool(FIGURE.search(cell)) for cell in body)
+        body = [case for row in table.splitlines()[2:] for case in row.strip("|").split("|")]
+        figures = sum(bool(FIGURE.search(case)) for case in body)
         marked = before.endswith("-->") and before.splitlines()[-1].startswith(NO_MEASUREMENT)
         named = {match[1].strip() for line in section.splitlines() if (match := COMMAND.match(line))}
         if figures >= 3 and not marked and not named & known:

@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
-from seepage.audit.attack import attack_cells, attack_names, own_source
-from seepage.audit.recipe.resolve import cells
-from seepage.audit.record import record_cells
+from seepage.audit.attack import attack_cases, attack_names, own_source
+from seepage.audit.recipe.resolve import resolve_cases
+from seepage.audit.record import record_cases
 from seepage.audit.summary import summarize
 from seepage.base.progress import no_progress
 from seepage.federation.data import is_packaged
@@ -78,8 +78,10 @@ def test_a_random_cheap_number_comes_out_again(tmp_path: Path) -> None:
     kept = record.facts | record.facts.get("by_seed", {}).get(str(seed), {})
     found = next(
         recipe
-        for recipe in cells(item.at(record.size, record.data if record.paper_data else "", seed, record.paper_data))
-        if recipe.cell == record.facts["cell"]
+        for recipe in resolve_cases(
+            item.at(record.size, record.data if record.paper_data else "", seed, record.paper_data)
+        )
+        if recipe.case == record.facts["case"]
     )
     part = next(
         part
@@ -87,9 +89,9 @@ def test_a_random_cheap_number_comes_out_again(tmp_path: Path) -> None:
         if name == record.facts["attack"]
     )
     recipe = replace(found, attack=(part,))
-    record_cells([recipe], tmp_path, no_progress)
+    record_cases([recipe], tmp_path, no_progress)
     source = own_source(recipe, [recipe], tmp_path)
-    attack_cells([source], [recipe], tmp_path, 1)
+    attack_cases([source], [recipe], tmp_path, 1)
     row = summarize([source], [recipe], tmp_path).rows[0]
     for key, slack in SLACK.items():
         before = kept.get(key)

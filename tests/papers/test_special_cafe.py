@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seepage.audit.recipe.resolve import cells
-from seepage.audit.record import record_cells
+from seepage.audit.recipe.resolve import resolve_cases
+from seepage.audit.record import record_cases
 from seepage.base.progress import no_progress
 from seepage.errors import SeepageError
 from seepage.federation.transcript.recorded import open_transcript
@@ -36,8 +36,8 @@ def tables(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_parties_are_those_that_an_audit_records(tmp_path: Path) -> None:
-    (recipe,) = cells(tables())
-    record_cells([recipe], tmp_path)
+    (recipe,) = resolve_cases(tables())
+    record_cases([recipe], tmp_path)
     recorded, truth = open_transcript(tmp_path / "observed"), open_truth(tmp_path / "private")
     victim, unseen = victims.parties_of(recipe)
     made = victim.transcript()
@@ -51,7 +51,7 @@ def test_the_parties_are_those_that_an_audit_records(tmp_path: Path) -> None:
 
 def test_a_recipe_without_rounds_has_no_parties() -> None:
     plain = {key: value for key, value in tables(model={"use": "fc2"}).items() if key not in ("rounds", "knowledge")}
-    (recipe,) = cells(plain)
+    (recipe,) = resolve_cases(plain)
     with pytest.raises(SeepageError, match=r"has no \[rounds\]"):
         victims.parties_of(recipe)
 
@@ -60,7 +60,7 @@ def test_training_losses_are_those_of_a_plain_loop() -> None:
     rounds = {"design": "random", "count": 16, "samples": 6, "optimizer": "sgd", "lr": 0.5}
     given = tables(rounds=rounds, attack=[{"use": "cafe"}])
     found = loops.training_losses(given, data="", seed=0, show=no_progress)
-    victim, _ = victims.parties_of(cells(given)[0])
+    victim, _ = victims.parties_of(resolve_cases(given)[0])
     model, expected = victim.knowledge.model, []
     model.load_state_dict(victim.params, strict=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -85,7 +85,7 @@ def test_a_loss_that_is_no_number_is_none_and_says_why() -> None:
 
 
 def test_quality_is_that_of_the_tiles_put_together() -> None:
-    victim, _ = victims.parties_of(cells(tables(model={"use": "vertical", "channels": 4, "hidden": 16}))[0])
+    victim, _ = victims.parties_of(resolve_cases(tables(model={"use": "vertical", "channels": 4, "hidden": 16}))[0])
     truth = victim.data.inputs
     tiles = [truth[..., :4, :4], truth[..., :4, 4:], truth[..., 4:, :4], truth[..., 4:, 4:]]
     darker = [tile - 0.1 * (tile > 0.2) for tile in tiles]
@@ -103,9 +103,9 @@ def by_place(values: list[Value]) -> dict[tuple[str, int], float | None]:
 def test_iterations_end_where_the_images_are_good_enough() -> None:
     nested = {"use": "cafe_published", "alpha": 0.0, "lr_one": 0.1, "lr_three": 0.02, "iterations": [50, 50, 100]}
     given = tables(attack=[{**LOOP, "iterations": [200]}, nested])
-    victim, _ = victims.parties_of(cells(given)[0])
+    victim, _ = victims.parties_of(resolve_cases(given)[0])
     seen: list[tuple[int, float]] = []
-    loops._follow(victim, loops._loops(cells(given)[0]), 0, lambda step, found: seen.append((step, found)))
+    loops._follow(victim, loops._loops(resolve_cases(given)[0]), 0, lambda step, found: seen.append((step, found)))
     assert [step for step, _ in seen] == [100, 200]
     assert seen[0][1] < seen[1][1]
     for step, target in seen:
@@ -124,8 +124,8 @@ def test_epochs_are_as_long_as_the_batches_make_them() -> None:
     given = tables(attack=[LOOP], grid={"batch.size": [2]})
     found = by_place(loops.psnr_by_epoch(given, data="", seed=0, show=no_progress))
     assert [row for row, _ in found] == [f"{epochs} epochs" for epochs in loops.TABLE_10_EPOCHS]
-    victim, _ = victims.parties_of(cells(given)[0])
-    shorter = replace(loops._loops(cells(given)[0]), iterations=(200,))  # two batches of 2 make an epoch of 4
+    victim, _ = victims.parties_of(resolve_cases(given)[0])
+    shorter = replace(loops._loops(resolve_cases(given)[0]), iterations=(200,))  # two batches of 2 make an epoch of 4
     guess = shorter(victim.transcript(), seed=0).inputs
     errors = (guess - victim.data.inputs).square().flatten(1).mean(1)
     assert found["100 epochs", 0] == pytest.approx(float((-10 * errors.log10()).mean()), abs=1e-3)
@@ -143,7 +143,7 @@ def test_training_is_looked_at_while_it_is_attacked() -> None:
     rounds = {"design": "random", "count": 200, "samples": 4, "optimizer": "adam", "lr": 1e-3}
     given = tables(attack=[{**LOOP, "iterations": [200]}], rounds=rounds)
     found = by_place(loops.while_training(given, data="", seed=0, show=no_progress))
-    victim, _ = victims.parties_of(cells(given)[0])
+    victim, _ = victims.parties_of(resolve_cases(given)[0])
     assert {row for row, _ in found} == {"PSNR", "training loss", "testing accuracy"}
     assert sorted(column for row, column in found if row == "PSNR") == [0, 3, 5]  # the others lie between two looks
     assert found["training loss", 0] == pytest.approx(loops.loss(victim, 0), abs=1e-3)

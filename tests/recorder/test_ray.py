@@ -28,8 +28,8 @@ from seepage import SeepageError
 from seepage.audit import run as audit
 from seepage.audit.attack import Task, own_source
 from seepage.audit.recipe.files import find_recipe, read_recipe
-from seepage.audit.recipe.resolve import cells
-from seepage.audit.record import record_cells
+from seepage.audit.recipe.resolve import resolve_cases
+from seepage.audit.record import record_cases
 from seepage.base.registry import Spec
 from seepage.report.frontier import run_frontier
 from seepage.report.frontier.sweep import sweep_of
@@ -187,7 +187,7 @@ def local(home: Path, recipe: str) -> Path:
     return audit.run(read_recipe(find_recipe(recipe)), out=home / "near", jobs=1).folder
 
 
-def test_a_killed_worker_loses_only_its_cell(home: Path, cluster: str, environment: dict[str, str]) -> None:
+def test_a_killed_worker_loses_only_its_case(home: Path, cluster: str, environment: dict[str, str]) -> None:
     child = start(home, environment, "audit", "long.toml", "--out", "far", "--on", f"ray:{cluster}")
     until(lambda: log_of(home / "far") != [], lambda: child.poll() is None)
     (worker,) = workers(environment, "ray::inverting_gradients")
@@ -226,7 +226,7 @@ def test_a_run_that_is_stopped_keeps_what_is_done(
 ) -> None:
     (home / "long.toml").write_text(LONG.replace("4000", "200000"))
     child = start(home, environment, "audit", "long.toml", "--out", "far", "--on", f"ray:{cluster}")
-    done = home / "far/attacks/cell/linear/000000.json"
+    done = home / "far/attacks/case/linear/000000.json"
     until(lambda: done.exists() and log_of(home / "far") != [], lambda: child.poll() is None)
     child.send_signal(sent)
     _, err = finish(child, code)
@@ -289,11 +289,11 @@ def test_an_attack_travels_without_truth_and_recipe(home: Path) -> None:
 
 
 def task_of(home: Path, recipe: str = "tiny.toml") -> Task:
-    recipes = cells(read_recipe(find_recipe(recipe)))[:1]
-    record_cells(recipes, home / "run")
+    recipes = resolve_cases(read_recipe(find_recipe(recipe)))[:1]
+    record_cases(recipes, home / "run")
     source = own_source(recipes[0], recipes, home / "run").for_attack()
     return Task(
-        cell="cell", name="linear", part=Spec("linear"), t=0, seed=0, device="cpu", source=source, folder=home / "run"
+        case="case", name="linear", part=Spec("linear"), t=0, seed=0, device="cpu", source=source, folder=home / "run"
     )
 
 

@@ -25,7 +25,7 @@ VOID = {"meta", "img", "br", "link", "input", "hr", "wbr"}
 
 @pytest.fixture(scope="session")
 def build_run() -> Callable[..., Path]:
-    """Write a finished run: the last attack does not apply to the last cell, the first misses example 2."""
+    """Write a finished run: the last attack does not apply to the last case, the first misses example 2."""
     return _build_run
 
 
@@ -62,7 +62,7 @@ def picture() -> Callable[[Path], Image.Image]:
 def _build_run(
     folder: Path,
     *,
-    cells: tuple[str, ...] = ("fc2_size-3", "convnet_size-3"),
+    cases: tuple[str, ...] = ("fc2_size-3", "convnet_size-3"),
     attacks: tuple[str, ...] = ("linear", "dlg"),
     shape: tuple[int, ...] = (3, 12, 12),
     batches: tuple[int, ...] = (3,),
@@ -73,27 +73,27 @@ def _build_run(
     rows: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
     flags: list[dict[str, Any]] = []
-    for cell in cells:
+    for case in cases:
         private = [Batch(torch.rand(n, *shape, generator=generator), torch.arange(n)) for n in batches]
-        if truth and "/" not in cell:
-            save_truth(private, folder / "private" / cell)
+        if truth and "/" not in case:
+            save_truth(private, folder / "private" / case)
         for attack in attacks:
-            applies = not (cell == cells[-1] and attack == attacks[-1] and len(cells) > 1)
-            rows.append(_row(cell, attack, sum(batches), applies=applies, truth=truth))
+            applies = not (case == cases[-1] and attack == attacks[-1] and len(cases) > 1)
+            rows.append(_row(case, attack, sum(batches), applies=applies, truth=truth))
             flag: dict[str, Any] = {"name": "told", "severity": "note", "message": "It was told."}
-            flags.append({"cell": cell, "attack": attack} | flag)
-            if applies and "/" not in cell:
+            flags.append({"case": case, "attack": attack} | flag)
+            if applies and "/" not in case:
                 missed = {1} if attack == attacks[0] else set()
-                _write_guesses(folder / "reconstructions" / cell / f"{attack}.safetensors", private, missed)
-                lines += _score_lines(cell, attack, batches, missed) if truth else []
-    flags.append({"cell": None, "attack": None, "name": "odd", "severity": "warning", "message": "Mind the gap."})
+                _write_guesses(folder / "reconstructions" / case / f"{attack}.safetensors", private, missed)
+                lines += _score_lines(case, attack, batches, missed) if truth else []
+    flags.append({"case": None, "attack": None, "name": "odd", "severity": "warning", "message": "Mind the gap."})
     result = {
         "schema": 1,
         "run": str(folder),
         "verdict": "Some of it leaks.",
         "verdict_level": level if truth else "unscored",
         "rows": rows,
-        "cells": [_cell(cell, batches, truth=truth) for cell in cells],
+        "cases": [_case(case, batches, truth=truth) for case in cases],
         "thresholds": {"recovered_ssim": 0.65, "recovered_gain_db": 3.0, "exact_db": 40.0, "later": None},
     }
     write_json(folder / "result.json", result)
@@ -105,7 +105,7 @@ def _build_run(
     return folder
 
 
-def _cell(name: str, batches: tuple[int, ...], *, truth: bool) -> dict[str, Any]:
+def _case(name: str, batches: tuple[int, ...], *, truth: bool) -> dict[str, Any]:
     measured = {"mean_color": {"psnr": 17.1, "ssim": 0.2}, "grey": {"psnr": 11.0, "ssim": None}}
     return {
         "name": name,
@@ -127,9 +127,9 @@ def _cell(name: str, batches: tuple[int, ...], *, truth: bool) -> dict[str, Any]
     }
 
 
-def _row(cell: str, attack: str, examples: int, *, applies: bool, truth: bool) -> dict[str, Any]:
+def _row(case: str, attack: str, examples: int, *, applies: bool, truth: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "cell": cell,
+        "case": case,
         "attack": attack,
         "options": f"{attack}()",
         "status": "ok" if applies else "inapplicable",
@@ -157,11 +157,11 @@ def _write_guesses(path: Path, private: list[Batch], missed: set[int]) -> None:
     write_tensors(path, tensors)
 
 
-def _score_lines(cell: str, attack: str, batches: tuple[int, ...], missed: set[int]) -> list[dict[str, Any]]:
+def _score_lines(case: str, attack: str, batches: tuple[int, ...], missed: set[int]) -> list[dict[str, Any]]:
     return [
         {
             "schema": 1,
-            "cell": cell,
+            "case": case,
             "attack": attack,
             "round": t,
             "example": i,

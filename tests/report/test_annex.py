@@ -43,21 +43,21 @@ def test_the_evidence_tells_certified_features_from_certified_examples(
 
 
 def test_the_annex_tells_the_time_of_the_attacks_from_that_of_the_run(tmp_path: Path, build_run: Build) -> None:
-    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",))
+    run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",))
     page = annex(state(open_run(run)), digest="0")
     assert re.search(r"1 min 15 s, .*1\.2 s", page)  # of env.json and of the row
     assert "updates of fc2 on album</title>" in page
 
 
 def test_a_captured_model_is_on_no_data_that_anybody_knows(tmp_path: Path, build_run: Build) -> None:
-    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",), truth=False)
+    run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
     assert state(open_run(run)).subject == "updates of fc2"
 
 
 def test_the_annex_says_how_many_classes_and_how_the_labels_were_known(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:
-    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear", "dlg"))
+    run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear", "dlg"))
     evidence = state(open_run(run))
     assert "Labels: of 2 classes, not told." in annex(evidence, digest="0")
     change(run, lambda result: [row["told"].append("labels") for row in result["rows"][:1]])
@@ -69,9 +69,9 @@ def test_the_annex_says_how_many_classes_and_how_the_labels_were_known(
 def test_labels_that_were_read_off_an_update_are_counted_as_inferred_and_not_printed(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:
-    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",), truth=False)
+    run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
     inferred = {"batch size": "3, from the rank of 1.weight", "labels": "classes 0 (2), 1 (1), from the last bias"}
-    change(run, lambda result: result["cells"][0].update(inferred=inferred))
+    change(run, lambda result: result["cases"][0].update(inferred=inferred))
     page = annex(state(open_run(run)), digest="0")
     assert "Labels: of 2 classes, not told but inferred" in page
     assert re.search(r"inferred .* not told: batch size, labels", page)
@@ -87,9 +87,9 @@ def test_attacks_that_cannot_apply_are_told_from_those_that_were_not_tried(
     assert any("that this run did not ask for: " in item and "lora" in item for item in before)  # nobody looked
     assert not any("apply to no case" in item for item in before)
     refused = {"lora": "the model has no low-rank adapter", "cafe": "the indices are not told"}
-    change(run, lambda result: result["cells"][0].update(refusals=refused))
+    change(run, lambda result: result["cases"][0].update(refusals=refused))
     assert state(open_run(run)).not_tried == before  # the other case was not looked at
-    change(run, lambda result: result["cells"][1].update(refusals={"lora": "the model has no low-rank adapter"}))
+    change(run, lambda result: result["cases"][1].update(refusals={"lora": "the model has no low-rank adapter"}))
     (asked,) = [item for item in state(open_run(run)).not_tried if "did not ask for" in item]
     (barred,) = [item for item in state(open_run(run)).not_tried if "apply to no case" in item]
     assert barred.endswith(": lora")
@@ -98,11 +98,11 @@ def test_attacks_that_cannot_apply_are_told_from_those_that_were_not_tried(
 
 
 def test_the_annex_names_the_files_that_were_judged(tmp_path: Path, build_run: Build, change: Change) -> None:
-    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",), truth=False)
+    run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
     files = [
-        {"cell": "fc2_size-3", "what": "weights that were sent out", "name": "BEFORE", "sha256": "ab" * 32},
-        {"cell": "fc2_size-3", "what": "returned weights", "name": "AFTER", "sha256": "cd" * 32},
-        {"cell": "another", "what": "returned weights", "name": "OTHER", "sha256": "ef" * 32},
+        {"case": "fc2_size-3", "what": "weights that were sent out", "name": "BEFORE", "sha256": "ab" * 32},
+        {"case": "fc2_size-3", "what": "returned weights", "name": "AFTER", "sha256": "cd" * 32},
+        {"case": "another", "what": "returned weights", "name": "OTHER", "sha256": "ef" * 32},
     ]
     change(run, lambda env: env.update(files=files), "env.json")
     evidence = state(open_run(run))
@@ -122,7 +122,7 @@ def test_a_catalog_entry_that_fits_alike_is_said_once(tmp_path: Path, build_run:
 def test_guesses_that_nobody_could_score_were_tried_all_the_same(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:
-    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",), truth=False)
+    run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
     side = {"name": "reconstruction", "tried": False, "words": "not known: no guess could be scored"}
     change(run, lambda result: result.update(summary=[side]))
     assert not any("reconstruction of examples" in item for item in state(open_run(run)).not_tried)
@@ -134,10 +134,10 @@ def test_what_a_closed_form_gives_is_told_from_what_attacks_brought_back(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:
     """An undefended case had 4 of 4 examples beside the verdict's 8 of 8: the closed form of the first update alone."""
-    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("dlg",))
+    run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("dlg",))
     assert "in closed form" not in annex(state(open_run(run)), digest="0")
     side = {"name": "upper_bound", "tried": False, "words": "no bound: no stage of the defense is a mechanism"}
-    change(run, lambda result: result["cells"][0].update(given_away=3, given_of=3))
+    change(run, lambda result: result["cases"][0].update(given_away=3, given_of=3))
     change(run, lambda result: result.update(summary=[side]))
     evidence = state(open_run(run))
     assert evidence.cases[0].exact_words.startswith("3 of 3 [")
@@ -154,23 +154,23 @@ def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
     ask = f"{ask} The options that change it: {'the loss: --loss; ' * 20}."
 
     def doubt(result: dict[str, Any]) -> None:
-        result["cells"][0].update(doubts=[wrong])
-        for cell in result["cells"]:
-            cell["doubts"] = [*cell.get("doubts", []), ask]
+        result["cases"][0].update(doubts=[wrong])
+        for case in result["cases"]:
+            case["doubts"] = [*case.get("doubts", []), ask]
 
     change(run, doubt)
     opened = open_run(run)
     evidence = state(opened)
     assert [case.doubts for case in evidence.cases] == [[wrong, ask], *[[ask]] * (len(evidence.cases) - 1)]
     page = annex(evidence, digest="0")
-    assert f"{wrong} ({evidence.cases[0].case}) 1 more" in page
-    change(run, lambda result: [cell.update(doubts=[ask]) for cell in result["cells"]])
+    assert f"{wrong} ({evidence.cases[0].title}) 1 more" in page
+    change(run, lambda result: [case.update(doubts=[ask]) for case in result["cases"]])
     page = annex(state(open_run(run)), digest="0")
     assert page.count("No attack here explains") == 1  # of every case, so said once and of none
     assert "--loss" not in page, "what to do about it is not for print"
     for text in (summary(evidence, reported(findings(opened.result))), model_card(evidence)):
         assert text.count("\n\nContradicted: a batch of 2.") == 1
         assert text.count(f"\n\n{ask}\n\n") == 1
-    change(run, lambda result: result["cells"][0].update(doubts=[wrong, "Contradicted: b.", "Contradicted: c."]))
+    change(run, lambda result: result["cases"][0].update(doubts=[wrong, "Contradicted: b.", "Contradicted: c."]))
     page = annex(state(open_run(run)), digest="0")
     assert ("Contradicted: c." in page, "3 more" in page) == (False, True)

@@ -16,8 +16,8 @@ from seepage.report.leakage import open_exposed
 Build = Callable[..., Path]
 Change = Callable[..., None]
 Read = Callable[[Path], Any]
-CELL: dict[str, Any] = {
-    "cell": "fc2_size-3", "examples": 2, "vectors": 3, "batch_size": 3, "at_least": 3,
+CASE: dict[str, Any] = {
+    "case": "fc2_size-3", "examples": 2, "vectors": 3, "batch_size": 3, "at_least": 3,
     "looks_like": ["looks clipped: the norm is 1"],
     "tensors": [
         {"name": "2.weight", "gives": "2 private examples exactly, row by row", "withhold": True},
@@ -29,13 +29,13 @@ CELL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def exposed(run: Path, *cells: dict[str, Any]) -> Path:
-    (run / "exposure.json").write_text(json.dumps({"schema": 1, "cells": cells}))
+def exposed(run: Path, *cases: dict[str, Any]) -> Path:
+    (run / "exposure.json").write_text(json.dumps({"schema": 1, "cases": cases}))
     return run
 
 
 def test_the_page_says_what_each_update_gives_away(tmp_path: Path, build_run: Build, report: Read) -> None:
-    page = report(exposed(build_run(tmp_path), CELL, {**CELL, "cell": "convnet_size-3", "failed": "no such layer"}))
+    page = report(exposed(build_run(tmp_path), CASE, {**CASE, "case": "convnet_size-3", "failed": "no such layer"}))
     assert "What the update reveals without an attack" in page.words
     assert "2/3" in page.words
     assert "inner vectors of 3" in page.words
@@ -48,8 +48,8 @@ def test_the_page_says_what_each_update_gives_away(tmp_path: Path, build_run: Bu
 
 
 def test_what_does_not_hold_is_not_said(tmp_path: Path, build_run: Build, report: Read) -> None:
-    labels = {**CELL["labels"], "sound": False}
-    page = report(exposed(build_run(tmp_path), {**CELL, "labels": labels, "norms": [], "tensors": []}))
+    labels = {**CASE["labels"], "sound": False}
+    page = report(exposed(build_run(tmp_path), {**CASE, "labels": labels, "norms": [], "tensors": []}))
     assert "not told" in page.words
     assert "nothing found" in page.words
     assert "Batch norm" not in page.words
@@ -58,25 +58,25 @@ def test_what_does_not_hold_is_not_said(tmp_path: Path, build_run: Build, report
 
 def test_a_class_that_is_named_is_not_taken_for_a_count(tmp_path: Path) -> None:
     for present, words in (([0], "class 0"), ([0, 7], "classes 0, 7")):
-        (found,) = open_exposed(exposed(tmp_path, {**CELL, "labels": {"present": present, "sound": True}}))
+        (found,) = open_exposed(exposed(tmp_path, {**CASE, "labels": {"present": present, "sound": True}}))
         assert found.classes == words
 
 
 def test_many_tensors_are_counted(tmp_path: Path) -> None:
     says = [{"name": f"{n}.w", "gives": "x", "withhold": True} for n in range(9)]
-    (found,) = open_exposed(exposed(tmp_path, {**CELL, "tensors": says}))
+    (found,) = open_exposed(exposed(tmp_path, {**CASE, "tensors": says}))
     assert found.withhold.endswith("5.w and 3 more")
     assert found.count == "2/3"
-    (found,) = open_exposed(exposed(tmp_path, {**CELL, "batch_size": None}))
+    (found,) = open_exposed(exposed(tmp_path, {**CASE, "batch_size": None}))
     assert found.count == "2 of at least 3"
 
 
 @pytest.mark.parametrize(
-    "change", [{"examples": "2"}, {"tensors": 3}, {"tensors": ["w"]}, {"norms": [{}]}, {"cell": 1}]
+    "change", [{"examples": "2"}, {"tensors": 3}, {"tensors": ["w"]}, {"norms": [{}]}, {"case": 1}]
 )
 def test_a_damaged_file_is_one_sentence(tmp_path: Path, build_run: Build, change: dict[str, Any]) -> None:
     with pytest.raises(SeepageError, match="is damaged"):
-        write_report(exposed(build_run(tmp_path), {**CELL, **change}))
+        write_report(exposed(build_run(tmp_path), {**CASE, **change}))
 
 
 def test_a_run_nobody_looked_at_has_no_such_section(tmp_path: Path, build_run: Build, report: Read) -> None:
@@ -86,16 +86,16 @@ def test_a_run_nobody_looked_at_has_no_such_section(tmp_path: Path, build_run: B
 def test_epsilon_stands_beside_the_verdict(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
     promise = {"epsilon": 3.0, "delta": 1e-5, "unit": "update", "rounds": 2, "doubts": []}
     run = build_run(tmp_path)
-    change(run, lambda result: result["cells"][0].update(promise=promise))
+    change(run, lambda result: result["cases"][0].update(promise=promise))
     words = report(run).words
     assert re.search(r"epsilon = 3 at delta = 1e-05 .*client's update, over 2 rounds \(fc2", words)
-    change(run, lambda result: result["cells"][0].update(promise={"epsilon": None, "doubts": ["there is no clip"]}))
+    change(run, lambda result: result["cases"][0].update(promise={"epsilon": None, "doubts": ["there is no clip"]}))
     assert "no epsilon" not in report(run).words, "that there is none is a warning, and this run has none"
 
 
 def test_what_was_inferred_is_said(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
     run = build_run(tmp_path)
-    change(run, lambda result: result["cells"][0].update(inferred={"batch size": "3, from the rank"}))
+    change(run, lambda result: result["cases"][0].update(inferred={"batch size": "3, from the rank"}))
     assert "Inferred, not told batch size: 3, from the rank" in report(run).words
 
 

@@ -33,7 +33,7 @@ def test_both_files_are_the_same_bytes_each_time(tmp_path: Path, build_run: Buil
 def test_the_grid_shows_what_was_recovered_best(tmp_path: Path, build_run: Build, picture: Picture) -> None:
     black_but_one = torch.zeros(6, 3, 8, 8)
     black_but_one[5, 0] = 1.0  # a red square that only the best recovered example has
-    run = build_run(tmp_path, cells=("a", "b"), attacks=("dlg",), shape=(3, 8, 8), batches=(6,))
+    run = build_run(tmp_path, cases=("a", "b"), attacks=("dlg",), shape=(3, 8, 8), batches=(6,))
     save_truth([Batch(black_but_one, torch.arange(6))], run / "private" / "a")
     red = (np.asarray(picture(write_grid(run)).convert("RGB")) == (255, 0, 0)).all(axis=-1)
     assert red.sum() > 5000
@@ -46,13 +46,13 @@ def test_the_grid_shows_what_was_recovered_best(tmp_path: Path, build_run: Build
 def test_titles_say_what_differs_between_the_cases_on_two_lines_at_the_most(
     tmp_path: Path, build_run: Build, change: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = build_run(tmp_path, cells=("a", "b"), attacks=("dlg",), shape=(1, 8, 8), batches=(2,))
+    run = build_run(tmp_path, cases=("a", "b"), attacks=("dlg",), shape=(1, 8, 8), batches=(2,))
     parts = ["convnet(width=4, depth=2)", "batch 1", "freshly initialized"]
     defenses = ("no defense", "gaussian_noise(sigma=0.01, clip=1) and much more of what no line has the room for")
 
     def named(result: Any) -> None:
-        for cell, defense in zip(result["cells"], defenses, strict=True):
-            cell.update(title_parts=[*parts, defense], title=", ".join([*parts, defense]))
+        for case, defense in zip(result["cases"], defenses, strict=True):
+            case.update(title_parts=[*parts, defense], title=", ".join([*parts, defense]))
 
     change(run, named)
     written: list[str] = []
@@ -66,7 +66,7 @@ def test_titles_say_what_differs_between_the_cases_on_two_lines_at_the_most(
 
 
 def test_a_narrow_grid_has_room_for_its_last_words(tmp_path: Path, build_run: Build, picture: Picture) -> None:
-    run = build_run(tmp_path, cells=("a",), attacks=("dlg",), shape=(1, 8, 8), batches=(2,))
+    run = build_run(tmp_path, cases=("a",), attacks=("dlg",), shape=(1, 8, 8), batches=(2,))
     ink = np.asarray(picture(write_grid(run)).convert("L")) < 250
     assert ink[-20:].any(), "the footer"
     assert not ink[:, -10:].any(), "it ends before the margin"
@@ -75,16 +75,16 @@ def test_a_narrow_grid_has_room_for_its_last_words(tmp_path: Path, build_run: Bu
 BLUE, RED, GREEN, FLAT = (0, 0, 255), (255, 0, 0), (0, 255, 0), (0xED, 0xF0, 0xF2)
 
 
-def test_the_columns_of_all_cells_are_in_line(
+def test_the_columns_of_all_cases_are_in_line(
     tmp_path: Path, build_run: Build, change: Change, picture: Picture
 ) -> None:
-    """The first attack does not apply to the second cell: the second attack keeps its column there."""
-    run = build_run(tmp_path, cells=("a", "b", "c"), attacks=("linear", "dlg", "last"), shape=(3, 8, 8), batches=(1,))
-    for cell in ("a", "b"):
-        save_truth([Batch(filled(BLUE), torch.arange(1))], run / "private" / cell)
+    """The first attack does not apply to the second case: the second attack keeps its column there."""
+    run = build_run(tmp_path, cases=("a", "b", "c"), attacks=("linear", "dlg", "last"), shape=(3, 8, 8), batches=(1,))
+    for case in ("a", "b"):
+        save_truth([Batch(filled(BLUE), torch.arange(1))], run / "private" / case)
         for attack, color in (("linear", RED), ("dlg", GREEN)):
             whole = {"000000/inputs": filled(color), "000000/matched": torch.ones(1, dtype=torch.bool)}
-            write_tensors(run / "reconstructions" / cell / f"{attack}.safetensors", whole)
+            write_tensors(run / "reconstructions" / case / f"{attack}.safetensors", whole)
     away = {"status": "inapplicable", "outcome": "does not apply", "reason": "why"}
     change(run, lambda result: put(result["rows"][3], **away))
     pixels = np.asarray(picture(write_grid(run)).convert("RGB"))
@@ -107,9 +107,9 @@ def starts(pixels: Any, color: tuple[int, int, int]) -> list[int]:
 
 @pytest.mark.slow
 def test_the_grid_stays_small(tmp_path: Path, build_run: Build, picture: Picture) -> None:
-    cells = tuple(f"cell-{i} costs $x^{i}$ and more words than fit on one line of the grid" for i in range(10))
+    cases = tuple(f"case-{i} costs $x^{i}$ and more words than fit on one line of the grid" for i in range(10))
     attacks = tuple(f"an_attack_with_a_long_name-{i}" for i in range(10))
-    run = build_run(tmp_path, cells=cells, attacks=attacks, shape=(3, 140, 140), batches=(4,))
+    run = build_run(tmp_path, cases=cases, attacks=attacks, shape=(3, 140, 140), batches=(4,))
     path = write_grid(run)
     assert path.stat().st_size < 1_000_000
     width, height = picture(path).size

@@ -141,23 +141,23 @@ def look(folder: Path, *extra: str) -> Sight:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, build_run: Callable[..., Path]) -> Path:
-    """A run with long names, many cells and more examples than fit on a line."""
-    cells = ("fc2_size-12_steps-0", "a_cell_with_one_very_long_name_" + "that_goes_on" * 6, "b", "c", "d")
+    """A run with long names, many cases and more examples than fit on a line."""
+    cases = ("fc2_size-12_steps-0", "a_case_with_one_very_long_name_" + "that_goes_on" * 6, "b", "c", "d")
     attacks = ("linear", "dlg", "inverting_gradients")
-    folder = build_run(tmp_path_factory.mktemp("run"), cells=cells, attacks=attacks, batches=(12,))
-    expose(folder, *cells)
+    folder = build_run(tmp_path_factory.mktemp("run"), cases=cases, attacks=attacks, batches=(12,))
+    expose(folder, *cases)
     return folder
 
 
-def expose(folder: Path, *cells: str) -> None:
-    """Let each cell give away a dozen tensors with long names."""
+def expose(folder: Path, *cases: str) -> None:
+    """Let each case give away a dozen tensors with long names."""
     names = [f"features.denselayer{n}.{'convolution' * 3}.weight" for n in range(12)]
     tensors = [{"name": name, "gives": "12 private examples exactly, row by row", "withhold": True} for name in names]
     norms = [{"norm": "bn", "mode": "train", "variances": 3, "channels": 80}]
     labels = {"present": list(range(12)), "sound": True}
     table = {"examples": 11, "vectors": 12, "batch_size": 12, "looks_like": ["looks clipped: the norm is 1"]}
-    found = [{"cell": cell, **table, "tensors": tensors, "norms": norms, "labels": labels} for cell in cells]
-    (folder / "exposure.json").write_text(json.dumps({"schema": 1, "cells": found}))
+    found = [{"case": case, **table, "tensors": tensors, "norms": norms, "labels": labels} for case in cases]
+    (folder / "exposure.json").write_text(json.dumps({"schema": 1, "cases": found}))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -188,7 +188,7 @@ EVIL = (
 @pytest.mark.slow
 @pytest.mark.parametrize("evil", EVIL, ids=["script", "attribute", "closing tag", "template"])
 def test_no_script_of_a_stranger_runs(tmp_path: Path, build_run: Callable[..., Path], evil: str) -> None:
-    folder = build_run(tmp_path / "run", cells=("a", "b"))
+    folder = build_run(tmp_path / "run", cases=("a", "b"))
     for name in ("result.json", "flags.json", "env.json"):
         (folder / name).write_text(json.dumps(spoiled(json.loads((folder / name).read_text()), evil)))
     expose(folder, "a")
@@ -206,7 +206,7 @@ def test_no_script_of_a_stranger_runs(tmp_path: Path, build_run: Callable[..., P
 def spoiled(value: Any, evil: str) -> Any:
     """JSON with a stranger's words in every text that is not a name that others refer to."""
     if isinstance(value, dict):
-        keep = ("name", "cell", "attack", "severity", "status", "outcome", "mode", "schema")
+        keep = ("name", "case", "attack", "severity", "status", "outcome", "mode", "schema")
         return {key: item if key in keep else spoiled(item, evil) for key, item in value.items()}
     if isinstance(value, list):
         return [spoiled(item, evil) for item in value]

@@ -15,7 +15,7 @@ from seepage.report import write_report
 Build = Callable[..., Path]
 HOSTILE = "<script>alert(1)</script>"
 ROW = {
-    "cell": "fc2_size-3", "attack": "dlg", "pairs": 14, "judges": 2, "asr": 0.25, "asr_low": 0.1, "asr_high": 0.5,
+    "case": "fc2_size-3", "attack": "dlg", "pairs": 14, "judges": 2, "asr": 0.25, "asr_low": 0.1, "asr_high": 0.5,
     "interval": "clopper-pearson", "cannot_tell": 0.125, "returned": 14, "examples": 20, "asr_of_examples": 0.175,
 }  # fmt: skip
 JUDGE = {"name": "AB", "guesses": 14, "controls": 9, "missed": 1, "left_out": None}
@@ -46,7 +46,7 @@ def test_people_are_in_the_report(tmp_path: Path, build_run: Build, report: Call
 
 
 @pytest.mark.parametrize(
-    "change", [{"schema": 2}, {"rows": None}, {"rows": [{"cell": "c"}]}, {"judges": [1]}, {"kappa": "high"}]
+    "change", [{"schema": 2}, {"rows": None}, {"rows": [{"case": "c"}]}, {"judges": [1]}, {"kappa": "high"}]
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, build_run: Build, change: dict[str, Any]) -> None:
     with pytest.raises(SeepageError, match=r"judgements\.json"):
@@ -62,7 +62,7 @@ def test_no_table_has_a_risk_tier(tmp_path: Path, build_run: Build, report: Call
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_it_fits_a_phone(tmp_path: Path, build_run: Build) -> None:
-    run = judged(build_run(tmp_path / "run", cells=("a_cell_with_one_very_long_name_" + "that_goes_on" * 6,)))
+    run = judged(build_run(tmp_path / "run", cases=("a_case_with_one_very_long_name_" + "that_goes_on" * 6,)))
     shutil.copy(write_report(run), tmp_path)
     sight = look(tmp_path)
     assert all(view["scroll"] <= view["inner"] for view in sight.views), "the page scrolls sideways"

@@ -63,9 +63,9 @@ def test_the_page_can_be_found_ones_way_in(tmp_path: Path, build_run: Build, rep
 
 
 def test_pictures_are_the_private_ones_and_the_guesses(tmp_path: Path, build_run: Build, report: Read) -> None:
-    run = build_run(tmp_path, cells=("a", "b"), attacks=("dlg",))
+    run = build_run(tmp_path, cases=("a", "b"), attacks=("dlg",))
     images = report(run).all("img")
-    shown = {str(image["alt"]): decode(image) for image in reversed(images)}  # the first cell's overwrite the last's
+    shown = {str(image["alt"]): decode(image) for image in reversed(images)}  # the first case's overwrite the last's
     wanted = (open_truth(run / "private" / "a")[0].inputs * 255).round().numpy().transpose(0, 2, 3, 1)
     for i in range(3):
         np.testing.assert_array_equal(shown[f"Private example {i + 1}"], wanted[i])
@@ -73,12 +73,12 @@ def test_pictures_are_the_private_ones_and_the_guesses(tmp_path: Path, build_run
     guess = next(levels for alt, levels in shown.items() if alt.startswith("dlg, example 3"))
     assert np.abs(guess - brighter).max() <= 1
     assert all(image["alt"] for image in images)
-    # 2 cells x 3 private, and 3 guesses of which one was not returned; the attack does not apply to the other cell.
+    # 2 cases x 3 private, and 3 guesses of which one was not returned; the attack does not apply to the other case.
     assert len(images) == 6 + 2
 
 
 def test_what_was_not_returned_is_marked_and_not_shown(tmp_path: Path, build_run: Build, report: Read) -> None:
-    page = report(build_run(tmp_path, cells=("a",), attacks=("linear",)))
+    page = report(build_run(tmp_path, cases=("a",), attacks=("linear",)))
     marks = [attributes for attributes in page.all("div") if attributes.get("class") == "missing"]
     assert [mark["aria-label"] for mark in marks] == ["linear, example 2: not returned"]
     assert "not returned" in page.words
@@ -100,28 +100,28 @@ def test_numbers_reach_the_table(tmp_path: Path, build_run: Build, report: Read)
 def test_an_accuracy_of_few_examples_is_not_shown(
     tmp_path: Path, build_run: Build, report: Read, change: Change, examples: int | None, shown: bool
 ) -> None:
-    run = build_run(tmp_path, cells=("a",))
-    change(run, lambda result: result["cells"][0].update(accuracy_examples=examples, accuracy=1.0))
+    run = build_run(tmp_path, cases=("a",))
+    change(run, lambda result: result["cases"][0].update(accuracy_examples=examples, accuracy=1.0))
     assert ("unseen" in report(run).words) == shown
-    change(run, lambda result: result["cells"][0].pop("accuracy_examples"))
+    change(run, lambda result: result["cases"][0].pop("accuracy_examples"))
     assert "unseen" not in report(run).words
 
 
 def test_rounds_over_one_data_set_say_how_much_they_drew_from(
     tmp_path: Path, build_run: Build, report: Read, change: Change
 ) -> None:
-    run = build_run(tmp_path, cells=("a",))
+    run = build_run(tmp_path, cases=("a",))
     rounds = {"design": "epochs", "count": 12, "samples": 24, "later": None}
-    change(run, lambda result: result["cells"][0].update(rounds=rounds))
+    change(run, lambda result: result["cases"][0].update(rounds=rounds))
     assert re.search(r"12 batches of 3 examples, .* 24 examples from album", report(run).words)
-    change(run, lambda result: result["cells"][0].update(rounds={"count": 12}))
+    change(run, lambda result: result["cases"][0].update(rounds={"count": 12}))
     with pytest.raises(SeepageError, match="lacks 'samples'"):
         report(run)
 
 
 def test_training_is_counted_in_steps(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
-    run = build_run(tmp_path, cells=("a",))
-    change(run, lambda result: result["cells"][0].update(training_steps=100))
+    run = build_run(tmp_path, cases=("a",))
+    change(run, lambda result: result["cases"][0].update(training_steps=100))
     assert "trained for 100 steps" in report(run).words
 
 
@@ -145,26 +145,26 @@ def test_the_verdict_says_its_level_in_words(tmp_path: Path, build_run: Build, r
 def test_nothing_recovered_is_said_whatever_the_psnr(
     tmp_path: Path, build_run: Build, report: Read, change: Change
 ) -> None:
-    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+    run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
     assert "nothing recovered" not in report(run).words
     change(run, lambda result: put(result["rows"][0], **NOTHING))
     page = report(run)
     assert page.words.count("nothing recovered") == 3  # matrix, table, pictures
     assert "39.0" in page.words
-    assert not [cell for cell in page.all("td") if str(cell.get("class")) in ("shade1", "shade2", "shade3", "shade4")]
+    assert not [case for case in page.all("td") if str(case.get("class")) in ("shade1", "shade2", "shade3", "shade4")]
 
 
 def test_what_does_not_apply_is_one_line_with_its_reason(tmp_path: Path, build_run: Build, report: Read) -> None:
     page = report(build_run(tmp_path))
     assert "dlg, does not apply (convnet_size-3 (title)): the batch is too large; use another attack" in page.words
     assert "dlg: does not apply (why)" in page.words
-    titled = [cell for cell in page.all("td") if cell.get("title")]
-    assert [cell["title"] for cell in titled] == ["the batch is too large; use another attack"]
+    titled = [case for case in page.all("td") if case.get("title")]
+    assert [case["title"] for case in titled] == ["the batch is too large; use another attack"]
     assert "— does not apply" in page.words
 
 
 def test_a_failed_attack_gives_its_reason(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
-    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+    run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
     failed = UNSCORED | {"status": "error", "outcome": "failed", "reason": "it fell over"}
     change(run, lambda result: put(result["rows"][0], **failed))
     assert "dlg, failed: it fell over" in report(run).words
@@ -173,11 +173,11 @@ def test_a_failed_attack_gives_its_reason(tmp_path: Path, build_run: Build, repo
 def test_what_all_cases_have_in_common_is_said_once(
     tmp_path: Path, build_run: Build, report: Read, change: Change
 ) -> None:
-    run = build_run(tmp_path, cells=("a", "b", "c"), attacks=("linear", "dlg", "cafe"))
+    run = build_run(tmp_path, cases=("a", "b", "c"), attacks=("linear", "dlg", "cafe"))
 
     def spoil(result: dict[str, Any]) -> None:
         for row in result["rows"]:
-            row["notes"] = ["said of all", f"true of {row['cell']}"]
+            row["notes"] = ["said of all", f"true of {row['case']}"]
             if row["attack"] == "cafe":
                 put(
                     row,
@@ -189,10 +189,10 @@ def test_what_all_cases_have_in_common_is_said_once(
     assert text.count("there is no layer") == 1
     assert "cafe, does not apply (3 of 3 cases): there is no layer" in text
     assert text.count("said of all") == 2, "once for each attack that was tried"
-    assert [text.count(f"true of {cell}") for cell in "abc"] == [2, 2, 2]
+    assert [text.count(f"true of {case}") for case in "abc"] == [2, 2, 2]
     assert text.count("it was told: model, update.") == 1
     assert "Attacker is told" not in text
-    change(run, lambda result: [row["told"].append("indices") for row in result["rows"] if row["cell"] == "b"])
+    change(run, lambda result: [row["told"].append("indices") for row in result["rows"] if row["case"] == "b"])
     text = report(run).words
     assert text.count("it was told: model, update.") == 1
     assert text.count("Attacker is told model, update, indices") == 1
@@ -209,7 +209,7 @@ def test_what_an_attacker_was_told_is_a_column_only_where_it_was(
 def test_other_outcomes_are_in_the_matrix(
     tmp_path: Path, build_run: Build, report: Read, change: Change, outcome: str
 ) -> None:
-    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+    run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
     change(run, lambda result: put(result["rows"][0], **UNSCORED, outcome=outcome))
     page = report(run)
     assert f"\N{EM DASH} {outcome}" in page.words
@@ -219,13 +219,13 @@ def test_other_outcomes_are_in_the_matrix(
 def test_a_case_that_was_not_recorded_says_why_once(
     tmp_path: Path, build_run: Build, report: Read, change: Change
 ) -> None:
-    run = build_run(tmp_path, cells=("a", "b"))
+    run = build_run(tmp_path, cases=("a", "b"))
     why = UNSCORED | {"status": "inapplicable", "outcome": "not recorded", "reason": "too few examples", "told": []}
 
     def skip(result: dict[str, Any]) -> None:
-        result["cells"][1] = {"name": "b", "title": "case B", "baselines": None, "skipped": "too few examples"}
+        result["cases"][1] = {"name": "b", "title": "case B", "baselines": None, "skipped": "too few examples"}
         for row in result["rows"]:
-            if row["cell"] == "b":
+            if row["case"] == "b":
                 put(row, **why)
 
     change(run, skip)
@@ -236,9 +236,9 @@ def test_a_case_that_was_not_recorded_says_why_once(
 
 
 def test_all_scores_may_be_null(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
-    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
-    bare: dict[str, Any] = {"cell": "a", "attack": "dlg", "outcome": "not_scored", "told": []}
-    change(run, lambda result: result.update(rows=[bare], cells=[{"name": "a", "batch_size": None}]))
+    run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
+    bare: dict[str, Any] = {"case": "a", "attack": "dlg", "outcome": "not_scored", "told": []}
+    change(run, lambda result: result.update(rows=[bare], cases=[{"name": "a", "batch_size": None}]))
     (run / "scores.jsonl").unlink()
     page = report(run)
     assert "not scored" in page.words
@@ -259,14 +259,14 @@ def test_a_run_without_truth_shows_reconstructions_alone(
     assert picture(write_grid(run)).format == "PNG"
 
 
-def test_a_single_cell_may_keep_its_truth_without_a_folder(tmp_path: Path, build_run: Build, report: Read) -> None:
-    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+def test_a_single_case_may_keep_its_truth_without_a_folder(tmp_path: Path, build_run: Build, report: Read) -> None:
+    run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
     (run / "private" / "a" / "truth.safetensors").rename(run / "private" / "truth.safetensors")
     assert "Private example 1" in [image["alt"] for image in report(run).all("img")]
 
 
 def test_no_more_than_eight_examples_over_all_rounds(tmp_path: Path, build_run: Build, report: Read) -> None:
-    page = report(build_run(tmp_path, cells=("a",), attacks=("dlg",), batches=(5, 6)))
+    page = report(build_run(tmp_path, cases=("a",), attacks=("dlg",), batches=(5, 6)))
     private = [str(image["alt"]) for image in page.all("img") if str(image["alt"]).startswith("Private")]
     assert private == [f"Private example {i}" for i in range(1, 9)]
     assert "first 8 of 11 examples" in page.words
@@ -284,12 +284,12 @@ def test_data_that_are_no_pictures_give_numbers_only(
 
 
 def test_records_without_names_stand_as_the_model_reads_them(tmp_path: Path, build_run: Build, report: Read) -> None:
-    page = report(build_run(tmp_path, cells=("a",), attacks=("dlg",), shape=(7,)))
+    page = report(build_run(tmp_path, cases=("a",), attacks=("dlg",), shape=(7,)))
     assert "Record 3: dlg" in page.words
 
 
 def test_large_pictures_are_reduced_and_gray_ones_shown(tmp_path: Path, build_run: Build, report: Read) -> None:
-    page = report(build_run(tmp_path, cells=("a",), attacks=("dlg",), shape=(1, 200, 300), batches=(1,)))
+    page = report(build_run(tmp_path, cases=("a",), attacks=("dlg",), shape=(1, 200, 300), batches=(1,)))
     assert {decode(image).shape for image in page.all("img")} == {(85, LARGEST_SIDE, 3)}
     assert "Reduced from 300 \N{MULTIPLICATION SIGN} 200 pixels." in page.words
 

@@ -19,7 +19,7 @@ def run(build_run: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def test_each_private_picture_stands_left_of_what_came_back(run: Path, tmp_path: Path) -> None:
-    path = write_sheet(run, tmp_path / "sheet.png", cell="fc2_size-3")
+    path = write_sheet(run, tmp_path / "sheet.png", case="fc2_size-3")
     sheet = np.asarray(Image.open(path)).astype(int)
     truth = [picture for batch in open_truth(run / "private" / "fc2_size-3") for picture in batch.inputs]
     height, width = truth[0].shape[1:]
@@ -37,8 +37,8 @@ def test_each_private_picture_stands_left_of_what_came_back(run: Path, tmp_path:
 
 
 def test_what_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(SeepageError, match="cell"):
-        write_sheet(run, tmp_path / "x.png", cell="nowhere")
+    with pytest.raises(SeepageError, match="case"):
+        write_sheet(run, tmp_path / "x.png", case="nowhere")
     with pytest.raises(SeepageError, match="attack"):
         write_sheet(run, tmp_path / "x.png", attack="nothing")
     assert not (tmp_path / "x.png").exists()

@@ -26,10 +26,10 @@ HOSTILE = "<script>alert(1)</script>"
 def test_hostile_text_stays_text(
     tmp_path: Path, build_run: Build, report: Read, change: Change, picture: Picture
 ) -> None:
-    run = build_run(tmp_path, cells=(HOSTILE, "b"), attacks=(HOSTILE.replace("/", "_"), '" onload="x'))
+    run = build_run(tmp_path, cases=(HOSTILE, "b"), attacks=(HOSTILE.replace("/", "_"), '" onload="x'))
 
     def spoil(result: dict[str, Any]) -> None:
-        result["verdict"] = result["cells"][1]["title"] = result["cells"][1]["defense"] = HOSTILE
+        result["verdict"] = result["cases"][1]["title"] = result["cases"][1]["defense"] = HOSTILE
         for row in result["rows"]:
             row |= {"options": HOSTILE, "reason": f'"{HOSTILE}', "told_extra": [HOSTILE], "notes": [HOSTILE]}
 
@@ -44,14 +44,14 @@ def test_hostile_text_stays_text(
 
 
 def test_names_cannot_lead_out_of_the_run(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
-    outside = build_run(tmp_path / "outside", cells=("a", "b"), attacks=("dlg",))
-    run = build_run(tmp_path / "run", cells=("a", "b"), attacks=("dlg",))
+    outside = build_run(tmp_path / "outside", cases=("a", "b"), attacks=("dlg",))
+    run = build_run(tmp_path / "run", cases=("a", "b"), attacks=("dlg",))
     name = f"../../{outside.name}/private/a"
     assert (run / "private" / name / "truth.safetensors").exists()
     before = len(report(run).all("img"))
 
     def lead_out(result: dict[str, Any]) -> None:
-        result["cells"][0]["name"] = result["rows"][0]["cell"] = name
+        result["cases"][0]["name"] = result["rows"][0]["case"] = name
 
     change(run, lead_out)
     assert len(report(run).all("img")) == before - 3 - 2
@@ -84,7 +84,7 @@ def test_an_unfinished_run_is_one_sentence(tmp_path: Path, missing: str, build_r
         (lambda result: result["rows"][0].pop("attack"), "lacks 'attack'"),
         (lambda result: result["rows"][0]["scores"]["psnr"].update(mean="12"), "'mean' cannot be '12'"),
         (lambda result: result["rows"][0].update(examples=True), "'examples' cannot be True"),
-        (lambda result: result["cells"][0].update(baselines={"grey": {"psnr": []}}), "'psnr' cannot be"),
+        (lambda result: result["cases"][0].update(baselines={"grey": {"psnr": []}}), "'psnr' cannot be"),
         (lambda result: result["thresholds"].update(exact_db=None), "'exact_db' cannot be None"),
     ],
 )
@@ -99,14 +99,14 @@ def test_a_damaged_result_is_one_sentence(
 
 
 def test_truth_and_guesses_of_two_runs_do_not_mix(tmp_path: Path, build_run: Build) -> None:
-    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+    run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
     save_truth([Batch(torch.rand(2, 3, 12, 12), torch.arange(2))], run / "private" / "a")
     with pytest.raises(SeepageError, match="come from different runs"):
         write_report(run)
 
 
 def test_a_truncated_file_is_one_sentence(tmp_path: Path, build_run: Build) -> None:
-    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+    run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
     path = run / "reconstructions" / "a" / "dlg.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(SeepageError, match="not a whole safetensors"):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, best_labels, in_range, relative_mismatch
+from seepage.attacks.network import AttackedRound, best_labels, in_range, relative_mismatch
 from seepage.attacks.network.first_layer import MIN_LABEL_SHARE, FirstLayer, Trace
 from seepage.attacks.reading.rounded import MIN_ROWS, with_rounding
 from seepage.base.nn import input_layer
@@ -81,28 +81,28 @@ class LinearLeak(Attack):
 
     def examine(self, transcript: Transcript) -> FirstLayer:
         """The first layer's part of the first round; `Inapplicable` where nothing can be divided or certified."""
-        case = Case.of(transcript)
+        attacked = AttackedRound.of(transcript)
         layer, size = (
-            input_layer(case.model, case.observed.params, case.knowledge.input_shape),
-            case.observed.batch_size,
+            input_layer(attacked.model, attacked.observed.params, attacked.knowledge.input_shape),
+            attacked.observed.batch_size,
         )
         # What the attack needs was checked before: there is such a layer, and the batch size is known.
         assert layer is not None
         assert layer.bias is not None
         assert size is not None
         # One example alone is not coupled to any other, whatever the batch norm does.
-        if size > 1 and case.knowledge.client.batch_coupled(case.model):
+        if size > 1 and attacked.knowledge.client.batch_coupled(attacked.model):
             raise Inapplicable("batch norm in train mode makes every row a mixture of the batch", f"use {MATCHING}")
-        weight, bias = case.gradient[layer.weight].double(), case.gradient[layer.bias].double()
+        weight, bias = attacked.gradient[layer.weight].double(), attacked.gradient[layer.bias].double()
         if not bias.abs().max() > 0:
             raise Inapplicable(
                 "the first layer's bias gradient is zero everywhere (no neuron is active, or the loss is zero)",
                 "nothing can be divided; use another round",
             )
-        return FirstLayer(case, layer, weight, bias, size)
+        return FirstLayer(attacked, layer, weight, bias, size)
 
     def run(self, seen: FirstLayer, *, seed: int, progress: Progress) -> Reconstruction:
-        observed = seen.case.observed
+        observed = seen.attacked.observed
         if observed.personal and seen.batch_size > 1:
             raise Inapplicable(
                 f"{len(observed.personal)} parameters are the client's own, so no row can be told from a mixture "
@@ -122,7 +122,7 @@ class LinearLeak(Attack):
         note = f"rows agree to {residual:.1e}: the update comes from one example"
         if residual > self.tolerance:
             note = f"rows disagree by {residual:.1e}: the update was changed, or comes from more than one example"
-        inputs, knowledge = seen.to_inputs(row[None]), seen.case.knowledge
+        inputs, knowledge = seen.to_inputs(row[None]), seen.attacked.knowledge
         labels, turned = _label(seen, inputs)
         # Where weight and bias were scaled apart, the rows agree with each other but not with the model.
         inside = in_range(inputs, knowledge.value_range)
@@ -137,7 +137,7 @@ class LinearLeak(Attack):
 
     def _several(self, seen: FirstLayer) -> Reconstruction:
         # dL/db_j = sum over examples that activate neuron j; row j over it is their weighted mean. [m]
-        size, knowledge = seen.bias.abs(), seen.case.knowledge
+        size, knowledge = seen.bias.abs(), seen.attacked.knowledge
         classes = knowledge.target == "class"
         live = (size > self.floor * size.max()).nonzero().squeeze(1)  # [k] neurons
         inputs = seen.to_inputs(seen.weight[live] / seen.bias[live, None])
@@ -181,7 +181,7 @@ def _unproven(found: Reconstruction, seen: FirstLayer) -> Reconstruction:
     if found.certified is None or not bool(found.certified.any()):
         return found
     told = "the batch size was read off the update, and more examples may be behind it"
-    if seen.case.knowledge.num_outputs > (1 if seen.case.knowledge.target == "value" else 2):
+    if seen.attacked.knowledge.num_outputs > (1 if seen.attacked.knowledge.target == "value" else 2):
         return replace(found, notes=(*found.notes, f"{told}: alike ones of one label would look like one"))
     note = f"{told}, whose slopes are all in proportion, so nothing is certified; give --batch-size"
     return replace(found, certified=torch.zeros_like(found.certified), notes=(*found.notes, note))
@@ -194,8 +194,8 @@ def _label(seen: FirstLayer, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
     batch norm in train mode makes the model's own gradient another, weights are the client's own, or each pixel has a
     label, there is none, and the difference is infinite.
     """
-    knowledge, unknown = seen.case.knowledge, torch.full((1,), torch.inf, device=inputs.device)
-    if knowledge.client.batch_coupled(knowledge.model) or seen.case.observed.personal or knowledge.target == "map":
+    knowledge, unknown = seen.attacked.knowledge, torch.full((1,), torch.inf, device=inputs.device)
+    if knowledge.client.batch_coupled(knowledge.model) or seen.attacked.observed.personal or knowledge.target == "map":
         return None, unknown
     trace = seen.trace(inputs)
     if knowledge.target == "value":
@@ -219,10 +219,12 @@ def _next_layer(seen: FirstLayer, trace: Trace, slopes: Sequence[Tensor]) -> Ten
     of the layers that may read the neurons is enough. Where no such layer's gradient was sent, the direction of a
     softmax's slopes tells of x too and this is 0; values and one logit have no such direction, and it is infinite.
     """
-    knowledge = seen.case.knowledge
+    knowledge = seen.attacked.knowledge
     silent = 0.0 if knowledge.target == "class" and knowledge.num_outputs > 1 else torch.inf
     found = [
-        relative_mismatch((slope.T @ read.double()).reshape(1, -1), seen.case.gradient[name].double().reshape(1, -1))
+        relative_mismatch(
+            (slope.T @ read.double()).reshape(1, -1), seen.attacked.gradient[name].double().reshape(1, -1)
+        )
         for slope, (name, read, _) in zip(slopes, trace.later, strict=True)
     ]
     return torch.stack(found).amin(0) if found else seen.bias.new_full((1,), silent)
@@ -245,7 +247,7 @@ def _value(seen: FirstLayer, trace: Trace) -> tuple[Tensor | None, Tensor]:
     later = zip(*(own for _, own in rows), strict=True)
     next_slopes = [(slopes @ torch.cat(way).double())[None] for way in later]
     turned = torch.maximum(turned, _next_layer(seen, trace, next_slopes))
-    if seen.case.knowledge.client.loss != "mse":
+    if seen.attacked.knowledge.client.loss != "mse":
         return None, turned
     return (outputs.detach() - len(outputs) * slopes.to(outputs) / 2)[None], turned
 
@@ -256,12 +258,12 @@ def _certified(seen: FirstLayer, inputs: Tensor, neurons: Tensor) -> tuple[Tenso
     If one example alone reaches neuron j, the sent bias gradient and the sent column j of the next layer's weight
     gradient are that example's own, divided by the batch size.
     """
-    if not len(inputs) or seen.case.knowledge.target != "class":  # there is no label to try
+    if not len(inputs) or seen.attacked.knowledge.target != "class":  # there is no label to try
         return neurons.new_zeros(len(inputs)), inputs.new_full((len(inputs),), torch.inf)
     trace, n, at = seen.trace(inputs), seen.batch_size, neurons[:, None]
     # The update is a mean over the batch, so one example's own bias gradient is batch_size times the sent one. [k, 1]
     sent = n * seen.bias[neurons].to(inputs)[:, None]
-    columns = [n * seen.case.gradient[name][:, neurons].T for name, _, _ in trace.later]  # [k, c] each
+    columns = [n * seen.attacked.gradient[name][:, neurons].T for name, _, _ in trace.later]  # [k, c] each
 
     def mismatches() -> Iterator[Tensor]:
         for first, later in trace.slopes():
@@ -287,14 +289,14 @@ def _certified_any_loss(
     db_j = d(s . output) / d(first_j). A mixture of examples whose slopes are no multiples of one another fulfils this
     for no three rows with one quotient.
     """
-    knowledge = seen.case.knowledge
+    knowledge = seen.attacked.knowledge
     labels, best = neurons.new_zeros(len(inputs)), inputs.new_full((len(inputs),), torch.inf)
     alone = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     if not len(inputs) or knowledge.num_outputs < (2 if knowledge.target == "value" else 3):
         return labels, best, alone
     trace, sent, at = seen.trace(inputs), seen.bias[neurons].to(inputs)[:, None], neurons[:, None]  # [k, 1] each
     for place, (name, activation, output) in enumerate(trace.later):
-        column = seen.case.gradient[name][:, neurons].T.to(inputs)  # [k, c]
+        column = seen.attacked.gradient[name][:, neurons].T.to(inputs)  # [k, c]
         slope = column / activation.gather(1, at)  # [k, c]
         best = torch.minimum(best, relative_mismatch(trace.back(place, slope).gather(1, at), sent))
         if knowledge.target == "class":
@@ -319,7 +321,7 @@ def _account_for_all(seen: FirstLayer, inputs: Tensor, values: Tensor, tolerance
         return False
     logits = seen.trace(inputs).logits.detach()
     slopes = 2 * (logits - values) / (values.shape[1] * seen.batch_size)  # [n, k]
-    off = (slopes.sum(0) - seen.case.gradient[seen.last[1]]).norm()
+    off = (slopes.sum(0) - seen.attacked.gradient[seen.last[1]]).norm()
     return bool(off <= 100 * tolerance * slopes.norm(dim=1).sum())
 
 

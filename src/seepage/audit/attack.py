@@ -18,11 +18,11 @@ from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipTest
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
 from seepage.audit.budget import SOON, Estimate, Planner, Searching, estimated, read_budget
 from seepage.audit.candidates import FILE
-from seepage.audit.cell import RunBudget
+from seepage.audit.case import RunBudget
 from seepage.audit.decided import decided_by, in_stages, not_needed
 from seepage.audit.membership import judge_members, save_judgment
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.record import cell_folders, is_all_recorded, is_skipped
+from seepage.audit.record import case_folders, is_all_recorded, is_skipped
 from seepage.base.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.base.lock import scratch
 from seepage.base.nn import generator
@@ -40,17 +40,17 @@ POLL_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Source:
-    """One cell to attack: the folder of its recorded rounds, and the folder of its truth if there is one.
+    """One case to attack: the folder of its recorded rounds, and the folder of its truth if there is one.
 
     Attributes:
-        name: Name of the cell and of its folder below `attacks/`.
+        name: Name of the case and of its folder below `attacks/`.
         observed: Folder an attacker may read.
         private: Folder with the truth, or None.
         architecture: Model to use in place of the recorded one; None: the recorded one.
         batch_size: Batch size to use where the recording states none.
         inferred: The source from which `batch_size` was inferred; None where it was stated.
         trust: Whether this run wrote the folder itself, so that model code named in it may be executed.
-        recipe: The recipe that recorded the cell; None where another run recorded it.
+        recipe: The recipe that recorded the case; None where another run recorded it.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Source:
 
     @property
     def skipped(self) -> bool:
-        """Whether the cell could not be recorded."""
+        """Whether the case could not be recorded."""
         return self.private is not None and is_skipped(self.private)
 
     @cached_property
@@ -88,7 +88,7 @@ class Source:
         return replace(self, private=None)
 
     def rounds(self, attack: Attack) -> int:
-        """Number of runs of an attack on this cell: one on all rounds together, or one per round."""
+        """Number of runs of an attack on this case: one on all rounds together, or one per round."""
         if attack.rounds == "all":
             return 1
         if "indices" not in self.facts.told:
@@ -98,8 +98,8 @@ class Source:
 
 
 def own_source(recipe: Recipe, recipes: Sequence[Recipe], folder: Path) -> Source:
-    observed, private = cell_folders(folder, recipe.cell, len(recipes))
-    return Source(recipe.cell, observed, private, trust=True, recipe=recipe)
+    observed, private = case_folders(folder, recipe.case, len(recipes))
+    return Source(recipe.case, observed, private, trust=True, recipe=recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Task:
         note: What a reader should know of how it was run.
     """
 
-    cell: str
+    case: str
     name: str
     part: Spec
     t: int
@@ -124,7 +124,7 @@ class Task:
 
     @property
     def title(self) -> str:
-        return f"{self.name} on {self.cell}"
+        return f"{self.name} on {self.case}"
 
     @property
     def is_attack(self) -> bool:
@@ -134,7 +134,7 @@ class Task:
     @property
     def outcome(self) -> Path:
         """Path of the attempt's files, without suffix."""
-        return self.folder / "attacks" / self.cell / self.name / f"{self.t:06d}"
+        return self.folder / "attacks" / self.case / self.name / f"{self.t:06d}"
 
     @property
     def done_file(self) -> Path:
@@ -147,7 +147,7 @@ class Task:
     @property
     def progress(self) -> FolderProgress:
         """The progress object that the attack reports its steps and checkpoints to."""
-        facts = {"cell": self.cell, "attack": self.name, "round": self.t}
+        facts = {"case": self.case, "attack": self.name, "round": self.t}
         checkpoint = self.outcome.with_name(f"{self.outcome.name}-checkpoint")
         return FolderProgress(self.folder / "progress.jsonl", checkpoint, facts)
 
@@ -186,7 +186,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipTask(Task):
-    """One membership test on all rounds of a cell. It reads `observed/` only, as an attack does."""
+    """One membership test on all rounds of a case. It reads `observed/` only, as an attack does."""
 
     @property
     def is_attack(self) -> bool:
@@ -195,7 +195,7 @@ class MembershipTask(Task):
     @property
     def outcome(self) -> Path:
         """Path of the judgment's files, without suffix."""
-        return judgment_path(self.folder, self.cell, self.name)
+        return judgment_path(self.folder, self.case, self.name)
 
     def run(self, threads: int) -> None:
         """Run the test and save the judgment."""
@@ -212,9 +212,9 @@ class MembershipTask(Task):
         save_judgment(judgment, self.outcome)
 
 
-def judgment_path(folder: Path, cell: str, test: str) -> Path:
+def judgment_path(folder: Path, case: str, test: str) -> Path:
     """Path of a judgment's files in a run folder, without suffix."""
-    return folder / "membership" / cell / test.replace(":", ".")
+    return folder / "membership" / case / test.replace(":", ".")
 
 
 @dataclass(frozen=True)
@@ -269,8 +269,8 @@ class _Meter:
     """Sums up the progress of all tasks from the lines that the workers append to their logs."""
 
     def __init__(self, tasks: Sequence[Task], log: Path, show: ProgressCallback) -> None:
-        self.shares = {(task.cell, task.name, task.t): 0.0 for task in tasks}
-        self.several = len({task.cell for task in tasks}) > 1
+        self.shares = {(task.case, task.name, task.t): 0.0 for task in tasks}
+        self.several = len({task.case for task in tasks}) > 1
         self.show = show
         self.follower = LogFollower(log, log.stat().st_size if log.exists() else 0)
 
@@ -281,15 +281,15 @@ class _Meter:
             event = _event(line)
             if event is None:
                 continue
-            key = (event["cell"], event["attack"], event["round"])
+            key = (event["case"], event["attack"], event["round"])
             if key in self.shares and self.shares[key] < 1:
                 self.shares[key] = event["done"] / max(1, event["total"]) * 0.99
-            latest = Doing(f"{event['attack']} on {event['cell']}" if self.several else str(event["attack"]))
+            latest = Doing(f"{event['attack']} on {event['case']}" if self.several else str(event["attack"]))
         self.show(sum(self.shares.values()), len(self.shares), latest)
 
     def finish(self, task: Work) -> None:
         assert isinstance(task, Task)
-        self.shares[task.cell, task.name, task.t] = 1.0
+        self.shares[task.case, task.name, task.t] = 1.0
         # A task that began here, and left a checkpoint, may have ended on another machine.
         task.progress.clear()
 
@@ -318,7 +318,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
         event = json.loads(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) and event.keys() >= {"cell", "attack", "round", "done", "total"} else None
+    return event if isinstance(event, dict) and event.keys() >= {"case", "attack", "round", "done", "total"} else None
 
 
 def attack_names(parts: Sequence[Spec]) -> list[str]:
@@ -346,7 +346,7 @@ def attack_names(parts: Sequence[Spec]) -> list[str]:
 def ready_for(
     recipes: Sequence[Recipe], folder: Path, jobs: int | None, on: Executor | None
 ) -> AbstractContextManager[Executor]:
-    """The executor for `attack_cells`, made ready while cells are still being recorded; arguments as there."""
+    """The executor for `attack_cases`, made ready while cases are still being recorded; arguments as there."""
     if is_all_recorded(recipes, folder):
         return nullcontext(on or LocalExecutor())
     attacked = sum(len(one.attack) * max(one.batch.count, one.rounds.count if one.rounds else 0) for one in recipes)
@@ -359,7 +359,7 @@ def _import_attacks() -> None:
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
-def attack_cells(
+def attack_cases(
     sources: Sequence[Source],
     recipes: Sequence[Recipe],
     folder: Path,
@@ -369,11 +369,11 @@ def attack_cells(
     on: Executor | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Run every attack on every round of every cell that has no outcome yet.
+    """Run every attack on every round of every case that has no outcome yet.
 
     Args:
-        sources: The cells.
-        recipes: For each cell the recipe with its attacks, seed and device.
+        sources: The cases.
+        recipes: For each case the recipe with its attacks, seed and device.
         folder: The run folder.
         jobs: Number of attacks that run in parallel; None: one per core.
         show: Called with progress messages.
@@ -382,7 +382,7 @@ def attack_cells(
             None: that is not looked at.
 
     Returns:
-        Number of attacks that ran in parallel on the device of the first cell.
+        Number of attacks that ran in parallel on the device of the first case.
 
     Raises:
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
@@ -391,7 +391,7 @@ def attack_cells(
     queues = _queues(sources, recipes, folder)
     todo = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
     executor = on or LocalExecutor()
-    # Cells are grouped by device; the groups run in turn, each with the parallelism that suits its device.
+    # Cases are grouped by device; the groups run in turn, each with the parallelism that suits its device.
     devices = dict.fromkeys(recipe.device for recipe in recipes)
     counts = {device: sum(task.device == device for task in todo) for device in devices}
     plans = {device: executor.plan(jobs, count, device) for device, count in counts.items()}
@@ -418,7 +418,7 @@ def attack_cells(
 def estimate(
     sources: Sequence[Source], recipes: Sequence[Recipe], jobs: int | None = None, on: Executor | None = None
 ) -> Estimate:
-    """How long the searches of `attack_cells` would take; arguments as there. Nothing is attacked or written."""
+    """How long the searches of `attack_cases` would take; arguments as there. Nothing is attacked or written."""
     with scratch() as folder:
         queues = _queues(sources, recipes, folder)
         count = sum(len(stage) for queue in queues for stage in queue.stages)
@@ -427,7 +427,7 @@ def estimate(
 
 
 def _estimate(
-    queues: Sequence["_CellQueue"], jobs: int, minutes: float | None, soon: float = 0.0
+    queues: Sequence["_CaseQueue"], jobs: int, minutes: float | None, soon: float = 0.0
 ) -> tuple[Estimate, dict[str, float]]:
     """How long the searches that are yet to run take, together and by attack; and each by its key."""
     stages = [
@@ -442,20 +442,20 @@ def _estimate(
     return Estimate(seconds=round(total, 1), searches=found, minutes=minutes), seconds
 
 
-def _queues(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) -> list["_CellQueue"]:
-    # Each attack is constructed once, not once per cell.
+def _queues(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) -> list["_CaseQueue"]:
+    # Each attack is constructed once, not once per case.
     made = {repr(spec): spec for recipe in recipes for spec in recipe.attack}
     attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
     pairs = [(source, recipe) for source, recipe in zip(sources, recipes, strict=True) if not source.skipped]
-    return [_CellQueue.of(source, recipe, attacks, folder) for source, recipe in pairs]
+    return [_CaseQueue.of(source, recipe, attacks, folder) for source, recipe in pairs]
 
 
 @dataclass(frozen=True)
-class _CellQueue:
-    """The tasks of one cell.
+class _CaseQueue:
+    """The tasks of one case.
 
     Attributes:
-        source: The cell.
+        source: The case.
         recipe: Its recipe.
         stages: Tasks that wait for those of the stages before; what came of these may make them unnecessary.
     """
@@ -465,8 +465,8 @@ class _CellQueue:
     stages: tuple[list[Task], ...]
 
     @classmethod
-    def of(cls, source: Source, recipe: Recipe, attacks: Mapping[str, Attack], folder: Path) -> "_CellQueue":
-        """The tasks of one cell; `attacks` are by the `repr` of their specs."""
+    def of(cls, source: Source, recipe: Recipe, attacks: Mapping[str, Attack], folder: Path) -> "_CaseQueue":
+        """The tasks of one case; `attacks` are by the `repr` of their specs."""
         specs = dict(zip(attack_names(recipe.attack), recipe.attack, strict=True))
         made = {name: (spec.use, attacks[repr(spec)]) for name, spec in specs.items()}
         tasks = {
@@ -504,10 +504,10 @@ class _CellQueue:
         return [task for task in tasks if task not in needless]
 
 
-def _places(queues: Sequence[_CellQueue]) -> list[list[tuple[_CellQueue, int]]]:
-    """For each stage of a run the cells that are in it, and which of their own stages it is.
+def _places(queues: Sequence[_CaseQueue]) -> list[list[tuple[_CaseQueue, int]]]:
+    """For each stage of a run the cases that are in it, and which of their own stages it is.
 
-    A cell with fewer stages joins at the end, where the dear attacks are.
+    A case with fewer stages joins at the end, where the dear attacks are.
     """
     most = max((len(queue.stages) for queue in queues), default=0)
     own = [[(queue, number - most + len(queue.stages)) for queue in queues] for number in range(most)]
@@ -515,9 +515,9 @@ def _places(queues: Sequence[_CellQueue]) -> list[list[tuple[_CellQueue, int]]]:
 
 
 def _stages(
-    queues: Sequence[_CellQueue], planner: Planner | None, finish: Callable[[Task], None]
+    queues: Sequence[_CaseQueue], planner: Planner | None, finish: Callable[[Task], None]
 ) -> Iterator[list[Task]]:
-    """The tasks of all cells, stage by stage; each is looked at when those before it are done."""
+    """The tasks of all cases, stage by stage; each is looked at when those before it are done."""
     for own in _places(queues):
         tasks = [task for queue, place in own for task in queue.left(place, finish)]
         if planner is not None:
@@ -531,7 +531,7 @@ def _within(planner: Planner, tasks: Sequence[Task], finish: Callable[[Task], No
     planner.plan(_searches(tasks))
     found = []
     for task in tasks:
-        cut = planner.budget.of(task.cell, task.name) if task.is_attack else None
+        cut = planner.budget.of(task.case, task.name) if task.is_attack else None
         if cut is None:
             found.append(task)
         elif cut.steps:
@@ -550,12 +550,12 @@ def _searches(tasks: Iterable[Task]) -> list[Searching]:
     by_attack: dict[tuple[str, str], list[Task]] = {}
     for task in tasks:
         if task.is_attack:
-            by_attack.setdefault((task.cell, task.name), []).append(task)
+            by_attack.setdefault((task.case, task.name), []).append(task)
     return [_searching(own) for own in by_attack.values()]
 
 
 def _searching(tasks: Sequence[Task]) -> Searching:
-    """One attack on one cell, for the planner."""
+    """One attack on one case, for the planner."""
     first = tasks[0]
     attack = ATTACKS.build(first.part)
 
@@ -569,13 +569,13 @@ def _searching(tasks: Sequence[Task]) -> Searching:
         except SeepageError:
             return None
 
-    return Searching(first.cell, first.name, attack, len(tasks), first.seed, opened, fewer)
+    return Searching(first.case, first.name, attack, len(tasks), first.seed, opened, fewer)
 
 
 def _dearest_first(tasks: Sequence[Task]) -> list[Task]:
     """Tasks whose last ones are short, so that processes side by side end together.
 
-    Somebody else's attack may take any time, and a membership test some. Later cells tend to be the larger ones.
+    Somebody else's attack may take any time, and a membership test some. Later cases tend to be the larger ones.
     """
     places = {use: place for place, use in enumerate(ATTACKS)}  # cheapest first
     return sorted(tasks, key=lambda task: places.get(task.part.use, len(places)))[::-1]
@@ -583,21 +583,26 @@ def _dearest_first(tasks: Sequence[Task]) -> list[Task]:
 
 def _membership_task(source: Source, use: str, folder: Path, recipe: Recipe) -> MembershipTask:
     return MembershipTask(
-        cell=source.name,
+        case=source.name,
         name=use.replace(":", "."),
         part=Spec(use),
         t=0,
-        seed=generator(recipe.seed, f"membership/{source.name}/{use}").initial_seed() % 2**31,
+        seed=generator(recipe.seed, f"membership/{_seed_name(source)}/{use}").initial_seed() % 2**31,
         device=recipe.device,
         source=source.for_attack(),
         folder=folder,
     )
 
 
+def _seed_name(source: Source) -> str:
+    """The case's name in its seeds: `cell` for a single case, as when the rows of `results/` were recorded."""
+    return "cell" if source.name == "case" else source.name
+
+
 def _task(source: Source, name: str, part: Spec, t: int, folder: Path, seed: int, device: str) -> Task:
-    own = generator(seed, f"attack/{source.name}/{name}", t).initial_seed() % 2**31
+    own = generator(seed, f"attack/{_seed_name(source)}/{name}", t).initial_seed() % 2**31
     return Task(
-        cell=source.name,
+        case=source.name,
         name=name,
         part=part,
         t=t,

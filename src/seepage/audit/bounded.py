@@ -1,6 +1,6 @@
-"""What no attacker can exceed, for the cells of a run: found by the audit, which holds the truth, beside the attacks.
+"""What no attacker can exceed, for the cases of a run: found by the audit, which holds the truth, beside the attacks.
 
-private/[CELL/]bounds.json    the bounds of each batch, and why others do not hold
+private/[CASE/]bounds.json    the bounds of each batch, and why others do not hold
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ from seepage.measure.bounds import BoundOptions, UpperBounds, upper_bounds
 
 FILE = "bounds.json"
 MOST_BATCHES = 4
-"""Batches of a cell that are bounded; one takes seconds."""
+"""Batches of a case that are bounded; one takes seconds."""
 SLACK_DB = 0.5
 """Decibels over a bound from which on an attack is said to exceed it: a score of few examples varies by as much."""
 
 
-def bound_cells(sources: Sequence[Source], recipes: Sequence[Recipe], show: ProgressCallback = no_progress) -> None:
-    """Find the bounds of every cell that asks for them and has none yet."""
+def bound_cases(sources: Sequence[Source], recipes: Sequence[Recipe], show: ProgressCallback = no_progress) -> None:
+    """Find the bounds of every case that asks for them and has none yet."""
     todo = [
         (source, recipe)
         for source, recipe in zip(sources, recipes, strict=True)
@@ -45,7 +45,7 @@ def bound_cells(sources: Sequence[Source], recipes: Sequence[Recipe], show: Prog
 
 
 def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[float | None], list[str]]:
-    """The bounds of each batch, the PSNR of its mean colors, and reasons why a cell has none at all."""
+    """The bounds of each batch, the PSNR of its mean colors, and reasons why a case has none at all."""
     plan = recipe.bounds
     assert plan is not None
     assert source.private is not None
@@ -92,7 +92,7 @@ def _mean_color_db(inputs: Tensor, value_range: tuple[float, float]) -> float | 
 
 
 def bound_rows(source: Source, recipe: Recipe) -> list[BoundRow]:
-    """The rows of a cell: for each kind of bound the loosest over its batches, and why others do not hold.
+    """The rows of a case: for each kind of bound the loosest over its batches, and why others do not hold.
 
     Raises:
         SeepageError: For a damaged file.
@@ -115,15 +115,15 @@ def bound_rows(source: Source, recipe: Recipe) -> list[BoundRow]:
             # The loosest: of what is hidden the least, of all others the most.
             pick = min if measure == "unseen_share" else max
             rows.append(_row(source.name, pick(alike, key=lambda one: float(one["value"])), len(alike)))
-        return [*rows, *(BoundRow(cell=source.name, reason=why) for why in dict.fromkeys(reasons))]
+        return [*rows, *(BoundRow(case=source.name, reason=why) for why in dict.fromkeys(reasons))]
     except (KeyError, TypeError, ValueError) as error:
         raise SeepageError(f"{path} is damaged ({type(error).__name__}: {error}); delete it and run again") from error
 
 
-def _row(cell: str, one: Mapping[str, Any], batches: int) -> BoundRow:
+def _row(case: str, one: Mapping[str, Any], batches: int) -> BoundRow:
     low, high = one["interval"]
     return BoundRow(
-        cell=cell,
+        case=case,
         measure=one["measure"],
         method=one["method"],
         value=round(float(one["value"]), 4),
@@ -140,7 +140,7 @@ def _row(cell: str, one: Mapping[str, Any], batches: int) -> BoundRow:
 
 def bound_diagnostics(row: Row, bounds: Sequence[BoundRow]) -> list[Finding]:
     """Whether an attack did better than a bound allows, so that an assumption of the bound fails here."""
-    bound = next((one for one in bounds if one.cell == row.cell and one.measure == "psnr_db"), None)
+    bound = next((one for one in bounds if one.case == row.case and one.measure == "psnr_db"), None)
     error = row.mean("mse")
     if bound is None or bound.high is None or not error:
         return []

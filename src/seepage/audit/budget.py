@@ -1,7 +1,7 @@
 """A plan that fits: searches are cut so that the attacks of a run end within the minutes that they were given.
 
 Closed forms cost what they cost. Before the searches of a stage begin, what each takes at most is estimated from one
-update of its cell's client. Only where that may not fit, a few steps are timed, of the dearest searches first, until
+update of its case's client. Only where that may not fit, a few steps are timed, of the dearest searches first, until
 the others fit in any case. What all of them need is then held against what is left of the minutes:
 
 - steps of all of them are cut in proportion, to a quarter at the least;
@@ -22,7 +22,7 @@ from pydantic import Field
 
 from seepage.attacks import Attack
 from seepage.attacks.base import Silent
-from seepage.audit.cell import Cut, RunBudget, minutes_words
+from seepage.audit.case import Cut, RunBudget, minutes_words
 from seepage.base.schema import JsonRecord, parse
 from seepage.base.storage import SCHEMA, check_schema, read_json, write_json
 from seepage.errors import SeepageError
@@ -40,7 +40,7 @@ SOON = 10.0
 """Seconds that searches may take without anybody being told beforehand."""
 LONG_STEP, PATIENCE = 0.3, 5.0
 """Seconds that a step may take at most for a few steps of each search to be timed, and not two of one search; and what
-all this timing may take before cells that are left are estimated by others."""
+all this timing may take before cases that are left are estimated by others."""
 SETUP = 100
 """Evaluations whose time a search takes before its first step, such as to fit a decoder, roughly and at most."""
 
@@ -68,10 +68,10 @@ def write_budget(folder: Path, budget: RunBudget) -> None:
 
 @dataclass(frozen=True)
 class Searching:
-    """A search on one cell that is about to run.
+    """A search on one case that is about to run.
 
     Attributes:
-        cell: The cell.
+        case: The case.
         name: The attack's name in the run.
         attack: The attack.
         rounds: Rounds that it is to run on.
@@ -80,7 +80,7 @@ class Searching:
         fewer: The attack with so many steps; None where it takes no such option.
     """
 
-    cell: str
+    case: str
     name: str
     attack: Attack
     rounds: int
@@ -90,7 +90,7 @@ class Searching:
 
     @property
     def key(self) -> str:
-        return f"{self.cell}/{self.name}"
+        return f"{self.case}/{self.name}"
 
     @property
     def steps(self) -> int:
@@ -138,7 +138,7 @@ class Planner:
         shares = fitting({key: cost / self.jobs for key, cost in seconds.items()}, self._left)
         cuts = [
             Cut(
-                cell=one.cell,
+                case=one.case,
                 attack=one.name,
                 steps=max(1, int(shares[one.key] * one.steps)) if shares[one.key] else 0,
                 of=one.steps,
@@ -159,17 +159,17 @@ class Planner:
 
 
 def updates_of(searches: Sequence[Searching]) -> dict[str, float]:
-    """Seconds of one update of each cell's client."""
+    """Seconds of one update of each case's client."""
     found: dict[str, float] = {}
     for one in searches:
-        if one.cell not in found:
-            found[one.cell] = update_seconds(one.opened())
+        if one.case not in found:
+            found[one.case] = update_seconds(one.opened())
     return found
 
 
 def at_most(searches: Sequence[Searching], updates: Mapping[str, float]) -> dict[str, float]:
-    """Seconds that each search takes at most, by the time of one update of its cell's client."""
-    return {one.key: PASS * updates[one.cell] * (SETUP + one.attack.passes) * one.rounds for one in searches}
+    """Seconds that each search takes at most, by the time of one update of its case's client."""
+    return {one.key: PASS * updates[one.case] * (SETUP + one.attack.passes) * one.rounds for one in searches}
 
 
 def time_words(seconds: float) -> str:
@@ -186,7 +186,7 @@ class Estimate(JsonRecord):
 
     Attributes:
         seconds: All of them together, as many at a time as run side by side, if none is cut.
-        searches: Seconds of each by its name, over all cells and rounds.
+        searches: Seconds of each by its name, over all cases and rounds.
         minutes: What the attacks may take; None: no limit.
     """
 
@@ -219,7 +219,7 @@ class Estimate(JsonRecord):
 
 
 def estimated(stages: Sequence[Sequence[Searching]], jobs: int, soon: float = 0.0) -> tuple[float, dict[str, float]]:
-    """Seconds of all searches, stage after stage, and of each by its key: by its first steps on its cell.
+    """Seconds of all searches, stage after stage, and of each by its key: by its first steps on its case.
 
     Args:
         stages: Searches; those of one stage run side by side.
@@ -232,11 +232,11 @@ def estimated(stages: Sequence[Sequence[Searching]], jobs: int, soon: float = 0.
     if sum(seconds.values()) <= soon:
         return 0.0, {}
     started, ratios = time.perf_counter(), dict[str, float]()
-    # Where steps are long, or cells many, searches are estimated by what others took of the most that they may take.
+    # Where steps are long, or cases many, searches are estimated by what others took of the most that they may take.
     for one in sorted(every, key=lambda one: one.attack.passes / one.steps):
         most, late = seconds[one.key], time.perf_counter() - started > PATIENCE
-        slow = PASS * updates[one.cell] * one.attack.passes / one.steps > LONG_STEP
-        known = next((ratios[key] for key in (one.name, one.cell) if key in ratios), None)
+        slow = PASS * updates[one.case] * one.attack.passes / one.steps > LONG_STEP
+        known = next((ratios[key] for key in (one.name, one.case) if key in ratios), None)
         if not applies(one):
             seconds[one.key] = 0.0
         elif (slow or late) and known is not None and most < math.inf:
@@ -244,7 +244,7 @@ def estimated(stages: Sequence[Sequence[Searching]], jobs: int, soon: float = 0.
         else:
             seconds[one.key] = timed(one, 2 if slow else TIMED_STEPS) * one.rounds
             if 0 < seconds[one.key] < most < math.inf:
-                ratios[one.name] = ratios[one.cell] = seconds[one.key] / most
+                ratios[one.name] = ratios[one.case] = seconds[one.key] / most
     total = 0.0
     for stage in stages:
         own = [(seconds[one.key], one.rounds) for one in stage if one.steps]
@@ -272,7 +272,7 @@ def fitting(seconds: Mapping[str, float], left: float) -> dict[str, float]:
 
 
 def applies(search: Searching) -> bool:
-    """Whether a search can say anything about its cell; one of somebody's own that fails is left to its row."""
+    """Whether a search can say anything about its case; one of somebody's own that fails is left to its row."""
     try:
         search.attack.check(search.opened())
     except Exception:

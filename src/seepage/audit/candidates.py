@@ -61,11 +61,11 @@ def open_members(private: Path) -> list[Tensor]:
 
 
 def save_unseen(setting: Setting, private: Path) -> None:
-    """Write the examples that the bounds take for the attacker's prior, if the cell is bounded and has any."""
-    plan = setting.case.bounds
-    if plan is None or not setting.case.bounded or not len(setting.unseen) or not plan.public:
+    """Write the examples that the bounds take for the attacker's prior, if the case is bounded and has any."""
+    plan = setting.recipe.bounds
+    if plan is None or not setting.recipe.bounded or not len(setting.unseen) or not plan.public:
         return
-    draw = generator(setting.case.seed, "bounds")
+    draw = generator(setting.recipe.seed, "bounds")
     places = setting.unseen[torch.randperm(len(setting.unseen), generator=draw)[: plan.public]]
     batch = setting.batch(places)
     write_tensors(private / UNSEEN, {"inputs": batch.inputs.cpu(), "labels": batch.labels.cpu()})

@@ -101,7 +101,7 @@ class Capture:
             (files.gradient, "sent gradient", "GRADIENT"),
         )
         return [
-            JudgedFile(cell="cell", what=what, name=name, sha256=_digest(path))
+            JudgedFile(case="case", what=what, name=name, sha256=_digest(path))
             for path, what, name in roles
             if path is not None
         ]

@@ -10,7 +10,7 @@ from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import SingleRound
 from seepage.attacks.exposure.analysis import OTHER_OUTPUTS, UpdateAnalysis, size_doubt
 from seepage.attacks.exposure.finding import Finding, note, warning
-from seepage.attacks.network import Case, vouch
+from seepage.attacks.network import AttackedRound, vouch
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
 from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
@@ -87,7 +87,7 @@ def weak_claims(rows: Sequence[EpsilonRow]) -> list[Diagnostic]:
     """A warning on each claim of an epsilon that the measurement could not have contradicted without an assumption."""
     return [
         Diagnostic(
-            cell=row.cell,
+            case=row.case,
             name="cannot-contradict",
             severity="warning",
             message=f"{row.short_of}.",
@@ -146,7 +146,7 @@ def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | No
     steps = knowledge.client.batches(len(batch))
     if len(steps) > MOST_STEPS or any(len(step) < len(batch) for step in steps):
         return None
-    return vouch(Case(knowledge, observed), batch.inputs, batch.labels, multiple=None)
+    return vouch(AttackedRound(knowledge, observed), batch.inputs, batch.labels, multiple=None)
 
 
 # --- what the client is taken to have done, and what of it the update contradicts --------------------------------

@@ -23,8 +23,8 @@ from seepage.audit.budget import PASS, Estimate, update_seconds
 from seepage.audit.captured import Capture
 from seepage.audit.facts import Fact, facts_of, keys_fact
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.recipe.resolve import cells
-from seepage.audit.record import named_cell
+from seepage.audit.recipe.resolve import resolve_cases
+from seepage.audit.record import named_case
 from seepage.audit.recorded import AttackRequest, read_through, recipe_of
 from seepage.audit.run import record_only
 from seepage.base.lock import scratch
@@ -87,7 +87,7 @@ class Check:
     """What a look at one recorded update says.
 
     Attributes:
-        cell: Its name.
+        case: Its name.
         title: For readers.
         facts: Of the client.
         exposure: What the update gives away in closed form.
@@ -95,7 +95,7 @@ class Check:
         rounds: Rounds of the recording, of which one was looked at.
     """
 
-    cell: str
+    case: str
     title: str
     facts: tuple[Fact, ...]
     exposure: Exposure
@@ -105,7 +105,7 @@ class Check:
     def table(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "cell": self.cell,
+            "case": self.case,
             "title": self.title,
             "facts": [one.model_dump(mode="json") for one in self.facts],
             "gives_away": self.exposure.table(),
@@ -118,12 +118,12 @@ class Checks:
     """The looks at all updates of a folder or a recipe.
 
     Attributes:
-        cells: One for each; none of a case that could not be recorded.
+        cases: One for each; none of a case that could not be recorded.
         estimate: How long attacks on all of them would take; None: not asked for.
         skipped: Why cases could not be recorded, by their titles.
     """
 
-    cells: tuple[Check, ...]
+    cases: tuple[Check, ...]
     estimate: Estimate | None
     skipped: Mapping[str, str]
 
@@ -160,7 +160,7 @@ def check_capture(capture: Capture, request: AttackRequest, look: Look, *, named
     with scratch() as place, own_faults(capture.architecture.use):
         capture.observe(place / "observed", needs_rate=False)
         told = capture.told | ({"model"} if named else set())
-        source = Source("cell", place / "observed", None, trust=True)
+        source = Source("case", place / "observed", None, trust=True)
         keys = keys_fact(capture.files.before, source.open("cpu").knowledge.model)
         return _looked_at([source], _recipes([source], request), look, told=told, keys=keys)
 
@@ -214,7 +214,7 @@ def check_recipe(tables: Mapping[str, Any], look: Look) -> Checks:
         SeepageError: For mistakes in the recipe or the data.
     """
     with scratch() as place:
-        run, recipes = record_only(tables, out=place / "run", show=look.show), cells(tables)
+        run, recipes = record_only(tables, out=place / "run", show=look.show), resolve_cases(tables)
         sources = [own_source(recipe, recipes, run) for recipe in recipes]
         return _looked_at(sources, recipes, look)
 
@@ -231,12 +231,12 @@ def _looked_at(
     there = [(source, recipe) for source, recipe in pairs if not source.skipped]
     found = [_check(source, recipe, look, told, keys) for source, recipe in there]
     time_of = estimate(sources, recipes) if look.timed and there else None
-    skipped = {named_cell(recipe).title: _why_skipped(source) for source, recipe in pairs if source.skipped}
-    return Checks(cells=tuple(found), estimate=time_of, skipped=skipped)
+    skipped = {named_case(recipe).title: _why_skipped(source) for source, recipe in pairs if source.skipped}
+    return Checks(cases=tuple(found), estimate=time_of, skipped=skipped)
 
 
 def _why_skipped(source: Source) -> str:
-    return "" if source.private is None else str(read_json(source.private / "cell.json")["skipped"])
+    return "" if source.private is None else str(read_json(source.private / "case.json")["skipped"])
 
 
 def _check(source: Source, recipe: Recipe, look: Look, told: Collection[str] | None, keys: Fact | None) -> Check:
@@ -252,12 +252,12 @@ def _check(source: Source, recipe: Recipe, look: Look, told: Collection[str] | N
     facts = [] if source.recipe is not None else facts_of(analysis, exposure, said, told)
     if keys is not None:
         facts.insert(1, keys)
-    title = source.name if source.recipe is None else named_cell(recipe).title
+    title = source.name if source.recipe is None else named_case(recipe).title
     if told is not None:  # two files
         title = "the update"
     truth = None if source.private is None else open_truth(source.private).of_round(look.t)
     return Check(
-        cell=source.name,
+        case=source.name,
         title=title,
         facts=tuple(facts),
         exposure=exposure,

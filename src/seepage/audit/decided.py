@@ -1,4 +1,4 @@
-"""What is decided is decided: attacks that are left have nothing to do where every example of a cell is certified."""
+"""What is decided is decided: attacks that are left have nothing to do where every example of a case is certified."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -14,7 +14,7 @@ from seepage.audit.outcome import PASSED_OVER
 from seepage.audit.row import (
     MEMBERSHIP_SCORES,
     BoundRow,
-    Cell,
+    Case,
     Diagnostic,
     EpsilonRow,
     MembershipRow,
@@ -50,8 +50,8 @@ class AuditFinding:
     Attributes:
         kind: What looked.
         by: Its name: that of the attack or test, the bounded measure, `closed_form` or `epsilon`.
-        case: Title of the case.
-        cell: Its name, which stays the same where the title is worded anew.
+        title: Title of the case.
+        case: Its name, which stays the same where the title is worded anew.
         state: What came of it.
         severity: `error`: exact copies, identified members or a contradicted claim; `warning`: recognizable copies,
             or no result; `note`: all else.
@@ -66,8 +66,8 @@ class AuditFinding:
 
     kind: Kind
     by: str
+    title: str
     case: str
-    cell: str
     state: State
     severity: Severity
     words: str
@@ -81,22 +81,22 @@ class AuditFinding:
     @property
     def fingerprint(self) -> str:
         """The same in every run of the same attack on the same case, so that a platform knows it again."""
-        return sha256(f"{self.kind}\0{self.by}\0{self.cell}".encode()).hexdigest()[:32]
+        return sha256(f"{self.kind}\0{self.by}\0{self.case}".encode()).hexdigest()[:32]
 
 
 def findings(result: Result) -> list[AuditFinding]:
     """All findings of a run in its order; cases that only show that the attacks work have none of attacks."""
     titles, found = result.titles, list[AuditFinding]()
-    for cell in result.judged:
-        rows = result.rows_of(cell)
-        found += _opened(cell, [_of_attack(row, cell.heading) for row in rows])
-        found += [_of_closed_form(cell, rows)] if cell.given_away else []
+    for case in result.judged:
+        rows = result.rows_of(case)
+        found += _opened(case, [_of_attack(row, case.heading) for row in rows])
+        found += [_of_closed_form(case, rows)] if case.given_away else []
     makers: list[tuple[Iterable[Any], Callable[[Any, str], AuditFinding]]] = [
         (result.membership, _of_test),
         (result.epsilons, _of_epsilon),
         (result.bounds, _of_bound),
     ]
-    return found + [make(row, titles.get(row.cell, row.cell)) for rows, make in makers for row in rows]
+    return found + [make(row, titles.get(row.case, row.case)) for rows, make in makers for row in rows]
 
 
 def reported(found: Iterable[AuditFinding]) -> list[AuditFinding]:
@@ -156,52 +156,52 @@ UNTRUSTED = {
 UNSHOWN = "nothing in this run shows that these attacks work here without the defense"
 
 
-def inconclusive(rows: Sequence[Row], cells: Sequence[Cell], flags: Sequence[Diagnostic] = ()) -> dict[str, str]:
-    """Cells whose attacks recovered nothing, to why that says nothing; the others are left out.
+def inconclusive(rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Diagnostic] = ()) -> dict[str, str]:
+    """Cases whose attacks recovered nothing, to why that says nothing; the others are left out.
 
     Args:
         rows: All rows.
-        cells: All cells.
+        cases: All cases.
         flags: The diagnostics of the run.
 
-    >>> row = Row(cell="a", attack="x", outcome="nothing_recovered", scores={"psnr": {"mean": 9.0}})
-    >>> inconclusive([row], [Cell(name="a", defense="noise")])["a"].partition(";")[0]
+    >>> row = Row(case="a", attack="x", outcome="nothing_recovered", scores={"psnr": {"mean": 9.0}})
+    >>> inconclusive([row], [Case(name="a", defense="noise")])["a"].partition(";")[0]
     'nothing in this run shows that these attacks work here without the defense'
-    >>> inconclusive([row], [Cell(name="a")])
+    >>> inconclusive([row], [Case(name="a")])
     {}
     """
     found = {}
-    for cell in cells:
-        own = [row for row in rows if row.cell == cell.name]
-        if cell.control or not any(row.scored for row in own) or _gives(cell, own):
+    for case in cases:
+        own = [row for row in rows if row.case == case.name]
+        if case.control or not any(row.scored for row in own) or _gives(case, own):
             continue
-        flagged = [flag for flag in flags if flag.cell == cell.name and flag.severity == "warning"]
+        flagged = [flag for flag in flags if flag.case == case.name and flag.severity == "warning"]
         why = [UNTRUSTED[flag.name].format(attack=flag.attack) for flag in flagged if flag.name in UNTRUSTED]
         why += [f"{row.attack} was not tried for want of time" for row in own if row.outcome is Outcome.NOT_TRIED]
-        why += [words] if cell.defense and (words := _unshown(cell, rows, cells)) else []
+        why += [words] if case.defense and (words := _unshown(case, rows, cases)) else []
         if why:
-            found[cell.name] = "; ".join(dict.fromkeys(why))
+            found[case.name] = "; ".join(dict.fromkeys(why))
     return found
 
 
-def _gives(cell: Cell, rows: Sequence[Row]) -> bool:
+def _gives(case: Case, rows: Sequence[Row]) -> bool:
     """Whether anything of the examples came back, by an attack or in closed form."""
     proved = any(row.leaks or row.named_tokens or row.certified_examples for row in rows)
-    return proved or bool(cell.given_away)
+    return proved or bool(case.given_away)
 
 
-def _unshown(cell: Cell, rows: Sequence[Row], cells: Sequence[Cell]) -> str:
-    """That nothing shows that the attacks on a defended cell would work without the defense; empty where that is shown.
+def _unshown(case: Case, rows: Sequence[Row], cases: Sequence[Case]) -> str:
+    """That nothing shows that the attacks on a defended case would work without the defense; empty where that is shown.
 
     An attack that does not apply behind the defense is one that it stops; one that failed or was passed over is not.
     """
-    tried = {row.attack for row in rows if row.cell == cell.name and row.status not in ("error", *PASSED_OVER)}
-    twin = cell.undefended
-    elsewhere = [row for row in rows if row.cell == twin] if twin is not None else rows
+    tried = {row.attack for row in rows if row.case == case.name and row.status not in ("error", *PASSED_OVER)}
+    twin = case.undefended
+    elsewhere = [row for row in rows if row.case == twin] if twin is not None else rows
     if tried & {row.attack for row in elsewhere if row.leaks or row.named_tokens}:
         return ""
-    compared = {one.name for one in cells if not one.defense} if twin is None else {twin}
-    if any(row.scored and row.cell in compared for row in rows):
+    compared = {one.name for one in cases if not one.defense} if twin is None else {twin}
+    if any(row.scored and row.case in compared for row in rows):
         return "these attacks recover nothing without the defense either; raise attack.steps or lower batch.size"
     return f"{UNSHOWN}; leave out --no-undefended, or put undefended = true into the recipe"
 
@@ -225,7 +225,7 @@ def _of_attack(row: Row, case: str) -> AuditFinding:
     exact = bool(row.mean("exact")) or (not row.scored and state == "leaks")
     severity: Severity = "note" if state not in ("leaks", "untried") else "error" if exact else "warning"
     return AuditFinding(
-        kind="attack", by=row.attack, case=case, cell=row.cell, state=state, severity=severity, words=_words(row),
+        kind="attack", by=row.attack, title=case, case=row.case, state=state, severity=severity, words=_words(row),
         ran=row.gave_result, seconds=row.cost.seconds or 0.0, options=row.options, why=row.reason or row.phrase,
         numbers=_numbers(row), counts=_counts(row),
     )  # fmt: skip
@@ -278,12 +278,12 @@ def _words(row: Row) -> str:
     return "; ".join(parts)
 
 
-def _opened(cell: Cell, found: list[AuditFinding]) -> list[AuditFinding]:
+def _opened(case: Case, found: list[AuditFinding]) -> list[AuditFinding]:
     """Findings on the attacks of a case, where nothing is known of it as open ones."""
     states, change = {one.state for one in found}, tuple[State, ...]()
-    if cell.inconclusive is not None:
-        change, why = ("quiet", "unjudged"), f"inconclusive: {cell.inconclusive}"
-    elif cell.given_away or states & {"leaks", "quiet"}:
+    if case.inconclusive is not None:
+        change, why = ("quiet", "unjudged"), f"inconclusive: {case.inconclusive}"
+    elif case.given_away or states & {"leaks", "quiet"}:
         return found
     else:
         change, why = ("unjudged",) if "unjudged" in states else ("skipped",), "nothing is known of this case"
@@ -293,14 +293,14 @@ def _opened(cell: Cell, found: list[AuditFinding]) -> list[AuditFinding]:
     ]
 
 
-def _of_closed_form(cell: Cell, rows: Iterable[Row]) -> AuditFinding:
+def _of_closed_form(case: Case, rows: Iterable[Row]) -> AuditFinding:
     """What an update gives away with no attack run; not needed where an attack shows as much."""
-    (away, of), shown = cell.closed_form, any(row.mean("exact") or row.certified_examples for row in rows)
+    (away, of), shown = case.closed_form, any(row.mean("exact") or row.certified_examples for row in rows)
     return AuditFinding(
         kind="closed_form",
         by="closed_form",
-        case=cell.heading,
-        cell=cell.name,
+        title=case.heading,
+        case=case.name,
         state="unneeded" if shown else "leaks",
         severity="error",
         words=f"{away} of {of} examples are given away exactly, in closed form, with no attack",
@@ -323,7 +323,7 @@ def _of_test(row: MembershipRow, case: str) -> AuditFinding:
             f"{100 * (row.level or 0.0):g} %"
         )
     return AuditFinding(
-        kind="membership", by=row.test, case=case, cell=row.cell, state=state, severity=severity, words=words,
+        kind="membership", by=row.test, title=case, case=row.case, state=state, severity=severity, words=words,
         ran=row.status == "ok", seconds=row.seconds or 0.0, options=row.options, why=row.reason or row.status,
         numbers={name: value for name, value in values.items() if value is not None},
         counts={} if (hit := row.members_identified) is None else {"identified": (hit.hits, hit.of)},
@@ -336,8 +336,8 @@ def _of_epsilon(row: EpsilonRow, case: str) -> AuditFinding:
     return AuditFinding(
         kind="epsilon",
         by="epsilon",
-        case=case,
-        cell=row.cell,
+        title=case,
+        case=row.case,
         state="untried" if none else "leaks" if wrong else "quiet",
         severity="warning" if none else "error" if wrong else "note",
         words=row.reason or "not measured" if none else "; ".join([row.words, *row.contradicted]),
@@ -353,8 +353,8 @@ def _of_bound(row: BoundRow, case: str) -> AuditFinding:
     return AuditFinding(
         kind="bound",
         by=row.measure,
-        case=case,
-        cell=row.cell,
+        title=case,
+        case=row.case,
         state="quiet",
         severity="note",
         words=row.words or row.reason or "",

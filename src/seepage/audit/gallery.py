@@ -45,7 +45,7 @@ def save_gallery(gallery: Gallery, private: Path) -> None:
 
 
 def open_gallery(private: Path | None, scoring: Scoring, value_range: tuple[float, float]) -> Gallery | None:
-    """The gallery of a cell, mapped to [0, 1], with the network of its features; None where none was drawn.
+    """The gallery of a case, mapped to [0, 1], with the network of its features; None where none was drawn.
 
     Raises:
         SeepageError: Where the file is damaged, or that of the features holds other weights.

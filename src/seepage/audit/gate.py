@@ -34,8 +34,8 @@ RENAMED_SCORES = {
 }
 """Scores by what they were called before the first release."""
 
-LISTED_CELLS = 3
-"""Number of cells that a message names; the rest are counted."""
+LISTED_CASES = 3
+"""Number of cases that a message names; the rest are counted."""
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -101,12 +101,12 @@ class JudgedScore(NamedTuple):
 
     Attributes:
         name: The attack, `closed form`, the test, the bound or the measurement.
-        cell: The cell.
+        case: The case.
         value: The score.
     """
 
     name: str
-    cell: str
+    case: str
     value: float
 
 
@@ -121,28 +121,28 @@ REMEDIES: dict[Kind, tuple[Collection[str], str]] = {
 def met(result: Result, condition: Condition) -> list[JudgedScore]:
     """All of a result that meets a `--fail-if` condition, what is given away in closed form last.
 
-    Cells that only show that the attacks work are not judged. What is given away in closed form counts like rows of an
+    Cases that only show that the attacks work are not judged. What is given away in closed form counts like rows of an
     attack.
 
     Raises:
-        SeepageError: If nothing meets it, and a cell that was asked for such a score has none: missing numbers must not
-            let the gate pass. A cell with a zero update has nothing to leak and passes.
+        SeepageError: If nothing meets it, and a case that was asked for such a score has none: missing numbers must not
+            let the gate pass. A case with a zero update has nothing to leak and passes.
     """
     own = next(((kind, remedy) for kind, (scores, remedy) in REMEDIES.items() if condition.score in scores), None)
     kinds = ("attack", "closed_form") if own is None else own[:1]
     listed = [one for one in findings(result) if one.kind in kinds]
     having = [(one, one.numbers[condition.score]) for one in listed if condition.score in one.numbers]
-    hits = [JudgedScore(_name(one), one.cell, value) for one, value in having if condition.meets(value)]
+    hits = [JudgedScore(_name(one), one.case, value) for one, value in having if condition.meets(value)]
     if hits:
         return sorted(hits, key=lambda one: one.name == "closed form")
-    seen = {one.cell for one, _ in having if one.kind != "closed_form"}
+    seen = {one.case for one, _ in having if one.kind != "closed_form"}
     if own is None:
         _refuse_lost(result.judged_rows, condition, seen)
         return []
     kind, remedy = own
-    asked = [one.cell for one in listed]
-    asked += [cell.name for cell in result.cells if kind == "membership" and cell.membership_skipped]
-    lacking = dict.fromkeys(cell for cell in asked if cell not in seen)
+    asked = [one.case for one in listed]
+    asked += [case.name for case in result.cases if kind == "membership" and case.membership_skipped]
+    lacking = dict.fromkeys(case for case in asked if case not in seen)
     if lacking or not having:
         where = f" in {_first(lacking)}" if lacking else ""
         raise SeepageError(f"--fail-if cannot be judged: there is no {condition.score!r}{where}; {remedy}")
@@ -154,14 +154,14 @@ def _name(one: AuditFinding) -> str:
 
 
 def _refuse_lost(rows: Sequence[Row], condition: Condition, seen: set[str]) -> None:
-    """Raise where a cell could not be recorded, an attack was not tried for want of time, or a score is lacking.
+    """Raise where a case could not be recorded, an attack was not tried for want of time, or a score is lacking.
 
     Args:
-        rows: Rows of the judged cells, none of which meets the condition.
+        rows: Rows of the judged cases, none of which meets the condition.
         condition: The condition.
-        seen: Cells with a row that has the score.
+        seen: Cases with a row that has the score.
     """
-    lost = {row.cell: row.reason for row in rows if row.outcome is Outcome.NOT_RECORDED}
+    lost = {row.case: row.reason for row in rows if row.outcome is Outcome.NOT_RECORDED}
     if lost:
         raise SeepageError(
             f"--fail-if cannot be judged: {_first(lost)} could not be recorded "
@@ -173,10 +173,10 @@ def _refuse_lost(rows: Sequence[Row], condition: Condition, seen: set[str]) -> N
             f"--fail-if cannot be judged: {_first(dict.fromkeys(untried))} was not tried for want of time; give more "
             "with --minutes, or --all"
         )
-    seen = seen | {row.cell for row in rows if row.outcome is Outcome.ZERO_UPDATE}
-    blind = dict.fromkeys(row.cell for row in rows if row.cell not in seen)
+    seen = seen | {row.case for row in rows if row.outcome is Outcome.ZERO_UPDATE}
+    blind = dict.fromkeys(row.case for row in rows if row.case not in seen)
     if blind or not rows:
-        where = f" in {_first(blind)}" if blind and len({row.cell for row in rows}) > 1 else ""
+        where = f" in {_first(blind)}" if blind and len({row.case for row in rows}) > 1 else ""
         raise SeepageError(
             f"--fail-if cannot be judged: no attack has the score {condition.score!r}{where}; "
             f"{_remedy(rows, condition)}"
@@ -192,6 +192,6 @@ def _remedy(rows: Sequence[Row], condition: Condition) -> str:
     return "score the run against the truth, name another score, or leave out cases that no attack applies to"
 
 
-def _first(cells: Collection[str]) -> str:
-    """The first few cell names, and the number of the others."""
-    return f"{', '.join(list(cells)[:LISTED_CELLS])}{' and others' if len(cells) > LISTED_CELLS else ''}"
+def _first(cases: Collection[str]) -> str:
+    """The first few case names, and the number of the others."""
+    return f"{', '.join(list(cases)[:LISTED_CASES])}{' and others' if len(cases) > LISTED_CASES else ''}"

@@ -1,4 +1,4 @@
-"""The epsilon of each cell's defense, measured by calling it: `epsilon/CELL.json` in a run folder."""
+"""The epsilon of each case's defense, measured by calling it: `epsilon/CASE.json` in a run folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ def rounds_taken(recipe: Recipe) -> Sequence[int]:
     """The rounds whose privacy adds up, for what the defense protects: those that it takes part in.
 
     Args:
-        recipe: One cell.
+        recipe: One case.
     """
     defense, rounds = recipe.make_defense(), recipe.rounds
     once = guarantee_of(defense)
@@ -31,10 +31,10 @@ def rounds_taken(recipe: Recipe) -> Sequence[int]:
     return range(1 if rounds is None else rounds.count)
 
 
-def measure_cells(
+def measure_cases(
     sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress
 ) -> None:
-    """Measure the defense of every cell that asks for it and was not measured yet; each kind of defense once."""
+    """Measure the defense of every case that asks for it and was not measured yet; each kind of defense once."""
     todo = [
         (source, recipe)
         for source, recipe in zip(sources, recipes, strict=True)
@@ -45,25 +45,25 @@ def measure_cells(
         key = repr((recipe.defense, recipe.epsilon, recipe.seed, recipe.client, recipe.batch.size, recipe.rounds))
         if key not in known:
 
-            def step(done: float, total: float, number: int = number, cell: str = source.name) -> None:
-                words = f"the epsilon of {cell}'s defense"
+            def step(done: float, total: float, number: int = number, case: str = source.name) -> None:
+                words = f"the epsilon of {case}'s defense"
                 show(number + min(1.0, done / max(1.0, total)), len(todo), Doing(words, Phase.MEASURING))
 
             step(0.0, 1.0)
             known[key] = _measured(source.name, recipe, step)
-        row = known[key].model_copy(update={"cell": source.name})
+        row = known[key].model_copy(update={"case": source.name})
         write_json(_path(folder, source.name), {"schema": SCHEMA, **row.model_dump(mode="json")})
 
 
-def _path(folder: Path, cell: str) -> Path:
-    return folder / "epsilon" / f"{cell}.json"
+def _path(folder: Path, case: str) -> Path:
+    return folder / "epsilon" / f"{case}.json"
 
 
-def _measured(cell: str, recipe: Recipe, progress: Any) -> EpsilonRow:
+def _measured(case: str, recipe: Recipe, progress: Any) -> EpsilonRow:
     plan, defense = recipe.epsilon, recipe.make_defense()
     assert plan is not None
     assert defense is not None
-    row = EpsilonRow(cell=cell, defense=repr(defense), delta=plan.delta, stated=plan.stated)
+    row = EpsilonRow(case=case, defense=repr(defense), delta=plan.delta, stated=plan.stated)
     try:
         how = Measurement(
             delta=plan.delta,
@@ -107,7 +107,7 @@ def _facts(found: MeasuredEpsilon) -> dict[str, Any]:
 
 
 def epsilon_row(source: Source, recipe: Recipe, folder: Path) -> EpsilonRow | None:
-    """What was measured of a cell's defense; None where nothing was asked for.
+    """What was measured of a case's defense; None where nothing was asked for.
 
     Raises:
         SeepageError: For a damaged file.

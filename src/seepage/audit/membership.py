@@ -1,4 +1,4 @@
-"""Membership tests of a run: one outcome on disk for each test and cell, and its row."""
+"""Membership tests of a run: one outcome on disk for each test and case, and its row."""
 
 import time
 import traceback
@@ -25,7 +25,7 @@ PER_MILLE = 0.001
 
 @dataclass(frozen=True)
 class Judgment:
-    """What a test says of the candidates of all rounds of a cell.
+    """What a test says of the candidates of all rounds of a case.
 
     Attributes:
         status: `ok`, `inapplicable`, or `error` for a fault in the test's code.
@@ -146,12 +146,12 @@ def open_judgment(path: Path) -> Judgment:
 
 
 def make_membership_row(
-    cell: str, name: str, judgment: Judgment, members: Sequence[Tensor], level: float, *, seed: int
+    case: str, name: str, judgment: Judgment, members: Sequence[Tensor], level: float, *, seed: int
 ) -> MembershipRow:
-    """One line of the membership table: one test on one cell.
+    """One line of the membership table: one test on one case.
 
     Args:
-        cell: The cell's name.
+        case: The case's name.
         name: The test's name.
         judgment: What the test says.
         members: For each round `[k]` bool: which of its candidates were in the batch.
@@ -159,7 +159,7 @@ def make_membership_row(
         seed: Seeds the bootstrap interval.
     """
     row = MembershipRow(
-        cell=cell,
+        case=case,
         test=name,
         options=judgment.test,
         status=judgment.status,
@@ -174,7 +174,7 @@ def make_membership_row(
         return row
     if [len(part) for part in members] != [len(part) for part in judgment.statistics]:
         raise SeepageError(
-            f"the membership test {name} on {cell} judged other candidates; delete its files and run again"
+            f"the membership test {name} on {case} judged other candidates; delete its files and run again"
         )
     own = torch.cat([s[m] for s, m in zip(judgment.statistics, members, strict=True)])
     rest = torch.cat([s[~m] for s, m in zip(judgment.statistics, members, strict=True)])

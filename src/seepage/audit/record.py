@@ -1,4 +1,4 @@
-"""Record the cells of an audit: train the model, compute the client's updates, write `observed/` and `private/`."""
+"""Record the cases of an audit: train the model, compute the client's updates, write `observed/` and `private/`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +15,7 @@ from seepage.audit.caveats import taken_for
 from seepage.audit.gallery import save_gallery, wants_gallery
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.places import is_own, kind_of
-from seepage.audit.row import Cell, DrawnRounds
+from seepage.audit.row import Case, DrawnRounds
 from seepage.audit.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, taken_outputs
 from seepage.audit.simulate.training import accuracy
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
@@ -36,14 +36,14 @@ from seepage.measure.metrics import baselines, is_image, psnr, ssim
 from seepage.measure.metrics.text import frequent, frequent_share, rouge, tokens_of
 
 
-def cell_folder(folder: Path, part: str, cell: str, cells: int) -> Path:
-    """Path of a cell's `observed` or `private` in a run folder; a run of a single cell has no subfolder per cell."""
-    return folder / part / cell if cells > 1 else folder / part
+def case_folder(folder: Path, part: str, case: str, cases: int) -> Path:
+    """Path of a case's `observed` or `private` in a run folder; a run of a single case has no subfolder per case."""
+    return folder / part / case if cases > 1 else folder / part
 
 
-def cell_folders(folder: Path, cell: str, cells: int) -> tuple[Path, Path]:
-    """Both of a cell: `observed` and `private`."""
-    return cell_folder(folder, "observed", cell, cells), cell_folder(folder, "private", cell, cells)
+def case_folders(folder: Path, case: str, cases: int) -> tuple[Path, Path]:
+    """Both of a case: `observed` and `private`."""
+    return case_folder(folder, "observed", case, cases), case_folder(folder, "private", case, cases)
 
 
 PIECES = "pieces.json"
@@ -51,67 +51,67 @@ COLUMNS = "columns.json"
 """Files in `private/` with what token numbers and a table's columns stand for, for the report."""
 
 
-def record_cells(recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress) -> None:
-    """Write `observed/` and `private/` of every cell that is not recorded yet.
+def record_cases(recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress) -> None:
+    """Write `observed/` and `private/` of every case that is not recorded yet.
 
-    If one of several cells cannot be recorded, the others are, and its `private/` states the reason.
+    If one of several cases cannot be recorded, the others are, and its `private/` states the reason.
 
     Args:
-        recipes: The cells.
+        recipes: The cases.
         folder: The run folder.
         show: Called with progress messages.
 
     Raises:
-        SeepageError: For mistakes in the recipe or the data, and where no cell can be recorded.
+        SeepageError: For mistakes in the recipe or the data, and where no case can be recorded.
     """
     shared = SharedParts()
     skipped: list[SeepageError] = []
     for number, recipe in enumerate(recipes):
-        observed, private = cell_folders(folder, recipe.cell, len(recipes))
+        observed, private = case_folders(folder, recipe.case, len(recipes))
         if _is_recorded(observed, private):
             continue
-        show(number, len(recipes), Doing(recipe.cell if len(recipes) > 1 else "", Phase.RECORDING))
+        show(number, len(recipes), Doing(recipe.case if len(recipes) > 1 else "", Phase.RECORDING))
         try:
             with own_faults(recipe.model.use):
-                _record_cell(recipe, observed, private, shared, folder, show)
+                _record_case(recipe, observed, private, shared, folder, show)
         except (Skipped, Inapplicable, Diverged) as error:
             skipped.append(error)
             if len(skipped) == len(recipes):
                 raise
-            write_json(private / "cell.json", named_cell(recipe).model_copy(update={"skipped": str(error)}).record())
-    for checkpoint in (folder / "private").glob("training-*.safetensors"):  # of no use once every cell is recorded
+            write_json(private / "case.json", named_case(recipe).model_copy(update={"skipped": str(error)}).record())
+    for checkpoint in (folder / "private").glob("training-*.safetensors"):  # of no use once every case is recorded
         checkpoint.unlink()
 
 
 def is_all_recorded(recipes: Sequence[Recipe], folder: Path) -> bool:
-    """Whether every cell is recorded, or could not be."""
-    return all(_is_recorded(*cell_folders(folder, recipe.cell, len(recipes))) for recipe in recipes)
+    """Whether every case is recorded, or could not be."""
+    return all(_is_recorded(*case_folders(folder, recipe.case, len(recipes))) for recipe in recipes)
 
 
 def _is_recorded(observed: Path, private: Path) -> bool:
-    return is_skipped(private) or ((observed / "knowledge.json").exists() and (private / "cell.json").exists())
+    return is_skipped(private) or ((observed / "knowledge.json").exists() and (private / "case.json").exists())
 
 
 def is_skipped(private: Path) -> bool:
-    """Whether a cell could not be recorded."""
-    path = private / "cell.json"
+    """Whether a case could not be recorded."""
+    path = private / "case.json"
     return path.exists() and "skipped" in read_json(path)
 
 
-def read_cell(private: Path, name: str) -> Cell:
-    """What was written down when a cell was recorded, under the name that it has in this run."""
-    path = private / "cell.json"
+def read_case(private: Path, name: str) -> Case:
+    """What was written down when a case was recorded, under the name that it has in this run."""
+    path = private / "case.json"
     facts = read_json(path)
     check_schema(facts, path)
-    return parse(Cell, {**facts, "name": name}, str(path))
+    return parse(Case, {**facts, "name": name}, str(path))
 
 
-def cell_of_recording(name: str, transcript: Transcript) -> Cell:
-    """What somebody else's recording shows of its cell."""
+def case_of_recording(name: str, transcript: Transcript) -> Case:
+    """What somebody else's recording shows of its case."""
     knowledge, first = transcript.knowledge, transcript[0]
     use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
-    own = "" if name == "cell" else f"{name}: "
-    return Cell(
+    own = "" if name == "case" else f"{name}: "
+    return Case(
         schema=SCHEMA,
         name=name,
         title=f"{own}{use}, {len(transcript)} recorded update{'s' if len(transcript) > 1 else ''}",
@@ -134,7 +134,7 @@ def cell_of_recording(name: str, transcript: Transcript) -> Cell:
     )
 
 
-def _record_cell(
+def _record_case(
     recipe: Recipe,
     observed: Path,
     private: Path,
@@ -143,7 +143,7 @@ def _record_cell(
     show: ProgressCallback,
 ) -> None:
     def progress(what: str, done: int, total: int) -> None:
-        named = what if recipe.cell == "cell" else f"{what} of {recipe.cell}"
+        named = what if recipe.case == "case" else f"{what} of {recipe.case}"
         show(done, total, Doing(named, Phase.TRAINING))
 
     checkpoints = folder / "private"
@@ -165,8 +165,8 @@ def _record_cell(
     save_unseen(setting, private)
     check_space(observed, len(transcript) * sum(p.nbytes for p in setting.state[0].values()))
     save_transcript(transcript, observed, first=first, inferred=getattr(victim, "inferred", None))
-    cell = _cell(setting, list(truth)).model_copy(update={"read_as": _read_as(victim, transcript)})
-    write_json(private / "cell.json", cell.model_copy(update={"membership_skipped": skipped}).record())
+    case = _case(setting, list(truth)).model_copy(update={"read_as": _read_as(victim, transcript)})
+    write_json(private / "case.json", case.model_copy(update={"membership_skipped": skipped}).record())
 
 
 def _read_as(victim: Victim | IndexedVictim, transcript: Transcript) -> str | None:
@@ -184,7 +184,7 @@ def _read_as(victim: Victim | IndexedVictim, transcript: Transcript) -> str | No
 
 def _record_membership(setting: Setting, observed: Path, private: Path) -> str | None:
     """Write the examples of the membership tests, if the recipe has any; returns why there are none."""
-    if setting.case.membership is None:
+    if setting.recipe.membership is None:
         return None
     try:
         save_candidates(setting.membership_parts(), observed, private)
@@ -196,7 +196,7 @@ def _record_membership(setting: Setting, observed: Path, private: Path) -> str |
 def _first_round(transcript: Transcript, recipe: Recipe) -> Round:
     """Compute the first round, so that an error such as batch norm on a single value becomes one sentence.
 
-    If training overflows, as it may under a strong defense, only this cell is skipped.
+    If training overflows, as it may under a strong defense, only this case is skipped.
     """
     try:
         return transcript[0]
@@ -209,13 +209,13 @@ def _first_round(transcript: Transcript, recipe: Recipe) -> Round:
         raise Skipped(str(error)) from error
 
 
-def named_cell(recipe: Recipe) -> Cell:
-    """The name, title and options of a cell, without measured facts."""
+def named_case(recipe: Recipe) -> Case:
+    """The name, title and options of a case, without measured facts."""
     rounds = recipe.rounds
     drawn = "" if rounds is None else f" of {rounds.samples}, {rounds.count} rounds ({rounds.design})"
-    # A case of the recipe has its own name; cells of a grid may differ by an option of the model.
+    # A case of the recipe has its own name; cases of a grid may differ by an option of the model.
     words = [
-        recipe.model.use if recipe.name == recipe.cell else str(recipe.model),
+        recipe.model.use if recipe.name == recipe.case else str(recipe.model),
         f"batch {recipe.batch.size}{drawn}",
         _history(recipe),
     ]
@@ -223,7 +223,7 @@ def named_cell(recipe: Recipe) -> Cell:
         words.append(_client_words(recipe.client))
     elif recipe.client.options.get("mode") == "eval":
         words.append("eval mode")
-    # If the cells differ in their defense, the undefended one is named as such.
+    # If the cases differ in their defense, the undefended one is named as such.
     undefended = ["no defense"] if "defense" in recipe.varied else []
     words += map(str, recipe.defense) if recipe.defense else undefended
     words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.told else []
@@ -233,7 +233,7 @@ def named_cell(recipe: Recipe) -> Cell:
         words.append(f"auxiliary images of {source}")
     beside: dict[str, Any] = {"control": True} if recipe.control else {}
     beside |= {} if recipe.twin is None else {"undefended": recipe.twin}
-    return Cell(schema=SCHEMA, name=recipe.cell, title=", ".join(words), title_parts=words, baselines=None, **beside)
+    return Case(schema=SCHEMA, name=recipe.case, title=", ".join(words), title_parts=words, baselines=None, **beside)
 
 
 def _client_words(part: Spec) -> str:
@@ -258,8 +258,8 @@ def _history(recipe: Recipe) -> str:
     return ", ".join(words) or "freshly initialized"
 
 
-def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
-    recipe, dataset = setting.case, setting.dataset
+def _case(setting: Setting, batches: Sequence[Batch]) -> Case:
+    recipe, dataset = setting.recipe, setting.dataset
     # Names of one's own data and classes are names of files and folders, such as those of patients.
     hidden = is_own(recipe.data.use) and not recipe.score.names
     of_tokens = isinstance(dataset, TextDataset) and dataset.numbers is None
@@ -295,7 +295,7 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
         "accuracy": right,
         "accuracy_examples": None if test is None else len(test),
     }
-    return named_cell(recipe).model_copy(update=facts)
+    return named_case(recipe).model_copy(update=facts)
 
 
 def _inferred(setting: Setting) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.attacks import ATTACKS
-from seepage.audit.attack import Source, attack_cells
+from seepage.audit.attack import Source, attack_cases
 from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, environment, read_result, take
 from seepage.audit.recipe.case import Recipe, Scoring, check_minutes
 from seepage.audit.recipe.contents import contents
@@ -161,7 +161,7 @@ def attack_only(
         ):  # by another process, meanwhile
             return Run(folder, read_result(folder), fresh=False)
         take(folder, "attack.json", text)
-        plan = attack_cells(sources, recipes, folder, request.jobs, request.show, on=request.on, tell=request.tell)
+        plan = attack_cases(sources, recipes, folder, request.jobs, request.show, on=request.on, tell=request.tell)
         found = environment(request.command, started, request.device, plan.jobs)
         judged = files or judged_files({one.name: one.observed for one in sources})
         noted = [one.model_dump() for one in judged]
@@ -170,7 +170,7 @@ def attack_only(
 
 
 def recipe_of(source: Source, request: AttackRequest) -> Recipe:
-    """The recipe of a cell that another run recorded, or that was captured."""
+    """The recipe of a case that another run recorded, or that was captured."""
     return Recipe(
         name="attack",
         seed=request.seed,
@@ -178,7 +178,7 @@ def recipe_of(source: Source, request: AttackRequest) -> Recipe:
         all_attacks=request.all_attacks,
         minutes=request.minutes,
         attack=request.specs,
-        cell=source.name,
+        case=source.name,
     )
 
 
@@ -239,7 +239,7 @@ def _foreign_sources(recorded: RecordedRequest, truth: Path | None = None, *, tr
     names = [folder.name for folder in found]
     if len(found) == 1:
         own = found[0].resolve().name
-        names = ["cell" if own in ("", "observed") else own]
+        names = ["case" if own in ("", "observed") else own]
     sizes = [recorded.size_of(place.name) for place in found]
     return [
         Source(name, place, _truth_of(name, truth), recorded.architecture(), size, trust, inferred=said)
@@ -250,7 +250,7 @@ def _foreign_sources(recorded: RecordedRequest, truth: Path | None = None, *, tr
 def _truth_of(name: str, truth: Path | None) -> Path | None:
     if truth is None or (truth / "truth.safetensors").exists():
         return truth
-    # A run of several cells has one folder per cell; anything else is a data file or a folder of images.
+    # A run of several cases has one folder per case; anything else is a data file or a folder of images.
     return truth / name if (truth / name).is_dir() or not truth.exists() else truth
 
 
@@ -259,7 +259,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
 
     Args:
         folder: The run folder.
-        truth: A `private/` folder, with one folder per cell where the run has several; None shows existing scores.
+        truth: A `private/` folder, with one folder per case where the run has several; None shows existing scores.
         settings: `score.KEY=VALUE` thresholds.
         trust: Whether to execute code that the run folder names; only for folders from a trusted source.
 
@@ -285,7 +285,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     if fingerprint([source.observed for source in sources]) != recorded.content:
         raise SeepageError(f"{recorded.observed} has changed since {folder} was made; attack it again")
     recipes = [
-        Recipe(name="attack", seed=recorded.seed, attack=parts, cell=source.name, score=scoring) for source in sources
+        Recipe(name="attack", seed=recorded.seed, attack=parts, case=source.name, score=scoring) for source in sources
     ]
     with held(folder):
         refuse_changed(folder)  # a new manifest must not vouch for what somebody else wrote
@@ -334,10 +334,10 @@ def judged_files(places: Mapping[str, Path]) -> list[JudgedFile]:
     """The model and the first update of recordings that lie outside of the run, which its manifest does not list.
 
     Args:
-        places: Name of each cell to its `observed/` folder.
+        places: Name of each case to its `observed/` folder.
     """
     return [
-        JudgedFile(cell=name, what=what, name=path, sha256=digest_of(place / path))
+        JudgedFile(case=name, what=what, name=path, sha256=digest_of(place / path))
         for name, place in places.items()
         for path, what in RECORDED_FILES.items()
         if (place / path).is_file()

@@ -9,10 +9,10 @@ from seepage.base.schema import JsonRecord, Share
 
 
 class MembershipRow(JsonRecord):
-    """The result of one membership test on one cell, over all of its batches. A field is None where it does not apply.
+    """The result of one membership test on one case, over all of its batches. A field is None where it does not apply.
 
     Attributes:
-        cell: The cell's name.
+        case: The case's name.
         test: The test's name.
         options: The test's `repr`.
         status: `ok`, `inapplicable`, or `error` for an exception in its code.
@@ -34,7 +34,7 @@ class MembershipRow(JsonRecord):
         cpu_seconds: Processor time.
     """
 
-    cell: str
+    case: str
     test: str
     options: str = ""
     status: Literal["ok", "inapplicable", "error"] = "ok"
@@ -78,10 +78,10 @@ MEMBERSHIP_SCORES = ("auc", "auc_low", "auc_high", "members_identified", "others
 
 
 class BoundRow(JsonRecord):
-    """A number that no attacker on one cell can exceed: the loosest over the cell's batches.
+    """A number that no attacker on one case can exceed: the loosest over the case's batches.
 
     Attributes:
-        cell: The cell's name.
+        case: The case's name.
         measure: `psnr_db`, `exact_share`, `tpr`, `auc` or `rank`, bounded from above; `unseen_share`, from below.
         method: How it was found.
         value: The bound; None where none holds, and `reason` says why.
@@ -96,7 +96,7 @@ class BoundRow(JsonRecord):
         reason: Why there is no bound of a kind.
     """
 
-    cell: str
+    case: str
     measure: str = ""
     method: str = ""
     value: float | None = None
@@ -112,10 +112,10 @@ class BoundRow(JsonRecord):
 
 
 class EpsilonRow(JsonRecord):
-    """The measured privacy of one cell's defense, beside what is stated and computed. A field is None without a value.
+    """The measured privacy of one case's defense, beside what is stated and computed. A field is None without a value.
 
     Attributes:
-        cell: The cell's name.
+        case: The case's name.
         defense: The defense's `repr`.
         delta: The delta of all epsilons.
         rounds: Rounds that they are over.
@@ -134,7 +134,7 @@ class EpsilonRow(JsonRecord):
         reason: Why nothing was measured.
     """
 
-    cell: str
+    case: str
     defense: str = ""
     delta: float | None = None
     rounds: int | None = None
@@ -156,7 +156,7 @@ class EpsilonRow(JsonRecord):
     def short_of(self) -> str:
         """That the calls could not have contradicted a claim without an assumption; empty where they could.
 
-        >>> EpsilonRow(cell="a", stated=10.0, ceiling=7.06, calls=12000).short_of
+        >>> EpsilonRow(case="a", stated=10.0, ceiling=7.06, calls=12000).short_of
         'The stated epsilon is 10 and 12,000 calls could show 7.06 at the most: without assumptions they cannot \
 contradict it'
         """
@@ -188,7 +188,7 @@ class SummaryPart(JsonRecord):
             the defense, found by calling it).
         tried: Whether there is a finding; otherwise `words` says why not, and how to ask for it.
         words: The finding in words.
-        cell: The case that it is about.
+        case: The case that it is about.
         value: The number of the finding.
         low: Lower end of its 95 % interval.
         high: Its upper end.
@@ -197,7 +197,7 @@ class SummaryPart(JsonRecord):
     name: SummaryName
     tried: bool
     words: str
-    cell: str | None = None
+    case: str | None = None
     value: float | None = None
     low: float | None = None
     high: float | None = None

@@ -10,7 +10,7 @@ from seepage.base.vouching import staying_own
 def forget_failures(folder: Path) -> int:
     """Remove what failed in a finished run, and its result, so that only that is run again; returns how much failed.
 
-    Failed are attacks and membership tests that ended in an error, and cells that could not be recorded. Whatever does
+    Failed are attacks and membership tests that ended in an error, and cases that could not be recorded. Whatever does
     not apply stays: it would not apply again.
     """
     failed = failures(folder)
@@ -25,10 +25,10 @@ def forget_failures(folder: Path) -> int:
 
 
 def failures(folder: Path) -> list[Path]:
-    """Files of what failed in a run: outcomes of attacks and membership tests, and facts of cells not recorded."""
+    """Files of what failed in a run: outcomes of attacks and membership tests, and facts of cases not recorded."""
     refuse_changed(folder)
     failed = [path for path in _outcomes(folder) if read_json(path).get("status") in ("error", "interrupted")]
-    return failed + [path for path in folder.glob("private/**/cell.json") if "skipped" in read_json(path)]
+    return failed + [path for path in folder.glob("private/**/case.json") if "skipped" in read_json(path)]
 
 
 def _outcomes(folder: Path) -> list[Path]:

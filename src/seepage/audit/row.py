@@ -1,4 +1,4 @@
-"""The types of an audit's result: one `Row` per attack and cell, and `Result`, the content of `result.json`.
+"""The types of an audit's result: one `Row` per attack and case, and `Result`, the content of `result.json`.
 
 The table in the terminal, the report, the gate, the frontier and the published tables all read `Result`. This module
 does not import PyTorch, so that results can be read without it.
@@ -6,7 +6,7 @@ does not import PyTorch, so that results can be read without it.
 A score is a `Summary` under its metric's name, so that a new metric needs no new key. `Row.numbers` names every number
 of a row (`psnr_median`, `error_v`, ...), for the gate, tables and records.
 
-The types of its parts are in `outcome`, `result_rows` and `cell` beside this, and can all be imported from here.
+The types of its parts are in `outcome`, `result_rows` and `case` beside this, and can all be imported from here.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from seepage.audit.cell import Cell, Diagnostic, DrawnRounds, RunBudget, Thresholds, TunedRow, TunedTry
+from seepage.audit.case import Case, Diagnostic, DrawnRounds, RunBudget, Thresholds, TunedRow, TunedTry
 from seepage.audit.outcome import PASSED_OVER, TRACE_OF_TEXT, Outcome, Status, judge_outcome
 from seepage.audit.result_rows import (
     MEMBERSHIP_SCORES,
@@ -30,7 +30,7 @@ from seepage.base.schema import JsonRecord, Summary
 from seepage.base.words import plural
 
 __all__ = [
-    "MEMBERSHIP_SCORES", "NUMBER_NAMES", "PASSED_OVER", "PROTOCOL", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell",
+    "MEMBERSHIP_SCORES", "NUMBER_NAMES", "PASSED_OVER", "PROTOCOL", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Case",
     "Certified", "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Result",
     "Row", "SummaryName", "SummaryPart", "Status", "Thresholds", "TunedRow", "TunedTry", "counted_features",
     "counted_guesses", "counted_tokens", "json_schema", "judge_outcome",
@@ -115,10 +115,10 @@ class Cost(JsonRecord):
 
 
 class Row(JsonRecord):
-    """The result of one attack on one cell. A field is None where it does not apply.
+    """The result of one attack on one case. A field is None where it does not apply.
 
     Attributes:
-        cell: The cell's name.
+        case: The case's name.
         attack: The attack's name in this run.
         options: The attack's `repr`: every option with its value.
         status: The worst status of the batches with a result; if no batch has one, the worst of all.
@@ -148,7 +148,7 @@ class Row(JsonRecord):
         notes: Notes of the attack about its own run.
     """
 
-    cell: str
+    case: str
     attack: str
     options: str = ""
     status: Status = "ok"
@@ -222,7 +222,7 @@ class Row(JsonRecord):
     def certificate(self) -> str:
         """What the attack certifies, in words; empty where it certifies nothing.
 
-        >>> Row(cell="a", attack="x", outcome="features_only", space="feature", certified={"n": 1}).certificate
+        >>> Row(case="a", attack="x", outcome="features_only", space="feature", certified={"n": 1}).certificate
         '1 inner feature certified, which is no example'
         """
         if self.certified_features:
@@ -240,9 +240,9 @@ class Row(JsonRecord):
     def misfit_words(self) -> str:
         """Whether the guesses give the update that was sent, in a few words; empty where that is not known.
 
-        >>> Row(cell="a", attack="x", outcome="not_scored", misfit=0.213).misfit_words
+        >>> Row(case="a", attack="x", outcome="not_scored", misfit=0.213).misfit_words
         'update off by 21 %'
-        >>> Row(cell="a", attack="x", outcome="not_scored", misfit=1e-6).misfit_words
+        >>> Row(case="a", attack="x", outcome="not_scored", misfit=1e-6).misfit_words
         'update reproduced to 0.0001 %'
         """
         if self.misfit is None:
@@ -263,7 +263,7 @@ class Row(JsonRecord):
     def phrase(self) -> str:
         """The outcome in words. If some examples are exact, their count is given, as more may be recovered.
 
-        >>> Row(cell="a", attack="x", outcome="partly_exact", examples=4, scores={"exact": {"mean": 0.5}}).phrase
+        >>> Row(case="a", attack="x", outcome="partly_exact", examples=4, scores={"exact": {"mean": 0.5}}).phrase
         '2/4 exact'
         """
         exact, named = self.count("exact"), self.scores.get("token_recall")
@@ -280,7 +280,7 @@ class Row(JsonRecord):
         what a guess without an attack scores; `error_QUANTITY` an inner error; `vouched` the number of certified
         guesses, `false_certificates` those of them that are wrong, and `certified` their share of the examples.
 
-        >>> row = Row(cell="a", attack="x", outcome="exact", scores={"psnr": {"mean": 50.0, "n": 2}})
+        >>> row = Row(case="a", attack="x", outcome="exact", scores={"psnr": {"mean": 50.0, "n": 2}})
         >>> row.numbers()
         {'psnr': 50.0, 'psnr_n': 2}
         """
@@ -338,13 +338,13 @@ class Result(JsonRecord):
         verdict_level: `exact`, `recognizable`, `partial` or `nothing`; `certified`, where a closed form gives an
             example away exactly or, without a truth, an attack certifies one; `inconclusive`, where nothing was
             reconstructed and that says nothing; or `unscored`.
-        rows: One per attack and cell, in the recipe's order of attacks.
-        cells: One per client setting.
+        rows: One per attack and case, in the recipe's order of attacks.
+        cases: One per client setting.
         thresholds: The thresholds for "recovered" and "exact".
-        membership: One per membership test and cell; empty where the recipe asks for none.
+        membership: One per membership test and case; empty where the recipe asks for none.
         summary: The four parts of the verdict, each with its interval.
-        bounds: Upper bounds for every attacker, one per cell and bound.
-        epsilons: The measured privacy of each cell's defense.
+        bounds: Upper bounds for every attacker, one per case and bound.
+        epsilons: The measured privacy of each case's defense.
         tuned: Options that were chosen on other batches than the scored ones, one per attack that took any.
         budget: The minutes of the run, where they were too few for something; else None.
         warnings: The diagnostics by which a number of this run may mislead; `flags.json` has the notes as well.
@@ -355,7 +355,7 @@ class Result(JsonRecord):
     verdict: str
     verdict_level: str
     rows: list[Row]
-    cells: list[Cell]
+    cases: list[Case]
     thresholds: Thresholds
     membership: list[MembershipRow] = []
     summary: list[SummaryPart] = []
@@ -366,29 +366,29 @@ class Result(JsonRecord):
     warnings: list[Diagnostic] = []
 
     @model_validator(mode="after")
-    def _of_known_cells(self) -> "Result":
-        """Whatever speaks of a cell speaks of one that is there."""
-        known = {cell.name for cell in self.cells}
+    def _of_known_cases(self) -> "Result":
+        """Whatever speaks of a case speaks of one that is there."""
+        known = {case.name for case in self.cases}
         parts = (self.rows, self.membership, self.bounds, self.epsilons)
-        odd = next((row.cell for part in parts for row in part if row.cell not in known), None)
+        odd = next((row.case for part in parts for row in part if row.case not in known), None)
         if odd is not None:
-            raise PydanticCustomError("damaged", "{words}", {"words": f"a row is of the unknown cell {odd!r:.40}"})
+            raise PydanticCustomError("damaged", "{words}", {"words": f"a row is of the unknown case {odd!r:.40}"})
         return self
 
-    def rows_of(self, cell: Cell) -> list[Row]:
-        """The rows of one cell, in the order of the file."""
-        return [row for row in self.rows if row.cell == cell.name]
+    def rows_of(self, case: Case) -> list[Row]:
+        """The rows of one case, in the order of the file."""
+        return [row for row in self.rows if row.case == case.name]
 
     @property
-    def judged(self) -> list[Cell]:
-        """The cells that were asked for, without those that only show that the attacks work."""
-        return [cell for cell in self.cells if not cell.control]
+    def judged(self) -> list[Case]:
+        """The cases that were asked for, without those that only show that the attacks work."""
+        return [case for case in self.cases if not case.control]
 
     @property
     def judged_rows(self) -> list[Row]:
         """Their rows."""
-        names = {cell.name for cell in self.judged}
-        return [row for row in self.rows if row.cell in names]
+        names = {case.name for case in self.judged}
+        return [row for row in self.rows if row.case in names]
 
     @property
     def is_open(self) -> bool:
@@ -398,8 +398,8 @@ class Result(JsonRecord):
 
     @property
     def titles(self) -> dict[str, str]:
-        """Cell name to its title."""
-        return {cell.name: cell.heading for cell in self.cells}
+        """Case name to its title."""
+        return {case.name: case.heading for case in self.cases}
 
     def record(self) -> dict[str, Any]:
         """The result as written to `result.json`."""
@@ -409,7 +409,7 @@ class Result(JsonRecord):
             "verdict": self.verdict,
             "verdict_level": self.verdict_level,
             "rows": [row.model_dump(mode="json") for row in self.rows],
-            "cells": [cell.record() for cell in self.cells],
+            "cases": [case.record() for case in self.cases],
             "thresholds": self.thresholds.model_dump(mode="json"),
             "membership": [row.model_dump(mode="json") for row in self.membership],
             "summary": [part.model_dump(mode="json") for part in self.summary],

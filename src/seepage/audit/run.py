@@ -1,10 +1,10 @@
 """Run a recipe into a run folder. The only place that wires data, models, clients, attacks and metrics together.
 
 RUN/  recipe.toml  env.json                fully resolved: `seepage audit RUN/recipe.toml` repeats the run
-observed/[CELL/]                     all an attacker may read
-private/[CELL/]                      the truth and what only the audit knows
-attacks/[CELL/]ATTACK/000000.*       raw outcomes; a run resumes from what exists
-reconstructions/[CELL/]ATTACK.*      aligned with the truth, for the report
+observed/[CASE/]                     all an attacker may read
+private/[CASE/]                      the truth and what only the audit knows
+attacks/[CASE/]ATTACK/000000.*       raw outcomes; a run resumes from what exists
+reconstructions/[CASE/]ATTACK.*      aligned with the truth, for the report
 plan.json                            with minutes: what of the attacks was cut to fit
 tune/                                with [tune]: a run of its own, on batches that are not scored
 progress.jsonl  scores.jsonl  flags.json  exposure.json  result.json
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seepage.audit.attack import attack_cells, own_source, ready_for
-from seepage.audit.bounded import bound_cells
+from seepage.audit.attack import attack_cases, own_source, ready_for
+from seepage.audit.bounded import bound_cases
 from seepage.audit.budget import read_budget, write_budget
-from seepage.audit.cell import RunBudget
+from seepage.audit.case import RunBudget
 from seepage.audit.folder import (
     MIN_FREE_BYTES,
     Run,
@@ -29,12 +29,12 @@ from seepage.audit.folder import (
     take,
     undone_on_mistake,
 )
-from seepage.audit.measured import measure_cells
+from seepage.audit.measured import measure_cases
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.contents import run_text
 from seepage.audit.recipe.places import kind_of
-from seepage.audit.recipe.resolve import cells, run_name
-from seepage.audit.record import record_cells
+from seepage.audit.recipe.resolve import resolve_cases, run_name
+from seepage.audit.record import record_cases
 from seepage.audit.retry import failures, forget_failures
 from seepage.audit.row import TunedRow
 from seepage.audit.summary import summarize
@@ -58,7 +58,7 @@ def run(
     budget: RunBudget | None = None,
     reuse: bool = True,
 ) -> Run:
-    """Audit: record every cell of a recipe, run every attack on it, score, and write the run folder.
+    """Audit: record every case of a recipe, run every attack on it, score, and write the run folder.
 
     Args:
         tables: A recipe's tables (see `recipe`).
@@ -75,14 +75,14 @@ def run(
     Raises:
         SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
     """
-    recipes = cells(tables, controls=True)
+    recipes = resolve_cases(tables, controls=True)
     text = run_text(tables, recipes)
     folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
     if claim(folder, "recipe.toml", text, reuse=reuse) and not (retry_failed and failures(folder)):
         return Run(folder, read_result(folder), fresh=False)
     sweep_tables = None if recipes[0].tune is None else tuning_tables(tables, recipes)
     if sweep_tables is not None:
-        cells(sweep_tables)  # a value that an attack does not take is said before anything is written
+        resolve_cases(sweep_tables)  # a value that an attack does not take is said before anything is written
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
     if any(recipe.epsilon is not None for recipe in recipes):
@@ -103,14 +103,14 @@ def run(
                     sweep_tables, out=folder / TUNING, jobs=jobs, on=on, show=show, command=command, reuse=reuse
                 )
                 tuned = chosen_options(tables, recipes, tried.result)
-                recipes = cells(with_options(tables, tuned), controls=True)
+                recipes = resolve_cases(with_options(tables, tuned), controls=True)
         with ready_for(recipes, folder, jobs, on) as workers:
             with undone_on_mistake(made):
-                record_cells(recipes, folder, show)
+                record_cases(recipes, folder, show)
             sources = [own_source(recipe, recipes, folder) for recipe in recipes]
-            plan = attack_cells(sources, recipes, folder, jobs, show, on=workers)
-        bound_cells(sources, recipes, show)
-        measure_cells(sources, recipes, folder, show)
+            plan = attack_cases(sources, recipes, folder, jobs, show, on=workers)
+        bound_cases(sources, recipes, show)
+        measure_cases(sources, recipes, folder, show)
         found = environment(command, started, recipes[0].device, plan.jobs)
         write_json(folder / "env.json", found | {"threads": plan.threads})
         return Run(folder, summarize(sources, recipes, folder, show, tuned), fresh=True)
@@ -118,7 +118,7 @@ def run(
 
 def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: ProgressCallback = no_progress) -> Path:
     """Write `observed/` and `private/` of a recipe and nothing more; returns the folder."""
-    recipes = cells(tables)
+    recipes = resolve_cases(tables)
     text = run_text(tables, recipes)
     folder = out or Path("runs") / run_name(text, f"{_name_of(recipes[0])}-recorded")
     claim(folder, "recipe.toml", text)
@@ -129,7 +129,7 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Pro
         claim(folder, "recipe.toml", text, sweeps=True)
         with undone_on_mistake(made):
             take(folder, "recipe.toml", text)
-            record_cells(recipes, folder, show)
+            record_cases(recipes, folder, show)
     return folder
 
 

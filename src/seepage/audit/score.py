@@ -50,7 +50,7 @@ def metrics_for(scoring: Scoring, shape: tuple[int, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ScoredAttack:
-    """One attack on one cell, measured against the truth.
+    """One attack on one case, measured against the truth.
 
     Attributes:
         scores: All metrics, including `psnr_nearest`: each example is compared with its most similar guess, as some
@@ -77,7 +77,7 @@ def score_attempts(
     target: Target | None = None,
     seed: int = 0,
 ) -> ScoredAttack | None:
-    """Scores of one attack over all batches of a cell; None if there are no guesses, or only of features.
+    """Scores of one attack over all batches of a case; None if there are no guesses, or only of features.
 
     A batch without a result counts as a batch whose examples all have no guess.
 
@@ -208,7 +208,7 @@ def at_truth(attack: Attack, views: Sequence[Transcript], truth: Sequence[Batch]
 
 
 def make_row(
-    cell: str,
+    case: str,
     name: str,
     attempts: Sequence[Attempt],
     views: Sequence[Transcript],
@@ -216,10 +216,10 @@ def make_row(
     scored: ScoredAttack | None,
     attack: Attack,
 ) -> Row:
-    """One line of the result table: one attack on one cell.
+    """One line of the result table: one attack on one case.
 
     Args:
-        cell: The cell's name.
+        case: The case's name.
         name: The attack's name in this run.
         attempts: One per run of the attack.
         views: The transcript that each run observed.
@@ -246,7 +246,7 @@ def make_row(
         summaries, baselines = _rounded(shares), _rounded_baselines(beside)
     certified = _certified(found, wrong)
     return Row(
-        cell=cell,
+        case=case,
         attack=name,
         options=attempts[0].attack,
         status=status,
@@ -286,11 +286,11 @@ def make_row(
     )
 
 
-def skipped_row(recipe: Recipe, cell: str, name: str, attack: Attack, told: Sequence[str], reason: str) -> Row:
-    """The row of an attack on a cell that could not be recorded."""
+def skipped_row(recipe: Recipe, case: str, name: str, attack: Attack, told: Sequence[str], reason: str) -> Row:
+    """The row of an attack on a case that could not be recorded."""
     vertical = recipe.model.use == "vertical"
     return Row(
-        cell=cell,
+        case=case,
         attack=name,
         options=repr(attack),
         status="inapplicable",

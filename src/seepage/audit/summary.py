@@ -17,6 +17,7 @@ from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
 from seepage.audit.budget import read_budget
 from seepage.audit.candidates import FILE, open_members
+from seepage.audit.case import Kind
 from seepage.audit.caveats import (
     alignment_diagnostics,
     attack_diagnostics,
@@ -27,7 +28,6 @@ from seepage.audit.caveats import (
     taken_for,
     weak_claims,
 )
-from seepage.audit.cell import Kind
 from seepage.audit.findings import inconclusive
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
@@ -35,8 +35,8 @@ from seepage.audit.membership import make_membership_row, open_judgment
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.places import paths_in, without_places
 from seepage.audit.recipe.trust import own_code
-from seepage.audit.record import cell_of_recording, read_cell
-from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
+from seepage.audit.record import case_of_recording, read_case
+from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
 from seepage.audit.verdict_summary import verdict_summary
@@ -59,18 +59,18 @@ from seepage.measure.privacy.guarantee import guarantee_of
 
 
 @dataclass(frozen=True)
-class CellSummary:
-    """The results of all attacks on one cell.
+class CaseSummary:
+    """The results of all attacks on one case.
 
     Attributes:
-        cell: The cell's facts.
+        case: The case's facts.
         rows: One per attack.
         diagnostics: Warnings and notes about the numbers.
         lines: One per example and metric, for `scores.jsonl`.
         exposure: Analysis of the first round's update without an attack; None if no update was made.
     """
 
-    cell: Cell
+    case: Case
     rows: list[Row]
     diagnostics: list[Diagnostic]
     lines: list[dict[str, Any]]
@@ -89,7 +89,7 @@ def summarize(
     `result.json`.
 
     Args:
-        sources: The cells.
+        sources: The cases.
         recipes: Their recipes.
         folder: The run folder.
         show: Called with progress messages.
@@ -99,12 +99,12 @@ def summarize(
     found = []
     for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
         show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.SCORING))
-        found.append(_skipped_cell(source, recipe) if source.skipped else _summarize_cell(source, recipe, folder))
+        found.append(_skipped_case(source, recipe) if source.skipped else _summarize_case(source, recipe, folder))
     places = _places(sources, recipes, folder)
     write_lines(folder / "scores.jsonl", [line for part in found for line in part.lines])
     exposures = [part.exposure for part in found if part.exposure is not None]
-    write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": without_places(exposures, places)})
-    rows, cells = [row for part in found for row in part.rows], [_with_files(part.cell, files) for part in found]
+    write_json(folder / "exposure.json", {"schema": SCHEMA, "cases": without_places(exposures, places)})
+    rows, cases = [row for part in found for row in part.rows], [_with_files(part.case, files) for part in found]
     pairs = list(zip(sources, recipes, strict=True))
     members = [row for source, recipe in pairs for row in membership_rows(source, recipe, folder)]
     bounds = [row for source, recipe in pairs for row in bound_rows(source, recipe)]
@@ -113,15 +113,15 @@ def summarize(
     said_of = without_places([flag.model_dump(mode="json") for flag in flags], places)
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": said_of})
     warnings = [flag for flag in flags if flag.severity == "warning"]
-    doubtful = inconclusive(rows, cells, warnings)
-    cells = [cell.model_copy(update={"inconclusive": doubtful.get(cell.name)}) for cell in cells]
-    level, words = verdict(rows, cells, warnings, own_code=_takes_own_code(sources, recipes))
-    judged, budget = [cell for cell in cells if not cell.control], read_budget(folder)
-    names = {cell.name for cell in judged}
+    doubtful = inconclusive(rows, cases, warnings)
+    cases = [case.model_copy(update={"inconclusive": doubtful.get(case.name)}) for case in cases]
+    level, words = verdict(rows, cases, warnings, own_code=_takes_own_code(sources, recipes))
+    judged, budget = [case for case in cases if not case.control], read_budget(folder)
+    names = {case.name for case in judged}
     said = [words, named_members(members, judged)]
     if level not in ("exact", "recognizable", "certified") and any(row.tells for row in members):
         said.reverse()  # what was found comes first
-    first = [contradicted(epsilons, cells), false_certificates([row for row in rows if row.cell in names], cells)]
+    first = [contradicted(epsilons, cases), false_certificates([row for row in rows if row.case in names], cases)]
     words = " ".join(filter(None, (*first, *said, "" if budget is None else budget.words)))
     scoring = recipes[0].score
     result = Result(
@@ -129,11 +129,11 @@ def summarize(
         verdict=words,
         verdict_level=level,
         rows=rows,
-        cells=cells,
+        cases=cases,
         thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
         membership=members,
         summary=verdict_summary(
-            rows, members, bounds, epsilons, cells, _asked_for(recipes), captured=_is_captured(sources)
+            rows, members, bounds, epsilons, cases, _asked_for(recipes), captured=_is_captured(sources)
         ),
         bounds=bounds,
         epsilons=epsilons,
@@ -149,9 +149,9 @@ def summarize(
     return result
 
 
-def _with_files(cell: Cell, files: Sequence[JudgedFile]) -> Cell:
-    own = {one.what: one.sha256 for one in files if one.cell == cell.name}
-    return cell.model_copy(update={"files": own}) if own else cell
+def _with_files(case: Case, files: Sequence[JudgedFile]) -> Case:
+    own = {one.what: one.sha256 for one in files if one.case == case.name}
+    return case.model_copy(update={"files": own}) if own else case
 
 
 def _places(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) -> list[str]:
@@ -173,13 +173,13 @@ def _kind(knowledge: Knowledge) -> Kind:
 
 
 def _asked_for(recipes: Sequence[Recipe]) -> set[str]:
-    """Further parts of the verdict that any cell asks for."""
+    """Further parts of the verdict that any case asks for."""
     found = {"membership" for recipe in recipes if recipe.membership is not None}
     return found | {"epsilon" for recipe in recipes if recipe.epsilon is not None}
 
 
 def membership_rows(source: Source, recipe: Recipe, folder: Path) -> list[MembershipRow]:
-    """The rows of a cell's membership tests; none where they were not asked for or could not be made."""
+    """The rows of a case's membership tests; none where they were not asked for or could not be made."""
     plan = recipe.membership
     if plan is None or source.private is None or not (source.private / FILE).exists():
         return []
@@ -192,32 +192,32 @@ def membership_rows(source: Source, recipe: Recipe, folder: Path) -> list[Member
     return rows
 
 
-def _skipped_cell(source: Source, recipe: Recipe) -> CellSummary:
-    """The summary of a cell that could not be recorded: one row per attack with the reason."""
+def _skipped_case(source: Source, recipe: Recipe) -> CaseSummary:
+    """The summary of a case that could not be recorded: one row per attack with the reason."""
     assert source.private is not None
-    cell = read_cell(source.private, source.name)
-    told, reason = sorted(recipe.knowledge.told), str(cell.skipped)
+    case = read_case(source.private, source.name)
+    told, reason = sorted(recipe.knowledge.told), str(case.skipped)
     rows = [skipped_row(recipe, source.name, name, attack, told, reason) for name, attack in _named_attacks(recipe)]
-    return CellSummary(cell, rows, [], [], None)
+    return CaseSummary(case, rows, [], [], None)
 
 
 def _named_attacks(recipe: Recipe) -> list[tuple[str, Attack]]:
     return list(zip(attack_names(recipe.attack), map(recipe.make_attack, recipe.attack), strict=True))
 
 
-def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary:
+def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary:
     transcript = source.open("cpu")
     truth = None if source.private is None else _truth_for(transcript, source)
     said, look = _said(source), _look(source, transcript)
     promise = None if source.recipe is None else _guarantee(source.recipe)
-    cell = _cell_of(source, transcript)
-    said = {**(cell.inferred or {}), **said}
+    case = _case_of(source, transcript)
+    said = {**(case.inferred or {}), **said}
     told = {"inferred": said, "exposure": look.get("line"), "promise": promise, "taken_for": taken_for(transcript)}
     refused = refusals(transcript, {part.use for part in recipe.attack})
     closed = {"given_away": _given_away(look), "given_of": look.get("batch_size") or look.get("at_least")}
-    cell = cell.model_copy(update={**told, **closed, "kind": _kind(transcript.knowledge), "refusals": refused})
+    case = case.model_copy(update={**told, **closed, "kind": _kind(transcript.knowledge), "refusals": refused})
     flags = [
-        Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
+        Diagnostic(case=source.name, **_table(one)) for one in _case_diagnostics(source, transcript, truth, recipe)
     ]
     rows, lines, bounds = [], [], bound_rows(source, recipe)
     brought = truth if source.recipe is None and transcript.knowledge.client.linear_in_gradient else None
@@ -228,13 +228,13 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
         rows.append(row)
         findings = [*attack_diagnostics(row, contradicted=contradicts(off)), *alignment_diagnostics(row)]
         findings += bound_diagnostics(row, bounds)
-        flags += [Diagnostic(cell=source.name, attack=name, **_table(one)) for one in findings]
+        flags += [Diagnostic(case=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     if any(row.certified is not None and row.certified.wrong for row in rows):
-        cell = cell.model_copy(update={"given_away": None})  # by the truth equal rows prove nothing here
+        case = case.model_copy(update={"given_away": None})  # by the truth equal rows prove nothing here
     if source.recipe is None:
-        cell = cell.model_copy(update={"doubts": caveats(transcript, rows, look.get("at_least"), said, off)})
-    return CellSummary(cell, rows, flags, lines, look)
+        case = case.model_copy(update={"doubts": caveats(transcript, rows, look.get("at_least"), said, off)})
+    return CaseSummary(case, rows, flags, lines, look)
 
 
 def _table(finding: Finding) -> dict[str, Any]:
@@ -261,9 +261,9 @@ def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
     try:
         found = exposure(transcript)
         table = {key: value for key, value in found.table().items() if key != "marks"}  # long, and no report shows it
-        return {"cell": source.name, "line": found.line, **table}
+        return {"case": source.name, "line": found.line, **table}
     except SeepageError as error:
-        return {"cell": source.name, "failed": str(error)}
+        return {"case": source.name, "failed": str(error)}
 
 
 def _given_away(look: Mapping[str, Any]) -> int | None:
@@ -274,11 +274,11 @@ def _given_away(look: Mapping[str, Any]) -> int | None:
     return 0 if changed else int(look["examples"])
 
 
-def _cell_of(source: Source, transcript: Transcript) -> Cell:
-    """The cell's facts; for a recording made elsewhere, those that its transcript states."""
-    if source.private is not None and (source.private / "cell.json").exists():
-        return read_cell(source.private, source.name)
-    return cell_of_recording(source.name, transcript)
+def _case_of(source: Source, transcript: Transcript) -> Case:
+    """The case's facts; for a recording made elsewhere, those that its transcript states."""
+    if source.private is not None and (source.private / "case.json").exists():
+        return read_case(source.private, source.name)
+    return case_of_recording(source.name, transcript)
 
 
 def _truth_for(transcript: Transcript, source: Source) -> Truth:
@@ -321,7 +321,7 @@ def _guarantee(recipe: Recipe) -> Guarantee | None:
     return guarantee_of(defense, rounds_taken(recipe), participations=most)
 
 
-def _cell_diagnostics(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> list[Finding]:
+def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> list[Finding]:
     knowledge = transcript.knowledge
     rule = knowledge.client if source.recipe is None else source.recipe.make_client()
     found = diagnostics.model_diagnostics(knowledge.model, rule.mode, followed=rule.read_as == rule)
@@ -338,7 +338,7 @@ def _cell_diagnostics(source: Source, transcript: Transcript, truth: Truth | Non
 
 
 def _attempts(place: Path) -> dict[int, Attempt]:
-    """Round to attempt of one attack on one cell; an attack on all rounds together has one attempt, at round 0."""
+    """Round to attempt of one attack on one case; an attack on all rounds together has one attempt, at round 0."""
     found = {int(path.stem): path for path in sorted(place.glob("*.json")) if path.stem.isdigit()}
     if not found:
         raise SeepageError(f"{place} has no outcome, so the run was cut short; run the same command again to go on")
@@ -354,7 +354,7 @@ def _score_attack(
     truth: Truth | None,
     recipe: Recipe,
 ) -> tuple[Row, Scores | None]:
-    """Score an attack on a cell, and write its guesses, aligned with the truth, for the report."""
+    """Score an attack on a case, and write its guesses, aligned with the truth, for the report."""
     attempts = _attempts(folder / "attacks" / source.name / name)
     everything = attack.rounds == "all"
     views = [transcript if everything else OneRound(transcript, t) for t in attempts]
@@ -414,7 +414,7 @@ def _aligned_round(t: int, place: Alignment | TextAlignment, truth: Truth, *, wh
     return {f"{t:06d}/inputs": guesses, f"{t:06d}/matched": matched}
 
 
-def _score_lines(cell: str, attack: str, scores: Scores, truth: Truth | None) -> list[dict[str, Any]]:
+def _score_lines(case: str, attack: str, scores: Scores, truth: Truth | None) -> list[dict[str, Any]]:
     """One line per example and metric; with a shared data set, `example` is the index in it and the round is 0."""
     per_example = len(scores.metrics)
     rounds = [int(b) for b in scores.batches for _ in range(per_example)]
@@ -424,5 +424,5 @@ def _score_lines(cell: str, attack: str, scores: Scores, truth: Truth | None) ->
         if truth is not None and truth.draws is not None and scores.examples != len(truth[0]):
             facts["example"] = int(truth.draws[t][row.example])
             t = 0
-        lines.append({"schema": SCHEMA, "cell": cell, "attack": attack, "round": t, **facts})
+        lines.append({"schema": SCHEMA, "case": case, "attack": attack, "round": t, **facts})
     return lines

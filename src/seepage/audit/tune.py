@@ -29,10 +29,10 @@ def tuning_tables(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[
 
     Args:
         tables: The recipe's tables, with `[tune]`.
-        recipes: Its cells.
+        recipes: Its cases.
 
     Raises:
-        SeepageError: Where no attack takes an option, and where the cells have attacks of their own.
+        SeepageError: Where no attack takes an option, and where the cases have attacks of their own.
     """
     plan = _plan(recipes)
     found = {key: copy_tables(value) for key, value in tables.items() if key not in LEFT_OUT}
@@ -40,7 +40,7 @@ def tuning_tables(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[
     swept = [key for key in found.get("grid", {}) if key.partition(".")[0] == "attack"]
     if swept or any("attack" in case for case in found.get("case", [])):
         raise SeepageError(
-            "[tune] chooses options for all cells, and cells of this recipe have attacks of their own; leave out the "
+            "[tune] chooses options for all cases, and cases of this recipe have attacks of their own; leave out the "
             "grid over attack, or the cases with attacks, or name the attack with --attack"
         )
     for key in plan.options:
@@ -53,7 +53,7 @@ def tuning_tables(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[
         for place, options in enumerate(_tries(table, plan))
         if options
     ]
-    # Scored are the first `count` batches of the order; a grid may choose how many, so the most of all cells count.
+    # Scored are the first `count` batches of the order; a grid may choose how many, so the most of all cases count.
     found.pop("undefended", None)
     found["all_attacks"] = True  # which of two values is better is told from rows of both
     batch = {**found.get("batch", {}), "count": plan.count, "skip": max(recipe.batch.count for recipe in recipes)}
@@ -67,11 +67,11 @@ def tuning_tables(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[
 
 
 def chosen_options(tables: Mapping[str, Any], recipes: Sequence[Recipe], tried: Result) -> list[TunedRow]:
-    """For each attack that takes any of the options: the combination of highest mean score over the tuning cells.
+    """For each attack that takes any of the options: the combination of highest mean score over the tuning cases.
 
     Args:
         tables: The recipe's tables.
-        recipes: Its cells.
+        recipes: Its cases.
         tried: The result of the tuning run.
     """
     plan, found = _plan(recipes), []
@@ -128,7 +128,7 @@ def _tries(table: Mapping[str, Any], plan: TunePlan) -> Iterator[dict[str, Any]]
 
 
 def _mean(rows: Sequence[Row], metric: str) -> float | None:
-    """Mean over cells, each of which has a score; None where one has none, so that no value wins by refusing."""
+    """Mean over cases, each of which has a score; None where one has none, so that no value wins by refusing."""
     values = [row.mean(metric) for row in rows]
     known = [value for value in values if value is not None and math.isfinite(value)]
     return sum(known) / len(known) if known and len(known) == len(values) else None

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from seepage.audit.cell import Kind
+from seepage.audit.case import Kind
 from seepage.audit.findings import inconclusive, membership_strength, strength
-from seepage.audit.row import Cell, Diagnostic, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
+from seepage.audit.row import Case, Diagnostic, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
 from seepage.base.units import in_words
 from seepage.base.words import places_of, plural
 
@@ -13,24 +13,24 @@ LISTED_NAMES = 3
 
 
 def verdict(
-    rows: Sequence[Row], cells: Sequence[Cell], flags: Sequence[Diagnostic] = (), *, own_code: bool = False
+    rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Diagnostic] = (), *, own_code: bool = False
 ) -> tuple[str, str]:
     """The run in plain words: `(level, text)`.
 
     Levels: `exact`, `recognizable`, `partial`, `nothing`, `certified`, `inconclusive` and `unscored` (see `Result`).
-    Cells that only show that the attacks work are no finding, and are told apart.
+    Cases that only show that the attacks work are no finding, and are told apart.
 
     Args:
         rows: All rows.
-        cells: All cells.
+        cases: All cases.
         flags: The diagnostics of the run.
         own_code: Whether scoring the run later has to execute third-party code, which requires `--trust`.
     """
-    judged = [cell for cell in cells if not cell.control]
-    named = {cell.name: cell for cell in judged}
-    doubtful = inconclusive(rows, cells, flags)
-    beside = _without_defense(rows, cells)
-    every, rows = rows, [row for row in rows if row.cell in named]
+    judged = [case for case in cases if not case.control]
+    named = {case.name: case for case in judged}
+    doubtful = inconclusive(rows, cases, flags)
+    beside = _without_defense(rows, cases)
+    every, rows = rows, [row for row in rows if row.case in named]
     others, tokens = [row for row in rows if row.space != "token"], named_tokens(rows, judged)
     score = f"seepage report RUN --truth FOLDER{' --trust' if own_code else ''}"
     if tokens and not any(row.gave_result for row in others):
@@ -46,14 +46,14 @@ def verdict(
 
 
 def _with_closed_forms(
-    level: str, text: str, rows: Sequence[Row], cells: Sequence[Cell], doubt: str
+    level: str, text: str, rows: Sequence[Row], cases: Sequence[Case], doubt: str
 ) -> tuple[str, str]:
     """Level and text with what is given away exactly where no attack of this run shows it: a proof, whoever looks."""
-    shown = {row.cell for row in rows if row.mean("exact") or row.certified_examples}
-    given = [cell for cell in cells if cell.given_away and cell.name not in shown]
+    shown = {row.case for row in rows if row.mean("exact") or row.certified_examples}
+    given = [case for case in cases if case.given_away and case.name not in shown]
     if not given:
         return level, text
-    worst = max(given, key=lambda cell: (cell.given_away or 0, -cell.closed_form[1]))
+    worst = max(given, key=lambda case: (case.given_away or 0, -case.closed_form[1]))
     away, of = worst.closed_form
     whole = f"{away} of its {of} examples" if of > 1 else "its one example"
     if "batch size" in (worst.inferred or {}):
@@ -73,17 +73,17 @@ def _with_closed_forms(
     )
 
 
-def _without_defense(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
-    """What came back in the cells that were run for the sake of defended ones, the best row of each; empty for none.
+def _without_defense(rows: Sequence[Row], cases: Sequence[Case]) -> str:
+    """What came back in the cases that were run for the sake of defended ones, the best row of each; empty for none.
 
-    >>> row = Row(cell="b", attack="x", outcome="exact", examples=4, scores={"exact": {"mean": 1.0}, "psnr":
+    >>> row = Row(case="b", attack="x", outcome="exact", examples=4, scores={"exact": {"mean": 1.0}, "psnr":
     ...     {"mean": 99.0}, "recovered": {"mean": 1.0}})
-    >>> _without_defense([row], [Cell(name="a", undefended="b"), Cell(name="b", control=True)])
+    >>> _without_defense([row], [Case(name="a", undefended="b"), Case(name="b", control=True)])
     'Without the defense x rebuilt 4 of 4 examples exactly.'
     """
-    controls = [cell for cell in cells if cell.control]
-    scored = [row for row in rows if row.scored and row.cell in {cell.name for cell in controls}]
-    best = [max(own, key=strength) for cell in controls if (own := [row for row in scored if row.cell == cell.name])]
+    controls = [case for case in cases if case.control]
+    scored = [row for row in rows if row.scored and row.case in {case.name for case in controls}]
+    best = [max(own, key=strength) for case in controls if (own := [row for row in scored if row.case == case.name])]
     leaking = [row for row in best if row.leaks]
     if not leaking:
         return ""  # then it is said why nothing came back
@@ -96,18 +96,18 @@ def _without_defense(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
     )
 
 
-def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful: Mapping[str, str]) -> tuple[str, str]:
+def _found(rows: Sequence[Row], cases: Mapping[str, Case], score: str, doubtful: Mapping[str, str]) -> tuple[str, str]:
     """Level and sentences about what the attacks found.
 
     Args:
-        rows: Rows of these cells.
-        cells: The cells.
+        rows: Rows of these cases.
+        cases: The cases.
         score: The command that compares what was found with a truth.
-        doubtful: Cells where nothing came back, to why that says nothing.
+        doubtful: Cases where nothing came back, to why that says nothing.
     """
     scored = [row for row in rows if row.scored]
-    silent = _silent(rows, cells)
-    kinds = list(dict.fromkeys(cells[row.cell].kind or "pictures" for row in rows if row.gave_result))
+    silent = _silent(rows, cases)
+    kinds = list(dict.fromkeys(cases[row.case].kind or "pictures" for row in rows if row.gave_result))
     if not any(row.gave_result for row in rows):
         return "unscored", f"NO RESULT. {silent}"
     spoke = {row.outcome for row in rows if row.gave_result}
@@ -123,31 +123,31 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
         )
     if not scored and any(row.certified_examples for row in rows):
         return "certified", (
-            f"LEAKS, BY ITS OWN PROOF. {_unscored(rows, cells)} A certified guess passes a check "
+            f"LEAKS, BY ITS OWN PROOF. {_unscored(rows, cases)} A certified guess passes a check "
             f"that only a private example passes. No truth was at hand; whoever has it can check: {score}"
         )
     if not scored:
         return "unscored", (
-            f"NOT SCORED. Look at the {' and the '.join(kinds)}: {_unscored(rows, cells)}{_features(rows)} The truth "
+            f"NOT SCORED. Look at the {' and the '.join(kinds)}: {_unscored(rows, cases)}{_features(rows)} The truth "
             f"is not at hand to say how close that is, and nothing here is a proof of safety; whoever has it "
             f"can: {score}"
         )
     best = {
-        cell: max((row for row in scored if row.cell == cell), key=strength)
-        for cell in cells
-        if any(row.cell == cell for row in scored)
+        case: max((row for row in scored if row.case == case), key=strength)
+        for case in cases
+        if any(row.case == case for row in scored)
     }
     leaking = [row for row in best.values() if row.leaks]
     if not leaking:
         partial = any(row.outcome is Outcome.PARTIAL for row in scored)
-        doubt = _doubt(doubtful, cells)
+        doubt = _doubt(doubtful, cases)
         level = "inconclusive" if doubt else "partial" if partial else "nothing"
         return level, f"{_quiet_verdict(best, partial, doubt)} {silent}".strip()
     worst = max(leaking, key=strength)
     level = "exact" if worst.mean("exact") else "recognizable"
     parts = [
         f"LEAKS. Private examples can be reconstructed in {len(leaking)} of {_cases(len(best))}.",
-        f"Worst: {cells[worst.cell].heading}, where the attack {worst.attack} rebuilt {_share(worst)}.",
+        f"Worst: {cases[worst.case].heading}, where the attack {worst.attack} rebuilt {_share(worst)}.",
         *_closeness(worst),
         *_targets(worst),
         f"The attacker used {_knowledge(worst)}.",
@@ -156,39 +156,39 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
     quiet = [row for row in best.values() if not row.leaks]
     if quiet:
         parts.append(
-            f"In {_named([cells[row.cell] for row in quiet], cells)} these attacks, with the steps they were given, "
+            f"In {_named([cases[row.case] for row in quiet], cases)} these attacks, with the steps they were given, "
             "recovered no example. That is no proof of safety."
         )
-        parts += [f"INCONCLUSIVE: {doubt}"] if (doubt := _doubt(doubtful, cells)) else []
+        parts += [f"INCONCLUSIVE: {doubt}"] if (doubt := _doubt(doubtful, cases)) else []
     return level, " ".join([*parts, silent]).strip()
 
 
-def _unaware(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
+def _unaware(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
     """Sentence that no attacker knew of the defense; empty if some did, or if there is no defense."""
-    told = {row.cell for row in rows if "defense" in row.told_extra}
-    spoke = {row.cell for row in rows if row.gave_result}
-    defended = {name for name, cell in cells.items() if cell.defense}
-    unaware = [cell for cell in cells if cell in defended & spoke - told]
+    told = {row.case for row in rows if "defense" in row.told_extra}
+    spoke = {row.case for row in rows if row.gave_result}
+    defended = {name for name, case in cases.items() if case.defense}
+    unaware = [case for case in cases if case in defended & spoke - told]
     if not unaware:
         return ""
-    where = "" if len(unaware) == len(cells) else f"In {_named([cells[cell] for cell in unaware], cells)} "
+    where = "" if len(unaware) == len(cases) else f"In {_named([cases[case] for case in unaware], cases)} "
     return f"{where}{'the' if where else 'The'} attackers did not know of the defense."
 
 
-def _doubt(doubtful: Mapping[str, str], cells: Mapping[str, Cell]) -> str:
+def _doubt(doubtful: Mapping[str, str], cases: Mapping[str, Case]) -> str:
     """Sentences on where it says nothing that nothing came back, each reason once with its cases; empty for none."""
     return " ".join(
         (
             f"{why[0].upper()}{why[1:]}"
-            if len(names) == len(cells)
-            else f"In {_named([cells[n] for n in names], cells)} {why}"
+            if len(names) == len(cases)
+            else f"In {_named([cases[n] for n in names], cases)} {why}"
         )
         + "."
         for why, names in places_of(doubtful.items()).items()
     )
 
 
-def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
+def _unscored(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
     """Sentence on the returned guesses of a run without a truth, from what the attacks report themselves."""
     back = [row for row in rows if row.returned and row.space != "feature"]
     if not back:
@@ -199,12 +199,12 @@ def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
         f" and certifies {of_them} without any truth" if best.certified_examples else ", none of which it can certify"
     )
     guesses = plural(best.returned or 0, "guess")
-    return f"{best.attack} returned {guesses} on {cells[best.cell].heading}{sure}.{_misfit(best)}{_beside(best, back)}"
+    return f"{best.attack} returned {guesses} on {cases[best.case].heading}{sure}.{_misfit(best)}{_beside(best, back)}"
 
 
 def _beside(best: Row, back: Sequence[Row]) -> str:
     """Sentence on other guesses of the same update, where none is certified and no figure says which are nearest."""
-    others = [row for row in back if row is not best and row.cell == best.cell]
+    others = [row for row in back if row is not best and row.case == best.case]
     if best.certified_examples or best.fits or not others:
         return ""
     named = [f"{row.attack} ({row.misfit_words or 'update not known'})" for row in others]
@@ -239,20 +239,20 @@ def _features(rows: Sequence[Row]) -> str:
     return f" Of {best.attack}: {counted_features(best.certified_features)}."
 
 
-def _silent(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
-    """Sentences about the cells for which no attack gave a result; empty if there are none."""
-    spoke = {row.cell for row in rows if row.gave_result}
-    zero = {row.cell for row in rows if row.outcome is Outcome.ZERO_UPDATE} - spoke
-    mute = [cell for name, cell in cells.items() if name not in spoke | zero]
+def _silent(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
+    """Sentences about the cases for which no attack gave a result; empty if there are none."""
+    spoke = {row.case for row in rows if row.gave_result}
+    zero = {row.case for row in rows if row.outcome is Outcome.ZERO_UPDATE} - spoke
+    mute = [case for name, case in cases.items() if name not in spoke | zero]
     parts = []
     if mute:
-        named = _named(mute, cells, "further" if spoke else "audited")
+        named = _named(mute, cases, "further" if spoke else "audited")
         parts.append(
             f"In {named} no attack gave a result: {_causes(rows, mute)}. "
             "That is no proof of safety either; the reasons are listed with the results."
         )
     if zero:
-        named = _named([cell for name, cell in cells.items() if name in zero], cells)
+        named = _named([case for name, case in cases.items() if name in zero], cases)
         parts.append(
             f"In {named} the update is zero everywhere: "
             "it holds nothing to attack, but the update of another round may."
@@ -260,12 +260,12 @@ def _silent(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
     return " ".join(parts)
 
 
-def _causes(rows: Sequence[Row], mute: Sequence[Cell]) -> str:
+def _causes(rows: Sequence[Row], mute: Sequence[Case]) -> str:
     """Why cases have no result, each cause once."""
     found = dict[str, None]()
-    for cell in mute:
-        own = [row for row in rows if row.cell == cell.name]
-        if cell.skipped or any(row.outcome is Outcome.NOT_RECORDED for row in own):
+    for case in mute:
+        own = [row for row in rows if row.case == case.name]
+        if case.skipped or any(row.outcome is Outcome.NOT_RECORDED for row in own):
             found["no update could be made"] = None
         elif any(row.status == "error" for row in own):
             found["those that apply failed"] = None
@@ -327,12 +327,12 @@ def _targets(row: Row) -> list[str]:
     return []
 
 
-def _named(some: Sequence[Cell], cells: Mapping[str, Cell], which: str = "audited") -> str:
+def _named(some: Sequence[Case], cases: Mapping[str, Case], which: str = "audited") -> str:
     """The number of cases with their titles; for many cases, with the parts that only their titles share."""
     if len(some) <= LISTED_NAMES:
-        return f"{_cases(len(some), which)} ({'; '.join(cell.heading for cell in some)})"
-    everywhere = set.intersection(*(set(cell.title_parts) for cell in cells.values()))
-    shared = set.intersection(*(set(cell.title_parts) for cell in some)) - everywhere
+        return f"{_cases(len(some), which)} ({'; '.join(case.heading for case in some)})"
+    everywhere = set.intersection(*(set(case.title_parts) for case in cases.values()))
+    shared = set.intersection(*(set(case.title_parts) for case in some)) - everywhere
     common = ", ".join(part for part in some[0].title_parts if part in shared)
     return _cases(len(some), which) + (f" (all of them: {common})" if common else "")
 
@@ -364,24 +364,24 @@ def _quiet_verdict(best: Mapping[str, Row], partial: bool, doubt: str) -> str:
     return f"{'PARTIAL' if partial else 'NOTHING RECOGNIZABLE'}. {head} {more}"
 
 
-def false_certificates(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
+def false_certificates(rows: Sequence[Row], cases: Sequence[Case]) -> str:
     r"""Sentence on guesses that an attack certified and that are no private example; empty where there are none.
 
-    >>> row = Row(cell="a", attack="x", outcome="partly_exact", certified={"n": 3, "wrong": 1})
-    >>> print(false_certificates([row], [Cell(name="a", title="net", data="digits")]).replace(": ", ":\n"))
+    >>> row = Row(case="a", attack="x", outcome="partly_exact", certified={"n": 3, "wrong": 1})
+    >>> print(false_certificates([row], [Case(name="a", title="net", data="digits")]).replace(": ", ":\n"))
     FALSE CERTIFICATE. Of 3 guesses that x certified on net, 1 is no exact copy of a private example:
     do not rely on what it calls certain here.
     """
-    named, parts = {cell.name: cell for cell in cells}, []
+    named, parts = {case.name: case for case in cases}, []
     for row in rows:
         given = row.certified
         if given is None or not given.wrong:
             continue
         # Somebody who brings a truth may bring that of another update; an audit has its own.
-        brought = named[row.cell].data is None and given.wrong == given.n
+        brought = named[row.case].data is None and given.wrong == given.n
         other = " Or the truth is that of another update: then the scores say nothing." if brought else ""
         parts.append(
-            f"Of {plural(given.n, 'guess')} that {row.attack} certified on {named[row.cell].heading}, {given.wrong} "
+            f"Of {plural(given.n, 'guess')} that {row.attack} certified on {named[row.case].heading}, {given.wrong} "
             f"{_no_copies(row, given.wrong)}: do not rely on what it calls certain here."
             f"{_passed_over(rows, row)}{other}"
         )
@@ -397,22 +397,22 @@ def _no_copies(row: Row, wrong: int) -> str:
 
 def _passed_over(rows: Sequence[Row], false: Row) -> str:
     """A clause on attacks that were not run for the sake of certificates, some of which are false."""
-    names = [row.attack for row in rows if row.cell == false.cell and row.outcome is Outcome.NOT_NEEDED]
+    names = [row.attack for row in rows if row.case == false.case and row.outcome is Outcome.NOT_NEEDED]
     return f" For its sake {' and '.join(names)} did not run: run again with --all." if names else ""
 
 
-def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
+def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
     r"""Sentences on membership inference; empty where no membership test was asked for.
 
     >>> rate = {"hits": 7, "of": 8, "low": 0.47, "high": 1.0}
-    >>> row = MembershipRow(cell="a", test="matched_filter", members=8, others=8, auc=0.98, auc_low=0.9, level=0.01,
+    >>> row = MembershipRow(case="a", test="matched_filter", members=8, others=8, auc=0.98, auc_low=0.9, level=0.01,
     ...     members_identified=rate, others_identified=rate | {"hits": 0})
-    >>> print(named_members([row], [Cell(name="a", title="net")]).replace("; ", ";\n"))
+    >>> print(named_members([row], [Case(name="a", title="net")]).replace("; ", ";\n"))
     MEMBERS IDENTIFIED. matched_filter distinguishes members of the batch from others in 1 audited case;
     on net it identifies 7 of 8 members and 0 of 8 others at a false positive rate of 1 % (AUC 0.98).
     """
-    named = {cell.name: cell for cell in cells}
-    lacking = [cell.heading for cell in cells if cell.membership_skipped]
+    named = {case.name: case for case in cases}
+    lacking = [case.heading for case in cases if case.membership_skipped]
     more = f" and {len(lacking) - LISTED_NAMES} more" if len(lacking) > LISTED_NAMES else ""
     where = f"{'; '.join(lacking[:LISTED_NAMES])}{more}"
     missing = f"Membership was not tested on {where}: see the report." if lacking else ""
@@ -421,7 +421,7 @@ def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
         silent = "No membership test gave a result; the reasons are listed with the results." if rows else ""
         return " ".join(filter(None, (silent, missing)))
     telling = [row for row in judged if row.tells]
-    tested = {row.cell for row in judged}
+    tested = {row.case for row in judged}
     if not telling:
         return (
             f"NO MEMBERS IDENTIFIED. In {_cases(len(tested))} no membership test did better than chance. "
@@ -432,22 +432,22 @@ def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
     assert hit is not None
     assert false is not None
     assert best.level is not None
-    leaking, where = len({row.cell for row in telling}), _cases(len(tested))
+    leaking, where = len({row.case for row in telling}), _cases(len(tested))
     return (
         f"MEMBERS IDENTIFIED. {best.test} distinguishes members of the batch from others in "
-        f"{where if leaking == len(tested) else f'{leaking} of {where}'}; on {named[best.cell].heading} it identifies "
+        f"{where if leaking == len(tested) else f'{leaking} of {where}'}; on {named[best.case].heading} it identifies "
         f"{hit.hits} of {hit.of} members and {false.hits} of {false.of} others at a false positive rate of "
         f"{100 * best.level:g} % (AUC {best.auc:.2f}). {missing}"
     ).strip()
 
 
-def named_tokens(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
+def named_tokens(rows: Sequence[Row], cases: Sequence[Case]) -> str:
     r"""Sentences on the distinct tokens of the texts that were named; empty where none were.
 
     >>> share = {"mean": 0.99, "low": 0.95, "high": 0.998, "n": 200}
-    >>> row = Row(cell="a", attack="token_set", outcome="tokens_named", space="token", returned=198,
+    >>> row = Row(case="a", attack="token_set", outcome="tokens_named", space="token", returned=198,
     ...     certified={"n": 190, "wrong": 0}, scores={"token_recall": share, "token_precision": share | {"mean": 1.0}})
-    >>> print(named_tokens([row], [Cell(name="a", title="net")]).replace("texts, ", "texts,\n"))
+    >>> print(named_tokens([row], [Case(name="a", title="net")]).replace("texts, ", "texts,\n"))
     TOKENS IDENTIFIED. On net token_set names 198 of 200 distinct tokens of the client's texts,
     none wrong [95 %, 100 %]. Which stood together, in what order and how often stays open.
     """
@@ -455,7 +455,7 @@ def named_tokens(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
     if not found:
         return ""
     best = max(found, key=lambda row: (row.mean("token_recall") or 0.0, row.named_tokens))
-    where = {cell.name: cell for cell in cells}[best.cell]
+    where = {case.name: case for case in cases}[best.case]
     recall, precision = best.scores.get("token_recall"), best.scores.get("token_precision")
     if recall is None or precision is None or recall.low is None or recall.high is None or not recall.n:
         words = (
@@ -475,27 +475,27 @@ def named_tokens(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
             .replace("%]", " %]")
             .replace("% of", " % of")
         )
-    more = len({row.cell for row in found}) - 1
+    more = len({row.case for row in found}) - 1
     further = f" So it does in {_cases(more, 'further')}." if more else ""
     open_ = "Which stood together, in what order and how often stays open."
     return f"TOKENS IDENTIFIED. On {where.heading} {best.attack} names {words}. {open_}{further}"
 
 
-def contradicted(epsilons: Sequence[EpsilonRow], cells: Sequence[Cell]) -> str:
+def contradicted(epsilons: Sequence[EpsilonRow], cases: Sequence[Case]) -> str:
     """Sentences on defenses that are not as private as somebody claims; empty where nothing measured says so.
 
-    >>> row = EpsilonRow(cell="a", contradicted=["the stated epsilon of 1 is contradicted"])
-    >>> contradicted([row], [Cell(name="a", title="net")])
+    >>> row = EpsilonRow(case="a", contradicted=["the stated epsilon of 1 is contradicted"])
+    >>> contradicted([row], [Case(name="a", title="net")])
     'CONTRADICTED. On net the stated epsilon of 1 is contradicted by measuring the defense.'
     """
-    named = {cell.name: cell for cell in cells}
+    named = {case.name: case for case in cases}
     wrong = [row for row in epsilons if row.contradicted]
     if not wrong:
         return ""
     first = wrong[0]
     more = f" So it is in {len(wrong) - 1} further cases." if len(wrong) > 1 else ""
     claims = " and ".join(first.contradicted)
-    return f"CONTRADICTED. On {named[first.cell].heading} {claims} by measuring the defense.{more}"
+    return f"CONTRADICTED. On {named[first.case].heading} {claims} by measuring the defense.{more}"
 
 
 # --- sentences beside the verdict --------------------------------------------------------------------------------
@@ -528,41 +528,41 @@ def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tu
     return found
 
 
-def guarantee_lines(cells: Sequence[Cell]) -> list[str]:
+def guarantee_lines(cases: Sequence[Case]) -> list[str]:
     """The differential-privacy guarantees of the defenses, shown beside the verdict; each sentence once.
 
     That there is none is a warning, and stands with those.
 
-    >>> guarantee_lines([Cell(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
+    >>> guarantee_lines([Case(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
     ['Claimed by the defense: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
     """
-    said = ((one.heading, one.promise.phrase) for one in cells if one.promise and one.promise.epsilon is not None)
-    return [f"Claimed by the defense: {line}." for line in once(said, len(cells))]
+    said = ((one.heading, one.promise.phrase) for one in cases if one.promise and one.promise.epsilon is not None)
+    return [f"Claimed by the defense: {line}." for line in once(said, len(cases))]
 
 
-def doubt_lines(cells: Sequence[Cell]) -> list[str]:
+def doubt_lines(cases: Sequence[Case]) -> list[str]:
     """What is doubted of what was told of captured updates, shown beside the verdict; each sentence once.
 
-    >>> doubt_lines([Cell(name="a", title="net", doubts=["Contradicted: this."]), Cell(name="b", title="other")])
+    >>> doubt_lines([Case(name="a", title="net", doubts=["Contradicted: this."]), Case(name="b", title="other")])
     ['Contradicted: this. (net)']
     """
-    return once(((cell.heading, words) for cell in cells for words in cell.doubts), len(cells))
+    return once(((case.heading, words) for case in cases for words in case.doubts), len(cases))
 
 
-def warning_lines(flags: Sequence[Diagnostic], cells: Sequence[Cell]) -> list[str]:
+def warning_lines(flags: Sequence[Diagnostic], cases: Sequence[Case]) -> list[str]:
     """The warnings by which a number may mislead, shown under the verdict: one of each kind, and how many more.
 
-    Those of cells that only show that the attacks work are left out.
+    Those of cases that only show that the attacks work are left out.
 
-    >>> flags = [Diagnostic(cell=cell, name="failed", severity="warning", message=f"{cell} failed.") for cell in "ab"]
-    >>> warning_lines(flags, [Cell(name="a", title="net"), Cell(name="b", title="other")])
+    >>> flags = [Diagnostic(case=case, name="failed", severity="warning", message=f"{case} failed.") for case in "ab"]
+    >>> warning_lines(flags, [Case(name="a", title="net"), Case(name="b", title="other")])
     ['a failed. (net) 1 more warning of this kind: flags.json.']
     """
-    shown = {cell.name: cell.heading for cell in cells if not cell.control}
+    shown = {case.name: case.heading for case in cases if not case.control}
     kinds: dict[str, list[tuple[str, str]]] = {}
     for flag in flags:
-        if flag.severity == "warning" and (flag.cell is None or flag.cell in shown):
-            kinds.setdefault(flag.name, []).append((shown[flag.cell] if flag.cell else "", flag.message))
+        if flag.severity == "warning" and (flag.case is None or flag.case in shown):
+            kinds.setdefault(flag.name, []).append((shown[flag.case] if flag.case else "", flag.message))
     lines = []
     for said in map(places_of, kinds.values()):
         (message, where), *rest = said.items()

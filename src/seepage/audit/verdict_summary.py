@@ -6,7 +6,7 @@ Each part states the worst of all cases with its interval, or that it was not tr
 from collections.abc import Collection, Mapping, Sequence
 
 from seepage.audit.findings import membership_strength, strength
-from seepage.audit.row import BoundRow, Cell, EpsilonRow, MembershipRow, Row, SummaryPart
+from seepage.audit.row import BoundRow, Case, EpsilonRow, MembershipRow, Row, SummaryPart
 from seepage.base.schema import Share
 from seepage.base.words import plural
 
@@ -16,7 +16,7 @@ def verdict_summary(
     members: Sequence[MembershipRow],
     bounds: Sequence[BoundRow],
     epsilons: Sequence[EpsilonRow],
-    cells: Sequence[Cell],
+    cases: Sequence[Case],
     asked: Collection[str] = (),
     *,
     captured: bool = False,
@@ -28,17 +28,17 @@ def verdict_summary(
         members: The membership tests' rows.
         bounds: The bounds' rows.
         epsilons: The rows of measured defenses.
-        cells: All cells.
-        asked: Which of `membership` and `epsilon` the recipe asks for in any cell.
+        cases: All cases.
+        asked: Which of `membership` and `epsilon` the recipe asks for in any case.
         captured: Whether somebody else recorded the updates, so that no option of an audit helps.
     """
-    headings = {cell.name: cell.heading for cell in cells}
-    controls = {cell.name for cell in cells if cell.control}
-    rows = [row for row in rows if row.cell not in controls]
-    doubtful = any(cell.inconclusive is not None for cell in cells)
+    headings = {case.name: case.heading for case in cases}
+    controls = {case.name for case in cases if case.control}
+    rows = [row for row in rows if row.case not in controls]
+    doubtful = any(case.inconclusive is not None for case in cases)
     found = [
-        reconstructed(rows, headings, [cell for cell in cells if not cell.control]),
-        _asked(members_identified(members, headings), "membership" in asked, _untested(cells)),
+        reconstructed(rows, headings, [case for case in cases if not case.control]),
+        _asked(members_identified(members, headings), "membership" in asked, _untested(cases)),
         upper_bound(bounds, headings),
         _asked(empirical_epsilon(epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]
@@ -73,23 +73,23 @@ def _asked(part: SummaryPart, asked: bool, why: str) -> SummaryPart:
     return part.model_copy(update={"words": f"asked for, but not available: {why}"})
 
 
-def _untested(cells: Sequence[Cell]) -> str:
+def _untested(cases: Sequence[Case]) -> str:
     """Why membership could not be tested in the first case of which it is said."""
-    return next((cell.membership_skipped for cell in cells if cell.membership_skipped), "no case could be tested")
+    return next((case.membership_skipped for case in cases if case.membership_skipped), "no case could be tested")
 
 
-def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cells: Sequence[Cell] = ()) -> SummaryPart:
+def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Sequence[Case] = ()) -> SummaryPart:
     """The largest share of private examples that an attack rebuilt, or that is given away in closed form.
 
     Exact ones count where there are any, else recognizable ones. The interval is Clopper and Pearson's, which takes
     the examples for independent; those of one batch are not quite.
 
-    >>> row = Row(cell="a", attack="x", outcome="exact", examples=4, scores={"exact": {"mean": 1.0}, "psnr":
+    >>> row = Row(case="a", attack="x", outcome="exact", examples=4, scores={"exact": {"mean": 1.0}, "psnr":
     ...     {"mean": 99.0}, "recovered": {"mean": 1.0}})
     >>> reconstructed([row], {"a": "net"}).words
     '4 of 4 examples exactly [40 %, 100 %], by x on net'
     """
-    part, given = _attacked(rows, headings), max(cells, key=_given_share, default=None)
+    part, given = _attacked(rows, headings), max(cases, key=_given_share, default=None)
     exact = max((row.mean("exact") or 0.0 for row in rows if row.scored), default=0.0)
     proved = not any(row.scored for row in rows) and any(row.certified_examples for row in rows)
     if given is None or _given_share(given) <= exact or proved:
@@ -101,7 +101,7 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cells: Seque
         update={
             "tried": True,
             "words": f"{closed}; by attacks: {part.words.removesuffix(NO_ATTACK)}",
-            "cell": given.name,
+            "case": given.name,
             "value": found.share,
             "low": found.low,
             "high": found.high,
@@ -109,9 +109,9 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cells: Seque
     )
 
 
-def _given_share(cell: Cell) -> float:
-    """The share of examples that a cell's first update gives away in closed form."""
-    away, of = cell.closed_form
+def _given_share(case: Case) -> float:
+    """The share of examples that a case's first update gives away in closed form."""
+    away, of = case.closed_form
     return away / of if of else 0.0
 
 
@@ -121,8 +121,8 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
     best = max(rows, key=strength, default=None)
     if not scored and best is not None and best.certificate:
         lacking = "; no truth at hand" if best.certified_examples else ""  # which no score of features would need
-        words = f"{_proof(best)}, by {best.attack} on {headings[best.cell]}{lacking}"
-        return SummaryPart(name="reconstruction", tried=True, words=words, cell=best.cell)
+        words = f"{_proof(best)}, by {best.attack} on {headings[best.case]}{lacking}"
+        return SummaryPart(name="reconstruction", tried=True, words=words, case=best.case)
     if not scored:
         why = "no guess could be scored" if any(row.gave_result for row in rows) else "no attack gave a result"
         near = min((row for row in rows if row.misfit is not None), key=lambda row: row.misfit or 0.0, default=None)
@@ -133,12 +133,12 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
     assert worst.examples is not None
     found = Share.count(worst.count("exact" if exact else "recovered") or 0, worst.examples)
     how = "exactly" if exact else "recognizably"
-    by = f", by {worst.attack} on {headings[worst.cell]}" if found.hits else NO_ATTACK
+    by = f", by {worst.attack} on {headings[worst.case]}" if found.hits else NO_ATTACK
     tokens = max(rows, key=lambda row: row.named_tokens)
-    beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.cell]}" if tokens.named_tokens else ""
+    beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.case]}" if tokens.named_tokens else ""
     words = f"{found.hits} of {found.of} examples {how} {_range(found.low, found.high)}{by}{beside}"
     ends = {"value": found.share, "low": found.low, "high": found.high}
-    return SummaryPart(name="reconstruction", tried=True, words=words, cell=worst.cell, **ends)
+    return SummaryPart(name="reconstruction", tried=True, words=words, case=worst.case, **ends)
 
 
 def _proof(row: Row) -> str:
@@ -165,13 +165,13 @@ def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, 
     words = (
         f"{hit.hits} of {hit.of} members {_range(hit.low, hit.high)}, and {false.hits} of {false.of} others "
         f"{_range(false.low, false.high)} at a false positive rate of {100 * (worst.level or 0.0):g} %, "
-        f"by {worst.test} on {headings[worst.cell]}"
+        f"by {worst.test} on {headings[worst.case]}"
     )
     return SummaryPart(
         name="membership_inference",
         tried=True,
         words=words,
-        cell=worst.cell,
+        case=worst.case,
         value=worst.tpr,
         low=hit.low,
         high=hit.high,
@@ -183,7 +183,7 @@ def upper_bound(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Summ
 
     >>> upper_bound([], {}).words
     'not tried: ask with --bounds'
-    >>> upper_bound([BoundRow(cell="a", measure="tpr", value=1.0, words="members identified: not bounded")], {}).words
+    >>> upper_bound([BoundRow(case="a", measure="tpr", value=1.0, words="members identified: not bounded")], {}).words
     'no bound: the limits that were computed rule nothing out, exact copies included'
     """
     if not bounds:
@@ -196,15 +196,15 @@ def upper_bound(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Summ
     first = next((kind for kind in BOUND_ORDER if any(row.measure == kind for row in telling)), telling[0].measure)
     pick = min if first == "unseen_share" else max
     worst = pick((row for row in telling if row.measure == first), key=lambda row: row.value or 0.0)
-    beside = [row.words for row in telling if row.cell == worst.cell and row is not worst and row.measure != "auc"]
-    bare = len({row.cell for row in bounds} - {row.cell for row in telling})
-    less = f"; no bound in {bare} of {len({row.cell for row in bounds})} such cases" if bare else ""
-    words = f"{'; '.join([_bound_words(worst), *beside])}, on {headings[worst.cell]}{less}"
+    beside = [row.words for row in telling if row.case == worst.case and row is not worst and row.measure != "auc"]
+    bare = len({row.case for row in bounds} - {row.case for row in telling})
+    less = f"; no bound in {bare} of {len({row.case for row in bounds})} such cases" if bare else ""
+    words = f"{'; '.join([_bound_words(worst), *beside])}, on {headings[worst.case]}{less}"
     return SummaryPart(
         name="upper_bound",
         tried=True,
         words=words,
-        cell=worst.cell,
+        case=worst.case,
         value=worst.value,
         low=worst.low,
         high=worst.high,
@@ -245,12 +245,12 @@ def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str
     verdict = "; ".join([*worst.contradicted, *held]) or "nothing is claimed"
     over = f"over {plural(worst.rounds or 0, 'round')} at delta {worst.delta:g}"
     own = worst.words.removeprefix("measured epsilon ").removeprefix("lower bound on epsilon ")
-    words = f"{own}; {verdict}; {over}, on {headings[worst.cell]}"
+    words = f"{own}; {verdict}; {over}, on {headings[worst.case]}"
     return SummaryPart(
         name="empirical_epsilon",
         tried=True,
         words=words,
-        cell=worst.cell,
+        case=worst.case,
         value=worst.measured,
         low=worst.measured,
         high=worst.fitted_high,

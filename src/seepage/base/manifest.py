@@ -86,14 +86,14 @@ class JudgedFile(JsonRecord):
     """A file that a run attacked, so that a paper can be held against the files themselves.
 
     Attributes:
-        cell: Name of the cell that it belongs to.
+        case: Name of the case that it belongs to.
         what: What it is, such as `weights that were sent out`.
         name: Its path in the recording or in the run folder; of a captured file the command's word for it, as what
             somebody calls a file may name a person.
         sha256: Of its content, in hexadecimal: what `sha256sum` prints.
     """
 
-    cell: str
+    case: str
     what: str
     name: str
     sha256: str

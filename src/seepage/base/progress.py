@@ -21,7 +21,7 @@ class Doing:
     """What goes on.
 
     Attributes:
-        what: What of the phase, such as the attack and its cell; empty in `ATTACKING` where nothing new is named.
+        what: What of the phase, such as the attack and its case; empty in `ATTACKING` where nothing new is named.
         phase: What the run is at.
 
     >>> str(Doing("the report", Phase.WRITING)), str(Doing("dlg on fc2"))

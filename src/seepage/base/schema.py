@@ -60,7 +60,7 @@ class Share(JsonRecord):
 
 
 class Summary(JsonRecord):
-    """One metric over all examples of a cell.
+    """One metric over all examples of a case.
 
     Attributes:
         mean: Mean over the examples.

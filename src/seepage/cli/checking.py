@@ -83,16 +83,16 @@ def check(
         else:
             found, words = _of_files(Path(str(source)), after, own, facts, look)
     command = shlex.join(["seepage", *words])
-    if any((fact.name, fact.origin) == ("learning rate", "unknown") for one in found.cells for fact in one.facts):
+    if any((fact.name, fact.origin) == ("learning rate", "unknown") for one in found.cases for fact in one.facts):
         command += " --lr RATE"  # without which no attack is begun
     if printed.as_json:
         estimate = None if found.estimate is None else found.estimate.model_dump(mode="json")
-        cells = [one.table() for one in found.cells]
-        looked = {"cells": cells, "skipped": dict(found.skipped), "command": command, "time": estimate}
+        cases = [one.table() for one in found.cases]
+        looked = {"cases": cases, "skipped": dict(found.skipped), "command": command, "time": estimate}
         print(json.dumps({"schema": 1, **looked}, allow_nan=False))
     else:
         _print(found, command, quiet=printed.quiet)
-    exposed = [one.exposure.examples for one in found.cells]
+    exposed = [one.exposure.examples for one in found.cases]
     met = [count for count in exposed if condition is not None and condition.meets(count)]
     if met:
         print(f"failed: {condition}, as an update gives away {max(met)} exactly", file=sys.stderr)
@@ -168,7 +168,7 @@ def _print(found: "Checks", command: str, *, quiet: bool) -> None:
     from seepage.cli.console import open_console
 
     console = open_console()
-    for one in found.cells:
+    for one in found.cases:
         # The table has what the update looks like.
         says = one.exposure.given if one.facts and not quiet else one.exposure.line
         words = f"{one.title}{f', round {one.exposure.t}' * (one.rounds > 1)}: {says}"
@@ -190,7 +190,7 @@ def _print(found: "Checks", command: str, *, quiet: bool) -> None:
     if found.estimate is not None:
         print(f"time: {found.estimate.line}")
     print(f"attack it with:\n  {printable(command)}")
-    open_ = [fact.option for one in found.cells for fact in one.facts if fact.option.startswith("--")]
+    open_ = [fact.option for one in found.cases for fact in one.facts if fact.option.startswith("--")]
     if open_:
         print(f"with what you know of the rest: {_to_type(open_)}")
 

@@ -186,7 +186,7 @@ def audit(
     A network of your own, of torchvision or timm, or with --weights is attacked as it is; --set training.steps=100
     trains it first. The networks of this package are audited fresh and trained.
     """
-    from seepage.audit.recipe.resolve import cells
+    from seepage.audit.recipe.resolve import resolve_cases
 
     if dry_run and not own.trust:
         from seepage.audit.recipe.files import find_recipe, read_recipe
@@ -202,10 +202,10 @@ def audit(
     given = attacker.time(tables.pop("minutes", None), own.settings)
     if given is not None:
         tables["minutes"] = given
-    cases = cells(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
+    cases = resolve_cases(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
     if dry_run:
         for case in cases:
-            print(printable(f"ok: {case.cell}: {case.model} on {case.data}, {len(case.attack)} attacks"))
+            print(printable(f"ok: {case.case}: {case.model} on {case.data}, {len(case.attack)} attacks"))
         return
     from seepage.audit.budget import recorded_plan
     from seepage.audit.run import run
@@ -253,7 +253,7 @@ def report(
     sheet: Annotated[
         Path | None, typer.Option("--sheet", help="Write all pictures, private and rebuilt, to this PNG instead.")
     ] = None,
-    cell: Annotated[str | None, typer.Option("--cell", help="For --sheet: this cell.")] = None,
+    case: Annotated[str | None, typer.Option("--case", help="For --sheet: this case.")] = None,
     attack: Annotated[str | None, typer.Option("--attack", help="For --sheet: this attack.")] = None,
     *,
     gate: GateOptions,
@@ -270,10 +270,10 @@ def report(
 
         if shown.pictures is False:
             raise SeepageError("--sheet writes nothing but pictures; leave out --no-pictures")
-        print(write_sheet(run, sheet, cell=cell, attack=attack))
+        print(write_sheet(run, sheet, case=case, attack=attack))
         return
-    if cell or attack:
-        raise SeepageError("--cell and --attack choose what --sheet FILE.png shows; add it")
+    if case or attack:
+        raise SeepageError("--case and --attack choose what --sheet FILE.png shows; add it")
     scoring = [setting for setting in settings or [] if setting.strip().startswith("score.")]
     condition = condition_of(gate.fail_if, change({}, scoring) if gate.fail_if else {})
     if (condition is not None or gate.baseline is not None) and not gate.reuse:

@@ -12,7 +12,7 @@ from seepage.errors import SeepageError, printable
 
 def judge(
     run: Annotated[Path, typer.Argument(help="A finished run folder with its private pictures.")],
-    cell: Annotated[str | None, typer.Option("--cell", help="Only this cell.")] = None,
+    case: Annotated[str | None, typer.Option("--case", help="Only this case.")] = None,
     attack: Annotated[str | None, typer.Option("--attack", help="Only this attack.")] = None,
     pairs: Annotated[
         int, typer.Option("--pairs", help="Most pairs that a person sees, controls included (20 or more).")
@@ -33,7 +33,7 @@ def judge(
     if features is not None and machine is None:
         raise SeepageError("--features are those of a machine judge; add --machine FILE")
     page = write_judge_page(
-        run, out, cell=cell, attack=attack, pairs=pairs, seed=seed, machine=machine, features=features
+        run, out, case=case, attack=attack, pairs=pairs, seed=seed, machine=machine, features=features
     )
     if as_json:
         found = {"page": page.id, "path": str(page.path), "key": str(page.key)}
@@ -67,7 +67,7 @@ def count(
     if printed.as_json:
         print(json.dumps({"schema": 1, "run": str(run), **judged.model_dump(mode="json")}, allow_nan=False))
         return
-    found = lines(judged, {cell.name: cell.heading for cell in opened.cells})
+    found = lines(judged, {case.name: case.heading for case in opened.cases})
     for line in (
         found[: len(judged.rows) + bool(judged.machine)]
         if printed.quiet

@@ -119,7 +119,7 @@ def gate_on(result: "Result", condition: "Condition | None") -> None:
         return
     titles, told = result.titles, met(result, condition)
     if told:
-        worst = "; ".join(f"{one.name} on {titles[one.cell]}: {condition.score} {one.value:g}" for one in told[:3])
+        worst = "; ".join(f"{one.name} on {titles[one.case]}: {condition.score} {one.value:g}" for one in told[:3])
         rows = "1 row has" if len(told) == 1 else f"{len(told)} rows have"
         print(f"failed: {rows} {condition}: {printable(worst)}", file=sys.stderr)
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.files import BUILT_IN, find_recipe, read_recipe
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.row import Row
 from seepage.base.storage import read_json
 
@@ -23,20 +23,20 @@ class Stored:
     """Stored rows.
 
     Attributes:
-        rows: Of cells that were audited just now, the best of each cell first.
+        rows: Of cases that were audited just now, the best of each case first.
         made: How they were made, in a sentence.
     """
 
     rows: tuple[Row, ...] = ()
     made: str = ""
 
-    def of(self, cell: str, found: Sequence[Row]) -> list[Row]:
-        """Those of one cell, but for attacks that ran just now with the same options."""
+    def of(self, case: str, found: Sequence[Row]) -> list[Row]:
+        """Those of one case, but for attacks that ran just now with the same options."""
         ran = {(row.attack, row.options) for row in found}
         return [
             row.model_copy(update={"attack": row.attack + MARK})
             for row in self.rows
-            if row.cell == cell and (row.attack, row.options) not in ran
+            if row.case == case and (row.attack, row.options) not in ran
         ]
 
 
@@ -52,9 +52,9 @@ def stored_rows(name: str | None, audited: Sequence[Recipe]) -> Stored:
     if not place.is_relative_to(BUILT_IN) or not beside.is_file():
         return Stored()
     victims = {_victim(case) for case in audited}
-    same = {case.cell for case in cells(read_recipe(place)) if _victim(case) in victims}
+    same = {case.case for case in resolve_cases(read_recipe(place)) if _victim(case) in victims}
     found: dict[str, Any] = read_json(beside)
-    rows = [Row.model_validate(row) for row in found["rows"] if row["cell"] in same]
+    rows = [Row.model_validate(row) for row in found["rows"] if row["case"] in same]
     return Stored(tuple(rows), found["made"])
 
 

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-from seepage.audit.cell import Kind
+from seepage.audit.case import Kind
 from seepage.audit.observe import inferred_lines
-from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, SummaryPart
+from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row, SummaryPart
 from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.cli.console import open_console
@@ -111,18 +111,18 @@ def print_result(
         console.print(result.verdict, soft_wrap=True, highlight=False, markup=False)
         return
     _print_verdict(console, result)
-    for cell in result.cells:
-        rows = result.rows_of(cell)
-        console.print(Text(f"{cell.heading}{CONTROL if cell.control else ''}", style="bold"))
-        if cell.baselines:
-            console.print(Text(_baselines(cell) + _accuracy(cell), style="dim"))
+    for case in result.cases:
+        rows = result.rows_of(case)
+        console.print(Text(f"{case.heading}{CONTROL if case.control else ''}", style="bold"))
+        if case.baselines:
+            console.print(Text(_baselines(case) + _accuracy(case), style="dim"))
         folded = [] if why else _folded(rows)
         if len(folded) < len(rows):
             shown = [row for row in rows if row not in folded]
-            console.print(_table([*shown, *stored.of(cell.name, rows)], cell.kind))
-        for line in [*_counted(folded), *_beside(cell, rows)]:
+            console.print(_table([*shown, *stored.of(case.name, rows)], case.kind))
+        for line in [*_counted(folded), *_beside(case, rows)]:
             console.print(Text(line, style="dim"), soft_wrap=True)
-        members = [row for row in result.membership if row.cell == cell.name]
+        members = [row for row in result.membership if row.case == case.name]
         if members:
             console.print(_members_table(members))
         console.print()
@@ -156,11 +156,11 @@ def _print_verdict(console: Console, result: Result) -> None:
         console.print(Text(f"{row.words}.", style="dim"), soft_wrap=True)
     for line in guarantee_lines(result.judged):
         console.print(Text(line, style="bold"), soft_wrap=True)
-    for line in doubt_lines(result.cells):
+    for line in doubt_lines(result.cases):
         console.print()
         console.print(Text(line))
     console.print()
-    warnings = warning_lines(result.warnings, result.cells)
+    warnings = warning_lines(result.warnings, result.cases)
     for line in warnings:
         console.print(Text(f"warning: {line}", style="yellow"))
     if warnings:
@@ -179,7 +179,7 @@ def _folded(rows: Sequence[Row]) -> list[Row]:
 def _counted(folded: Sequence[Row]) -> list[str]:
     """A line in place of the rows of attacks that do not apply.
 
-    >>> _counted([Row(cell="a", attack="x", status="inapplicable", outcome="does_not_apply")] * 3)
+    >>> _counted([Row(case="a", attack="x", status="inapplicable", outcome="does_not_apply")] * 3)
     ['3 attacks do not apply to this model (--why)']
     """
     one = len(folded) == 1
@@ -189,9 +189,9 @@ def _counted(folded: Sequence[Row]) -> list[str]:
 def _print_reasons(console: Console, result: Result, *, why: bool) -> None:
     """Why attacks and membership tests have no result, but for what is folded."""
     titles = result.titles
-    folded = [] if why else [row for cell in result.cells for row in _folded(result.rows_of(cell))]
+    folded = [] if why else [row for case in result.cases for row in _folded(result.rows_of(case))]
     entries = [
-        (row.attack, "no result" if row.scored else row.phrase, row.reason, titles[row.cell])
+        (row.attack, "no result" if row.scored else row.phrase, row.reason, titles[row.case])
         for row in result.rows
         if row.reason and row not in folded
     ]
@@ -199,9 +199,9 @@ def _print_reasons(console: Console, result: Result, *, why: bool) -> None:
         console.print(Text(f"{attack}, {words}", style="dim"))
     lacking = [(row.test, f"no result: {row.reason}") for row in result.membership if row.reason]
     lacking += [
-        (cell.heading, f"membership not tested: {cell.membership_skipped}")
-        for cell in result.cells
-        if cell.membership_skipped
+        (case.heading, f"membership not tested: {case.membership_skipped}")
+        for case in result.cases
+        if case.membership_skipped
     ]
     for what, words in lacking:
         console.print(Text(f"{what}, {words}", style="dim"))
@@ -214,11 +214,11 @@ def _of_pictures(rows: Sequence[Row]) -> bool:
     return any("ssim" in row.scores for row in rows)
 
 
-def _beside(cell: Cell, rows: Sequence[Row]) -> list[str]:
-    """What stands under a cell's table: what was inferred, and what the update gives away without an attack."""
-    lines = [*([cell.read_as] if cell.read_as else []), *inferred_lines(cell.inferred or {})]
-    if cell.exposure and not any(row.scored for row in rows):
-        lines.append(f"without any attack: {cell.exposure}")
+def _beside(case: Case, rows: Sequence[Row]) -> list[str]:
+    """What stands under a case's table: what was inferred, and what the update gives away without an attack."""
+    lines = [*([case.read_as] if case.read_as else []), *inferred_lines(case.inferred or {})]
+    if case.exposure and not any(row.scored for row in rows):
+        lines.append(f"without any attack: {case.exposure}")
     return lines
 
 
@@ -253,7 +253,7 @@ def _legend(result: Result) -> str:
 
 
 def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
-    """One cell's rows, for 80 columns: no box, and a column for what was told only where something was."""
+    """One case's rows, for 80 columns: no box, and a column for what was told only where something was."""
     told, further = any(row.told_extra for row in rows), further_metrics(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("attack", no_wrap=True)
@@ -286,7 +286,7 @@ def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
 
 
 def _members_table(rows: Sequence[MembershipRow]) -> Table:
-    """One cell's membership tests."""
+    """One case's membership tests."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("membership test", no_wrap=True)
     for name in ("AUC", "members identified", "others", "level", "seconds"):
@@ -315,27 +315,27 @@ def _summary_table(found: Sequence[SummaryPart]) -> Table:
     return table
 
 
-def _baselines(cell: Cell) -> str:
-    if cell.baseline("frequent", "rouge_1") is not None:
-        rouges = (number(cell.baseline("frequent", f"rouge_{n}"), 2) for n in (1, 2))
-        share = cell.baseline("frequent", "token_recall")
+def _baselines(case: Case) -> str:
+    if case.baseline("frequent", "rouge_1") is not None:
+        rouges = (number(case.baseline("frequent", f"rouge_{n}"), 2) for n in (1, 2))
+        share = case.baseline("frequent", "token_recall")
         named = "" if share is None else f"; they are {share:.0%} of the distinct ones"
         return (
             "without the update: the most frequent tokens of public text, ROUGE-1 and ROUGE-2 "
             f"{', '.join(rouges)}{named}"
         )
-    pictures = cell.baseline("mean_color", "ssim") is not None
+    pictures = case.baseline("mean_color", "ssim") is not None
     words = BASELINES if pictures else RECORD_BASELINES
-    known = {what: cell.baseline(name, "psnr") for name, what in words.items()}
+    known = {what: case.baseline(name, "psnr") for name, what in words.items()}
     found = (f"{what} {plain_text(number(psnr))}" for what, psnr in known.items() if psnr is not None)
     return f"without the update: {', '.join(found)} dB"
 
 
-def _accuracy(cell: Cell) -> str:
+def _accuracy(case: Case) -> str:
     """How well a federation's model does at the audited round."""
-    if not cell.federation or cell.accuracy is None:
+    if not case.federation or case.accuracy is None:
         return ""
-    whole = measured_on(cell.measure, cell.accuracy_examples or 0)
-    if cell.measure == "value":
-        return f"; the model explains {cell.accuracy:.0%} of {whole}"
-    return f"; the model names {cell.accuracy:.0%} of {whole} right"
+    whole = measured_on(case.measure, case.accuracy_examples or 0)
+    if case.measure == "value":
+        return f"; the model explains {case.accuracy:.0%} of {whole}"
+    return f"; the model names {case.accuracy:.0%} of {whole} right"

@@ -15,7 +15,7 @@ r"""The words of this package, and the way of a batch through it. Everything els
        +--> truth (private/, only metrics opens it)                         Reconstruction
                         \________________________  align + score  ______________/
                                                          |
-                           Scores of examples (scores.jsonl) --> Row per attack and cell (result.json)
+                           Scores of examples (scores.jsonl) --> Row per attack and case (result.json)
                                                          |
                                 report.html, grid.png, the gate, the frontier, the results book
 

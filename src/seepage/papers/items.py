@@ -1,7 +1,7 @@
 """The tables and figures of the papers, as described by `[expect]` and `[small]` of their recipes.
 
 [expect]           paper, item, title, setting, columns, kind, needs, note, by, no_claim
-[[expect.rows]]    name, data, attack, cell, metric, paper, better (`lines.py`)
+[[expect.rows]]    name, data, attack, case, metric, paper, better (`lines.py`)
 [[expect.claims]]  what the item is in the paper for (`claims.py`)
 [expect.on.DATA]   settings that one data set of the rows has at the paper's size: "attack.constants" = "mnist"
 [small]            laid over the recipe with `--size small`; needs, stand_in and columns are its own
@@ -257,7 +257,7 @@ def item_of(recipe: str, tables: Mapping[str, Any]) -> Item:
 def _lengths(line: Line, columns: int) -> list[str]:
     listed = {
         key: value
-        for key, value in (("paper", line.paper), ("attack", line.attack), ("cell", line.cell))
+        for key, value in (("paper", line.paper), ("attack", line.attack), ("case", line.case))
         if not isinstance(value, str) and value
     }
     return [

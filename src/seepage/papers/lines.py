@@ -18,8 +18,8 @@ class Line:
         paper: The paper's numbers, NaN where it prints none; empty: it prints none at all. One whose last digits are
             zeros is written as a string, so that the book shows it as the paper does.
         attack: Which attack of the result; one for all columns or one for each.
-        cell: Which of its cells; likewise.
-        metric: A key of a result row, or `cell.KEY` of a cell.
+        case: Which of its cases; likewise.
+        metric: A key of a result row, or `case.KEY` of a case.
         data: The data set; empty: what the recipe says.
         better: Whether an attack that reads more has more of the metric, or less.
     """
@@ -27,7 +27,7 @@ class Line:
     name: str
     paper: Sequence[Any] = ()
     attack: str | Sequence[str] = ""
-    cell: str | Sequence[str] = "cell"
+    case: str | Sequence[str] = "case"
     metric: str = "psnr"
     data: str = ""
     better: Literal["more", "less"] = "more"
@@ -39,8 +39,8 @@ class Line:
     def attack_at(self, column: int) -> str:
         return self.attack if isinstance(self.attack, str) else self.attack[column]
 
-    def cell_at(self, column: int) -> str:
-        return self.cell if isinstance(self.cell, str) else self.cell[column]
+    def case_at(self, column: int) -> str:
+        return self.case if isinstance(self.case, str) else self.case[column]
 
     def paper_at(self, column: int) -> float | None:
         """The paper's number, or None."""

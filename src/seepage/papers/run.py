@@ -13,8 +13,8 @@ from typing import Any
 from seepage.audit import run as audit
 from seepage.audit.folder import environment as environment_of
 from seepage.audit.recipe.contents import contents, run_text
-from seepage.audit.recipe.resolve import cells, run_name
-from seepage.audit.row import NUMBER_NAMES, Cell, Row
+from seepage.audit.recipe.resolve import resolve_cases, run_name
+from seepage.audit.row import NUMBER_NAMES, Case, Row
 from seepage.base.executor import Executor
 from seepage.base.progress import Doing, ProgressCallback, no_progress
 from seepage.base.registry import import_dotted, metrics
@@ -112,7 +112,7 @@ def plan(
                 tables = {**item.at(size, used, seed, name), **(changes or {})}
                 try:
                     if not item.expect.by:
-                        cells(tables)
+                        resolve_cases(tables)
                 except Problems as error:
                     problems += [f"{item.id}: {problem}" for problem in error.problems]
                 jobs.append(Job(item, name, used, seed, tables))
@@ -163,9 +163,11 @@ def run_job(
     if job.item.expect.by:
         values, env = _by_function(job, out, f"{job.item.id.replace('/', '-')}-{size}", show)
     else:
-        folder = out / run_name(run_text(job.tables, cells(job.tables)), f"{job.item.id.replace('/', '-')}-{size}")
+        folder = out / run_name(
+            run_text(job.tables, resolve_cases(job.tables)), f"{job.item.id.replace('/', '-')}-{size}"
+        )
         found = audit.run(job.tables, out=folder, jobs=jobs, on=on, show=show, command=job.command(size))
-        values, env = _values(job, found.result.rows, found.result.cells), read_json(found.folder / "env.json")
+        values, env = _values(job, found.result.rows, found.result.cases), read_json(found.folder / "env.json")
         if results is not None and job.item.expect.kind == "pictures" and is_packaged(job.data):
             write_whole(picture_of(results, job.item.id, size, job.data), write_grid(found.folder).read_bytes())
     return [_record(job, size, value, env) for value in values]
@@ -202,33 +204,33 @@ def _finite(value: Value) -> Value:
 
 
 Place = tuple[Line, int, str, str]
-"""A number that a job is to have: its line, column, cell, and attack, which is empty for a fact of the cell."""
+"""A number that a job is to have: its line, column, case, and attack, which is empty for a fact of the case."""
 
 
 def _places(job: Job) -> Iterator[Place]:
     """Each number that a job is to have."""
     for line in job.lines:
         for column in range(len(job.item.expect.columns)):
-            if line.cell_at(column) not in ("", "-"):  # others are not part of this size
-                yield line, column, line.cell_at(column), line.attack_at(column)
+            if line.case_at(column) not in ("", "-"):  # others are not part of this size
+                yield line, column, line.case_at(column), line.attack_at(column)
 
 
-def _values(job: Job, result_rows: Sequence[Row], result_cells: Sequence[Cell]) -> list[Value]:
+def _values(job: Job, result_rows: Sequence[Row], result_cases: Sequence[Case]) -> list[Value]:
     """The numbers of an audit's rows, row by row and column by column."""
-    rows = {(row.cell, row.attack): row for row in result_rows}
-    facts = {cell.name: cell for cell in result_cells}
+    rows = {(row.case, row.attack): row for row in result_rows}
+    facts = {case.name: case for case in result_cases}
     return [
-        _value(line, column, facts.get(cell), rows.get((cell, attack)), f"{attack} on {cell}")
-        for line, column, cell, attack in _places(job)
+        _value(line, column, facts.get(case), rows.get((case, attack)), f"{attack} on {case}")
+        for line, column, case, attack in _places(job)
     ]
 
 
-def _value(line: Line, column: int, cell: Cell | None, row: Row | None, where: str) -> Value:
-    if cell is None or (row is None and not line.metric.startswith("cell.")):
+def _value(line: Line, column: int, case: Case | None, row: Row | None, where: str) -> Value:
+    if case is None or (row is None and not line.metric.startswith("case.")):
         raise SeepageError(f"the recipe has no {where}, which [[expect.rows]] {line.name!r} names; correct the recipe")
-    if row is None or line.metric.startswith("cell."):
-        number = getattr(cell, line.metric.removeprefix("cell."), None)
-        return Value(row=line.name, column=column, ours=number, facts={"examples": cell.accuracy_examples})
+    if row is None or line.metric.startswith("case."):
+        number = getattr(case, line.metric.removeprefix("case."), None)
+        return Value(row=line.name, column=column, ours=number, facts={"examples": case.accuracy_examples})
     numbers = row.numbers()
     # A metric that is known and not measured, as where its network's weights are not here, is a number that is missing.
     if line.metric not in (numbers.keys() | set(NUMBER_NAMES) | set(metrics)):
@@ -239,7 +241,7 @@ def _value(line: Line, column: int, cell: Cell | None, row: Row | None, where: s
     nested = {"scores", "baselines", "inner", "certified", "cost"}
     facts = row.model_dump(mode="json", exclude_none=True, exclude=nested)
     beside = facts | {name: one for name, one in numbers.items() if not name.endswith(("_low", "_high", "_n"))}
-    beside |= {"client": cell.client, "batch_size": cell.batch_size}
+    beside |= {"client": case.client, "batch_size": case.batch_size}
     ends = {name: (one.low, one.high) for name, one in row.scores.items() if None not in (one.low, one.high)}
     beside |= {"intervals": ends} if ends else {}
     return Value(row=line.name, column=column, ours=numbers.get(line.metric), low=low, high=high, facts=beside)
@@ -293,7 +295,7 @@ def reproduce(
     on: Executor | None = None,
     show: ProgressCallback = no_progress,
 ) -> Iterator[Done]:
-    """Run jobs and keep each item's records as soon as it is done: a killed run loses one cell at most.
+    """Run jobs and keep each item's records as soon as it is done: a killed run loses one case at most.
 
     Args:
         jobs: From `plan`.

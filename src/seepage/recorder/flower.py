@@ -27,7 +27,7 @@ from torch import Tensor
 
 from seepage.audit.recipe.files import find_recipe, read_recipe
 from seepage.audit.recipe.plans import Federation
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.simulate.federation import Clients, FederationState, Reply, federate
 from seepage.audit.simulate.setting import Setting, State
 from seepage.base.storage import write_tensors
@@ -56,7 +56,7 @@ class FederationStart:
 
 @cache
 def start_of(recipe: str) -> FederationStart:
-    """The federation of a recipe's first cell, made once in each process.
+    """The federation of a recipe's first case, made once in each process.
 
     Args:
         recipe: A file, or the name of a built-in recipe.
@@ -64,7 +64,7 @@ def start_of(recipe: str) -> FederationStart:
     Raises:
         SeepageError: For a recipe without `[federation]`.
     """
-    case = cells(read_recipe(find_recipe(recipe)))[0]
+    case = resolve_cases(read_recipe(find_recipe(recipe)))[0]
     if case.federation is None:
         raise SeepageError(f"the recipe {recipe} has no [federation]; add that table")
     setting = Setting.of(case)

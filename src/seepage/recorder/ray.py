@@ -4,8 +4,8 @@
         seepage.audit.run(tables, on=on)
 
 Nodes need not share a disk. An attack travels with the files of `observed/`, which Ray's object store holds once for
-each cell, and its outcome travels back; the truth and the recipe stay on the machine that has them. A training of
-`seepage frontier` travels with its clients and their data, to processes that are never given an attack. Cells whose
+each case, and its outcome travels back; the truth and the recipe stay on the machine that has them. A training of
+`seepage frontier` travels with its clients and their data, to processes that are never given an attack. Cases whose
 rounds were too many to keep are made anew from the truth, so they are attacked on the machine that has it.
 """
 

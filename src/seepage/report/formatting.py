@@ -6,7 +6,7 @@ from math import isfinite
 
 from markupsafe import Markup, escape
 
-from seepage.audit.cell import Measure
+from seepage.audit.case import Measure
 from seepage.base.words import plural
 
 NONE = "\N{EM DASH}"

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from seepage.audit.row import Cell
+from seepage.audit.row import Case
 from seepage.base.manifest import renew
 from seepage.base.storage import OWNER_ONLY, write_whole
 from seepage.errors import SeepageError, unknown
@@ -21,7 +21,7 @@ from seepage.report.formatting import number
 from seepage.report.pictures import Pictures, Place, open_pictures, pixels
 from seepage.report.run import RunFolder, open_run
 
-MOST_CELLS, MOST_ATTACKS, MOST_EXAMPLES = 10, 8, 4
+MOST_CASES, MOST_ATTACKS, MOST_EXAMPLES = 10, 8, 4
 LARGEST_FILE = 1_000_000
 """Largest size of the picture in bytes, so that it can be embedded in a README or an issue."""
 
@@ -45,12 +45,12 @@ NOT_RETURNED = "not returned"
 
 @dataclass(frozen=True)
 class GridBlock:
-    """One cell's part of the grid.
+    """One case's part of the grid.
 
     Attributes:
         title: Heading.
-        columns: `private`, where available, then the attacks. Cells with the same attacks have the same columns, so
-            that the columns of different cells are aligned.
+        columns: `private`, where available, then the attacks. Cases with the same attacks have the same columns, so
+            that the columns of different cases are aligned.
         rows: Examples; for each column a picture `[C, H, W]` and the line under it, or None and why there is none.
     """
 
@@ -70,7 +70,7 @@ class GridBlock:
 def write_grid(run: Path | RunFolder) -> Path:
     """Write `grid.png` into a finished run's folder. The picture shows private examples.
 
-    It shows at most ten cells, eight attacks and four examples per cell, the best recovered examples first.
+    It shows at most ten cases, eight attacks and four examples per case, the best recovered examples first.
 
     Args:
         run: The run folder, with `result.json`, or what was read of it.
@@ -93,22 +93,22 @@ def write_grid(run: Path | RunFolder) -> Path:
     return path
 
 
-def write_sheet(folder: Path, path: Path, *, cell: str | None = None, attack: str | None = None) -> Path:
-    """Write a PNG with all pictures of a cell, and at the same places on the right an attack's reconstructions.
+def write_sheet(folder: Path, path: Path, *, case: str | None = None, attack: str | None = None) -> Path:
+    """Write a PNG with all pictures of a case, and at the same places on the right an attack's reconstructions.
 
     Args:
         folder: A finished run folder.
         path: The PNG to write.
-        cell: The cell; None: the first one that has pictures.
-        attack: The attack; None: the cell's first one that returned pictures.
+        case: The case; None: the first one that has pictures.
+        attack: The attack; None: the case's first one that returned pictures.
 
     Raises:
-        SeepageError: Where the run has no such cell, attack or pictures.
+        SeepageError: Where the run has no such case, attack or pictures.
     """
     run = open_run(folder)
-    if cell is not None and cell not in [known.name for known in run.cells]:
-        raise unknown("cell", cell, [known.name for known in run.cells])
-    found = {known.name: open_pictures(run, known) for known in run.cells if cell in (None, known.name)}
+    if case is not None and case not in [known.name for known in run.cases]:
+        raise unknown("case", case, [known.name for known in run.cases])
+    found = {known.name: open_pictures(run, known) for known in run.cases if case in (None, known.name)}
     pictures = next((one for one in found.values() if one.truth and one.guesses), None)
     if pictures is None:
         raise SeepageError(f"{folder} has no private and rebuilt pictures to put side by side; audit a set of images")
@@ -144,72 +144,72 @@ def _png(picture: Image.Image) -> bytes:
 
 
 def _blocks(run: RunFolder) -> list[GridBlock]:
-    examples = 2 if len(run.cells) > 4 else MOST_EXAMPLES - (len(run.cells) > 2)
-    opened = [(cell, open_pictures(run, cell)) for cell in run.cells[:MOST_CELLS]]
-    found = [(cell, pictures) for cell, pictures in opened if pictures.places]
+    examples = 2 if len(run.cases) > 4 else MOST_EXAMPLES - (len(run.cases) > 2)
+    opened = [(case, open_pictures(run, case)) for case in run.cases[:MOST_CASES]]
+    found = [(case, pictures) for case, pictures in opened if pictures.places]
     attacks = _attacks(run, found)
     held = any(pictures.truth for _, pictures in found)
     blocks = []
-    for cell, pictures in found:
-        phrases = {row.attack: row.phrase for row in run.rows_of(cell)}
+    for case, pictures in found:
+        phrases = {row.attack: row.phrase for row in run.rows_of(case)}
         own = [attack for attack in attacks if attack in phrases]
         rows = []
-        for place in sorted(pictures.places, key=lambda at: -_best(run, cell, own, at))[:examples]:
+        for place in sorted(pictures.places, key=lambda at: -_best(run, case, own, at))[:examples]:
             picture = pictures.private(place)
             private = [(picture, "" if picture is not None else "not here")] * held
-            rows.append([*private, *(_shown(run, cell, pictures, name, place, phrases[name]) for name in own)])
-        title = what_differs(cell, [one for one, _ in found])
+            rows.append([*private, *(_shown(run, case, pictures, name, place, phrases[name]) for name in own)])
+        title = what_differs(case, [one for one, _ in found])
         blocks.append(GridBlock(title, ["private"] * held + own, rows))
     return blocks
 
 
-def what_differs(cell: Cell, cells: Sequence[Cell]) -> str:
+def what_differs(case: Case, cases: Sequence[Case]) -> str:
     """The parts of a case's title that not all cases share; all of it where none differs.
 
-    >>> cells = [Cell(name=name, title_parts=["fc2", "batch 1", name]) for name in ("no defense", "noise")]
-    >>> [what_differs(cell, cells) for cell in cells]
+    >>> cases = [Case(name=name, title_parts=["fc2", "batch 1", name]) for name in ("no defense", "noise")]
+    >>> [what_differs(case, cases) for case in cases]
     ['no defense', 'noise']
     """
-    shared = set.intersection(*(set(one.title_parts) for one in cells))
-    own = [part for part in cell.title_parts if part not in shared]
-    return ", ".join(own) or cell.heading
+    shared = set.intersection(*(set(one.title_parts) for one in cases))
+    own = [part for part in case.title_parts if part not in shared]
+    return ", ".join(own) or case.heading
 
 
 def _shown(
-    run: RunFolder, cell: Cell, pictures: Pictures, attack: str, place: Place, phrase: str
+    run: RunFolder, case: Case, pictures: Pictures, attack: str, place: Place, phrase: str
 ) -> tuple[Tensor | None, str]:
     if attack not in pictures.guesses:
         return None, phrase
     picture = pictures.guesses[attack].at(place)
-    psnr = run.scores.get((cell.name, attack, *place, "psnr"))
+    psnr = run.scores.get((case.name, attack, *place, "psnr"))
     return picture, NOT_RETURNED if picture is None else "" if psnr is None else f"{number(psnr)} dB"
 
 
-def _attacks(run: RunFolder, found: list[tuple[Cell, Pictures]]) -> list[str]:
-    """The attacks that have pictures, in row order; if there are too many, those with the highest PSNR in any cell."""
+def _attacks(run: RunFolder, found: list[tuple[Case, Pictures]]) -> list[str]:
+    """The attacks that have pictures, in row order; if there are too many, those with the highest PSNR in any case."""
     best: dict[str, float] = {}
-    for cell, pictures in found:
-        for row in run.rows_of(cell):
+    for case, pictures in found:
+        for row in run.rows_of(case):
             if row.attack in pictures.guesses:
                 best[row.attack] = max(best.get(row.attack, 0.0), row.mean("psnr") or 0.0)
     kept = sorted(best, key=lambda attack: -best[attack])[:MOST_ATTACKS]
     return [attack for attack in run.attacks if attack in kept]
 
 
-def _best(run: RunFolder, cell: Cell, attacks: list[str], place: Place) -> float:
-    return max((run.scores.get((cell.name, attack, *place, "psnr")) or 0.0 for attack in attacks), default=0.0)
+def _best(run: RunFolder, case: Case, attacks: list[str], place: Place) -> float:
+    return max((run.scores.get((case.name, attack, *place, "psnr")) or 0.0 for attack in attacks), default=0.0)
 
 
 def _footer(run: RunFolder) -> str:
     parts = ["Private data: handle like the data themselves."]
     if run.scored:
         parts.append("PSNR under each picture. The best recovered examples are shown, not typical ones.")
-    if len(run.cells) > 1:
-        shared = set.intersection(*(set(cell.title_parts) for cell in run.cells))
-        common = [part for part in run.cells[0].title_parts if part in shared]
+    if len(run.cases) > 1:
+        shared = set.intersection(*(set(case.title_parts) for case in run.cases))
+        common = [part for part in run.cases[0].title_parts if part in shared]
         parts += [f"All of: {', '.join(common)}."] if common else []
-    if len(run.cells) > MOST_CELLS:
-        parts.append(f"{MOST_CELLS} of {len(run.cells)} cases.")
+    if len(run.cases) > MOST_CASES:
+        parts.append(f"{MOST_CASES} of {len(run.cases)} cases.")
     return " ".join(parts)
 
 

@@ -28,10 +28,10 @@ class Judge(JsonRecord):
 
 
 class JudgedRow(JsonRecord):
-    """Human judgments of one attack on one cell.
+    """Human judgments of one attack on one case.
 
     Attributes:
-        cell: Cell.
+        case: Case.
         attack: Attack.
         pairs: Number of guesses that at least one counted judge judged.
         judges: Number of counted judges who judged any of them.
@@ -41,11 +41,11 @@ class JudgedRow(JsonRecord):
         interval: How the interval was made: `clopper-pearson`, `bootstrap over pairs` or `none`.
         cannot_tell: Share judged "cannot tell", which does not count as success.
         returned: Number of examples for which the attack returned a guess.
-        examples: Number of private examples of the cell.
+        examples: Number of private examples of the case.
         asr_of_examples: `asr` times `returned / examples`, so that an example without a guess counts as failure.
     """
 
-    cell: str
+    case: str
     attack: str
     pairs: int
     judges: int
@@ -63,7 +63,7 @@ class JudgedStudy(JsonRecord):
     """The content of `judgements.json`.
 
     Attributes:
-        rows: One per attack and cell that was judged.
+        rows: One per attack and case that was judged.
         judges: All judges whose files were read.
         kappa: Agreement on the guesses: Cohen's kappa, its mean over pairs of judges; None: not defined.
         agreement: Share of guesses that two judges answered alike, mean over pairs of judges; None: one judge.

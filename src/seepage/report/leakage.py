@@ -42,10 +42,10 @@ class TextExposure(JsonRecord):
     ordered: bool = False
 
 
-class CellExposure(JsonRecord):
+class CaseExposure(JsonRecord):
     """One case; the fields are keys of `exposure.json`."""
 
-    cell: str
+    case: str
     failed: str | None = None
     examples: int = 0
     vectors: int = 0
@@ -109,7 +109,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:LISTED_NAMES]) + more
 
 
-def open_exposed(folder: Path) -> list[CellExposure]:
+def open_exposed(folder: Path) -> list[CaseExposure]:
     """Read the analyses of a run's updates; empty where none was made.
 
     Raises:
@@ -120,4 +120,4 @@ def open_exposed(folder: Path) -> list[CellExposure]:
         return []
     record = read_json(path)
     check_schema(record, path)
-    return parse_all(CellExposure, record.get("cells"), f"{path}")
+    return parse_all(CaseExposure, record.get("cases"), f"{path}")

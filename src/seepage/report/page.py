@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from seepage.audit.cell import Kind
+from seepage.audit.case import Kind
 from seepage.audit.recipe.places import shown_recipe
-from seepage.audit.row import PASSED_OVER, Cell, Diagnostic, Row
+from seepage.audit.row import PASSED_OVER, Case, Diagnostic, Row
 from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
 from seepage.base.manifest import renew
 from seepage.base.storage import write_whole
@@ -26,7 +26,7 @@ from seepage.report.templates import page_environment
 from seepage.report.texts import Texts, open_texts
 
 STRIP_LENGTH = 8
-"""Examples shown per cell."""
+"""Examples shown per case."""
 
 FEWEST_TESTED = 30
 """Fewest examples for which an accuracy is shown; with fewer, its 95 % interval is wider than +-18 points."""
@@ -88,13 +88,13 @@ class Strip:
 
 @dataclass(frozen=True)
 class Section:
-    """One cell, ready to be laid out.
+    """One case, ready to be laid out.
 
     Attributes:
-        cell: The setting of the client.
+        case: The setting of the client.
         accuracy: Sentence about the model's accuracy; empty where it was measured on too few examples.
-        told: Facts that every attacker of this cell knows.
-        told_more: Whether an attacker of this cell has side information besides.
+        told: Facts that every attacker of this case knows.
+        told_more: Whether an attacker of this case has side information besides.
         rows: The attacks that were run, as texts.
         kind: What the examples are; texts have neither PSNR nor SSIM, and records no SSIM.
         further: Column headings of metrics that only this recipe requested.
@@ -105,7 +105,7 @@ class Section:
         remark: Sentence on how many of the examples the strips show.
     """
 
-    cell: Cell
+    case: Case
     accuracy: str
     told: list[str]
     told_more: bool
@@ -171,8 +171,8 @@ def _render(run: RunFolder, pictures: bool) -> str:
 
 
 def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
-    beside = {cell.name for cell in run.cells if cell.control}
-    common, sections = _common_notes(run), [_section(run, cell, pictures) for cell in run.cells]
+    beside = {case.name for case in run.cases if case.control}
+    common, sections = _common_notes(run), [_section(run, case, pictures) for case in run.cases]
     kinds = {section.kind for section in sections}
     kind = next((one for one in ("pictures", "records", "texts") if one in kinds), "pictures")
     exposed, level = open_exposed(run.folder), run.result.verdict_level
@@ -187,13 +187,13 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "recipe": run.recipe if pictures or run.recipe is None else shown_recipe(run.recipe),
         "kind": kind,
         "certified": any(row.certified_examples for row in run.rows),
-        "targets": {cell.target for cell in run.cells},
+        "targets": {case.target for case in run.cases},
         "tuned": [row.words for row in run.result.tuned],
         "promises": guarantee_lines(run.result.judged),
-        "doubts": doubt_lines(run.cells),
-        "warning_lines": warning_lines(run.flags, run.cells),
-        "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
-        "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.giving],
+        "doubts": doubt_lines(run.cases),
+        "warning_lines": warning_lines(run.flags, run.cases),
+        "exposed": [(titles.get(one.case, one.case), one) for one in exposed],
+        "told_of": [(titles.get(one.case, one.case), one) for one in exposed if one.giving],
         "normed": any(one.norms for one in exposed),
         # Somebody who was named was harmed, whatever came back of the examples themselves.
         "level": "recognizable"
@@ -205,30 +205,30 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         + "; tokens named" * tokens
         + "; members identified" * members
         + "; epsilon contradicted" * wrong,
-        "matrix": [(attack, [MatrixEntry.of(_row(run, attack, cell)) for cell in run.cells]) for attack in run.attacks],
+        "matrix": [(attack, [MatrixEntry.of(_row(run, attack, case)) for case in run.cases]) for attack in run.attacks],
         "sections": sections,
         "told": _in_all([section.told for section in sections if section.told]),
         "remarks": _remarks(run, common),
         "common": common,
         "findings": _findings(run),
-        "warnings": len({flag.message for flag in run.flags if flag.severity == "warning" and flag.cell not in beside}),
+        "warnings": len({flag.message for flag in run.flags if flag.severity == "warning" and flag.case not in beside}),
         "with_options": words.with_options,
         "is_muted": is_muted,
         "headings": HEADINGS,
         "glossary": {**GLOSSARY, **OF_PICTURES} if kind == "pictures" else GLOSSARY,
         "judged": _judged(run),
-        "members": [(titles.get(row.cell, row.cell), row) for row in run.result.membership],
-        "bounds": [(titles.get(row.cell, row.cell), row) for row in run.result.bounds if row.value is not None],
-        "bound_gaps": [(titles.get(row.cell, row.cell), row.reason) for row in run.result.bounds if row.reason],
-        "epsilons": [(titles.get(row.cell, row.cell), row) for row in run.result.epsilons],
-        "member_gaps": [(cell.heading, cell.membership_skipped) for cell in run.cells if cell.membership_skipped],
+        "members": [(titles.get(row.case, row.case), row) for row in run.result.membership],
+        "bounds": [(titles.get(row.case, row.case), row) for row in run.result.bounds if row.value is not None],
+        "bound_gaps": [(titles.get(row.case, row.case), row.reason) for row in run.result.bounds if row.reason],
+        "epsilons": [(titles.get(row.case, row.case), row) for row in run.result.epsilons],
+        "member_gaps": [(case.heading, case.membership_skipped) for case in run.cases if case.membership_skipped],
     }
 
 
 def _subject(run: RunFolder) -> str:
     """What was audited, and when: `fc2 and convnet on album, 2026-11-24`; what is not known is left out."""
-    models = _few([cell.model for cell in run.cells], "models")
-    data = _few([cell.data for cell in run.cells], "data sets")
+    models = _few([case.model for case in run.cases], "models")
+    data = _few([case.data for case in run.cases], "data sets")
     return ", ".join(filter(None, (" on ".join(filter(None, (models, data))), (run.env.started or "")[:10])))
 
 
@@ -237,18 +237,18 @@ def _few(names: Sequence[str | None], what: str) -> str:
     return " and ".join(found) if len(found) < 3 else f"{len(found)} {what}"
 
 
-def _row(run: RunFolder, attack: str, cell: Cell) -> Row | None:
-    return next((row for row in run.rows_of(cell) if row.attack == attack), None)
+def _row(run: RunFolder, attack: str, case: Case) -> Row | None:
+    return next((row for row in run.rows_of(case) if row.attack == attack), None)
 
 
 # --- at a glance -------------------------------------------------------------------------------------------------
 
 
 def _remarks(run: RunFolder, common: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Remarks about attacks that hold for all cells: reasons for missing results, and notes common to every cell."""
+    """Remarks about attacks that hold for all cases: reasons for missing results, and notes common to every case."""
     titles = run.result.titles
     entries = [
-        (row.attack, "no result" if row.scored else row.phrase, row.reason or NO_REASON, titles.get(row.cell, ""))
+        (row.attack, "no result" if row.scored else row.phrase, row.reason or NO_REASON, titles.get(row.case, ""))
         for row in run.rows
         if row.reason or not _was_tried(row)
     ]
@@ -261,7 +261,7 @@ def _was_tried(row: Row) -> bool:
 
 
 def _common_notes(run: RunFolder) -> list[tuple[str, str]]:
-    """Notes that an attack made on every cell on which it was run, if these are several."""
+    """Notes that an attack made on every case on which it was run, if these are several."""
     found = []
     for attack in run.attacks:
         tried = [row for row in run.rows if row.attack == attack and _was_tried(row)]
@@ -275,20 +275,20 @@ def _in_all(lists: list[list[str]]) -> list[str]:
     return [item for item in lists[0] if all(item in found for found in lists)] if lists else []
 
 
-# --- one cell ----------------------------------------------------------------------------------------------------
+# --- one case ----------------------------------------------------------------------------------------------------
 
 
-def _section(run: RunFolder, cell: Cell, shown: bool) -> Section:
-    rows = run.rows_of(cell)
+def _section(run: RunFolder, case: Case, shown: bool) -> Section:
+    rows = run.rows_of(case)
     tried = [row for row in rows if _was_tried(row)]
     told = [str(item) for item in tried[0].told] if tried else []
-    pictures = open_pictures(run, cell) if shown else Pictures(None, {})
-    strips, records = _strips(run, cell, tried, pictures), open_records(run, cell) if shown else None
-    kind = cell.kind or _kind(rows, bool(strips), records is not None)
+    pictures = open_pictures(run, case) if shown else Pictures(None, {})
+    strips, records = _strips(run, case, tried, pictures), open_records(run, case) if shown else None
+    kind = case.kind or _kind(rows, bool(strips), records is not None)
     further = further_metrics(tried)
     return Section(
-        cell=cell,
-        accuracy=accuracy_words(cell),
+        case=case,
+        accuracy=accuracy_words(case),
         told=[item for item in told if all(item in map(str, row.told) for row in tried)],
         told_more=any(row.told_extra for row in tried),
         rows=[RowTexts.of(row, further) for row in tried],
@@ -296,7 +296,7 @@ def _section(run: RunFolder, cell: Cell, shown: bool) -> Section:
         further=further,
         others=[row for row in rows if not _was_tried(row) or row.reason],
         strips=strips,
-        texts=open_texts(run, cell) if shown else None,
+        texts=open_texts(run, case) if shown else None,
         records=records,
         remark=_remark(pictures, kind) if shown else f"This page was written without {kind}.",
     )
@@ -311,16 +311,16 @@ def _kind(rows: list[Row], strips: bool, records: bool) -> Kind:
     return "records" if not strips and (flat or records) else "pictures"
 
 
-def accuracy_words(cell: Cell) -> str:
+def accuracy_words(case: Case) -> str:
     """How well the model does; empty where it was measured on too few examples."""
-    examples = cell.accuracy_examples or 0
-    if cell.accuracy is None or examples < FEWEST_TESTED:
+    examples = case.accuracy_examples or 0
+    if case.accuracy is None or examples < FEWEST_TESTED:
         return ""
-    share, whole = words.percent(cell.accuracy), words.measured_on(cell.measure, examples)
-    return f"{share} of {whole} explained" if cell.measure == "value" else f"accuracy {share} on {whole}"
+    share, whole = words.percent(case.accuracy), words.measured_on(case.measure, examples)
+    return f"{share} of {whole} explained" if case.measure == "value" else f"accuracy {share} on {whole}"
 
 
-def _strips(run: RunFolder, cell: Cell, rows: list[Row], pictures: Pictures) -> list[Strip]:
+def _strips(run: RunFolder, case: Case, rows: list[Row], pictures: Pictures) -> list[Strip]:
     places = pictures.places[:STRIP_LENGTH]
     strips = []
     if pictures.truth:
@@ -364,7 +364,7 @@ def _guess(run: RunFolder, row: Row, number: int, place: Place, guesses: Guesses
     what, picture = f"{row.attack}, example {number}", guesses.at(place)
     if picture is None:
         return _shown(None, f"{what}: not returned", ())
-    psnr, ssim = (run.scores.get((row.cell, row.attack, *place, metric)) for metric in ("psnr", "ssim"))
+    psnr, ssim = (run.scores.get((row.case, row.attack, *place, metric)) for metric in ("psnr", "ssim"))
     caption = [f"{words.number(psnr)} dB"] if psnr is not None else []
     caption += [f"SSIM {words.number(ssim, 2)}"] if ssim is not None else []
     sure = None if row.scored else guesses.is_certified(place)
@@ -399,7 +399,7 @@ def _remark(pictures: Pictures, kind: Kind) -> str:
 
 @dataclass(frozen=True)
 class People:
-    """The human study for display: its rows with the titles of their cells."""
+    """The human study for display: its rows with the titles of their cases."""
 
     judged: JudgedStudy
     rows: list[tuple[str, JudgedRow]]
@@ -411,7 +411,7 @@ def _judged(run: RunFolder) -> People | None:
     if judged is None:
         return None
     titles = run.result.titles
-    rows = [(titles.get(row.cell, row.cell), row) for row in judged.rows]
+    rows = [(titles.get(row.case, row.case), row) for row in judged.rows]
     return People(judged, rows, sum(judge.left_out is None for judge in judged.judges))
 
 
@@ -431,6 +431,6 @@ def _findings(run: RunFolder) -> list[DiagnosticGroup]:
 
 
 def _where(flag: Diagnostic, titles: dict[str, str]) -> str:
-    parts = [titles.get(flag.cell, flag.cell)] if flag.cell else []
+    parts = [titles.get(flag.case, flag.case)] if flag.case else []
     parts += [flag.attack] if flag.attack else []
     return ": ".join(parts) or "the whole run"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from seepage.audit.record import cell_folder
-from seepage.audit.row import PASSED_OVER, Cell
+from seepage.audit.record import case_folder
+from seepage.audit.row import PASSED_OVER, Case
 from seepage.base.storage import read_tensors
 from seepage.errors import SeepageError
 from seepage.federation.transcript.truth import open_truth
@@ -59,7 +59,7 @@ class Guesses:
 
 @dataclass(frozen=True)
 class Pictures:
-    """The pictures of one cell.
+    """The pictures of one case.
 
     Attributes:
         truth: Round to `[n, C, H, W]` private pictures; None where they are not in the folder.
@@ -91,26 +91,26 @@ class Pictures:
         return None if self.truth is None else self.truth[place[0]][place[1]]
 
 
-def open_pictures(run: RunFolder, cell: Cell) -> Pictures:
-    """Read the private and the reconstructed pictures of a cell. Data that are not pictures are skipped.
+def open_pictures(run: RunFolder, case: Case) -> Pictures:
+    """Read the private and the reconstructed pictures of a case. Data that are not pictures are skipped.
 
     Raises:
         SeepageError: For damaged files, and where truth and reconstructions do not pair up.
     """
-    return open_examples(run, cell, _is_picture)
+    return open_examples(run, case, _is_picture)
 
 
-def open_examples(run: RunFolder, cell: Cell, fits: Callable[[Tensor], bool]) -> Pictures:
-    """Read the private and the reconstructed examples of a cell whose tensors fit, and skip all others.
+def open_examples(run: RunFolder, case: Case, fits: Callable[[Tensor], bool]) -> Pictures:
+    """Read the private and the reconstructed examples of a case whose tensors fit, and skip all others.
 
     Raises:
         SeepageError: For damaged files, and where truth and reconstructions do not pair up.
     """
-    batches = {t: batch for t, batch in _truth(run, cell).items() if fits(batch.inputs)}
+    batches = {t: batch for t, batch in _truth(run, case).items() if fits(batch.inputs)}
     truth = {t: batch.inputs for t, batch in batches.items()} or None
     guesses = {}
-    for row in run.rows_of(cell):
-        path = inside(run.folder / "reconstructions", cell.name, f"{row.attack}.safetensors")
+    for row in run.rows_of(case):
+        path = inside(run.folder / "reconstructions", case.name, f"{row.attack}.safetensors")
         if row.status not in ("inapplicable", *PASSED_OVER) and path is not None and path.exists():
             found = _guesses(read_tensors(path), path, fits)
             _check_pairs(found, truth, path)
@@ -119,20 +119,20 @@ def open_examples(run: RunFolder, cell: Cell, fits: Callable[[Tensor], bool]) ->
     return Pictures(truth, guesses, {t: batch.labels for t, batch in batches.items()})
 
 
-def _truth(run: RunFolder, cell: Cell) -> dict[int, Batch]:
-    folder = truth_folder(run, cell)
+def _truth(run: RunFolder, case: Case) -> dict[int, Batch]:
+    folder = truth_folder(run, case)
     return {} if folder is None else dict(enumerate(open_truth(folder)))
 
 
-def truth_folder(run: RunFolder, cell: Cell) -> Path | None:
-    """The folder of a cell's private examples; None where they are not in the run's folder."""
-    # A run of one cell has no folder per cell, unless its truth was brought along under the cell's name.
+def truth_folder(run: RunFolder, case: Case) -> Path | None:
+    """The folder of a case's private examples; None where they are not in the run's folder."""
+    # A run of one case has no folder per case, unless its truth was brought along under the case's name.
     options = [
-        inside(run.folder / "private", cell.name),
-        cell_folder(run.folder, "private", cell.name, len(run.cells)),
+        inside(run.folder / "private", case.name),
+        case_folder(run.folder, "private", case.name, len(run.cases)),
     ]
     # A stranger may have chosen the name, which must not lead out of the run's folder.
-    known = [path for path in options if path is not None and _is_plain(cell.name)]
+    known = [path for path in options if path is not None and _is_plain(case.name)]
     return next((path for path in known if (path / "truth.safetensors").exists()), None)
 
 

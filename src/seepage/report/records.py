@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from seepage.audit.record import COLUMNS
-from seepage.audit.row import Cell
+from seepage.audit.row import Case
 from seepage.base.storage import read_json
 from seepage.errors import SeepageError, printable
 from seepage.federation.data.columns import Column
@@ -15,7 +15,7 @@ from seepage.report.pictures import Pictures, Place, open_examples, truth_folder
 from seepage.report.run import RunFolder
 
 SHOWN = 8
-"""Records of a cell that a page shows."""
+"""Records of a case that a page shows."""
 MOST_VALUES = 60
 """Values of a record that a page shows."""
 LONGEST = 60
@@ -52,7 +52,7 @@ class TableRecord:
 
 @dataclass(frozen=True)
 class Records:
-    """The records of one cell.
+    """The records of one case.
 
     Attributes:
         attacks: Those that returned records.
@@ -71,20 +71,20 @@ class Records:
     named: bool
 
 
-def open_records(run: RunFolder, cell: Cell) -> Records | None:
-    """The records of a cell; None where its examples are no rows of numbers.
+def open_records(run: RunFolder, case: Case) -> Records | None:
+    """The records of a case; None where its examples are no rows of numbers.
 
     Raises:
         SeepageError: For damaged files, and where truth and reconstructions do not pair up.
     """
-    if any(row.of_text or row.space == "feature" for row in run.rows_of(cell)):
+    if any(row.of_text or row.space == "feature" for row in run.rows_of(case)):
         return None
-    found = open_examples(run, cell, _is_row)
+    found = open_examples(run, case, _is_row)
     if not found.places:
         return None
     some = [*(found.truth or {}).values(), *(x for guess in found.guesses.values() for x in guess.inputs.values())]
     width = some[0].shape[1]
-    known = _columns(truth_folder(run, cell), width)
+    known = _columns(truth_folder(run, case), width)
     columns = known or [Column(str(place)) for place in range(1, width + 1)]
     rows = [_record(found, place, columns, known is None) for place in found.places[:SHOWN]]
     return Records(

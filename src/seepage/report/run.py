@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit.recipe.places import asks_for_names, paths_in, shown_command
-from seepage.audit.row import Cell, Diagnostic, Result, Row
+from seepage.audit.row import Case, Diagnostic, Result, Row
 from seepage.base.manifest import JudgedFile
 from seepage.base.schema import JsonRecord, parse, parse_all
 from seepage.base.storage import check_regular, check_schema, each_line, read_json, refuse_links
@@ -41,7 +41,7 @@ class Environment(JsonRecord):
 class ExampleScore(JsonRecord):
     """The value of one metric for one private example."""
 
-    cell: str
+    case: str
     attack: str
     round: int
     example: int
@@ -59,7 +59,7 @@ class RunFolder:
         flags: Diagnostics.
         env: Versions, platform and command of the run.
         recipe: Text of `recipe.toml`; None where the run has none.
-        scores: `(cell, attack, round, example, metric)` to its value, for the metrics in `SHOWN`.
+        scores: `(case, attack, round, example, metric)` to its value, for the metrics in `SHOWN`.
     """
 
     folder: Path
@@ -75,13 +75,13 @@ class RunFolder:
         return self.folder.resolve().name
 
     @property
-    def cells(self) -> list[Cell]:
+    def cases(self) -> list[Case]:
         """The settings of the clients."""
-        return self.result.cells
+        return self.result.cases
 
     @property
     def rows(self) -> list[Row]:
-        """One per attack and cell, in the recipe's order of attacks."""
+        """One per attack and case, in the recipe's order of attacks."""
         return self.result.rows
 
     @property
@@ -92,16 +92,16 @@ class RunFolder:
     @property
     def has_truth(self) -> bool:
         """Whether the private examples are at hand: what is scored without an attack was scored against them."""
-        return self.scored or any(cell.baselines for cell in self.cells)
+        return self.scored or any(case.baselines for case in self.cases)
 
     @cached_property
     def attacks(self) -> list[str]:
         """Names of the attacks, in row order."""
         return list(dict.fromkeys(row.attack for row in self.rows))
 
-    def rows_of(self, cell: Cell) -> list[Row]:
-        """The rows of one cell, in order."""
-        return self.result.rows_of(cell)
+    def rows_of(self, case: Case) -> list[Row]:
+        """The rows of one case, in order."""
+        return self.result.rows_of(case)
 
     @cached_property
     def tables(self) -> Mapping[str, Any]:
@@ -170,8 +170,8 @@ def _scores(path: Path) -> dict[tuple[str, str, int, int, str], float | None]:
         line = parse(ExampleScore, record, f"{path}")
         if line.metric not in SHOWN:
             continue
-        cell, attack, metric = (words.setdefault(word, word) for word in (line.cell, line.attack, line.metric))
-        found[cell, attack, line.round, line.example, metric] = line.value
+        case, attack, metric = (words.setdefault(word, word) for word in (line.case, line.attack, line.metric))
+        found[case, attack, line.round, line.example, metric] = line.value
         if len(found) > MOST_SCORES:
             raise SeepageError(f"{path} has more than {MOST_SCORES} scores, which no run has; make the run again")
     return found

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from seepage.audit.record import PIECES, cell_folder
-from seepage.audit.row import Cell
+from seepage.audit.record import PIECES, case_folder
+from seepage.audit.row import Case
 from seepage.base.storage import read_json, read_tensors
 from seepage.errors import SeepageError, printable
 from seepage.federation.transcript.truth import open_truth
@@ -15,7 +15,7 @@ from seepage.report.pictures import inside
 from seepage.report.run import RunFolder
 
 SHOWN = 32
-"""Texts of a cell that a page shows."""
+"""Texts of a case that a page shows."""
 LONGEST = 4000
 """Characters of a text that a page shows."""
 
@@ -35,7 +35,7 @@ class TextRow:
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of one cell.
+    """The texts of one case.
 
     Attributes:
         attacks: Those that returned texts.
@@ -48,20 +48,20 @@ class Texts:
     total: int
 
 
-def open_texts(run: RunFolder, cell: Cell) -> Texts | None:
-    """The texts of a cell; None where its examples are none.
+def open_texts(run: RunFolder, case: Case) -> Texts | None:
+    """The texts of a case; None where its examples are none.
 
     Raises:
         SeepageError: For damaged files.
     """
-    private = cell_folder(run.folder, "private", cell.name, len(run.cells))
-    if not any(row.of_text for row in run.rows_of(cell)) or not (private / PIECES).is_file():
+    private = case_folder(run.folder, "private", case.name, len(run.cases))
+    if not any(row.of_text for row in run.rows_of(case)) or not (private / PIECES).is_file():
         return None
     pieces = _pieces(private / PIECES)
     truth = [row for batch in open_truth(private) for row in batch.inputs]
     found: dict[str, list[Tensor | None]] = {}
-    for row in run.rows_of(cell):
-        path = inside(run.folder / "reconstructions", cell.name, f"{row.attack}.safetensors")
+    for row in run.rows_of(case):
+        path = inside(run.folder / "reconstructions", case.name, f"{row.attack}.safetensors")
         if path is not None and path.exists() and row.of_text:
             found[row.attack] = _guesses(path)
     rows = [

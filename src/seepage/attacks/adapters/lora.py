@@ -8,7 +8,7 @@ import torch
 from seepage.attacks.adapters.tokens import AdapterTokens
 from seepage.attacks.adapters.vectors import AdapterInputs, Fit
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, best_labels, in_range, vouch
+from seepage.attacks.network import AttackedRound, best_labels, in_range, vouch
 from seepage.base.adapters import AdaptedLayer, adapted_layers
 from seepage.base.nn import input_layer
 from seepage.base.registry import attacks
@@ -61,8 +61,13 @@ class LoraLeak(Attack):
     tolerance: float = 1e-3
 
     def examine(self, transcript: Transcript) -> "AdapterInputs | AdapterTokens":
-        case = Case.of(transcript)
-        knowledge, observed, sent, every = case.knowledge, case.observed, case.gradient, adapted_layers(case.model)
+        attacked = AttackedRound.of(transcript)
+        knowledge, observed, sent, every = (
+            attacked.knowledge,
+            attacked.observed,
+            attacked.gradient,
+            adapted_layers(attacked.model),
+        )
         layers = [layer for layer in every if layer.down in sent and layer.up in sent]
         if not layers:
             what = "both factors of no low-rank adapter were sent" if every else "the model has no low-rank adapter"
@@ -77,17 +82,17 @@ class LoraLeak(Attack):
         reads = input_layer(knowledge.model, observed.params, knowledge.input_shape)
         first = next((one for one in layers if reads is not None and one.base == reads.weight), None)
         if first is None or reads is None:
-            return AdapterTokens.of(case, layers)
+            return AdapterTokens.of(attacked, layers)
         _check_rank(first, observed, n)
-        return AdapterInputs(case, first, reads, n)
+        return AdapterInputs(attacked, first, reads, n)
 
     def run(self, seen: "AdapterInputs | AdapterTokens", *, seed: int, progress: Progress) -> Reconstruction:
         if isinstance(seen, AdapterTokens):
             return self._of_tokens(seen)
-        knowledge, like = seen.case.knowledge, seen.case.observed.params[seen.layer.down]
+        knowledge, like = seen.attacked.knowledge, seen.attacked.observed.params[seen.layer.down]
         fitted = Fit(seen)(seen.start(seed, progress))
         inputs = seen.reads.to_inputs(fitted.read, knowledge.input_shape).to(like)
-        error, _ = vouch(seen.case, inputs, fitted.labels)
+        error, _ = vouch(seen.attacked, inputs, fitted.labels)
         fits = (fitted.mismatch < self.tolerance) & in_range(inputs, knowledge.value_range)
         notes = (
             f"the gradient of {seen.layer.base} follows from those of A and B, whose two accounts differ by "
@@ -104,9 +109,9 @@ class LoraLeak(Attack):
         )
 
     def _of_tokens(self, seen: AdapterTokens) -> Reconstruction:
-        knowledge, solved = seen.case.knowledge, seen.solve()
-        image = solved.image.clamp(*knowledge.value_range).to(seen.case.like())
-        tries = (vouch(seen.case, image, seen.case.label(label)) for label in range(knowledge.num_classes))
+        knowledge, solved = seen.attacked.knowledge, seen.solve()
+        image = solved.image.clamp(*knowledge.value_range).to(seen.attacked.like())
+        tries = (vouch(seen.attacked, image, seen.attacked.label(label)) for label in range(knowledge.num_classes))
         labels, error = (one.to(image.device) for one in best_labels(torch.tensor([off]) for off, _ in tries))
         notes = (
             f"the gradients of A span {solved.rank} directions for {seen.tokens} tokens; {solved.equations} equations "

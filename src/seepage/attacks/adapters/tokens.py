@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
-from seepage.attacks.network import Case
+from seepage.attacks.network import AttackedRound
 from seepage.base.adapters import AdaptedLayer
 from seepage.base.algebra.lowrank import INDEPENDENT, low_rank
 from seepage.base.algebra.rows import same_rows
@@ -48,7 +48,7 @@ class AdapterTokens:
     """Adapted layers behind one layer norm of the tokens.
 
     Attributes:
-        case: The round.
+        attacked: The round.
         rows: `[sum of ranks, w]` the gradients of the layers' A.
         tokens: Tokens behind the layer norm.
         embedding: The convolution that embeds the patches.
@@ -59,7 +59,7 @@ class AdapterTokens:
         scale: `[C, H, W]` what an image's values are multiplied with before the embedding.
     """
 
-    case: Case
+    attacked: AttackedRound
     rows: Tensor
     tokens: int
     embedding: nn.Conv2d
@@ -70,13 +70,13 @@ class AdapterTokens:
     scale: Tensor
 
     @classmethod
-    def of(cls, case: Case, layers: Sequence[AdaptedLayer]) -> "AdapterTokens":
+    def of(cls, attacked: AttackedRound, layers: Sequence[AdaptedLayer]) -> "AdapterTokens":
         """Find them by running the network on three images.
 
         Raises:
             Inapplicable: Where no adapted layer reads normalized tokens of image patches, or several images are mixed.
         """
-        model, shape = case.model, case.knowledge.input_shape
+        model, shape = attacked.model, attacked.knowledge.input_shape
         if len(shape) != 3:
             raise _elsewhere()
         norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
@@ -84,8 +84,8 @@ class AdapterTokens:
         noise = torch.rand(shape, generator=generator(0, "probe"))
         probes = torch.stack([torch.zeros(shape), torch.ones(shape), noise])
         with torch.no_grad():
-            _, calls = case.forward(
-                probes.to(case.like()), [*convolutions[:1], *norms, *(layer.name for layer in layers)]
+            _, calls = attacked.forward(
+                probes.to(attacked.like()), [*convolutions[:1], *norms, *(layer.name for layer in layers)]
             )
         if not convolutions or convolutions[0] not in calls:
             raise _elsewhere()
@@ -98,13 +98,13 @@ class AdapterTokens:
                 break
         else:
             raise _elsewhere()
-        if case.observed.batch_size != 1:
-            count = case.observed.batch_size or "an unknown number"
+        if attacked.observed.batch_size != 1:
+            count = attacked.observed.batch_size or "an unknown number"
             raise Inapplicable(
                 f"the tokens of one image are solved for, and {count} are mixed in this update",
                 f"use {MATCHING}",
             )
-        rows = torch.cat([case.gradient[layer.down].double() for layer in behind])  # [sum r, w]
+        rows = torch.cat([attacked.gradient[layer.down].double() for layer in behind])  # [sum r, w]
         tokens = normed.input.shape[1]
         if len(rows) < tokens:
             raise Inapplicable(
@@ -116,7 +116,7 @@ class AdapterTokens:
         assert isinstance(convolution, nn.Conv2d)
         assert isinstance(norm, nn.LayerNorm)
         zero, one = embedded.input[:2].double()
-        return cls(case, rows, tokens, convolution, norm, places, zero, normed.input[0].double(), one - zero)
+        return cls(attacked, rows, tokens, convolution, norm, places, zero, normed.input[0].double(), one - zero)
 
     def solve(self) -> Solved:
         """The image, patch by patch.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable, Progress, SingleRound
 from seepage.attacks.cpa import CocktailParty
-from seepage.attacks.network import Case, best_labels, in_range, relative_mismatch
+from seepage.attacks.network import AttackedRound, best_labels, in_range, relative_mismatch
 from seepage.base.adapters import AdaptedLayer, lifted
 from seepage.base.algebra.lowrank import low_rank
 from seepage.base.nn import InputLayer
@@ -37,20 +37,20 @@ class AdapterInputs:
     """An adapted layer that reads the input.
 
     Attributes:
-        case: The round.
+        attacked: The round.
         layer: The adapted layer.
         reads: How it reads the model's input.
         n: Examples.
     """
 
-    case: Case
+    attacked: AttackedRound
     layer: AdaptedLayer
     reads: InputLayer
     n: int
 
     @cached_property
     def _lift(self) -> tuple[Tensor, float]:
-        sent, params = self.case.gradient, self.case.observed.params
+        sent, params = self.attacked.gradient, self.attacked.observed.params
         down, up = self.layer.down, self.layer.up
         return lifted(sent[down], sent[up], params[down], params[up], self.layer.scale, self.n)
 
@@ -68,8 +68,8 @@ class AdapterInputs:
     def whole(self) -> Round:
         """The round as if the frozen weight had been trained too: its gradient beside those that were sent."""
         assert self.layer.base is not None
-        weight, observed = self.case.model.get_parameter(self.layer.base).detach(), self.case.observed
-        sent = Update({**self.case.gradient, self.layer.base: self.gradient.to(weight)})
+        weight, observed = self.attacked.model.get_parameter(self.layer.base).detach(), self.attacked.observed
+        sent = Update({**self.attacked.gradient, self.layer.base: self.gradient.to(weight)})
         return replace(observed, params={**observed.params, self.layer.base: weight}, update=sent)
 
     def start(self, seed: int, progress: Progress) -> Tensor:
@@ -79,8 +79,8 @@ class AdapterInputs:
             return row_space
         assert self.layer.base is not None
         party = CocktailParty(layer=self.layer.base.removesuffix(".weight"), polish=False)
-        rule = self.case.knowledge.client.first_order_rule()
-        seen: Transcript = SingleRound(replace(self.case.knowledge, client=rule), self.whole)
+        rule = self.attacked.knowledge.client.first_order_rule()
+        seen: Transcript = SingleRound(replace(self.attacked.knowledge, client=rule), self.whole)
         found = party(seen, seed=seed, progress=progress).inputs.double()
         if len(found) != self.n:
             raise Inapplicable(
@@ -114,13 +114,13 @@ class Fit:
 
     def __init__(self, seen: AdapterInputs) -> None:
         self.seen, self.n = seen, seen.n
-        self.knowledge = seen.case.knowledge
+        self.knowledge = seen.attacked.knowledge
         self.target = seen.n * seen.gradient  # D^T U [m, d]
         self.basis = low_rank(seen.gradient, sources=self.n).right[: self.n]  # [n, d]
 
     def __call__(self, start: Tensor) -> Fitted:
         read, labels = self._scaled(start)
-        told = self.seen.case.observed.labels
+        told = self.seen.attacked.observed.labels
         if told is not None and self.n == 1:
             labels = told
         best = Fitted(read, labels, self._mismatch(read, labels), 0)
@@ -191,11 +191,11 @@ class Fit:
         """The same for every label in turn, from one pass."""
         output, logits = self._pass(read)
         for label in range(self.knowledge.num_classes):
-            loss = self.knowledge.client.loss_of(logits, self.seen.case.label(label, len(read)), reduction="sum")
+            loss = self.knowledge.client.loss_of(logits, self.seen.attacked.label(label, len(read)), reduction="sum")
             yield torch.autograd.grad(loss, output, retain_graph=True)[0]
 
     def _pass(self, read: Tensor) -> tuple[Tensor, Tensor]:
         inputs = self.seen.reads.to_inputs(read, self.knowledge.input_shape).requires_grad_()
         with torch.enable_grad():
-            logits, calls = self.seen.case.forward(inputs, [self.seen.layer.name], exact=True)
+            logits, calls = self.seen.attacked.forward(inputs, [self.seen.layer.name], exact=True)
         return calls[self.seen.layer.name][0].output, logits

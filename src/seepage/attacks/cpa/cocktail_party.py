@@ -31,7 +31,7 @@ from seepage.attacks.cpa.refinement import (
     sensitivity,
     stages_for,
 )
-from seepage.attacks.network import EXACT, Case, NetworkCut, in_range
+from seepage.attacks.network import EXACT, AttackedRound, NetworkCut, in_range
 from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.mixing_layer import MixingLayer, blurred, find_layer, stretch
 from seepage.base.algebra.lowrank import LowRank, low_rank
@@ -110,10 +110,10 @@ class CocktailParty(Attack):
     lr: float = 1e-3
 
     def examine(self, transcript: Transcript) -> "Mixed":
-        case = Case.of(transcript)
-        knowledge, observed = case.knowledge, case.observed
+        attacked = AttackedRound.of(transcript)
+        knowledge, observed = attacked.knowledge, attacked.observed
         layer = find_layer(knowledge, observed, self.layer)
-        weight = case.gradient[layer.weight]
+        weight = attacked.gradient[layer.weight]
         if not weight.abs().max() > 0:
             raise Inapplicable(
                 f"the gradient of {layer.weight} is zero everywhere (no unit is active, or the loss is zero)",
@@ -134,7 +134,7 @@ class CocktailParty(Attack):
             )
         if n is None:
             _check_unknown_size(layer, weight, ends=ends)
-        return Mixed(case, layer)
+        return Mixed(attacked, layer)
 
     def run(self, mixed: "Mixed", *, seed: int, progress: Progress) -> Reconstruction:
         if self.mode == "published":
@@ -146,9 +146,9 @@ class CocktailParty(Attack):
 
         Of the round only the layer's weight gradient and the batch size, which must be known, are read.
         """
-        layer, knowledge, batch_size = mixed.layer, mixed.case.knowledge, mixed.case.observed.batch_size
+        layer, knowledge, batch_size = mixed.layer, mixed.attacked.knowledge, mixed.attacked.observed.batch_size
         assert batch_size is not None  # `examine` refused it
-        images, weight = layer.reads_input is not None, mixed.case.gradient[layer.weight]
+        images, weight = layer.reads_input is not None, mixed.attacked.gradient[layer.weight]
         search = Unmixing(
             weight,
             batch_size,
@@ -215,11 +215,11 @@ class Mixed:
     """A fully connected layer's update, which mixes the batch.
 
     Attributes:
-        case: The round.
+        attacked: The round.
         layer: The attacked layer.
     """
 
-    case: Case
+    attacked: AttackedRound
     layer: MixingLayer
 
 
@@ -228,7 +228,11 @@ class _FastRun:
 
     def __init__(self, attack: CocktailParty, mixed: Mixed, seed: int, progress: Progress) -> None:
         self.attack, self.layer, self.seed, self.progress = attack, mixed.layer, seed, progress
-        self.knowledge, self.observed, self.gradient = mixed.case.knowledge, mixed.case.observed, mixed.case.gradient
+        self.knowledge, self.observed, self.gradient = (
+            mixed.attacked.knowledge,
+            mixed.attacked.observed,
+            mixed.attacked.gradient,
+        )
         self.spectrum = low_rank(self.gradient[mixed.layer.weight], sources=self.observed.batch_size)
         self.bias = None if mixed.layer.bias is None else self.gradient[mixed.layer.bias].double()
         self.n = self.observed.batch_size or self.spectrum.rank

@@ -96,15 +96,15 @@ class FeatureInversion(Attack):
             raise Inapplicable(
                 "the second-order search matches embeddings alone", "set matching to 0, or search to adam"
             )
-        observed = mixed.case.observed
+        observed = mixed.attacked.observed
         if self.matching > 0 and observed.batch_size is None:
             raise Inapplicable("matching the gradient needs the batch size", "name it, or set matching to 0")
-        if self.matching > 0 and LABEL_RULES["auto"](observed, mixed.case.knowledge) is None:
+        if self.matching > 0 and LABEL_RULES["auto"](observed, mixed.attacked.knowledge) is None:
             raise Inapplicable("no rule can read this batch's labels to match its gradient", "set matching to 0")
         return mixed
 
     def run(self, mixed: Mixed, *, seed: int, progress: Progress) -> Reconstruction:
-        knowledge, observed, layer = mixed.case.knowledge, mixed.case.observed, mixed.layer
+        knowledge, observed, layer = mixed.attacked.knowledge, mixed.attacked.observed, mixed.layer
         kept = _Stage(progress, "images").load()
         found = self._embeddings(mixed, seed, progress) if kept is None else _unpacked(kept)
         if found.status == "interrupted":

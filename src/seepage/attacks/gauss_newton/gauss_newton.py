@@ -11,7 +11,7 @@ from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.gauss_newton.seen import ROUNDED, Seen, SeenTogether, known_of
-from seepage.attacks.network import Case
+from seepage.attacks.network import AttackedRound
 from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.linearize import VictimNetwork
 from seepage.attacks.reading.activations import inner_activations
@@ -108,13 +108,13 @@ class GaussNewton(Attack):
         return self.steps * self.inner  # two passes each, forth and back, none of which differentiates twice
 
     def examine(self, transcript: Transcript) -> Seen:
-        case = Case.of(transcript)
-        knowledge, observed = case.knowledge, case.observed
+        attacked = AttackedRound.of(transcript)
+        knowledge, observed = attacked.knowledge, attacked.observed
         head = last_linear(knowledge.model, knowledge.num_outputs)
         low, high = knowledge.value_range
         network = VictimNetwork(knowledge.model, observed.params, observed.buffers, low, high - low)
         if knowledge.client.batch_coupled(knowledge.model):
-            return SeenTogether.of(case, network)
+            return SeenTogether.of(attacked, network)
         middle = torch.rand((1, *knowledge.input_shape), generator=generator(0, "probe image"))
         structure = None if head is None else Structure.of(network, head[0], middle, self.layers)
         if head is None or structure is None:
@@ -132,23 +132,23 @@ class GaussNewton(Attack):
             if of_block is None:
                 raise refused from None
             features = of_block
-        case = case.over(features.share)
+        attacked = attacked.over(features.share)
         if not bool(features.known.any()):
             raise Inapplicable(
                 f"the features of no example could be solved from the head: {features.doubt}",
                 "look at the update of an earlier round, or at a smaller batch",
             )
-        like = case.like()
+        like = attacked.like()
         known = known_of(features, structure, like)
         if not bool(known.signal.any()):
             raise Inapplicable(
                 "no gradient passes from the head to the layers in front: its weights are zero, or no unit is on",
                 "look at the update of a later round",
             )
-        seen = Seen(case, network, structure, features, known)
-        _ = [case.gradient[name] for name in structure.names]  # refuses a frozen or withheld one
+        seen = Seen(attacked, network, structure, features, known)
+        _ = [attacked.gradient[name] for name in structure.names]  # refuses a frozen or withheld one
         if structure.activation is None:
-            peeled = peel(network, features, case.gradient, structure, knowledge.input_shape)
+            peeled = peel(network, features, attacked.gradient, structure, knowledge.input_shape)
             if peeled is not None:
                 structure, features, held = peeled
                 known = known_of(features, structure, like)
@@ -162,8 +162,8 @@ class GaussNewton(Attack):
         return seen
 
     def run(self, seen: Seen, *, seed: int, progress: Progress) -> Reconstruction:
-        like, shape = seen.case.like(), seen.case.knowledge.input_shape
-        wanted = [seen.case.gradient[name].to(like) for name in seen.structure.names]
+        like, shape = seen.attacked.like(), seen.attacked.knowledge.input_shape
+        wanted = [seen.attacked.gradient[name].to(like) for name in seen.structure.names]
         equations = Equations(replace(seen.network, held=seen.held), seen.structure, seen.known, wanted)
         spectrum = NaturalSpectrum(shape).to(like)
         center = seen.center if isinstance(seen, SeenTogether) else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.gauss_newton.contrast import with_contrast
 from seepage.attacks.gauss_newton.levels import to_levels
-from seepage.attacks.network import EXACT, Case, vouch
+from seepage.attacks.network import EXACT, AttackedRound, vouch
 from seepage.attacks.network.linearize import Held, VictimNetwork
 from seepage.attacks.reading.activations import inner_activations
 from seepage.attacks.reading.equations import Known, Structure
@@ -35,7 +35,7 @@ class Seen:
     """What the attack works on: the round, and what its head gives away.
 
     Attributes:
-        case: The round, its update divided by the head's `share`.
+        attacked: The round, its update divided by the head's `share`.
         network: The network.
         structure: Where the known quantities lie in it.
         head: What the head gives away, or what was read further down in its place.
@@ -43,7 +43,7 @@ class Seen:
         held: Activations that are known.
     """
 
-    case: Case
+    attacked: AttackedRound
     network: VictimNetwork
     structure: Structure
     head: HeadFeatures
@@ -62,8 +62,8 @@ class Seen:
     def update(self, unit: Tensor, labels: Tensor) -> Tensors:
         """The update that a client with these images would have sent."""
         batch = Batch(self.network.low + self.network.span * unit, labels.to(unit.device))
-        observed, client = self.case.observed, self.case.knowledge.client
-        return client(self.case.model, observed.params, batch, buffers=observed.buffers).tensors
+        observed, client = self.attacked.observed, self.attacked.knowledge.client
+        return client(self.attacked.model, observed.params, batch, buffers=observed.buffers).tensors
 
     def error(self, unit: Tensor) -> float:
         """Relative difference of the update that these images give from the observed one.
@@ -74,7 +74,7 @@ class Seen:
         images = self.network.low + self.network.span * unit[known.to(unit.device)]
         # A multiple that was solved for has an error of its own: the one that explains most stands in for it.
         multiple = None if self.head.share != 1 else float(known.double().mean())
-        return vouch(self.case, images, self.head.labels[known], multiple=multiple)[0]
+        return vouch(self.attacked, images, self.head.labels[known], multiple=multiple)[0]
 
     def vouched(self, unit: Tensor, probe: Tensor, error: float) -> Bool[Tensor, " n"]:
         """Which images the update vouches for.
@@ -96,7 +96,7 @@ class Seen:
         for one, other, label in zip(unit.split(1), changed, self.head.labels.split(1), strict=True):
             # The update is the mean of what the examples would send alone.
             own.append(_apart(self.update(one, label), self.update(other, label)) / len(unit))
-        off = error * float(norm(self.case.observed.update.tensors))
+        off = error * float(norm(self.attacked.observed.update.tensors))
         return (self.head.known & (off < limit * torch.tensor(own))).to(unit.device)
 
 
@@ -113,27 +113,27 @@ class SeenTogether(Seen):
     center: Tensor | None = None
 
     @classmethod
-    def of(cls, case: Case, network: VictimNetwork) -> "SeenTogether":
+    def of(cls, attacked: AttackedRound, network: VictimNetwork) -> "SeenTogether":
         """Read the last block.
 
         Raises:
             Inapplicable: Where it cannot be solved for.
         """
         try:
-            found = inner_activations(case.observed, case.knowledge)
+            found = inner_activations(attacked.observed, attacked.knowledge)
         except Inapplicable as refused:
             raise Inapplicable(
                 "batch norm in train mode makes each example's features depend on the whole batch, and "
                 f"{refused.reason}",
                 refused.remedy,
             ) from None
-        like, network = case.like(), replace(network, training=True)
+        like, network = attacked.like(), replace(network, training=True)
         # Of black images all activations may be zero, and so alike.
-        two = torch.rand((2, *case.knowledge.input_shape), generator=generator(0, "probe image")).to(like)
+        two = torch.rand((2, *attacked.knowledge.input_shape), generator=generator(0, "probe image")).to(like)
         structure = Structure.reading(network, f"{found.layer}.weight", two)
         known = Known.of_reading(found.activations.to(like), found.offset_known)
         head = replace(found, features=found.activations.flatten(1))
-        return cls(case.over(found.share), network, structure, head, known, center=network.zero(two))
+        return cls(attacked.over(found.share), network, structure, head, known, center=network.zero(two))
 
     def images(self, unit: Tensor) -> Tensor:
         """Images in [0, 1] of the contrast that 8-bit values tell, else of the one that fills the range."""
@@ -154,7 +154,7 @@ class SeenTogether(Seen):
             without = unit.clone()
             without[i] = unit[i].mean((1, 2), keepdim=True)
             own.append(_apart(whole, self.update(without, self.head.labels)))
-        off = error * float(norm(self.case.observed.update.tensors))
+        off = error * float(norm(self.attacked.observed.update.tensors))
         return (off < CERTAIN_TOGETHER * torch.tensor(own)).to(unit.device)
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, best_labels, in_range, relative_mismatch
+from seepage.attacks.network import AttackedRound, best_labels, in_range, relative_mismatch
 from seepage.attacks.rgap.chain import Chain, LinearMap, solved
 from seepage.base.algebra.rows import parallel_rows
 from seepage.base.registry import attacks
@@ -172,13 +172,13 @@ class _Gradients:
     """An update, layer by layer.
 
     Attributes:
-        case: The one round.
+        attacked: The one round.
         chain: The model, fully connected layers with a ReLU between each two, in float64.
         rows: `[out, in]` gradient of each layer's weight; where it has a bias `[out, in + 1]`, that gradient last.
         batch_size: Examples behind the update.
     """
 
-    case: Case
+    attacked: AttackedRound
     chain: Chain
     rows: tuple[Tensor, ...]
     batch_size: int
@@ -186,8 +186,8 @@ class _Gradients:
     @classmethod
     def of(cls, transcript: Transcript) -> "_Gradients":
         """Read a transcript's first round; `Inapplicable` where the model is no ReLU network."""
-        case = Case.of(transcript)
-        chain = Chain.of(case.model, case.observed.params, case.knowledge.input_shape)
+        attacked = AttackedRound.of(transcript)
+        chain = Chain.of(attacked.model, attacked.observed.params, attacked.knowledge.input_shape)
         for layer in chain.maps:
             if not isinstance(layer.module, nn.Linear):
                 raise Inapplicable(
@@ -203,12 +203,12 @@ class _Gradients:
             raise Inapplicable("the model has one layer, and every example reaches all of its outputs", INSTEAD)
         rows = []
         for layer in chain.maps:
-            row = case.gradient[f"{layer.name}.weight"].double()
+            row = attacked.gradient[f"{layer.name}.weight"].double()
             if layer.bias is not None:
-                row = torch.cat([row, case.gradient[f"{layer.name}.bias"].double()[:, None]], 1)
+                row = torch.cat([row, attacked.gradient[f"{layer.name}.bias"].double()[:, None]], 1)
             rows.append(row)
-        assert case.observed.batch_size is not None
-        return cls(case, chain, tuple(rows), case.observed.batch_size)
+        assert attacked.observed.batch_size is not None
+        return cls(attacked, chain, tuple(rows), attacked.observed.batch_size)
 
     def nothing(self) -> _KnownInputs:
         """No example, at the first layer."""
@@ -252,7 +252,7 @@ class _Gradients:
         Rounding of the row as it was sent, and the errors of the readings that were taken away from it.
         """
         weight = f"{self.chain.maps[known.layer].name}.weight"
-        rounding = 2 * torch.finfo(self.case.observed.update.tensors[weight].dtype).eps
+        rounding = 2 * torch.finfo(self.attacked.observed.update.tensors[weight].dtype).eps
         slopes = self.chain.slopes(self.chain.run(known.layer, known.readings), known.labels)[known.layer]
         taken = slopes * (known.error * (known.readings.square().sum(1) + 1).sqrt())[:, None] / self.batch_size
         noise: Tensor = rounding * self.rows[known.layer].norm(dim=1) + taken.norm(dim=0)
@@ -300,8 +300,8 @@ class _Gradients:
 
         def mismatches() -> Iterator[Tensor]:
             """`[k]` for each label: of the group's slopes, or of its columns of the next layer's gradient if larger."""
-            for label in range(self.case.knowledge.num_classes):
-                slopes = self.chain.slopes(passed, self.case.label(label, len(readings)))
+            for label in range(self.attacked.knowledge.num_classes):
+                slopes = self.chain.slopes(passed, self.attacked.label(label, len(readings)))
                 own = relative_mismatch(slopes[layer] * units / self.batch_size, sent)
                 columns = self._columns_apart(passed.reading(layer + 1) * units, slopes[layer + 1], rest[1], units)
                 yield torch.maximum(own, columns)
@@ -359,8 +359,8 @@ class _Gradients:
         count = lengths.shape[1]
         readings = (lengths[:, :, None] * directions[:, None]).flatten(0, 1)  # [k S, d]
         wanted = (sizes[:, None] / lengths[:, :, None]).flatten(0, 1)
-        passed, tries = self.chain.run(layer, readings), range(self.case.knowledge.num_classes)
-        every = (self.chain.slopes(passed, self.case.label(label, len(readings)))[layer] for label in tries)
+        passed, tries = self.chain.run(layer, readings), range(self.attacked.knowledge.num_classes)
+        every = (self.chain.slopes(passed, self.attacked.label(label, len(readings)))[layer] for label in tries)
         _, best = best_labels(relative_mismatch(own * (wanted != 0) / self.batch_size, wanted) for own in every)
         return best.reshape(-1, count)
 
@@ -368,7 +368,7 @@ class _Gradients:
         """`[k]` bool: readings that an example can cause, give or take rounding."""
         if layer > 0:  # behind a ReLU
             return (readings >= -1e-3 * readings.amax(1, keepdim=True)).all(1) & (readings.amax(1) > 0)
-        return in_range(self.chain.to_inputs(readings), self.case.knowledge.value_range)
+        return in_range(self.chain.to_inputs(readings), self.attacked.knowledge.value_range)
 
     def solved_down(self, known: _KnownInputs) -> tuple[Float[Tensor, "n d"], Tensor]:
         """What the first layer reads of all examples, and the relative distance of their gradient from the sent one."""
@@ -407,10 +407,10 @@ class _Gradients:
         self, readings: Tensor, labels: Tensor, mismatch: Tensor, certified: Tensor, notes: tuple[str, ...]
     ) -> Reconstruction:
         """Readings of the first layer as inputs in the model's own precision."""
-        knowledge = self.case.knowledge
+        knowledge = self.attacked.knowledge
         inputs = self.chain.to_inputs(readings).clamp(*knowledge.value_range).reshape(-1, *knowledge.input_shape)
         return Reconstruction(
-            inputs=inputs.to(self.case.like()).contiguous(),
+            inputs=inputs.to(self.attacked.like()).contiguous(),
             labels=labels,
             objective=mismatch.float().contiguous(),
             certified=certified.contiguous(),

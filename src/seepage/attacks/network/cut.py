@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
-from seepage.attacks.network.case import Case, in_float64
+from seepage.attacks.network.attacked_round import AttackedRound, in_float64
 from seepage.base.nn import as_inputs, forward, in_mode
 from seepage.federation.types import Tensors
 
@@ -35,9 +35,11 @@ class NetworkCut:
     input_shape: tuple[int, ...]
 
     @classmethod
-    def at(cls, case: Case, layer: str) -> "NetworkCut":
+    def at(cls, attacked: AttackedRound, layer: str) -> "NetworkCut":
         """The network of a round, cut at a layer."""
-        return cls(case.model, layer, case.observed.params, case.observed.buffers, case.knowledge.input_shape)
+        return cls(
+            attacked.model, layer, attacked.observed.params, attacked.observed.buffers, attacked.knowledge.input_shape
+        )
 
     @cached_property
     def _state(self) -> tuple[Tensors, Tensors]:

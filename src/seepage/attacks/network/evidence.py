@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from seepage.attacks.network.case import Case
+from seepage.attacks.network.attacked_round import AttackedRound
 from seepage.federation.types import Batch
 
 EXACT = 0.01
@@ -14,19 +14,21 @@ MULTIPLE = "times the gradient of the told loss"
 """In a note: the update is no gradient of the told loss at the told rate, but a multiple of one."""
 
 
-def vouch(case: Case, inputs: Tensor, labels: Tensor, *, multiple: float | None = 1.0) -> tuple[float, float]:
+def vouch(
+    attacked: AttackedRound, inputs: Tensor, labels: Tensor, *, multiple: float | None = 1.0
+) -> tuple[float, float]:
     """How far the client's own update at these inputs is from the observed one, and the multiple that was compared.
 
     With u the update at the inputs and v the observed one, `|s u - v| / |v|` over all tensors that were sent.
 
     Args:
-        case: The round.
+        attacked: The round.
         inputs: `[n, *shape]` guesses.
         labels: `[n]` their labels, as `Batch` has them.
         multiple: s; None: the nearest of all positive ones. An update that was clipped to a norm, or made at another
             learning rate than was told, is a multiple.
     """
-    observed, knowledge, batch = case.observed, case.knowledge, Batch(inputs, labels.to(inputs.device))
+    observed, knowledge, batch = attacked.observed, attacked.knowledge, Batch(inputs, labels.to(inputs.device))
     own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
     sent = observed.update.tensors
     multiple = nearest_multiple(own, sent) if multiple is None else multiple

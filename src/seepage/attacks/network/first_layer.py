@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.attacks.network.case import Case
+from seepage.attacks.network.attacked_round import AttackedRound
 from seepage.base.nn import InputLayer, last_linear
 from seepage.federation.types import Knowledge
 
@@ -21,14 +21,14 @@ class FirstLayer:
     """What the first layer's part of an update says.
 
     Attributes:
-        case: The round.
+        attacked: The round.
         layer: The layer.
         weight: `[m, d]` the gradient of its weight, float64.
         bias: `[m]` that of its bias, which is `dL/dy` summed over the batch.
         batch_size: Examples behind the update, n.
     """
 
-    case: Case
+    attacked: AttackedRound
     layer: InputLayer
     weight: Tensor
     bias: Tensor
@@ -40,22 +40,22 @@ class FirstLayer:
         first = self.layer.weight.rpartition(".")[0]
         return [
             name
-            for name, module in self.case.model.named_modules()
+            for name, module in self.attacked.model.named_modules()
             if isinstance(module, nn.Linear) and name != first and module.in_features == len(self.bias)
         ]
 
     @cached_property
     def last(self) -> tuple[str | None, str | None]:
         """Names of the last layer's weight, and of its bias where that was sent."""
-        names = last_linear(self.case.model, self.case.knowledge.num_outputs)
+        names = last_linear(self.attacked.model, self.attacked.knowledge.num_outputs)
         if names is None:
             return None, None
-        return names[0], names[1] if names[1] in self.case.gradient else None
+        return names[0], names[1] if names[1] in self.attacked.gradient else None
 
     def to_inputs(self, rows: Tensor) -> Tensor:
         """`[k, d]` rows to `[k, *shape]` inputs in the model's own precision."""
-        like = self.case.observed.params[self.layer.weight]
-        return self.layer.to_inputs(rows, self.case.knowledge.input_shape).to(like)
+        like = self.attacked.observed.params[self.layer.weight]
+        return self.layer.to_inputs(rows, self.attacked.knowledge.input_shape).to(like)
 
     def labels_differ(self, labels: Tensor, rounding: Tensor | float = 0.0) -> bool:
         """Whether each example has a label of its own, so that no two slopes are multiples of one another.
@@ -70,7 +70,7 @@ class FirstLayer:
         """
         if self.last[1] is None:
             return False
-        bias = self.case.gradient[self.last[1]].double()
+        bias = self.attacked.gradient[self.last[1]].double()
         below = bias < -(MIN_LABEL_SHARE * bias.abs().max()).clamp(min=torch.as_tensor(rounding).to(bias))
         return int(below.sum()) == self.batch_size and bool(below[labels].all())
 
@@ -79,14 +79,14 @@ class FirstLayer:
         first = self.layer.weight.rpartition(".")[0]
         # The inputs carry a graph so that the outputs do; no gradient is ever taken with respect to the inputs.
         with torch.enable_grad():
-            logits, calls = self.case.forward(inputs.detach().requires_grad_(), [first, *self.readers])
+            logits, calls = self.attacked.forward(inputs.detach().requires_grad_(), [first, *self.readers])
         last = {name: calls[name][-1] for name in self.readers if name in calls}
         later = tuple(
             (f"{name}.weight", call.input.detach(), call.output)
             for name, call in last.items()
-            if call.input.ndim == 2 and f"{name}.weight" in self.case.gradient
+            if call.input.ndim == 2 and f"{name}.weight" in self.attacked.gradient
         )
-        return Trace(calls[first][0].output, later, logits, self.case.knowledge)
+        return Trace(calls[first][0].output, later, logits, self.attacked.knowledge)
 
 
 @dataclass(frozen=True, eq=False)

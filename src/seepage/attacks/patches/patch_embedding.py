@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import EXACT, Case, vouch
+from seepage.attacks.network import EXACT, AttackedRound, vouch
 from seepage.attacks.patches.grid import on_grid
 from seepage.attacks.patches.solve import Measured, SolvedImage, solve
 from seepage.attacks.patches.tokens import PatchTokens
@@ -31,14 +31,14 @@ class PatchGradients:
     """What the attack works on.
 
     Attributes:
-        case: The round.
+        attacked: The round.
         tokens: Where patches and positions are.
         errors: `[P, width]` the gradient of the loss in each patch's token.
         products: `[width, d]` the gradient of the patch embedding's weight.
         levels: As of the attack.
     """
 
-    case: Case
+    attacked: AttackedRound
     tokens: PatchTokens
     errors: Tensor
     products: Tensor
@@ -47,7 +47,7 @@ class PatchGradients:
     @cached_property
     def solved(self) -> SolvedImage:
         """The image, by least squares; over whole levels where they explain the gradients."""
-        knowledge = self.case.knowledge
+        knowledge = self.attacked.knowledge
         measured = Measured(self.errors, self.products, knowledge.input_shape, *knowledge.value_range)
         solved = solve(self.tokens, measured)
         found = on_grid(self.tokens, measured, solved, self.levels) if self.levels else None
@@ -64,7 +64,7 @@ class PatchGradients:
         Where that is far more than expected, the equations are not those of the network: a decay that was taken out
         wrongly, several images or a change of the update.
         """
-        low, high = self.case.knowledge.value_range
+        low, high = self.attacked.knowledge.value_range
         found = self.solved.image
         outside = float((found - found.clamp(low, high)).square().mean().sqrt()) / (high - low)
         if outside > CONTRADICTED * max(self.solved.deviation, ROUNDED):
@@ -74,22 +74,22 @@ class PatchGradients:
     @cached_property
     def labels(self) -> Tensor | None:
         """`[1]` the label that was told, or the one that the last layer shows; None where it shows none."""
-        if self.case.observed.labels is not None:
-            return self.case.observed.labels
+        if self.attacked.observed.labels is not None:
+            return self.attacked.observed.labels
         try:
-            return SignOfLastBias()(self.case.observed, self.case.knowledge)
+            return SignOfLastBias()(self.attacked.observed, self.attacked.knowledge)
         except Inapplicable:
             return None
 
     def image(self, solved: SolvedImage) -> Tensor:
         """`[1, C, H, W]` within the value range, as the network reads it."""
-        return solved.image.clamp(*self.case.knowledge.value_range).to(self.case.like())
+        return solved.image.clamp(*self.attacked.knowledge.value_range).to(self.attacked.like())
 
     def _explains(self, whole: SolvedImage, solved: SolvedImage) -> bool:
         """Whether the network's own update at the rounded image is far nearer to the observed one."""
         if self.labels is None:
             return False
-        tries = (vouch(self.case, self.image(one), self.labels, multiple=None) for one in (whole, solved))
+        tries = (vouch(self.attacked, self.image(one), self.labels, multiple=None) for one in (whole, solved))
         (rounded, _), (smooth, _) = tries
         return rounded < NEARER * smooth
 
@@ -149,22 +149,22 @@ class PatchEmbedding(Attack):
     levels: int = 255
 
     def examine(self, transcript: Transcript) -> PatchGradients:
-        case = Case.of(transcript)
-        tokens = PatchTokens.of(case)
-        if case.observed.batch_size != 1:  # which no network without patches need be told
-            mixed = case.observed.batch_size or "an unknown number"
+        attacked = AttackedRound.of(transcript)
+        tokens = PatchTokens.of(attacked)
+        if attacked.observed.batch_size != 1:  # which no network without patches need be told
+            mixed = attacked.observed.batch_size or "an unknown number"
             raise Inapplicable(
                 f"the patches of one image are solved for, and {mixed} are mixed in this update",
                 "use patch_unmixing for several images, or gradient_matching",
             )
-        return PatchGradients(case, tokens, *tokens.equations(case.gradient), self.levels)
+        return PatchGradients(attacked, tokens, *tokens.equations(attacked.gradient), self.levels)
 
     def run(self, seen: PatchGradients, *, seed: int, progress: Progress) -> Reconstruction:
         solved, labels = seen.solved, seen.labels
         image = seen.image(solved)
         error, factor = math.inf, 1.0
         if labels is not None:
-            error, factor = vouch(seen.case, image, labels, multiple=None)
+            error, factor = vouch(seen.attacked, image, labels, multiple=None)
         expected = "the gradient is not that of one image in its value range, so how near this is, is not known"
         if seen.expected_db is not None:
             expected = f"expected error {seen.expected_db:.0f} dB"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case
+from seepage.attacks.network import AttackedRound
 from seepage.attacks.patches.borders import Board, leveled, ordered
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.attacks.patches.unmixing import CLEAR, PatchMixture, separate
@@ -26,14 +26,14 @@ class MixedPatches:
     """What the attack works on.
 
     Attributes:
-        case: The round.
+        attacked: The round.
         mixture: What the gradients say of all images' patches.
         board: Where the patches lie.
         pixels: `[P, d]` which value of the flattened image each entry of a patch is, in reading order of the board.
         clear: How far the weakest direction of the differences stands above the noise.
     """
 
-    case: Case
+    attacked: AttackedRound
     mixture: PatchMixture
     board: Board
     pixels: Tensor
@@ -76,13 +76,13 @@ class PatchUnmixing(Attack):
     )
 
     def examine(self, transcript: Transcript) -> MixedPatches:
-        case = Case.of(transcript)
-        knowledge, images = case.knowledge, case.observed.batch_size
+        attacked = AttackedRound.of(transcript)
+        knowledge, images = attacked.knowledge, attacked.observed.batch_size
         assert images is not None
         if images == 1:
             raise Inapplicable("a single image is mixed with no other", "use patch_embedding")
-        tokens = PatchTokens.of(case)
-        errors, products = tokens.equations(case.gradient)
+        tokens = PatchTokens.of(attacked)
+        errors, products = tokens.equations(attacked.gradient)
         pixels, order, inside, grid = _board(tokens, knowledge.input_shape)
         count, width, size = len(errors), errors.shape[1], pixels.shape[1]
         most = min(width // count, size // count)
@@ -103,10 +103,10 @@ class PatchUnmixing(Attack):
                 "use gradient_matching",
             )
         height, across = knowledge.input_shape[1] // grid[1], knowledge.input_shape[2] // grid[2]
-        return MixedPatches(case, mixture, Board.of(height, across, grid), pixels, clear)
+        return MixedPatches(attacked, mixture, Board.of(height, across, grid), pixels, clear)
 
     def run(self, seen: MixedPatches, *, seed: int, progress: Progress) -> Reconstruction:
-        mixture, n, (low, high) = seen.mixture, seen.mixture.images, seen.case.knowledge.value_range
+        mixture, n, (low, high) = seen.mixture, seen.mixture.images, seen.attacked.knowledge.value_range
         rows, unit = separate(mixture, generator(seed, "patches")), high - low
         image = ordered(_patches(rows, mixture), seen.board, unit)
         for turn in range(ROUNDS):
@@ -124,8 +124,8 @@ class PatchUnmixing(Attack):
             found[i, seen.pixels.flatten()] = patches[places, image[:, i]].flatten()
         count, width = len(places), mixture.width
         return Reconstruction(
-            inputs=found.reshape(n, *seen.case.knowledge.input_shape).clamp(low, high).to(seen.case.like()),
-            certified=torch.zeros(n, dtype=torch.bool, device=seen.case.like().device),
+            inputs=found.reshape(n, *seen.attacked.knowledge.input_shape).clamp(low, high).to(seen.attacked.like()),
+            certified=torch.zeros(n, dtype=torch.bool, device=seen.attacked.like().device),
             notes=(
                 f"{n} images of {count} patches were unmixed; tokens of {width} numbers allow {width // count}",
                 f"the weakest direction of their differences stands {seen.clear:.0f} times above the noise",

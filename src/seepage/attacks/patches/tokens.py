@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.network import Case
+from seepage.attacks.network import AttackedRound
 from seepage.base.algebra.rows import same_rows
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode
 from seepage.federation.types import Tensors
@@ -51,16 +51,16 @@ class PatchTokens:
     shift: Tensor
 
     @classmethod
-    def of(cls, case: Case) -> "PatchTokens":
+    def of(cls, attacked: AttackedRound) -> "PatchTokens":
         """Find it.
 
         Raises:
             Inapplicable: Where the network embeds no patches of the image, or adds no learned positions to them.
         """
-        by_layer, by_parameter = _probed(case)
+        by_layer, by_parameter = _probed(attacked)
         for name, (call, slopes) in by_layer.items():
-            layer = case.model.get_submodule(name)
-            entries = _entries(call, layer, torch.Size(case.knowledge.input_shape).numel())
+            layer = attacked.model.get_submodule(name)
+            entries = _entries(call, layer, torch.Size(attacked.knowledge.input_shape).numel())
             if entries is None:
                 continue
             position = _position(_rows_of(slopes, layer), by_parameter, f"{name}.")
@@ -113,7 +113,7 @@ class PatchTokens:
         return image.index_add(0, self.pixels[used], (entries * self.scale)[used]).reshape(1, *shape)
 
 
-def _probed(case: Case) -> tuple[dict[str, tuple[LayerCall, Tensor]], Tensors]:
+def _probed(attacked: AttackedRound) -> tuple[dict[str, tuple[LayerCall, Tensor]], Tensors]:
     """One pass of the network over an image of noise, forwards and back.
 
     Returns:
@@ -121,13 +121,13 @@ def _probed(case: Case) -> tuple[dict[str, tuple[LayerCall, Tensor]], Tensors]:
         of zeros, of ones, and of each value's number, digit by digit; and the gradient in its output. Beside it the
         gradient in each trained parameter.
     """
-    model, shape, draw = case.model, case.knowledge.input_shape, generator(0, "probe")
+    model, shape, draw = attacked.model, attacked.knowledge.input_shape, generator(0, "probe")
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     params = {
         name: (p if p.any() else PROBE_STD * torch.randn(p.shape, generator=draw).to(p)).detach().requires_grad_()
-        for name, p in case.observed.params.items()
+        for name, p in attacked.observed.params.items()
     }
-    like, buffers = case.like(), case.observed.buffers
+    like, buffers = attacked.like(), attacked.observed.buffers
     image = torch.rand((1, *shape), generator=draw).to(like)
     # Each value's number has two digits, so that float32 tells them apart.
     numbers = torch.arange(image.numel()).view_as(image)

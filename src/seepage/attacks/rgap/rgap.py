@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, vouch
+from seepage.attacks.network import AttackedRound, vouch
 from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, probe_image, solved
 from seepage.base.nn import state_of
 from seepage.base.registry import attacks
@@ -160,11 +160,11 @@ class RGap(Attack):
     most_unknowns: int = 4096
     certify: float = 1e-3
 
-    def examine(self, transcript: Transcript) -> tuple[Case, Chain, Tensors]:
+    def examine(self, transcript: Transcript) -> tuple[AttackedRound, Chain, Tensors]:
         """The round, its model layer by layer, and its update in float64."""
-        case = Case.of(transcript)
-        chain = Chain.of(case.model, case.observed.params, case.knowledge.input_shape)
-        gradient = {name: g.double() for name, g in case.gradient.items()}
+        attacked = AttackedRound.of(transcript)
+        chain = Chain.of(attacked.model, attacked.observed.params, attacked.knowledge.input_shape)
+        gradient = {name: g.double() for name, g in attacked.gradient.items()}
         for layer in chain.maps:
             if not gradient[f"{layer.name}.weight"].abs().max() > 0:
                 raise Inapplicable(
@@ -177,10 +177,10 @@ class RGap(Attack):
                     "take minutes to solve for",
                     f"raise most_unknowns, or {INSTEAD}",
                 )
-        return case, chain, gradient
+        return attacked, chain, gradient
 
-    def run(self, seen: tuple[Case, Chain, Tensors], *, seed: int, progress: Progress) -> Reconstruction:
-        case, chain, gradient = seen
+    def run(self, seen: tuple[AttackedRound, Chain, Tensors], *, seed: int, progress: Progress) -> Reconstruction:
+        attacked, chain, gradient = seen
         output_gradient, label = _last_gradient(chain.maps[-1], gradient)
         known: tuple[Tensor, Tensor] | None = None
         ranks: list[LayerRank] = []
@@ -201,10 +201,10 @@ class RGap(Attack):
                 bend = after.derivative(known[0] * known[1])
                 output_gradient = bend * layer.pulled_back(output_gradient[None])[0]
         # What the first layer read, taken back through the normalization in front of it. [1, *shape]
-        inputs = chain.to_inputs(reading[None]).reshape(1, *case.knowledge.input_shape)
-        inputs = inputs.clamp(*case.knowledge.value_range).to(case.like()).contiguous()
-        labels = case.label(label)
-        mismatch = inputs.new_tensor([vouch(case, inputs, labels)[0]])
+        inputs = chain.to_inputs(reading[None]).reshape(1, *attacked.knowledge.input_shape)
+        inputs = inputs.clamp(*attacked.knowledge.value_range).to(attacked.like()).contiguous()
+        labels = attacked.label(label)
+        mismatch = inputs.new_tensor([vouch(attacked, inputs, labels)[0]])
         whole = all(rank.deficit == 0 for rank in ranks)
         return Reconstruction(
             inputs=inputs,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, NetworkCut
+from seepage.attacks.network import AttackedRound, NetworkCut
 from seepage.attacks.network.mixing_layer import MixingLayer, find_layer
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
@@ -153,7 +153,7 @@ class Spear(Attack):
     def _reconstruction(
         self, problem: "_LayerPart", found: FoundDirections, best: "_Batch | None", tried: int
     ) -> Reconstruction:
-        like = problem.case.observed.params[problem.layer.weight]
+        like = problem.attacked.observed.params[problem.layer.weight]
         what = "submatrices" if self.mode == "published" else "candidates"
         notes = [f"{len(found.independent())} of {problem.span.n} sparse directions from {tried:,} {what}"]
         notes += problem.notes()
@@ -161,7 +161,7 @@ class Spear(Attack):
             notes.append("noise hides the zeros: no entry of the gradient could be told from zero")
         if best is None:
             notes.append("all directions are needed for any example, so none can be returned at this budget")
-            width = problem.case.knowledge.input_shape if problem.layer.reads_input else (like.shape[1],)
+            width = problem.attacked.knowledge.input_shape if problem.layer.reads_input else (like.shape[1],)
             return Reconstruction(
                 like.new_zeros((0, *width)),
                 torch.zeros(0, dtype=torch.int64, device=like.device),
@@ -223,7 +223,7 @@ class _LayerPart:
     """
 
     layer: MixingLayer
-    case: Case
+    attacked: AttackedRound
     bias: Tensor
     parts: LowRank
     live: Tensor
@@ -235,9 +235,9 @@ class _LayerPart:
     @classmethod
     def of(cls, transcript: Transcript, name: str | None) -> "_LayerPart":
         """Read a transcript's first round; `Inapplicable` where its zeros cannot be read."""
-        case = Case.of(transcript)
-        layer, told = _layer(case, name), case.observed.batch_size
-        weight, bias = _gradients(layer, case)
+        attacked = AttackedRound.of(transcript)
+        layer, told = _layer(attacked, name), attacked.observed.batch_size
+        weight, bias = _gradients(layer, attacked)
         parts = low_rank(weight, sources=told)
         parts = parts.keep(max(1, parts.rank))
         # Units that no example reaches have zero rows, which say nothing of Q. [m]
@@ -250,7 +250,7 @@ class _LayerPart:
                 f"inputs than examples are needed to tell one combination of examples from another",
                 f"attack a smaller batch or a wider layer, or use {INSTEAD}",
             )
-        cut = NetworkCut.at(case, layer.name)
+        cut = NetworkCut.at(attacked, layer.name)
         _behind_relu(cut, weight, layer)
         # L [p, n] at live units: D = L Q, so a column of D is L q and its zeros are equations for q.
         columns = parts.left[live]
@@ -258,7 +258,7 @@ class _LayerPart:
         scale = len(columns) ** 0.5 / columns.norm(dim=0)
         whole = Span(columns * scale, scale * parts.noise / parts.values / len(columns) ** 0.5)
         span = whole.distinct()
-        return cls(layer, case, bias, parts, live, whole, span, told or n, cut)
+        return cls(layer, attacked, bias, parts, live, whole, span, told or n, cut)
 
     @cached_property
     def behind(self) -> tuple[Tensor, Tensor]:
@@ -267,7 +267,7 @@ class _LayerPart:
         Beside it `[c, classes]`, which turns an error into the basis's coefficients. Exact where one linear layer
         follows the ReLU. Errors of a cross-entropy add up to zero, so c < classes.
         """
-        classes, live = self.case.knowledge.num_classes, self.live.nonzero()[:, 0]
+        classes, live = self.attacked.knowledge.num_classes, self.live.nonzero()[:, 0]
         outputs = torch.ones(1, len(self.live)).to(self.bias)
         rows = self.cut.rows_of_errors(outputs, classes)[:, live].T  # [p, classes]
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
@@ -315,7 +315,9 @@ class _LayerPart:
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
         """The layer's weight and bias in float64."""
-        weight, bias = (self.case.observed.params[name or ""].double() for name in (self.layer.weight, self.layer.bias))
+        weight, bias = (
+            self.attacked.observed.params[name or ""].double() for name in (self.layer.weight, self.layer.bias)
+        )
         return weight, bias
 
     @property
@@ -325,11 +327,11 @@ class _LayerPart:
     def to_inputs(self, rows: Tensor) -> Tensor:
         if self.layer.reads_input is None:
             return rows
-        return self.layer.reads_input.to_inputs(rows, self.case.knowledge.input_shape)
+        return self.layer.reads_input.to_inputs(rows, self.attacked.knowledge.input_shape)
 
     def notes(self) -> list[str]:
         """What the rank says of the batch."""
-        rank, told = len(self.parts.values), self.case.observed.batch_size
+        rank, told = len(self.parts.values), self.attacked.observed.batch_size
         if told is None:
             return [f"the batch size is unknown; the rank of the gradient says {rank}"]
         return [f"{told - rank} of {told} examples are not seen in the gradient's rank"] if rank < told else []
@@ -345,7 +347,7 @@ class _LayerPart:
         live = self.live.nonzero()[:, 0]
         outputs = -torch.ones(1, len(self.live)).to(self.bias)
         outputs[0, live[on]] = 1.0
-        classes = self.case.knowledge.num_classes
+        classes = self.attacked.knowledge.num_classes
         if 2 * classes > int(on.sum()):
             return 0.0
         rows = self.cut.rows_of_errors(outputs, classes)[:, live[on]]  # [classes, .]
@@ -375,9 +377,9 @@ class _LayerPart:
         return _Batch(inputs, labels, agreement, mismatch)
 
 
-def _layer(case: Case, name: str | None) -> MixingLayer:
+def _layer(attacked: AttackedRound, name: str | None) -> MixingLayer:
     """The layer, where one plain gradient of it was sent."""
-    layer = find_layer(case.knowledge, case.observed, name)
+    layer = find_layer(attacked.knowledge, attacked.observed, name)
     if layer.bias is None:
         raise Inapplicable(
             f"layer {layer.name!r} has no bias, or it was not sent, and its gradient tells the scale of each example",
@@ -386,9 +388,9 @@ def _layer(case: Case, name: str | None) -> MixingLayer:
     return layer
 
 
-def _gradients(layer: MixingLayer, case: Case) -> tuple[Tensor, Tensor]:
+def _gradients(layer: MixingLayer, attacked: AttackedRound) -> tuple[Tensor, Tensor]:
     assert layer.bias is not None
-    weight, bias = case.gradient[layer.weight].double(), case.gradient[layer.bias].double()
+    weight, bias = attacked.gradient[layer.weight].double(), attacked.gradient[layer.bias].double()
     if not (weight.abs().max() > 0 and bias.abs().max() > 0):
         raise Inapplicable(
             f"the gradient of {layer.weight} or its bias is zero everywhere (no unit is active, or the loss is zero)",

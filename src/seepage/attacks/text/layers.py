@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.network import UNCHANGED, Case
+from seepage.attacks.network import UNCHANGED, AttackedRound
 from seepage.base.nn import forward, generator, in_mode
 from seepage.federation.types import Tensors
 
@@ -53,10 +53,10 @@ class Reader:
     """Runs the network on sequences up to the layers that are looked at.
 
     Attributes:
-        case: The model and its weights.
+        attacked: The model and its weights.
     """
 
-    case: Case
+    attacked: AttackedRound
 
     def read(self, modules: Sequence[str], ids: Tensor) -> dict[str, Tensor]:
         """`[n, tokens, d]` what layers read of sequences `[n, tokens]`, by name; nothing behind the last of them runs.
@@ -65,13 +65,13 @@ class Reader:
             modules: Names, in the order of their calls.
             ids: Token numbers; -1: none.
         """
-        model, seen = self.case.model, dict[str, Tensor]()
+        model, seen = self.attacked.model, dict[str, Tensor]()
         ids = ids.to(self.device)
         with ExitStack() as hooks, torch.no_grad():
             for name in modules:
                 hooks.callback(_before(model.get_submodule(name), name, seen, name == modules[-1]).remove)
             with suppress(_Enough):
-                self.case.forward(ids)
+                self.attacked.forward(ids)
         return seen
 
     @cached_property
@@ -80,10 +80,10 @@ class Reader:
 
         It is tried on the CPU: a GPU that looks up a row which is not there does not recover.
         """
-        model, ids = self.case.model, torch.zeros((1, *self.case.knowledge.input_shape), dtype=torch.int64)
+        model, ids = self.attacked.model, torch.zeros((1, *self.attacked.knowledge.input_shape), dtype=torch.int64)
         ids[0, -1] = -1
-        params = dict(model.named_parameters()) | self.case.observed.params
-        buffers = dict(model.named_buffers()) | self.case.observed.buffers
+        params = dict(model.named_parameters()) | self.attacked.observed.params
+        buffers = dict(model.named_buffers()) | self.attacked.observed.buffers
         on_cpu = [{name: tensor.detach().cpu() for name, tensor in one.items()} for one in (params, buffers)]
         try:
             with torch.no_grad(), in_mode(model, training=False):
@@ -95,7 +95,7 @@ class Reader:
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
-        return self.case.like().device
+        return self.attacked.like().device
 
     def layers(self, vocabulary: int) -> list[TokenLayer]:
         """The layers that read tokens, in the order of their calls.
@@ -103,7 +103,7 @@ class Reader:
         Args:
             vocabulary: Number of tokens there are.
         """
-        model, length = self.case.model, self.case.knowledge.input_shape[0]
+        model, length = self.attacked.model, self.attacked.knowledge.input_shape[0]
         draw, place = generator(0, "probe"), length // 2
         base = torch.randint(vocabulary, (length,), generator=draw)
         other = (base + 1 + torch.randint(max(1, vocabulary - 1), (length,), generator=draw)) % vocabulary
@@ -113,11 +113,11 @@ class Reader:
         ids = torch.stack([base, alone, before]).to(self.device)
         names = {id(p): name for name, p in model.named_parameters()}
         with linear_calls(model) as calls, torch.no_grad():
-            self.case.forward(ids)
+            self.attacked.forward(ids)
         grouped: list[tuple[Tensor, str, list[tuple[str, int]]]] = []
         for name, parameter, read, axis in calls:
             weight = names.get(id(parameter))
-            if weight not in self.case.observed.update.tensors or weight is None or read.shape[:2] != ids.shape:
+            if weight not in self.attacked.observed.update.tensors or weight is None or read.shape[:2] != ids.shape:
                 continue
             # Between the A of two adapters that read the same, their B is called.
             same = next((weights for other, _, weights in grouped if other is read), None)

@@ -10,27 +10,27 @@ onehot(y))`.
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.network import Case
+from seepage.attacks.network import AttackedRound
 from seepage.attacks.text.layers import linear_calls
 
 SHORTLIST = 16
 """Targets, by their product with what is left, among which the nearest is taken."""
 
 
-def targets_by_errors(case: Case, ids: Tensor, places: Tensor | None, count: int) -> Tensor | None:
+def targets_by_errors(attacked: AttackedRound, ids: Tensor, places: Tensor | None, count: int) -> Tensor | None:
     """`[n]` the targets of sequences, or None where the last layer's errors cannot be solved for.
 
     Args:
-        case: The round.
+        attacked: The round.
         ids: `[n, tokens]`.
         places: `[n]` for logits of every token, which of them has the unknown target; None: logits of sequences.
         count: Targets in the batch, known and unknown: the loss is their mean.
     """
-    top = _top(case, ids)
+    top = _top(attacked, ids)
     if top is None:
         return None
     module, weight, axis = top
-    output, read, logits = _pass(case, module, ids)
+    output, read, logits = _pass(attacked, module, ids)
     chosen = logits if places is None else logits[torch.arange(len(ids)), :, places.to(ids.device)]  # [n, classes]
     # Which rows of the last layer carry a gradient at all: of every logit that has a target.
     used = (
@@ -41,7 +41,7 @@ def targets_by_errors(case: Case, ids: Tensor, places: Tensor | None, count: int
     (slopes,) = torch.autograd.grad(used.square().sum(), output, retain_graph=True)
     active = slopes.flatten(0, -2).abs().amax(1) > 0
     m = read.flatten(0, -2)[active].double()
-    mixtures = (case.gradient[weight] if axis == 0 else case.gradient[weight].T).double()  # [d_in, d_out]
+    mixtures = (attacked.gradient[weight] if axis == 0 else attacked.gradient[weight].T).double()  # [d_in, d_out]
     if len(m) > m.shape[1]:
         return None
     errors = torch.linalg.lstsq(m.T.cpu(), mixtures.cpu(), driver="gelsd").solution  # [rows, d_out]
@@ -50,21 +50,21 @@ def targets_by_errors(case: Case, ids: Tensor, places: Tensor | None, count: int
     return _nearest(output, chosen, count * spread.reshape(output.shape))
 
 
-def _top(case: Case, ids: Tensor) -> tuple[str, str, int] | None:
+def _top(attacked: AttackedRound, ids: Tensor) -> tuple[str, str, int] | None:
     """The last fully connected layer whose weight nothing else uses: its name, its weight's, and the input axis."""
-    model = case.model
+    model = attacked.model
     names = {id(p): name for name, p in model.named_parameters()}
     holders = [id(p) for module in model.modules() for p in module.parameters(recurse=False)]
     with linear_calls(model) as calls, torch.no_grad():
-        case.forward(ids[:1])
+        attacked.forward(ids[:1])
     for name, parameter, _, axis in reversed(calls):
         weight = names.get(id(parameter))
-        if weight in case.gradient and weight is not None and holders.count(id(parameter)) == 1:
+        if weight in attacked.gradient and weight is not None and holders.count(id(parameter)) == 1:
             return name, weight, axis
     return None
 
 
-def _pass(case: Case, module: str, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _pass(attacked: AttackedRound, module: str, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Output and input of a layer, and the logits as a function of that output."""
     kept: dict[str, Tensor] = {}
 
@@ -72,10 +72,10 @@ def _pass(case: Case, module: str, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]
         kept["read"], kept["output"] = args[0].detach(), output.detach().requires_grad_()
         return kept["output"]
 
-    handle = case.model.get_submodule(module).register_forward_hook(cut)
+    handle = attacked.model.get_submodule(module).register_forward_hook(cut)
     try:
         with torch.enable_grad():
-            logits, _ = case.forward(ids)
+            logits, _ = attacked.forward(ids)
     finally:
         handle.remove()
     return kept["output"], kept["read"], logits

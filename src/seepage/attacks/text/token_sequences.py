@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, vouch
+from seepage.attacks.network import AttackedRound, vouch
 from seepage.attacks.text.layers import Reader, TokenLayer
 from seepage.attacks.text.sequences import LayerCheck, assemble, candidates, decode, deepest
 from seepage.attacks.text.span import GradientSpan
@@ -29,7 +29,7 @@ class TokenGradients:
     """What the attack works on.
 
     Attributes:
-        case: The round.
+        attacked: The round.
         reader: Runs the network.
         tokens: `[v]` the tokens that come into question.
         first: The layer that reads tokens one by one.
@@ -37,7 +37,7 @@ class TokenGradients:
         causal: Whether the network is a decoder.
     """
 
-    case: Case
+    attacked: AttackedRound
     reader: Reader
     tokens: Tensor
     first: LayerCheck
@@ -92,16 +92,16 @@ class TokenSequences(Attack):
         Raises:
             Inapplicable: Where the network reads no tokens, or its gradients span everything.
         """
-        case = Case.of(transcript)
-        vocabulary, gradient = vocabulary_of(case.model), case.gradient
-        if vocabulary is None or len(case.knowledge.input_shape) != 1:
+        attacked = AttackedRound.of(transcript)
+        vocabulary, gradient = vocabulary_of(attacked.model), attacked.gradient
+        if vocabulary is None or len(attacked.knowledge.input_shape) != 1:
             raise Inapplicable(
                 "the network does not begin with an embedding of tokens",
                 "use inverting_gradients for images and tables",
             )
-        reader = Reader(case)
+        reader = Reader(attacked)
         layers = [layer for layer in reader.layers(vocabulary) if layer.mixtures(gradient).any()]
-        adapters = bool(inside_adapters(case.model))
+        adapters = bool(inside_adapters(attacked.model))
         first = next((check for check in _checks(layers, gradient, local=True, adapters=adapters)), None)
         if first is None:
             raise Inapplicable(
@@ -111,11 +111,11 @@ class TokenSequences(Attack):
             )
         causal = all(layer.causal for layer in layers)
         deeper = _checks(layers, gradient, local=False, adapters=adapters)
-        return TokenGradients(case, reader, _present(case, vocabulary), first, deeper, causal)
+        return TokenGradients(attacked, reader, _present(attacked, vocabulary), first, deeper, causal)
 
     def run(self, seen: TokenGradients, /, *, seed: int, progress: Progress) -> Reconstruction:
         """Find the tokens at each place, then sequences, then what no layer reads; prove the result."""
-        wanted, length = seen.case.observed.batch_size, seen.case.knowledge.input_shape[0]
+        wanted, length = seen.attacked.observed.batch_size, seen.attacked.knowledge.input_shape[0]
         places = candidates(seen.reader, seen.first, seen.tokens, length)
         notes = [f"{sum(map(len, places))} tokens at {length} places, by {seen.first.module}"]
         found: list[Tensor] = []
@@ -141,7 +141,7 @@ class TokenSequences(Attack):
             notes.append(f"{len(ids)} of {wanted} sequences lie in the spans")
         difference = torch.inf
         if complete and batch is not None:
-            difference, _ = vouch(seen.case, batch.inputs, batch.labels)
+            difference, _ = vouch(seen.attacked, batch.inputs, batch.labels)
             notes.append(f"the network's own update at this text differs by {difference:.1e}")
         labels = None if batch is None or batch.labels.ndim > 1 else batch.labels
         device = seen.reader.device
@@ -190,28 +190,28 @@ def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool, adapter
     return [check for check in found if check.span.rank == largest][:wanted]
 
 
-def _present(case: Case, vocabulary: int) -> Tensor:
+def _present(attacked: AttackedRound, vocabulary: int) -> Tensor:
     """`[v]` tokens whose row of the embedding's gradient is not zero: the batch's, unless the weight is shared."""
-    layer = first_layer(case.model)
+    layer = first_layer(attacked.model)
     assert layer is not None
-    rows = case.gradient.get(f"{layer[0]}.weight" if layer[0] else "weight")
+    rows = attacked.gradient.get(f"{layer[0]}.weight" if layer[0] else "weight")
     used = None if rows is None else rows.any(1).nonzero().flatten().cpu()
     return torch.arange(vocabulary) if used is None or not len(used) else used
 
 
 def _completed(seen: TokenGradients, ids: Tensor) -> Batch | None:
     """The batch with what no layer reads: labels of sequences, or the last token of each and all targets."""
-    case = seen.case
-    if not case.knowledge.client.softmax_gradient:
+    attacked = seen.attacked
+    if not attacked.knowledge.client.softmax_gradient:
         return None
     ids = ids.to(seen.reader.device)
     lengths = (ids >= 0).sum(1)
-    one_label = not seen.causal or _one_label(case)
+    one_label = not seen.causal or _one_label(attacked)
     places, count = (None, len(ids)) if one_label else (lengths - 1, int(lengths.sum()))
-    if inside_adapters(case.model):
-        found: Tensor | None = targets_by_direction(case, ids, places)
+    if inside_adapters(attacked.model):
+        found: Tensor | None = targets_by_direction(attacked, ids, places)
     else:
-        found = targets_by_errors(case, ids, places, count)
+        found = targets_by_errors(attacked, ids, places, count)
     if one_label:
         return None if found is None else Batch(ids, found)
     if found is None or not (lengths < ids.shape[1]).all():
@@ -221,8 +221,8 @@ def _completed(seen: TokenGradients, ids: Tensor) -> Batch | None:
     return Batch(ids, next_tokens(ids))
 
 
-def _one_label(case: Case) -> bool:
+def _one_label(attacked: AttackedRound) -> bool:
     """Whether the network says one thing of a sequence, not one of each token."""
-    zeros = torch.zeros(1, *case.knowledge.input_shape, device=case.like().device)
+    zeros = torch.zeros(1, *attacked.knowledge.input_shape, device=attacked.like().device)
     with torch.no_grad():
-        return case.forward(as_inputs(case.model, zeros))[0].ndim == 2
+        return attacked.forward(as_inputs(attacked.model, zeros))[0].ndim == 2

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seepage.attacks.network import Case
+from seepage.attacks.network import AttackedRound
 from seepage.base.nn import forward, in_mode, next_tokens
 
 SHORTLIST = 8
 """Targets, by their product with what is left, of which the gradient is computed."""
 
 
-def targets_by_direction(case: Case, ids: Tensor, places: Tensor | None) -> Tensor:
+def targets_by_direction(attacked: AttackedRound, ids: Tensor, places: Tensor | None) -> Tensor:
     """`[n]` the unknown target of each sequence.
 
     Args:
-        case: The round, whose loss is a mean over all targets.
+        attacked: The round, whose loss is a mean over all targets.
         ids: `[n, tokens]`.
         places: `[n]` for logits of every token, which of them has the unknown target; None: logits of sequences.
     """
-    knowledge, observed, gradient = case.knowledge, case.observed, case.gradient
+    knowledge, observed, gradient = attacked.knowledge, attacked.observed, attacked.gradient
     names = list(gradient)
     leaves = {name: observed.params[name].detach().requires_grad_() for name in names}
     rest = {name: p.detach() for name, p in observed.params.items() if name not in leaves}

@@ -22,8 +22,8 @@
     [epsilon]   stated = 8.0                   `plans.EpsilonPlan`: the defense's epsilon is measured by calling it
     [tune]      options = {"attack.tv" = [...]} `plans.TunePlan`: options chosen on other batches than the scored
     [score]     recovered_likeness = 0.4       `Scoring`: thresholds, further metrics
-    [grid]      "model.use" = ["fc2", "convnet"]   one audit cell per combination
-    [[case]]    name = "vertical", ...         one more cell: the tables above, changed by these
+    [grid]      "model.use" = ["fc2", "convnet"]   one audit case per combination
+    [[case]]    name = "vertical", ...         one more case: the tables above, changed by these
 
 All mistakes are reported at once.
 """
@@ -137,7 +137,7 @@ MOST_MINUTES = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One cell of an audit, fully resolved: no grid is left in it."""
+    """One case of an audit, fully resolved: no grid is left in it."""
 
     # In this order they are written down, and from that text a run has its name.
     name: str = "audit"
@@ -163,11 +163,11 @@ class Recipe:
     bounds: BoundsPlan | None = None
     epsilon: EpsilonPlan | None = None
     tune: TunePlan | None = None
-    # These say which of a recipe's cells this is, and are not written down.
-    cell: str = "cell"
+    # These say which of a recipe's cases this is, and are not written down.
+    case: str = "case"
     varied: frozenset[str] = frozenset()  # the tables that the grid chose for it
-    twin: str | None = None  # the cell that is this one without its defense
-    control: bool = False  # run for the sake of such a cell alone: what is found here is no finding
+    twin: str | None = None  # the case that is this one without its defense
+    control: bool = False  # run for the sake of such a case alone: what is found here is no finding
 
     def __post_init__(self) -> None:
         check_minutes(self.minutes, "minutes")

@@ -49,7 +49,7 @@ def run_text(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
 
     Args:
         tables: A recipe's tables.
-        recipes: Its cells.
+        recipes: Its cases.
 
     Raises:
         SeepageError: Where something that it names cannot be read.

@@ -156,7 +156,7 @@ def _unsweep(tables: dict[str, Any], key: str) -> None:
     choices = grid.get(head)
     if rest and isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
         left = [{name: value for name, value in choice.items() if name != rest} for choice in choices]
-        # How many batches are drawn does not make another case, as it makes no other cell name.
+        # How many batches are drawn does not make another case, as it makes no other case name.
         cases = [{name: value for name, value in choice.items() if name != "count"} for choice in left]
         grid[head] = [choice for i, choice in enumerate(left) if choice and cases[i] not in cases[:i]]
         if not grid[head]:
@@ -177,10 +177,10 @@ def takes(part: Mapping[str, Any], head: str, option: str) -> bool:
     return option in [known.name for known in entry.options]
 
 
-def choose(cell: dict[str, Any], key: str, value: Any) -> None:
-    """Put one choice of a grid into a cell's tables."""
+def choose(case: dict[str, Any], key: str, value: Any) -> None:
+    """Put one choice of a grid into a case's tables."""
     head, _, rest = key.partition(".")
     if rest:
-        put(cell, key, value)
+        put(case, key, value)
     else:
-        cell[head] = overlay(cell, {head: value}, keep=True).get(head, value)
+        case[head] = overlay(case, {head: value}, keep=True).get(head, value)

@@ -1,4 +1,4 @@
-"""From a recipe's tables to audit cells, with every mistake found at once; and back to TOML with all defaults."""
+"""From a recipe's tables to audit cases, with every mistake found at once; and back to TOML with all defaults."""
 
 import hashlib
 import itertools
@@ -47,21 +47,21 @@ _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks
                            "undefended": bool}  # fmt: skip
 _LABEL = re.compile(r"[A-Za-z0-9_][\w.-]{0,59}", re.ASCII)
 """Folders are called by labels."""
-MOST_CELLS = 10_000
+MOST_CASES = 10_000
 """Combinations of a grid; more are taken for a mistake."""
-_OF_CELL = ("cell", "varied", "twin", "control")
-"""Fields of a `Recipe` that say which cell it is."""
+_OF_CASE = ("case", "varied", "twin", "control")
+"""Fields of a `Recipe` that say which case it is."""
 _ASIDE = ("expect", "small", "frontier", "utility")
 """What an audit leaves alone: what `seepage reproduce` reads, and what `seepage frontier` sweeps and trains."""
 _KEYS = [*_PLAIN, "data", "model", "client", "partition", *_TABLES, "defense", "attack", "grid", "case", *_ASIDE]
 
 
-def cells(tables: Mapping[str, Any], *, controls: bool = False) -> list[Recipe]:
-    """The audit cells of a recipe: one per combination of its grid, in order.
+def resolve_cases(tables: Mapping[str, Any], *, controls: bool = False) -> list[Recipe]:
+    """The audit cases of a recipe: one per combination of its grid, in order.
 
     Args:
         tables: The recipe's tables.
-        controls: Whether the cells that `undefended` asks for follow: those with a defense, without it.
+        controls: Whether the cases that `undefended` asks for follow: those with a defense, without it.
 
     Raises:
         Problems: With every mistake in the recipe.
@@ -69,19 +69,19 @@ def cells(tables: Mapping[str, Any], *, controls: bool = False) -> list[Recipe]:
     problems = _unknown_keys(tables)
     recipes: list[Recipe] = []
     for choice in _combinations(tables.get("grid", {}), problems):
-        cell = _base(tables)
+        case = _base(tables)
         try:
             for key, value in choice.items():
-                choose(cell, key, value)
+                choose(case, key, value)
         except SeepageError as error:
             problems.append(str(error))
             continue
-        recipe = _resolve(cell, _cell_name(choice), problems)
+        recipe = _resolve(case, _case_name(choice), problems)
         if recipe is not None:
             varied = frozenset(key.partition(".")[0] for key in choice)
             recipes.append(_numbered(replace(recipe, varied=varied), recipes))
     for case in _list(tables.get("case", []), "case", problems):
-        recipe = _case(case, _base(tables), problems)
+        recipe = _laid_over(case, _base(tables), problems)
         if recipe is not None:
             recipes.append(_numbered(recipe, recipes))
     if problems:
@@ -90,41 +90,41 @@ def cells(tables: Mapping[str, Any], *, controls: bool = False) -> list[Recipe]:
 
 
 def _with_twins(recipes: Sequence[Recipe], *, controls: bool) -> list[Recipe]:
-    """The cells, each with a defense beside its name without one: a cell of the recipe, or else one that is added."""
-    plain = {_undefended(recipe): recipe.cell for recipe in recipes if not recipe.defense}
+    """The cases, each with a defense beside its name without one: a case of the recipe, or else one that is added."""
+    plain = {_undefended(recipe): recipe.case for recipe in recipes if not recipe.defense}
     found, added = [], list[Recipe]()
     for recipe in recipes:
         same = _undefended(recipe)
         if controls and recipe.defense and recipe.undefended and same not in plain:
             told = Told(told=[item for item in recipe.knowledge.told if item != "defense"])
             control = replace(
-                recipe, cell=f"{recipe.cell[:68]}_undefended", varied=recipe.varied | {"defense"}, defense=(),
+                recipe, case=f"{recipe.case[:68]}_undefended", varied=recipe.varied | {"defense"}, defense=(),
                 knowledge=told, membership=None, bounds=None, epsilon=None, control=True,
             )  # fmt: skip
             added.append(_numbered(control, [*recipes, *added]))
-            plain[same] = added[-1].cell
+            plain[same] = added[-1].case
         found.append(replace(recipe, twin=plain.get(same)) if recipe.defense else recipe)
     return found + added
 
 
 def _undefended(recipe: Recipe) -> str:
-    """What two cells have in common that differ in their defense alone, and in what is measured beside the attacks."""
+    """What two cases have in common that differ in their defense alone, and in what is measured beside the attacks."""
     told = Told(told=[item for item in recipe.knowledge.told if item != "defense"])
     return repr(
         replace(
-            recipe, cell="", varied=frozenset(), defense=(), knowledge=told, membership=None, bounds=None,
+            recipe, case="", varied=frozenset(), defense=(), knowledge=told, membership=None, bounds=None,
             epsilon=None, undefended=False,
         )
     )  # fmt: skip
 
 
 def _base(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell's tables before anything is chosen."""
+    """A case's tables before anything is chosen."""
     return {key: copy_tables(value) for key, value in tables.items() if key not in ("grid", "case", *_ASIDE)}
 
 
-def _case(case: Any, cell: dict[str, Any], problems: list[str]) -> Recipe | None:
-    """A cell beyond the grid: every table of the case is laid over the recipe's."""
+def _laid_over(case: Any, base: dict[str, Any], problems: list[str]) -> Recipe | None:
+    """A case beyond the grid: every table of the case is laid over the recipe's."""
     if not isinstance(case, Mapping) or not isinstance(case.get("name"), str):
         problems.append('each [[case]] needs a name, such as name = "vertical"')
         return None
@@ -132,8 +132,7 @@ def _case(case: Any, cell: dict[str, Any], problems: list[str]) -> Recipe | None
     if unknowns:
         problems.append(f"the case {case['name']!r} cannot set {', '.join(unknowns)}")
         return None
-    cell = overlay(cell, case)
-    return _resolve(cell, _cell_name({"case.use": case["name"]}), problems)
+    return _resolve(overlay(base, case), _case_name({"case.use": case["name"]}), problems)
 
 
 def _unknown_keys(tables: Mapping[str, Any]) -> list[str]:
@@ -159,13 +158,13 @@ def _combinations(grid: Any, problems: list[str]) -> list[dict[str, Any]]:
             problems.append(f"grid {key!r} is no key of a recipe")
             return [{}]
     count = math.prod(len(values) for values in grid.values())
-    if count > MOST_CELLS:
-        problems.append(f"the grid has {count} combinations and {MOST_CELLS} are the most; make its lists shorter")
+    if count > MOST_CASES:
+        problems.append(f"the grid has {count} combinations and {MOST_CASES} are the most; make its lists shorter")
         return [{}]
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _cell_name(choice: Mapping[str, Any]) -> str:
+def _case_name(choice: Mapping[str, Any]) -> str:
     """A folder name for a combination: `fc2_size-8_steps-0`."""
     words = []
     for key, value in choice.items():
@@ -174,17 +173,17 @@ def _cell_name(choice: Mapping[str, Any]) -> str:
         # How many batches are drawn makes no other case.
         named = [(k, v) for k, v in pairs if (head, k) != ("batch", "count")]
         words += [str(v) if k == "use" else f"{k}-{_word(v)}" for k, v in named]
-    name = "_".join(words) or "cell"
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:80].strip(".") or "cell"
+    name = "_".join(words) or "case"
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:80].strip(".") or "case"
 
 
 def _numbered(recipe: Recipe, others: Sequence[Recipe]) -> Recipe:
-    """The recipe with a number behind its cell name where another has the same: each cell has a folder of its own."""
-    names = {other.cell for other in others}
-    name, number = recipe.cell, 2
+    """The recipe with a number behind its case name where another has the same: each case has a folder of its own."""
+    names = {other.case for other in others}
+    name, number = recipe.case, 2
     while name in names:
-        name, number = f"{recipe.cell}-{number}", number + 1
-    return replace(recipe, cell=name)
+        name, number = f"{recipe.case}-{number}", number + 1
+    return replace(recipe, case=name)
 
 
 def _word(value: Any) -> str:
@@ -196,9 +195,9 @@ def _word(value: Any) -> str:
 
 
 def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recipe | None:
-    """One cell's tables as a `Recipe`; mistakes are added to `problems`."""
+    """One case's tables as a `Recipe`; mistakes are added to `problems`."""
     before = len(problems)
-    given: dict[str, Any] = {"cell": name}
+    given: dict[str, Any] = {"case": name}
     for key, kind in _PLAIN.items():
         if key in tables:
             taken = (int, float) if kind is float else kind
@@ -276,7 +275,7 @@ def _part(table: Any, key: str, problems: list[str], default: str | None = None)
 def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
     """The recipe as TOML with every default written out, so that the file alone repeats the run."""
     first = recipes[0]
-    out = {f.name: _written(getattr(first, f.name)) for f in fields(first) if f.name not in _OF_CELL}
+    out = {f.name: _written(getattr(first, f.name)) for f in fields(first) if f.name not in _OF_CASE}
     if first.federation is None:  # by whom the data are held
         del out["partition"]
     for head, option in _swept(tables.get("grid", {})):

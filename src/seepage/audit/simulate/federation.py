@@ -181,7 +181,7 @@ class CheckpointFolder:
         return found, self._requested(found.t)
 
     def _requested(self, t: int) -> bool:
-        """Whether the checkpoint of round `t` is there for other cells; it says so itself."""
+        """Whether the checkpoint of round `t` is there for other cases; it says so itself."""
         facts = read_json((self.folder or Path()) / f"{t:06d}.json")
         return not isinstance(facts, dict) or facts.get("passing") is not True
 

@@ -81,21 +81,21 @@ class ClientPartition:
     unseen: Tensor
 
     @classmethod
-    def of(cls, case: Recipe, dataset: Dataset) -> "ClientPartition":
+    def of(cls, recipe: Recipe, dataset: Dataset) -> "ClientPartition":
         """Set aside a fifth of the private part, at most `MAX_UNSEEN` examples, and partition everything else.
 
         Raises:
             SeepageError: If the data cannot be partitioned in this way.
         """
-        assert case.federation is not None
-        order = torch.randperm(len(dataset.private), generator=generator(case.seed, "unseen"))
+        assert recipe.federation is not None
+        order = torch.randperm(len(dataset.private), generator=generator(recipe.seed, "unseen"))
         unseen, rest = dataset.private[order].tensor_split([min(MAX_UNSEEN, len(dataset.private) // 5)])
         pool = torch.cat([dataset.train, rest]).sort().values
-        partition: Partition = partitions.build(case.partition)
+        partition: Partition = partitions.build(recipe.partition)
         parts = partition(
             dataset.labels[pool],
-            case.federation.clients,
-            generator=generator(case.seed, "partition"),
+            recipe.federation.clients,
+            generator=generator(recipe.seed, "partition"),
             inputs=lambda places: dataset.batch(pool[places]).inputs,
         )
         return cls(tuple(pool[part] for part in parts), unseen)
@@ -125,7 +125,7 @@ class Setting:
     """A case after all its random draws, except those inside the client's own rounds.
 
     Attributes:
-        case: One cell of a recipe.
+        recipe: One case of a recipe.
         dataset: Its data.
         model: The architecture, on the case's device. Its own parameters are those it was built with.
         state: Parameters and buffers after the recipe's training, and after the federation's rounds where
@@ -134,7 +134,7 @@ class Setting:
         facts: Facts of the federation for the report.
     """
 
-    case: Recipe
+    recipe: Recipe
     dataset: Dataset
     model: nn.Module
     state: State
@@ -144,7 +144,7 @@ class Setting:
     @classmethod
     def of(
         cls,
-        case: Recipe,
+        recipe: Recipe,
         shared: SharedParts | None = None,
         *,
         folder: Path | None = None,
@@ -153,7 +153,7 @@ class Setting:
         """Load the data, build the model, train it as the recipe says, and partition the data.
 
         Args:
-            case: One cell of a recipe.
+            recipe: One case of a recipe.
             shared: Data sets and trained states of other cases; those of this case are added.
             folder: Folder of the training's checkpoint, from which an interrupted one goes on; None: none is kept.
             progress: Called with (done, total) steps of the training.
@@ -163,49 +163,49 @@ class Setting:
             SeepageError: For mistakes in the recipe or the data.
         """
         shared = SharedParts() if shared is None else shared
-        dataset = _open_data(case, shared.datasets)
-        model = _fresh_model(case, dataset)
-        rule = case.make_client()
-        loss = rule.loss, case.client.options.get("label_smoothing", 0), *_further_options(case)
-        key = repr((case.data, case.seed, case.model, case.training, case.device, loss))
+        dataset = _open_data(recipe, shared.datasets)
+        model = _fresh_model(recipe, dataset)
+        rule = recipe.make_client()
+        loss = rule.loss, recipe.client.options.get("label_smoothing", 0), *_further_options(recipe)
+        key = repr((recipe.data, recipe.seed, recipe.model, recipe.training, recipe.device, loss))
         if key not in shared.states:
             shared.states[key] = train(
                 model,
                 state_of(model),
-                lambda places: dataset.batch(places).to(case.device),
+                lambda places: dataset.batch(places).to(recipe.device),
                 dataset.train,
-                case.training,
-                seed=case.seed,
+                recipe.training,
+                seed=recipe.seed,
                 loss=rule.loss_of,
                 progress=progress,
                 checkpoint=TrainingCheckpoint(
                     None if folder is None else folder / f"training-{_digest(key)}.safetensors"
                 ),
             )
-        partition = None if case.federation is None else ClientPartition.of(case, dataset)
-        return cls(case, dataset, model, shared.states[key], partition)
+        partition = None if recipe.federation is None else ClientPartition.of(recipe, dataset)
+        return cls(recipe, dataset, model, shared.states[key], partition)
 
     def batch(self, places: Tensor) -> Batch:
         """The examples at places `[n]` of the data set, on the case's device."""
-        return self.dataset.batch(places).to(self.case.device)
+        return self.dataset.batch(places).to(self.recipe.device)
 
     @cached_property
     def _drawn(self) -> tuple[Sequence[Tensor], Tensor]:
         """Draw the attacked examples and those that no client holds; they are drawn nowhere else."""
-        case, draw = self.case, generator(self.case.seed, "victims")
+        recipe, draw = self.recipe, generator(self.recipe.seed, "victims")
         if self.partition is None:
             places = self.dataset.private[torch.randperm(len(self.dataset.private), generator=draw)]
             # One order for every `skip`: batches passed over here are those that a run without it attacks.
-            _, chosen, rest = places.tensor_split([_passed(case), _passed(case) + _attacked(case)])
-            return (chosen.split(case.batch.size) if case.rounds is None else [chosen]), rest
-        size, count = case.batch.size, case.batch.count
+            _, chosen, rest = places.tensor_split([_passed(recipe), _passed(recipe) + _attacked(recipe)])
+            return (chosen.split(recipe.batch.size) if recipe.rounds is None else [chosen]), rest
+        size, count = recipe.batch.size, recipe.batch.count
         able = [part for part in self.partition.parts if len(part) >= size]
-        if len(able) < case.batch.skip + count:
+        if len(able) < recipe.batch.skip + count:
             raise SeepageError(
-                f"{case.batch.skip + count} clients with at least {size} examples are to be audited and {len(able)} of "
-                f"{sizes_of(self.partition.parts)} have them; lower batch.size, batch.count or federation.clients"
+                f"{recipe.batch.skip + count} clients with at least {size} examples are to be audited and {len(able)} "
+                f"of {sizes_of(self.partition.parts)} have them; lower batch.size, batch.count or federation.clients"
             )
-        chosen_clients = torch.randperm(len(able), generator=draw)[case.batch.skip :][:count].tolist()
+        chosen_clients = torch.randperm(len(able), generator=draw)[recipe.batch.skip :][:count].tolist()
         victims = [able[place][torch.randperm(len(able[place]), generator=draw)[:size]] for place in chosen_clients]
         return victims, self.partition.unseen
 
@@ -234,20 +234,20 @@ class Setting:
         Raises:
             Skipped: If too few examples are neither trained on nor attacked.
         """
-        plan = self.case.membership
+        plan = self.recipe.membership
         assert plan is not None
-        if self.case.rounds is not None:
+        if self.recipe.rounds is not None:
             raise Skipped(
                 "its rounds follow one data set, and a membership test is of single batches; leave [rounds] out"
             )
-        others, draw = self.unseen, generator(self.case.seed, "membership")
+        others, draw = self.unseen, generator(self.recipe.seed, "membership")
         others = others[torch.randperm(len(others), generator=draw)]
         needed, least = sum(map(len, self.victims)), 2 * math.ceil(1 / plan.level - 1)
         if len(others) < needed + least:
             raise Skipped(
                 f"a membership test at level {plan.level:g} needs {needed} "
                 f"non-member{'s' * (needed > 1)} and {least} public examples, "
-                f"and {_called(self.case, self.dataset)} has {len(others)} that are neither trained on nor attacked; "
+                f"and {_called(self.recipe, self.dataset)} has {len(others)} that are neither trained on nor attacked; "
                 "lower batch.size or batch.count, raise membership.level, or use more data"
             )
         chosen, public = others[:needed], others[needed : needed + plan.public]
@@ -265,7 +265,7 @@ class Setting:
         The others come from where the attacked examples come from, as far as there are enough. Persons are classes;
         each one's picture is any that is not attacked, and persons that are attacked come first.
         """
-        draw = generator(self.case.seed, "gallery")
+        draw = generator(self.recipe.seed, "gallery")
         attacked = torch.cat(list(self.victims))
         rest = self.unseen[torch.randperm(len(self.unseen), generator=draw)]
         pool = torch.cat([self.dataset.train, self.dataset.private])
@@ -284,35 +284,35 @@ class Setting:
     @cached_property
     def knowledge(self) -> Knowledge:
         """The attacker's knowledge."""
-        case, auxiliary = self.case, None
-        if case.auxiliary is not None:
+        recipe, auxiliary = self.recipe, None
+        if recipe.auxiliary is not None:
             attacked = [batch.inputs for batch in self.batches]
-            auxiliary = auxiliary_images(case.auxiliary, self.dataset, attacked, case.seed).to(case.device)
+            auxiliary = auxiliary_images(recipe.auxiliary, self.dataset, attacked, recipe.seed).to(recipe.device)
         return Knowledge(
             model=self.model,
-            client=case.make_client(),
+            client=recipe.make_client(),
             input_shape=self.dataset.input_shape,
             num_classes=len(self.dataset.classes),
-            told=frozenset(case.knowledge.told) | ({"auxiliary"} if auxiliary is not None else set()),  # type: ignore[arg-type]
-            defense=case.make_defense() if "defense" in case.knowledge.told else None,
+            told=frozenset(recipe.knowledge.told) | ({"auxiliary"} if auxiliary is not None else set()),  # type: ignore[arg-type]
+            defense=recipe.make_defense() if "defense" in recipe.knowledge.told else None,
             auxiliary=auxiliary,
-            architecture=case.architecture,
-            target=_target(case, self.dataset),
+            architecture=recipe.architecture,
+            target=_target(recipe, self.dataset),
         )
 
     def victim(self) -> tuple[Victim | IndexedVictim, Truth]:
         """The client or clients that are attacked, and what they hold."""
         units = getattr(self.dataset, "units", None)
-        victim, truth = victim_of(self.case, self.knowledge, self.state, self.batches, units)
+        victim, truth = victim_of(self.recipe, self.knowledge, self.state, self.batches, units)
         return victim, replace(truth, typical=getattr(self.dataset, "typical", None))
 
     def clients(self) -> Clients:
         """All clients of the case's federation."""
         assert self.partition is not None
-        case, unseen = self.case, self.partition.unseen
-        rule, defense = case.make_client().per_client, case.make_defense()
+        recipe, unseen = self.recipe, self.partition.unseen
+        rule, defense = recipe.make_client().per_client, recipe.make_defense()
         test = self.batch(unseen) if len(unseen) else None
-        return Clients(self.model, rule, self.partition.parts, self.batch, defense, test, case.seed)
+        return Clients(self.model, rule, self.partition.parts, self.batch, defense, test, recipe.seed)
 
     def after_federation(
         self, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
@@ -329,68 +329,68 @@ class Setting:
         if self.partition is None:
             return self
         _ = self.victims  # raises before the training if there are too few of them
-        reached = train_federation(self.case, self.clients(), self.state, folder, progress)
+        reached = train_federation(self.recipe, self.clients(), self.state, folder, progress)
         state, facts = (reached.params, reached.buffers), {"federation": self.partition.facts(reached)}
-        return replace(self, case=_as_of(self.case, reached), state=state, facts=facts)
+        return replace(self, recipe=_as_of(self.recipe, reached), state=state, facts=facts)
 
 
-def _as_of(case: Recipe, reached: FederationState) -> Recipe:
+def _as_of(recipe: Recipe, reached: FederationState) -> Recipe:
     """The case with its defense as it is in the audited round, where it follows the training.
 
     What the audited client remembers is the median of what all clients do: which of them it was shows in no seed.
     """
-    defense = case.make_defense()
+    defense = recipe.make_defense()
     if defense is None or not defense.follows_training:
-        return case
+        return recipe
     memory = statistics.median(reached.memories.values()) if reached.memories else None
     now = defense.begin(reached.losses, memory)
-    return replace(case, defense=tuple(Spec.of(table) for table in defense_tables(now)))
+    return replace(recipe, defense=tuple(Spec.of(table) for table in defense_tables(now)))
 
 
 def victim_of(
-    case: Recipe, knowledge: Knowledge, state: State, batches: Sequence[Batch], units: Units | None = None
+    recipe: Recipe, knowledge: Knowledge, state: State, batches: Sequence[Batch], units: Units | None = None
 ) -> tuple[Victim | IndexedVictim, Truth]:
     """The client or clients that are attacked, and what they hold.
 
     Args:
-        case: One cell of a recipe.
+        recipe: One case of a recipe.
         knowledge: What the attacker is told.
         state: The model's parameters and buffers.
         batches: The attacked examples, as `Setting.batches` has them.
         units: Of their targets, where these are values that the data set scaled.
     """
-    (params, buffers), defense = state, case.make_defense()
-    if case.rounds is None:
-        victim = read_off(Victim.of(knowledge, params, batches, buffers, defense, case.seed))
+    (params, buffers), defense = state, recipe.make_defense()
+    if recipe.rounds is None:
+        victim = read_off(Victim.of(knowledge, params, batches, buffers, defense, recipe.seed))
         return victim, Truth(tuple(batches), units=units)
-    rounds, whole = case.rounds, batches[0]
+    rounds, whole = recipe.rounds, batches[0]
     held = Batch(whole.inputs, whole.labels, torch.arange(len(whole)))
-    design = rounds.drawn(case.batch.size, case.seed)
-    indexed = IndexedVictim(knowledge, params, held, design, rounds.count, buffers, defense, case.seed, rounds.server)
+    design = rounds.drawn(recipe.batch.size, recipe.seed)
+    indexed = IndexedVictim(knowledge, params, held, design, rounds.count, buffers, defense, recipe.seed, rounds.server)
     draws = pad_sequence([design.indices(t) for t in range(rounds.count)], batch_first=True, padding_value=-1)
     return indexed, Truth((held,), draws, units)
 
 
 def train_federation(
-    case: Recipe, clients: Clients, state: State, folder: Path, progress: Callable[[int, int], None]
+    recipe: Recipe, clients: Clients, state: State, folder: Path, progress: Callable[[int, int], None]
 ) -> FederationState:
     """Bring the model from `state` to the audited round, continuing from checkpoints below `folder`.
 
     Raises:
         SeepageError: Where the training fails.
     """
-    plan = case.federation
+    plan = recipe.federation
     assert plan is not None
     # Everything that the checkpoints depend on except the number of rounds, so that a longer run can continue them.
-    parts = (case.data, case.seed, case.model, case.training, case.client, case.defense, case.partition)
-    key = _digest(repr((*parts, replace(plan, rounds=0), case.device)))
+    parts = (recipe.data, recipe.seed, recipe.model, recipe.training, recipe.client, recipe.defense, recipe.partition)
+    key = _digest(repr((*parts, replace(plan, rounds=0), recipe.device)))
     try:
         return federate(
             clients, state, plan, checkpoints=CheckpointFolder(folder / f"federation-{key}"), progress=progress
         )
     except ValueError as error:
         raise SeepageError(
-            f"a client of the federation cannot train {case.model} ({error}); use larger client batches or "
+            f"a client of the federation cannot train {recipe.model} ({error}); use larger client batches or "
             "--set client.mode=eval"
         ) from error
 
@@ -403,61 +403,61 @@ def _digest(key: str) -> str:
 # --- data and model, checked before anything is computed ---------------------------------------------------------
 
 
-def _open_data(case: Recipe, datasets: dict[str, Dataset]) -> Dataset:
+def _open_data(recipe: Recipe, datasets: dict[str, Dataset]) -> Dataset:
     """The case's data, loaded once for all cases that share `datasets`."""
-    key = repr((case.data, case.seed))
+    key = repr((recipe.data, recipe.seed))
     if key not in datasets:
-        options = {"seed": case.seed, **case.data.options}
+        options = {"seed": recipe.seed, **recipe.data.options}
         if "root" in options:
             options["root"] = Path(options["root"])
-        datasets[key] = data.load(case.data.use, **options)
-    _check_enough(case, datasets[key])
-    return _as_targets(case, datasets[key])
+        datasets[key] = data.load(recipe.data.use, **options)
+    _check_enough(recipe, datasets[key])
+    return _as_targets(recipe, datasets[key])
 
 
-def _as_targets(case: Recipe, dataset: Dataset) -> Dataset:
+def _as_targets(recipe: Recipe, dataset: Dataset) -> Dataset:
     """The data with the targets that the client's loss is held against."""
-    if case.make_client().target == "label":
+    if recipe.make_client().target == "label":
         return dataset
     if isinstance(dataset, TextDataset):
         raise SeepageError(
             "the client's targets are its inputs, which of texts are token numbers; leave out client.target"
         )
-    if "labels" in case.knowledge.told:
+    if "labels" in recipe.knowledge.told:
         raise SeepageError("the targets are the inputs, and who is told them has all; leave out --told labels")
     return OwnTargets(dataset)
 
 
-def _attacked(case: Recipe) -> int:
+def _attacked(recipe: Recipe) -> int:
     """Private examples that are attacked."""
-    return case.batch.size * case.batch.count if case.rounds is None else case.rounds.samples
+    return recipe.batch.size * recipe.batch.count if recipe.rounds is None else recipe.rounds.samples
 
 
-def _passed(case: Recipe) -> int:
+def _passed(recipe: Recipe) -> int:
     """Private examples that are passed over before those that are attacked."""
-    return case.batch.size * case.batch.skip
+    return recipe.batch.size * recipe.batch.skip
 
 
-def _fresh_model(case: Recipe, dataset: Dataset) -> nn.Module:
+def _fresh_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
     """The case's fresh model, on its device."""
-    rule, weights = case.make_client(), case.client.options.get("class_weights", ())
-    check_target(rule.loss, _target(case, dataset), len(dataset.classes), weights)
+    rule, weights = recipe.make_client(), recipe.client.options.get("class_weights", ())
+    check_target(rule.loss, _target(recipe, dataset), len(dataset.classes), weights)
     outputs = rule.num_outputs(len(dataset.classes))
     heard: list[str] = []
     try:
-        model = build(case.architecture, dataset.input_shape, outputs, seed=case.seed, heard=heard)
+        model = build(recipe.architecture, dataset.input_shape, outputs, seed=recipe.seed, heard=heard)
     except SeepageError as error:
         raise Skipped(str(error)) from error
-    warned = warned_words(case.architecture, heard)
+    warned = warned_words(recipe.architecture, heard)
     if warned is not None:
         warnings.warn(warned, stacklevel=2)
-    begin(model, case.training, case.architecture, outputs, seed=case.seed)
-    model = model.to(case.device)
-    _check_takes(model, case, dataset)
+    begin(model, recipe.training, recipe.architecture, outputs, seed=recipe.seed)
+    model = model.to(recipe.device)
+    _check_takes(model, recipe, dataset)
     return model
 
 
-def _target(case: Recipe, dataset: Dataset) -> Target:
+def _target(recipe: Recipe, dataset: Dataset) -> Target:
     """What the data's examples are trained towards, by their labels.
 
     One example tells classes from maps. Of numbers it tells nothing: one class of several at once looks like a chance.
@@ -468,60 +468,61 @@ def _target(case: Recipe, dataset: Dataset) -> Target:
     labels = dataset.batch(dataset.private[:1]).labels if targets is None else targets.each
     if targets is None and labels.is_floating_point():
         labels = dataset.batch(dataset.private[:MAX_UNSEEN]).labels
-    return target_of(labels, case.make_client().loss, tokens=tokens)
+    return target_of(labels, recipe.make_client().loss, tokens=tokens)
 
 
-def _further_options(case: Recipe) -> list[Any]:
+def _further_options(recipe: Recipe) -> list[Any]:
     """Options of the loss that runs without them do not name, so that what these have cached keeps its key."""
-    weights = case.client.options.get("class_weights")
+    weights = recipe.client.options.get("class_weights")
     return [weights] if weights else []
 
 
-def _called(case: Recipe, dataset: Dataset) -> str:
-    return called(case.data.use, dataset.name, names=case.score.names)
+def _called(recipe: Recipe, dataset: Dataset) -> str:
+    return called(recipe.data.use, dataset.name, names=recipe.score.names)
 
 
-def _check_enough(case: Recipe, dataset: Dataset) -> None:
-    if len(dataset.classes) < 2 and _target(case, dataset) != "value":
+def _check_enough(recipe: Recipe, dataset: Dataset) -> None:
+    if len(dataset.classes) < 2 and _target(recipe, dataset) != "value":
         raise Skipped(
-            f"{_called(case, dataset)} has one class only, and a classifier of one class has no loss to send a "
+            f"{_called(recipe, dataset)} has one class only, and a classifier of one class has no loss to send a "
             "gradient of; give the examples labels"
         )
-    needed = _passed(case) + _attacked(case)
-    if needed > len(dataset.private) and case.rounds is not None:
+    needed = _passed(recipe) + _attacked(recipe)
+    if needed > len(dataset.private) and recipe.rounds is not None:
         raise Skipped(
-            f"the rounds draw from {needed} private examples and {_called(case, dataset)} has {len(dataset.private)}; "
-            "lower rounds.samples"
+            f"the rounds draw from {needed} private examples and {_called(recipe, dataset)} has "
+            f"{len(dataset.private)}; lower rounds.samples"
         )
     if needed > len(dataset.private):
         raise Skipped(
-            f"{case.batch.skip + case.batch.count} batches of {case.batch.size} need {needed} private examples and "
-            f"{_called(case, dataset)} has {len(dataset.private)}; lower batch.size or batch.count, or raise data.split"
+            f"{recipe.batch.skip + recipe.batch.count} batches of {recipe.batch.size} need {needed} private examples "
+            f"and {_called(recipe, dataset)} has {len(dataset.private)}; lower batch.size or batch.count, or raise "
+            "data.split"
         )
-    if case.training.steps and not len(dataset.train):
+    if recipe.training.steps and not len(dataset.train):
         raise SeepageError(
-            f"{_called(case, dataset)} has no examples to train on; lower data.split or set training.steps=0"
+            f"{_called(recipe, dataset)} has no examples to train on; lower data.split or set training.steps=0"
         )
 
 
-def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
+def _check_takes(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
     """Run the model on two examples, so that a mismatch with the data gives one sentence instead of a traceback."""
     tokens, text = vocabulary_of(model), isinstance(dataset, TextDataset)
     if (tokens is None) == text:
         raise Skipped(
-            f"the model {case.model.use!r} takes {'numbers' if tokens is None else 'tokens'} and "
-            f"{_called(case, dataset)} holds {'text' if text else 'none'}; use a text model such as gpt with text, and "
-            "another with other data"
+            f"the model {recipe.model.use!r} takes {'numbers' if tokens is None else 'tokens'} and "
+            f"{_called(recipe, dataset)} holds {'text' if text else 'none'}; use a text model such as gpt with text, "
+            "and another with other data"
         )
     if isinstance(dataset, TextDataset) and tokens is not None and len(dataset.pieces) > tokens:
         raise Skipped(
-            f"the tokenizer has {len(dataset.pieces)} tokens and the model {case.model.use!r} embeds {tokens}; name "
+            f"the tokenizer has {len(dataset.pieces)} tokens and the model {recipe.model.use!r} embeds {tokens}; name "
             "the tokenizer that belongs to the model, or give the model a larger vocabulary"
         )
-    output = _probed(model, case, dataset)
-    rule, target = case.make_client(), _target(case, dataset)
+    output = _probed(model, recipe, dataset)
+    rule, target = recipe.make_client(), _target(recipe, dataset)
     if is_dotted(rule.loss):  # it knows what the outputs are; what it cannot take is said by itself
-        rule.loss_of(logits_in(output), dataset.batch(dataset.private[:1].repeat(2)).to(case.device).labels)
+        rule.loss_of(logits_in(output), dataset.batch(dataset.private[:1].repeat(2)).to(recipe.device).labels)
         return
     wanted: tuple[int, ...] = (2, rule.num_outputs(len(dataset.classes)))
     if isinstance(dataset, TextDataset) and dataset.numbers is None:
@@ -549,13 +550,13 @@ def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
     elif len(found) > 2 and target == "class" and not isinstance(dataset, TextDataset):
         remedy += ", or give the data a map of class numbers for each example, as of an .npz with y of shape [N, H, W]"
     raise SeepageError(
-        f"the model {case.model.use!r} returns {found} for 2 examples and {len(dataset.classes)} classes; {remedy}"
+        f"the model {recipe.model.use!r} returns {found} for 2 examples and {len(dataset.classes)} classes; {remedy}"
     )
 
 
-def _probed(model: nn.Module, case: Recipe, dataset: Dataset) -> Any:
+def _probed(model: nn.Module, recipe: Recipe, dataset: Dataset) -> Any:
     """What a model in eval mode returns for two examples."""
-    probe = as_inputs(model, torch.zeros(2, *dataset.input_shape, device=case.device))
+    probe = as_inputs(model, torch.zeros(2, *dataset.input_shape, device=recipe.device))
     try:
         return tried(model, probe)
     except Untaken as error:
@@ -567,10 +568,10 @@ def _probed(model: nn.Module, case: Recipe, dataset: Dataset) -> Any:
         elif error.place:
             remedy = "correct that line, or change the data with --set data.size=… or data.channels=…"
         raise Skipped(
-            f"the model {case.model.use!r} cannot take inputs of shape {dataset.input_shape} ({error}); {remedy}"
+            f"the model {recipe.model.use!r} cannot take inputs of shape {dataset.input_shape} ({error}); {remedy}"
         ) from error
 
 
 def taken_outputs(setting: "Setting") -> str | None:
     """Where in the model's output the logits were found; None where it returns nothing else."""
-    return logits_words(_probed(setting.model, setting.case, setting.dataset))
+    return logits_words(_probed(setting.model, setting.recipe, setting.dataset))

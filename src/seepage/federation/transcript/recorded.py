@@ -518,7 +518,7 @@ def _sketch(architecture: Architecture, shape: tuple[int, ...], num_classes: int
 
 
 def list_transcripts(folder: Path) -> list[Path]:
-    """The transcript folders at or directly below a folder: `observed/` itself, or one per cell of a grid."""
+    """The transcript folders at or directly below a folder: `observed/` itself, or one per case of a grid."""
     refuse_pickle(folder)
     if (folder / "knowledge.json").exists():
         return [folder]

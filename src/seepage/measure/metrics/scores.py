@@ -45,7 +45,7 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Every number about one reconstruction, or about several batches of one cell joined together.
+    """Every number about one reconstruction, or about several batches of one case joined together.
 
     A summary property is None where it does not apply: nothing is made up. Means are over examples, and an
     example without a guess counts with the mid-grey image that stands in for it.
@@ -76,7 +76,7 @@ class Scores:
 
     @classmethod
     def concatenate(cls, scores: Sequence["Scores"]) -> "Scores":
-        """Join the scores of several batches of one cell; each stays a batch of its own for the interval.
+        """Join the scores of several batches of one case; each stays a batch of its own for the interval.
 
         An attack may name labels, or leave the sign open, on some batches only. Then the examples of the others have
         no value for `label`, none of their labels counts as guessed right, and the alignment lists every fit made.

@@ -38,9 +38,9 @@ class Answers:
 
 
 class Group(JsonRecord):
-    """The number of a cell's examples for which an attack returned a guess."""
+    """The number of a case's examples for which an attack returned a guess."""
 
-    cell: str
+    case: str
     attack: str
     returned: int
     examples: int
@@ -52,7 +52,7 @@ class Key:
 
     Attributes:
         pairs: Pair number to its content.
-        groups: One per attack and cell on the page.
+        groups: One per attack and case on the page.
     """
 
     pairs: dict[str, Subject]

@@ -50,7 +50,7 @@ def write_judge_page(
     folder: Path,
     path: Path,
     *,
-    cell: str | None = None,
+    case: str | None = None,
     attack: str | None = None,
     pairs: int = 60,
     seed: int = 0,
@@ -64,7 +64,7 @@ def write_judge_page(
     Args:
         folder: A finished run folder with its private pictures.
         path: The page to write.
-        cell: Only this cell; None: all with pictures.
+        case: Only this case; None: all with pictures.
         attack: Only this attack; None: all with pictures.
         pairs: Largest number of pairs, at least 20; at least three tenths of them are controls.
         seed: Draws the pairs and their order.
@@ -73,10 +73,10 @@ def write_judge_page(
             similarity.
 
     Raises:
-        SeepageError: Where the run has no such cell or attack, no pictures to compare, or too few for the controls, and
+        SeepageError: Where the run has no such case or attack, no pictures to compare, or too few for the controls, and
             while another process writes to it.
     """
-    albums = open_albums(open_run(folder), cell, attack)
+    albums = open_albums(open_run(folder), case, attack)
     shown = {f"p{i:03d}": pair for i, pair in enumerate(choose_pairs(albums, attack=attack, pairs=pairs, seed=seed), 1)}
     pictures = [
         {"id": name, "left": data_uri(pair.left, LARGEST_SIDE), "right": data_uri(pair.right, LARGEST_SIDE)}
@@ -121,15 +121,15 @@ def _network(features: str | None) -> nn.Module | None:
 def _groups(albums: dict[str, Pictures], shown: dict[str, ShownPair]) -> list[dict[str, Any]]:
     """How many examples each attack on the page returned; the others count as failures."""
     subjects = [pair.subject for pair in shown.values() if pair.subject.kind == "guess"]
-    names = sorted({(subject.cell, subject.attack) for subject in subjects})
+    names = sorted({(subject.case, subject.attack) for subject in subjects})
     return [
         {
-            "cell": cell,
+            "case": case,
             "attack": attack,
-            "returned": len(returned(albums[cell], attack)),
-            "examples": len(albums[cell].places),
+            "returned": len(returned(albums[case], attack)),
+            "examples": len(albums[case].places),
         }
-        for cell, attack in names
+        for case, attack in names
     ]
 
 

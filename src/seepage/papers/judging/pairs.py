@@ -41,14 +41,14 @@ class Subject(JsonRecord):
     Attributes:
         kind: `guess`, or a control: `same` (an example beside itself), `other` (beside another private example),
             `flat` (beside its mean color).
-        cell: Cell of the private example.
+        case: Case of the private example.
         attack: Whose guess it is; empty for controls.
         round: Round of the private example.
         example: Its place in the batch.
     """
 
     kind: str
-    cell: str
+    case: str
     attack: str
     round: int
     example: int
@@ -67,7 +67,7 @@ class ShownPair:
 class ControlExample:
     """A private example that can serve as a control."""
 
-    cell: str
+    case: str
     place: Place
     picture: Tensor
     label: Tensor
@@ -75,18 +75,18 @@ class ControlExample:
     def control(self, kind: Kind, right: Tensor) -> ShownPair:
         """A control of this example."""
         t, example = self.place
-        return ShownPair(Subject(kind=kind, cell=self.cell, attack="", round=t, example=example), self.picture, right)
+        return ShownPair(Subject(kind=kind, case=self.case, attack="", round=t, example=example), self.picture, right)
 
 
-def open_albums(run: RunFolder, cell: str | None, attack: str | None) -> dict[str, Pictures]:
-    """Cell to its pictures, for cells with both private pictures and guesses.
+def open_albums(run: RunFolder, case: str | None, attack: str | None) -> dict[str, Pictures]:
+    """Case to its pictures, for cases with both private pictures and guesses.
 
     Raises:
-        SeepageError: Where the run has no such cell or attack, or nothing to judge.
+        SeepageError: Where the run has no such case or attack, or nothing to judge.
     """
-    if cell is not None and cell not in (names := [known.name for known in run.cells]):
-        raise unknown("cell", cell, names)
-    found = {known.name: open_pictures(run, known) for known in run.cells if cell in (None, known.name)}
+    if case is not None and case not in (names := [known.name for known in run.cases]):
+        raise unknown("case", case, names)
+    found = {known.name: open_pictures(run, known) for known in run.cases if case in (None, known.name)}
     albums = {name: pictures for name, pictures in found.items() if pictures.truth and pictures.guesses}
     if not albums:
         raise SeepageError(
@@ -106,10 +106,10 @@ def returned(pictures: Pictures, attack: str) -> list[Place]:
 def choose_pairs(
     albums: dict[str, Pictures], *, attack: str | None = None, pairs: int = 60, seed: int = 0
 ) -> list[ShownPair]:
-    """Draw guesses evenly over cells and attacks, and mix in controls; each kind is at least a tenth of the pairs.
+    """Draw guesses evenly over cases and attacks, and mix in controls; each kind is at least a tenth of the pairs.
 
     Args:
-        albums: Cell to its pictures, with private ones.
+        albums: Case to its pictures, with private ones.
         attack: Only guesses of this attack; None: of all.
         pairs: Largest number of pairs, controls included; at least `FEWEST_PAIRS`.
         seed: Draws guesses, controls, noise and order.
@@ -136,8 +136,8 @@ def choose_pairs(
 
 def _guesses(albums: dict[str, Pictures], attack: str | None, most: int, draw: Generator) -> list[ShownPair]:
     groups = [
-        [_guess(pictures, cell, name, place) for place in _shuffled(returned(pictures, name), draw)[:most]]
-        for cell, pictures in albums.items()
+        [_guess(pictures, case, name, place) for place in _shuffled(returned(pictures, name), draw)[:most]]
+        for case, pictures in albums.items()
         for name in pictures.guesses
         if attack in (None, name)
     ]
@@ -146,18 +146,18 @@ def _guesses(albums: dict[str, Pictures], attack: str | None, most: int, draw: G
     return [pair for turn in turns for pair in turn if pair is not None][:most]
 
 
-def _guess(pictures: Pictures, cell: str, attack: str, place: Place) -> ShownPair:
+def _guess(pictures: Pictures, case: str, attack: str, place: Place) -> ShownPair:
     private, guess = pictures.private(place), pictures.guesses[attack].at(place)
     assert private is not None  # albums hold the truth,
     assert guess is not None  # and `returned` asked for it
-    subject = Subject(kind="guess", cell=cell, attack=attack, round=place[0], example=place[1])
+    subject = Subject(kind="guess", case=case, attack=attack, round=place[0], example=place[1])
     return ShownPair(subject, private, guess)
 
 
 def _private(albums: dict[str, Pictures]) -> list[ControlExample]:
     return [
-        ControlExample(cell, (t, i), picture, pictures.labels[t][i])
-        for cell, pictures in albums.items()
+        ControlExample(case, (t, i), picture, pictures.labels[t][i])
+        for case, pictures in albums.items()
         for t, inputs in (pictures.truth or {}).items()
         for i, picture in enumerate(inputs)
     ]

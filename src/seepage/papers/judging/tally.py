@@ -53,7 +53,7 @@ def tally(folder: Path, answers: Sequence[Answers]) -> JudgedStudy:
     if not votes:
         reasons = "; ".join(f"{judge.name} {judge.left_out}" for judge in judges if judge.left_out)
         raise SeepageError(f"no judged guess can be counted ({reasons or 'none was answered'}); ask others to judge")
-    groups = {(group.cell, group.attack): group for key in keys.values() for group in key.groups}
+    groups = {(group.case, group.attack): group for key in keys.values() for group in key.groups}
     rows = [_row(group, _of_group(votes, group)) for group in groups.values() if _of_group(votes, group)]
     agreement, kappa = _agreement(votes, counted)
     flats = [word for name in counted for subject, word in said[name].items() if subject.kind == "flat"]
@@ -119,7 +119,7 @@ def _votes(said: Mapping[str, Mapping[_Seen, Answer]]) -> Votes:
 
 
 def _of_group(votes: Votes, group: Group) -> list[dict[str, Answer]]:
-    return [words for guess, words in votes.items() if (guess.cell, guess.attack) == (group.cell, group.attack)]
+    return [words for guess, words in votes.items() if (guess.case, guess.attack) == (group.case, group.attack)]
 
 
 def _row(group: Group, votes: Sequence[Mapping[str, Answer]]) -> JudgedRow:
@@ -127,7 +127,7 @@ def _row(group: Group, votes: Sequence[Mapping[str, Answer]]) -> JudgedRow:
     asr = fmean(shares)
     low, high, how = asr_interval(shares)
     return JudgedRow(
-        cell=group.cell,
+        case=group.case,
         attack=group.attack,
         pairs=len(votes),
         judges=len({name for words in votes for name in words}),
@@ -208,12 +208,12 @@ def lines(judged: JudgedStudy, titles: Mapping[str, str]) -> list[str]:
 
     Args:
         judged: The count.
-        titles: A cell's name to its title.
+        titles: A case's name to its title.
     """
     machine = [f"judged by a machine, and by no person: {judged.machine}"] if judged.machine else []
     return [
         *machine,
-        *(_row_line(row, titles.get(row.cell, row.cell)) for row in judged.rows),
+        *(_row_line(row, titles.get(row.case, row.case)) for row in judged.rows),
         *(_judge_line(judge) for judge in judged.judges),
         *_rest(judged),
     ]

@@ -16,7 +16,7 @@ from seepage.base.progress import Doing, ProgressCallback
 from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
 from seepage.measure.metrics import psnr, score
 from seepage.papers.run import Value
-from seepage.papers.special.victims import first_cell, victims_of
+from seepage.papers.special.victims import first_case, victims_of
 
 FIGURE_1_SHARES = (0.01, 0.25, 0.5, 0.75, 1.0)
 """Points of a search shown in Figure 1, as shares of its steps."""
@@ -90,7 +90,7 @@ def figure_1(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressC
     one's that of FedLeak's distance with its blended gradient. Where a search ended early, its last checkpoint stands
     for what follows.
     """
-    recipe = first_cell(tables, seed)
+    recipe = first_case(tables, seed)
     found: dict[str, list[Numbers]] = {}
     victims = victims_of(recipe)
     for number, (transcript, batch) in enumerate(victims):
@@ -140,7 +140,7 @@ def _blended(transcript: Transcript, inputs: Tensor, labels: Tensor) -> Tensor:
 
 def figure_6(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """Cosine of the best guess's gradient with the observed one, and the guess's PSNR, as the search goes on."""
-    recipe = first_cell(tables, seed)
+    recipe = first_case(tables, seed)
     part, victims = recipe.attack[0], victims_of(recipe)
     cosines: list[Numbers] = []
     scores: list[Numbers] = []

@@ -13,7 +13,7 @@ from torch import Tensor
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.cafe.published import TABLE_9, PublishedCafe
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.base.nn import forward, generator, in_mode
 from seepage.base.progress import Doing, ProgressCallback
 from seepage.errors import SeepageError
@@ -97,7 +97,7 @@ def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: Pr
     Looked at every 100 iterations; none where it was not reached. The nested loops do all iterations of steps I and
     II, whose own stopping rule the paper does not state: these two are settings and have no number.
     """
-    (recipe,) = cells(tables)
+    (recipe,) = resolve_cases(tables)
     victim, _ = parties_of(recipe)
     target, values = recipe.score.exact_db, []
     for number in (0, 1):
@@ -148,7 +148,7 @@ def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Prog
     An epoch is N / K iterations of the single loop. The batch sizes must divide N into epochs whose fiftieth ends on
     one of the loops' checkpoints (every 100 iterations).
     """
-    recipes, values = cells(tables), []
+    recipes, values = resolve_cases(tables), []
     for column, recipe in enumerate(recipes):
         victim, _ = parties_of(recipe)
         per_epoch = victim.design.per_epoch
@@ -169,7 +169,7 @@ def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Prog
 
 def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """Table 8: mean PSNR, training loss and accuracy on unseen data while the server trains, at `TABLE_8_SHARES`."""
-    (recipe,) = cells(tables)
+    (recipe,) = resolve_cases(tables)
     victim, unseen = parties_of(recipe)
     attack = _loops(recipe)
     last = attack.iterations[-1]
@@ -209,11 +209,11 @@ def constants(tables: Mapping[str, Any], *, data: str, seed: int, show: Progress
 
 
 def training_losses(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
-    """The mean loss over all samples after so many rounds, a row for each cell of the recipe.
+    """The mean loss over all samples after so many rounds, a row for each case of the recipe.
 
     A row is called as its `[[case]]`, or `true gradients` without a defense. None where the loss is no longer finite.
     """
-    recipes, values = cells(tables), []
+    recipes, values = resolve_cases(tables), []
     for number, recipe in enumerate(recipes):
         victim, _ = parties_of(recipe)
         row = "true gradients" if victim.defense is None else recipe.name

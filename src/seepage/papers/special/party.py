@@ -13,8 +13,8 @@ from seepage.attacks import Attack, CocktailParty
 from seepage.attacks.cpa.feature_inversion import Embedding
 from seepage.attacks.cpa.ica import IMAGES
 from seepage.attacks.network.mixing_layer import find_layer
-from seepage.audit.recipe.resolve import cells
-from seepage.audit.record import cell_folders
+from seepage.audit.recipe.resolve import resolve_cases
+from seepage.audit.record import case_folders
 from seepage.audit.run import record_only
 from seepage.base.lock import scratch
 from seepage.base.progress import Doing, ProgressCallback
@@ -42,17 +42,17 @@ def without(*, term: Term = "none", steps: int = 25_000) -> CocktailParty:
 
 
 def embeddings(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
-    """Figure 7: how the cosines of recovered and true embeddings are distributed, a column for each cell.
+    """Figure 7: how the cosines of recovered and true embeddings are distributed, a column for each case.
 
     Rows: their median, their lowest tenth, and the share of at least `CLOSE`. The embedding is the input of the first
     fully connected layer; of each true one the recovered one of largest cosine counts, and recovered vectors have no
     sign.
     """
-    recipes, values = cells(tables), []
+    recipes, values = resolve_cases(tables), []
     with scratch() as place:
         folder = record_only(tables, out=place / "recorded")
         for column, recipe in enumerate(recipes):
-            observed, private = cell_folders(folder, recipe.cell, len(recipes))
+            observed, private = case_folders(folder, recipe.case, len(recipes))
             found = cosines(recipe.make_attack(recipe.attack[0]), observed, private, seed)
             numbers = {
                 "median": float(found.median()),
@@ -68,7 +68,7 @@ def embeddings(tables: Mapping[str, Any], *, data: str, seed: int, show: Progres
 
 
 def cosines(attack: Attack, observed: Path, private: Path, seed: int) -> Tensor:
-    """`[n]` cosine of each true embedding of a recorded cell with the recovered one that is most like it."""
+    """`[n]` cosine of each true embedding of a recorded case with the recovered one that is most like it."""
     transcript, found = open_transcript(observed, trust=True), []
     for t, batch in enumerate(open_truth(private)):
         layer = find_layer(transcript.knowledge, transcript[t], None)

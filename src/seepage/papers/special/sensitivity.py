@@ -12,7 +12,7 @@ from seepage.base.nn import captured_calls, in_mode, last_linear
 from seepage.base.progress import Doing, ProgressCallback
 from seepage.errors import Inapplicable
 from seepage.papers.run import Value
-from seepage.papers.special.victims import first_cell, victims_of
+from seepage.papers.special.victims import first_case, victims_of
 
 
 def sensitivity(
@@ -66,7 +66,7 @@ def figure_9(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressC
 
     The second row is the share of all sensitivity that the larger half of the entries has.
     """
-    recipe = first_cell(tables, seed)
+    recipe = first_case(tables, seed)
     found, shares = [], []
     for transcript, batch in victims_of(recipe):
         known = transcript.knowledge

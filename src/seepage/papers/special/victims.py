@@ -5,7 +5,7 @@ from typing import Any
 
 from seepage.api import record
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.simulate.setting import Setting
 from seepage.errors import SeepageError
 from seepage.federation.transcript.simulated import SimulatedTranscript
@@ -16,16 +16,16 @@ MAX_UNSEEN = 100
 """Examples at most that accuracy is measured on; CAFE's Table 8 has as many."""
 
 
-def first_cell(tables: Mapping[str, Any], seed: int) -> Recipe:
-    """The first cell of a recipe's tables, at a seed."""
-    return cells({**tables, "seed": seed})[0]
+def first_case(tables: Mapping[str, Any], seed: int) -> Recipe:
+    """The first case of a recipe's tables, at a seed."""
+    return resolve_cases({**tables, "seed": seed})[0]
 
 
 def victims_of(recipe: Recipe) -> list[tuple[SimulatedTranscript, Batch]]:
     """What the server sees of each private batch, with the batch, drawn as an audit draws them.
 
     Args:
-        recipe: One cell without `[federation]`, `[rounds]` and `[[defense]]`.
+        recipe: One case without `[federation]`, `[rounds]` and `[[defense]]`.
 
     Returns:
         For each batch a transcript of one round, and the truth behind it.
@@ -46,7 +46,7 @@ def parties_of(recipe: Recipe) -> tuple[IndexedVictim, Batch]:
     """The parties' joint data and protocol, as an audit would record them, and examples that they do not hold.
 
     Args:
-        recipe: One cell, with `[rounds]`.
+        recipe: One case, with `[rounds]`.
 
     Returns:
         The victim, and at most `MAX_UNSEEN` other private examples.

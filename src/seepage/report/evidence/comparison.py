@@ -49,7 +49,7 @@ class Change(JsonRecord):
     """One finding in two runs.
 
     Attributes:
-        case: Title of the case in the newer run.
+        title: Title of the case in the newer run.
         rule: The attack, the membership test, or `epsilon`.
         measure: What is counted.
         kind: What became of it.
@@ -60,7 +60,7 @@ class Change(JsonRecord):
         lacking: Why one of the two counts is missing, such as `not tried in the older run`; None where both are there.
     """
 
-    case: str
+    title: str
     rule: str
     measure: Measure
     kind: Kind
@@ -77,7 +77,7 @@ class Change(JsonRecord):
         said = self.lacking
         if self.low is not None and self.high is not None:
             said = f"difference {100 * self.low:+.0f} to {100 * self.high:+.0f} points"
-        return f"{self.rule} on {self.case}: {self.measure} {counts}{'' if said is None else f' ({said})'}"
+        return f"{self.rule} on {self.title}: {self.measure} {counts}{'' if said is None else f' ({said})'}"
 
 
 @dataclass(frozen=True)
@@ -177,13 +177,13 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
     """
     if old.thresholds != new.thresholds:
         raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
-    unsure = [f"{cell.heading}: that nothing was reconstructed says nothing: {cell.inconclusive}" for cell in new.judged
-              if cell.inconclusive is not None]  # fmt: skip
+    unsure = [f"{case.heading}: that nothing was reconstructed says nothing: {case.inconclusive}" for case in new.judged
+              if case.inconclusive is not None]  # fmt: skip
     old, new = _judged(old), _judged(new)
     before, after, remarks = _comparable(_counts(old), _counts(new))
     common = before.keys() & after.keys()
     # An attack that both tried, and that gave a result in one of them alone, is compared too: it is lost, or new.
-    tried = [{(row.cell, row.attack) for row in run.rows} for run in (old, new)]
+    tried = [{(row.case, row.attack) for row in run.rows} for run in (old, new)]
     if not common and not tried[0] & tried[1]:
         raise SeepageError("the two runs have no case and attack in common; compare runs of the same recipe")
     _add_closed_forms(before, after, old, new)
@@ -192,22 +192,22 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
     titles = {**old.titles, **new.titles}
     changes = []
     for key in [*after, *(key for key in before if key not in after)]:
-        cell, rule, measure = key
+        case, rule, measure = key
         then, now = before.get(key), after.get(key)
         if then is not None and now is not None:
             kind, low, high = _judge(then, now, level / max(shares, 1))
             lacking = None
         else:
-            lack = _lack(new if now is None else old, cell, rule)
+            lack = _lack(new if now is None else old, case, rule)
             kind, low, high = _alone(now, lack), None, None
             lacking = lack.words.format("newer" if now is None else "older")
         changes.append(
             Change(
-                case=titles[cell], rule=rule, measure=measure, kind=kind, old=then, new=now, low=low, high=high,
+                title=titles[case], rule=rule, measure=measure, kind=kind, old=then, new=now, low=low, high=high,
                 lacking=lacking,
             )
         )  # fmt: skip
-    fewer = {change.case for change in changes if change.kind in ("better", "less")}
+    fewer = {change.title for change in changes if change.kind in ("better", "less")}
     found, expected = differences(old, new, fewer), frozenset(meant)
     _refuse_unknown(expected, found)
     remarks = [*unsure, *contradictory(old, new, found), *_remarks(old, new), *_dropped(old, new), *remarks]
@@ -216,17 +216,17 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
 
 def _judged(result: Result) -> Result:
     """A result without the cases that only show that the attacks work."""
-    return result.model_copy(update={"cells": result.judged, "rows": result.judged_rows})
+    return result.model_copy(update={"cases": result.judged, "rows": result.judged_rows})
 
 
 def _add_closed_forms(before: dict[Key, Count], after: dict[Key, Count], old: Result, new: Result) -> None:
     """Add what the updates of both runs give away in closed form, of cases where both looked."""
-    then = {cell.name: cell for cell in old.cells if cell.given_away is not None and cell.given_of}
-    for cell in new.cells:
-        if cell.given_away is not None and cell.given_of and cell.name in then:
-            for counts, one in ((before, then[cell.name]), (after, cell)):
+    then = {case.name: case for case in old.cases if case.given_away is not None and case.given_of}
+    for case in new.cases:
+        if case.given_away is not None and case.given_of and case.name in then:
+            for counts, one in ((before, then[case.name]), (after, case)):
                 away, of = one.closed_form
-                counts[cell.name, CLOSED_FORM, "exact"] = Count(hits=away, of=of)
+                counts[case.name, CLOSED_FORM, "exact"] = Count(hits=away, of=of)
 
 
 def _refuse_unknown(meant: frozenset[str], found: Iterable[Difference]) -> None:
@@ -286,15 +286,15 @@ class Lack(Enum):
         return self.value
 
 
-def _lack(result: Result, cell: str, rule: str) -> Lack:
-    """Why a run has no count of an attack, a membership test or a measured epsilon on a cell."""
-    if cell not in result.titles:
+def _lack(result: Result, case: str, rule: str) -> Lack:
+    """Why a run has no count of an attack, a membership test or a measured epsilon on a case."""
+    if case not in result.titles:
         return Lack.NO_CASE
-    row = next((row for row in result.rows if (row.cell, row.attack) == (cell, rule)), None)
+    row = next((row for row in result.rows if (row.case, row.attack) == (case, rule)), None)
     if row is None:
-        tests = {(test.cell, test.test) for test in result.membership}
-        tests |= {(one.cell, "epsilon") for one in result.epsilons}
-        return Lack.NOT_COUNTED if (cell, rule) in tests else Lack.NOT_TRIED
+        tests = {(test.case, test.test) for test in result.membership}
+        tests |= {(one.case, "epsilon") for one in result.epsilons}
+        return Lack.NOT_COUNTED if (case, rule) in tests else Lack.NOT_TRIED
     if row.outcome in (Outcome.ZERO_UPDATE, Outcome.NOT_RECORDED, *map(Outcome, PASSED_OVER)):
         return Lack[row.outcome.name]
     return {"error": Lack.FAILED, "inapplicable": Lack.DID_NOT_APPLY}.get(row.status, Lack.NOT_COUNTED)
@@ -325,7 +325,7 @@ def _judge(old: Count, new: Count, chance: float) -> tuple[Kind, float | None, f
 def _counts(result: Result) -> dict[Key, Count]:
     """All counts of a run, by case, attack and measure, but for closed forms, which are compared where both looked."""
     return {
-        (one.cell, one.by, measure): Count(hits=hits, of=of)
+        (one.case, one.by, measure): Count(hits=hits, of=of)
         for one in findings(result)
         if one.kind != "closed_form"
         for measure, (hits, of) in one.counts.items()
@@ -339,24 +339,24 @@ def _comparable(old: dict[Key, Count], new: dict[Key, Count]) -> tuple[dict[Key,
     """
     both: set[tuple[str, str]] = set()
     alone: set[tuple[str, str]] = set()
-    for cell, attack, measure in old.keys() | new.keys():
+    for case, attack, measure in old.keys() | new.keys():
         if measure != "certified":
             continue
-        scored = [(cell, attack, "recovered") in counts for counts in (old, new)]
-        certified = [(cell, attack, "certified") in counts for counts in (old, new)]
+        scored = [(case, attack, "recovered") in counts for counts in (old, new)]
+        certified = [(case, attack, "certified") in counts for counts in (old, new)]
         # A run without any count of this attack is none that has certified guesses alone.
         scored = [a for a, b in zip(scored, certified, strict=True) if a or b]
         if all(scored):
-            both.add((cell, attack))
+            both.add((case, attack))
         elif any(scored) and all(certified):
-            alone.add((cell, attack))
+            alone.add((case, attack))
 
     def kept(counts: dict[Key, Count]) -> dict[Key, Count]:
         return {
-            (cell, attack, measure): count
-            for (cell, attack, measure), count in counts.items()
-            if not (measure == "certified" and (cell, attack) in both)
-            and not (measure in ("recovered", "exact") and (cell, attack) in alone)
+            (case, attack, measure): count
+            for (case, attack, measure), count in counts.items()
+            if not (measure == "certified" and (case, attack) in both)
+            and not (measure in ("recovered", "exact") and (case, attack) in alone)
         }
 
     words = "one run alone was scored against a truth, so certified guesses are compared; score both to compare shares"
@@ -364,19 +364,19 @@ def _comparable(old: dict[Key, Count], new: dict[Key, Count]) -> tuple[dict[Key,
 
 
 def _remarks(old: Result, new: Result) -> list[str]:
-    before = {cell.name: cell.heading for cell in old.cells}
+    before = {case.name: case.heading for case in old.cases}
     return [
-        f"{cell.name} was {before[cell.name]!r} and is {cell.heading!r}: another setting under the same name"
-        for cell in new.cells
-        if before.get(cell.name, cell.heading) != cell.heading
+        f"{case.name} was {before[case.name]!r} and is {case.heading!r}: another setting under the same name"
+        for case in new.cases
+        if before.get(case.name, case.heading) != case.heading
     ]
 
 
 def _dropped(old: Result, new: Result) -> list[str]:
     """A remark on attacks of the older run that gave no result there and that the newer one did not try."""
-    tried = {(row.cell, row.attack) for row in new.rows}
-    silent = [row for row in old.rows if not row.gave_result and (row.cell, row.attack) not in tried]
-    names = ", ".join(f"{row.attack} on {old.titles.get(row.cell, row.cell)}" for row in silent)
+    tried = {(row.case, row.attack) for row in new.rows}
+    silent = [row for row in old.rows if not row.gave_result and (row.case, row.attack) not in tried]
+    names = ", ".join(f"{row.attack} on {old.titles.get(row.case, row.case)}" for row in silent)
     return [f"without a result in the older run, and not tried in the newer one: {names}"] if silent else []
 
 

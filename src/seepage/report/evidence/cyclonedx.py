@@ -38,7 +38,7 @@ def cyclonedx(evidence: Evidence, weights: Mapping[str, str]) -> dict[str, Any]:
             },
             "component": {"type": "application", "bom-ref": "subject", "name": evidence.subject},
         },
-        "components": [_model(evidence, case, i, weights.get(case.case)) for i, case in enumerate(evidence.judged)],
+        "components": [_model(evidence, case, i, weights.get(case.title)) for i, case in enumerate(evidence.judged)],
         "declarations": {
             "assessors": [assessor],
             "attestations": [
@@ -103,7 +103,7 @@ def _model(evidence: Evidence, case: CaseEvidence, number: int, digest: str | No
         "type": "machine-learning-model",
         "bom-ref": f"model-{number}",
         "name": case.model or "captured model",
-        "description": case.case,
+        "description": case.title,
         **({} if digest is None else {"hashes": [{"alg": "SHA-256", "content": digest}]}),
         "modelCard": {
             "quantitativeAnalysis": {"performanceMetrics": [metric for metric in metrics if metric is not None]},

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Container, Iterable, Iterator, Mapping
 
-from seepage.audit.row import Cell, Result, Row
+from seepage.audit.row import Case, Result, Row
 from seepage.base.schema import JsonRecord
 
 NOT_RECORDED = "not recorded"
@@ -17,7 +17,7 @@ INFERRED_AS = {
     "client": "local steps", "client's lr": "learning rate", "client's steps": "local steps",
     "shape of an example": "input shape",
 }  # fmt: skip
-"""Facts of a captured update, and the name under which the cell says that they were inferred, where it is another."""
+"""Facts of a captured update, and the name under which the case says that they were inferred, where it is another."""
 
 
 STATED = frozenset({"learning rate", "weight decay", "batch size", "shape of an example", "classes", "target"})
@@ -28,7 +28,7 @@ class Difference(JsonRecord):
     """One thing that is not the same in two runs.
 
     Attributes:
-        case: Title of the case in the newer run.
+        title: Title of the case in the newer run.
         what: Its name, such as `learning rate` or `linear: tolerance`.
         old: What it was.
         new: What it is.
@@ -36,7 +36,7 @@ class Difference(JsonRecord):
             learning rate was told. Else it is the setting, which is what two runs are made to compare.
     """
 
-    case: str
+    title: str
     what: str
     old: str
     new: str
@@ -46,7 +46,7 @@ class Difference(JsonRecord):
     def words(self) -> str:
         """For people."""
         old, new = (text if len(text) <= SHOWN else f"{text[:SHOWN]}..." for text in (self.old, self.new))
-        return f"{self.what} of {self.case}: {old} -> {new}"
+        return f"{self.what} of {self.title}: {old} -> {new}"
 
 
 def differences(old: Result, new: Result, fewer: Container[str] = ()) -> list[Difference]:
@@ -58,8 +58,8 @@ def differences(old: Result, new: Result, fewer: Container[str] = ()) -> list[Di
         fewer: Titles of cases in the newer run of which it found less. Of the same files fewer finds come of what was
             told or inferred otherwise, also where an attacker was told more.
     """
-    before = {cell.name: cell for cell in old.cells}
-    pairs = [(before[cell.name], cell) for cell in new.cells if cell.name in before]
+    before = {case.name: case for case in old.cases}
+    pairs = [(before[case.name], case) for case in new.cases if case.name in before]
     found = []
     for then, now in pairs:
         less = now.heading in fewer and _same_files(then, now)
@@ -71,35 +71,35 @@ def differences(old: Result, new: Result, fewer: Container[str] = ()) -> list[Di
 
 def contradictory(old: Result, new: Result, found: Iterable[Difference]) -> list[str]:
     """A remark where both runs attacked the same files and took the client that sent them for another one."""
-    before = {cell.name: cell for cell in old.cells}
+    before = {case.name: case for case in old.cases}
     same = {
-        cell.heading: (before[cell.name], cell)
-        for cell in new.cells
-        if cell.name in before and _same_files(before[cell.name], cell)
+        case.heading: (before[case.name], case)
+        for case in new.cases
+        if case.name in before and _same_files(before[case.name], case)
     }
     names: dict[str, None] = {}
     inferred = False
     for one in found:
         valued = not {one.old, one.new} & {NOT_RECORDED, INFERRED}  # what one of them lacks contradicts nothing
-        if one.told and one.case in same and _is_taken(one.what) and valued:
+        if one.told and one.title in same and _is_taken(one.what) and valued:
             names[one.what] = None
-            inferred |= any(_is_read_off(cell, one.what) for cell in same[one.case])
+            inferred |= any(_is_read_off(case, one.what) for case in same[one.title])
     if not names:
         return []
     how = "told or inferred wrong" if inferred else "told wrong"
     return [f"both runs attacked the same files, so that one of them was {how}: {', '.join(names)}"]
 
 
-def _same_files(old: Cell, new: Cell) -> bool:
+def _same_files(old: Case, new: Case) -> bool:
     """Whether two cases are of one captured update, by the digests of its files; a run's own truth tells the client."""
     return old.data is None and new.data is None and bool(new.files) and old.files == new.files
 
 
-def _of_setting(old: Cell, new: Cell) -> Iterator[Difference]:
+def _of_setting(old: Case, new: Case) -> Iterator[Difference]:
     """Of a captured update the client's rule is what somebody told; of an audit it is what the client did."""
     captured, same = old.data is None and new.data is None, _same_files(old, new)
     (kind, _), (other, _) = _parts_of(old.client or ""), _parts_of(new.client or "")
-    then, now = (_facts(cell, captured, alike=kind == other) for cell in (old, new))
+    then, now = (_facts(case, captured, alike=kind == other) for case in (old, new))
     for name in dict.fromkeys((*then, *now)):
         absent = DEFAULT if name.startswith("client's") else NOT_RECORDED  # a rule's defaults are not in its `repr`
         a, b = then.get(name, absent), now.get(name, absent)
@@ -109,17 +109,17 @@ def _of_setting(old: Cell, new: Cell) -> Iterator[Difference]:
         inferred = _is_inferred(old, name) and _is_inferred(new, name)
         told = captured and _is_stated(name) and not inferred and NOT_RECORDED not in (a, b)
         told |= same and _is_taken(name)  # the client that sent these files was one, and did one thing
-        yield Difference(case=new.heading, what=name, old=a, new=b, told=told)
+        yield Difference(title=new.heading, what=name, old=a, new=b, told=told)
 
 
-def _is_inferred(cell: Cell, name: str) -> bool:
+def _is_inferred(case: Case, name: str) -> bool:
     """Whether nobody told a fact. Where nothing tells of weight decay none is taken out, and none said."""
-    return _is_read_off(cell, name) or (name == "weight decay" and not cell.decayed)
+    return _is_read_off(case, name) or (name == "weight decay" and not case.decayed)
 
 
-def _is_read_off(cell: Cell, name: str) -> bool:
+def _is_read_off(case: Case, name: str) -> bool:
     """Whether a fact was read off the update."""
-    return INFERRED_AS.get(name, name) in (cell.inferred or {})
+    return INFERRED_AS.get(name, name) in (case.inferred or {})
 
 
 def _is_stated(name: str) -> bool:
@@ -132,53 +132,53 @@ def _is_taken(name: str) -> bool:
     return _is_stated(name) or name.startswith("model")
 
 
-def _facts(cell: Cell, captured: bool, *, alike: bool) -> dict[str, str]:
+def _facts(case: Case, captured: bool, *, alike: bool) -> dict[str, str]:
     """The facts of a case by the names that people have for them; what is not known is left out.
 
     Args:
-        cell: The case.
+        case: The case.
         captured: Whether it is a captured update, whose defense nobody knows.
         alike: Whether the client's rule is of the same kind in both runs, so that single options of it differ.
     """
-    federation = {} if cell.federation is None else cell.federation
-    rule, options = _parts_of(cell.client or "")
+    federation = {} if case.federation is None else case.federation
+    rule, options = _parts_of(case.client or "")
     facts = {
-        "model": cell.model,
-        **{f"model's {name}": value for name, value in cell.model_options.items()},
-        "data": cell.data,
-        "training": cell.history,
+        "model": case.model,
+        **{f"model's {name}": value for name, value in case.model_options.items()},
+        "data": case.data,
+        "training": case.history,
         **{f"federation's {name}": value for name, value in federation.items() if name in ("rounds", "clients")},
-        "client": (rule if alike else cell.client) or None,
+        "client": (rule if alike else case.client) or None,
         **{f"client's {name}": value for name, value in options.items() if alike},
-        "learning rate": _rate(cell, options) if captured and not alike else cell.rate,
-        "weight decay": _decay(cell, options),
-        "batch size": cell.batch_size,
-        "batches": cell.batches,
-        "shape of an example": None if cell.input_shape is None else ",".join(map(str, cell.input_shape)),
-        "classes": len(cell.classes) or None,
-        "target": cell.target,
-        "defense": None if captured else cell.defense or "none",
-        **{name: f"the file {digest[:12]}" for name, digest in cell.files.items()},
+        "learning rate": _rate(case, options) if captured and not alike else case.rate,
+        "weight decay": _decay(case, options),
+        "batch size": case.batch_size,
+        "batches": case.batches,
+        "shape of an example": None if case.input_shape is None else ",".join(map(str, case.input_shape)),
+        "classes": len(case.classes) or None,
+        "target": case.target,
+        "defense": None if captured else case.defense or "none",
+        **{name: f"the file {digest[:12]}" for name, digest in case.files.items()},
     }
     return {name: _text(value) for name, value in facts.items() if value is not None}
 
 
-def _rate(cell: Cell, options: Mapping[str, str]) -> float | None:
+def _rate(case: Case, options: Mapping[str, str]) -> float | None:
     """The learning rate of a captured update; of several local steps it stands in the client's rule."""
-    return cell.rate if cell.rate is not None else _number(options.get("lr"))
+    return case.rate if case.rate is not None else _number(options.get("lr"))
 
 
-def _decay(cell: Cell, options: Mapping[str, str]) -> str | None:
+def _decay(case: Case, options: Mapping[str, str]) -> str | None:
     """Weight decay as optimizers have it where rate and steps are known, else the share of each weight.
 
     The share is 1 - (1 - lr wd)^steps.
     """
-    if not cell.decayed:
-        return None if cell.decayed is None else "0"
-    rate, steps = _rate(cell, options), 1.0 if cell.rate is not None else _number(options.get("steps"))
-    if not rate or steps is None or not (steps >= 1 and rate > 0 and cell.decayed < 1):  # a stranger's file
-        return f"{cell.decayed:.3g} of each weight"
-    return f"{(1 - (1 - cell.decayed) ** (1 / steps)) / rate:.3g}"
+    if not case.decayed:
+        return None if case.decayed is None else "0"
+    rate, steps = _rate(case, options), 1.0 if case.rate is not None else _number(options.get("steps"))
+    if not rate or steps is None or not (steps >= 1 and rate > 0 and case.decayed < 1):  # a stranger's file
+        return f"{case.decayed:.3g} of each weight"
+    return f"{(1 - (1 - case.decayed) ** (1 / steps)) / rate:.3g}"
 
 
 def _number(text: str | None) -> float | None:
@@ -188,32 +188,32 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def _of_sources(old: Cell, new: Cell) -> Iterator[Difference]:
+def _of_sources(old: Case, new: Case) -> Iterator[Difference]:
     """Facts that were read off the update in one of two runs only."""
     was, is_ = set(old.inferred or {}), set(new.inferred or {})
     for name in sorted(was ^ is_):
         words = (INFERRED, NOT_INFERRED) if name in was else (NOT_INFERRED, INFERRED)
-        yield Difference(case=new.heading, what=name, old=words[0], new=words[1], told=True)
+        yield Difference(title=new.heading, what=name, old=words[0], new=words[1], told=True)
 
 
-def _of_attacks(old: Result, new: Result, then: Cell, now: Cell, *, less: bool) -> Iterator[Difference]:
+def _of_attacks(old: Result, new: Result, then: Case, now: Case, *, less: bool) -> Iterator[Difference]:
     before = {row.attack: row for row in old.rows_of(then)}
     pairs = [(before[row.attack], row) for row in new.rows_of(now) if row.attack in before]
     was, is_ = _told(a for a, _ in pairs), _told(b for _, b in pairs)
     for item in sorted(was ^ is_):
         words = ("told", "not told") if item in was else ("not told", "told")
         # Who is told more and finds no more is no reason for doubt; who finds less of the same files was told wrong.
-        yield Difference(case=now.heading, what=item, old=words[0], new=words[1], told=less or item in was)
+        yield Difference(title=now.heading, what=item, old=words[0], new=words[1], told=less or item in was)
     tuned = {row.attack: set(row.chosen) for row in (*old.tuned, *new.tuned)}
     for a, b in pairs:
         (kind, first), (other, second) = _parts_of(a.options), _parts_of(b.options)
         if kind != other and kind and other:
-            yield Difference(case=now.heading, what=a.attack, old=kind, new=other, told=True)
+            yield Difference(title=now.heading, what=a.attack, old=kind, new=other, told=True)
         # An option that one of two versions of an attack has was told by nobody; a tuned one was chosen on other data.
         shared = [name for name in first if name in second and name not in tuned.get(a.attack, ())]
         for name in (name for name in shared if first[name] != second[name]):
             what = f"{a.attack}: {name}"
-            yield Difference(case=now.heading, what=what, old=first[name], new=second[name], told=True)
+            yield Difference(title=now.heading, what=what, old=first[name], new=second[name], told=True)
 
 
 def _told(rows: Iterable[Row]) -> set[str]:

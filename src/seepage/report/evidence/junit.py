@@ -23,12 +23,12 @@ def junit(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
         found: Its findings.
     """
     root = ET.Element("testsuites", {"name": "seepage", **_counts(found)})
-    for case in dict.fromkeys(one.case for one in found):
-        inside = [one for one in found if one.case == case]
+    for title in dict.fromkeys(one.title for one in found):
+        inside = [one for one in found if one.title == title]
         stamp = {} if evidence.started is None else {"timestamp": for_xml(evidence.started.removesuffix("Z"))}
-        suite = ET.SubElement(root, "testsuite", {"name": for_xml(case), **stamp, **_counts(inside)})
+        suite = ET.SubElement(root, "testsuite", {"name": for_xml(title), **stamp, **_counts(inside)})
         for one in inside:
-            names = {"name": for_xml(one.by), "classname": for_xml(f"seepage.{one.kind}.{one.cell}")}
+            names = {"name": for_xml(one.by), "classname": for_xml(f"seepage.{one.kind}.{one.case}")}
             element = ET.SubElement(suite, "testcase", {**names, "time": f"{one.seconds:.3f}"})
             if one.state == "leaks":
                 ET.SubElement(element, "failure", message=for_xml(one.words), type=one.severity)

@@ -74,7 +74,7 @@ def model_card(evidence: Evidence) -> str:
     ]
     for case in evidence.cases:
         beside = " (no finding: it shows that these attacks work)" if case.control else ""
-        cells = [f"{case.letter}: {case.case}{beside}", case.defense_words, case.recovered_words]
+        cells = [f"{case.letter}: {case.title}{beside}", case.defense_words, case.recovered_words]
         cells += [case.exact_words, case.best or "none"]
         cells += ["not known" if case.ratio is None else f"{case.ratio:g}"]
         lines.append(f"| {' | '.join(map(for_markdown, cells))} |")
@@ -113,5 +113,5 @@ def _risks(evidence: Evidence) -> list[str]:
 
 
 def _table(found: Sequence[AuditFinding]) -> list[str]:
-    rows = ((for_markdown(one.case), for_markdown(one.by), WORDS[one.state], for_markdown(one.words)) for one in found)
+    rows = ((for_markdown(one.title), for_markdown(one.by), WORDS[one.state], for_markdown(one.words)) for one in found)
     return ["| case | attack | state | finding |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]

@@ -208,11 +208,11 @@ def _weights(run: RunFolder) -> dict[str, str]:
     """Title of each case to the digest of the model that its client was sent."""
     known = manifest.read_manifest(run.folder).files
     found: dict[str, str] = {}
-    for cell in run.cells:
-        paths = (f"observed/{cell.name}/model.safetensors", "observed/model.safetensors")
+    for case in run.cases:
+        paths = (f"observed/{case.name}/model.safetensors", "observed/model.safetensors")
         path = next((path for path in paths if path in known), None)
         if path is not None:
-            found[cell.heading] = known[path].sha256
+            found[case.heading] = known[path].sha256
     return found
 
 

@@ -37,7 +37,7 @@ def sarif(evidence: Evidence, found: Sequence[AuditFinding], *, location: str = 
     lacking = [one for one in found if one.state == "untried"]
     if lacking:
         invocation["toolExecutionNotifications"] = [
-            {"level": "error", "message": {"text": _sentence(f"{one.by} on {one.case} has no result. {one.words}")}}
+            {"level": "error", "message": {"text": _sentence(f"{one.by} on {one.title} has no result. {one.words}")}}
             for one in lacking
         ]
     return {
@@ -83,12 +83,12 @@ def _result(one: AuditFinding, index: int, location: str) -> dict[str, Any]:
         "ruleIndex": index,
         "kind": KINDS[one.state],
         "level": one.severity if one.state == "leaks" else "none",
-        "message": {"text": _sentence(f"On {one.case}: {one.words}")},
+        "message": {"text": _sentence(f"On {one.title}: {one.words}")},
         "locations": [
             {"physicalLocation": {"artifactLocation": {"uri": location}, "region": {"startLine": 1}}},
         ],
         "partialFingerprints": {"attackAndCase/v1": one.fingerprint},
-        "properties": {"case": one.cell},
+        "properties": {"case": one.case},
     }
 
 

@@ -14,7 +14,7 @@ from seepage.attacks.network.evidence import MULTIPLE
 from seepage.audit.findings import failed, findings, leaked, strength
 from seepage.audit.row import (
     PASSED_OVER,
-    Cell,
+    Case,
     Diagnostic,
     Outcome,
     Result,
@@ -109,8 +109,8 @@ class CaseEvidence(JsonRecord):
 
     Attributes:
         letter: What it is called on the annex: A, B, ...
-        case: Its title.
-        cell: Its name in the run, which stays the same where the title is worded anew.
+        title: Its title.
+        case: Its name in the run, which stays the same where the title is worded anew.
         control: It was run to show that the attacks work without the defense of another case: no finding.
         inconclusive: Why it says nothing that nothing came back; None where it does, or something came.
         given_away: Examples that its first update gives away exactly in closed form, without an attack; None where
@@ -148,8 +148,8 @@ class CaseEvidence(JsonRecord):
     """
 
     letter: str = ""
-    case: str
-    cell: str = ""
+    title: str
+    case: str = ""
     control: bool = False
     inconclusive: str | None = None
     given_away: int | None = None
@@ -324,7 +324,7 @@ class Evidence(JsonRecord):
     @property
     def warning_lines(self) -> list[str]:
         """The warnings in words, with the cases by their letters."""
-        named = [Cell(name=one.cell, title=f"case {one.letter}", control=one.control) for one in self.cases]
+        named = [Case(name=one.case, title=f"case {one.letter}", control=one.control) for one in self.cases]
         return warning_lines(self.warnings, named)
 
     def risk_words(self, share: CaseShare | None) -> str:
@@ -336,8 +336,8 @@ class Evidence(JsonRecord):
 
     def lettered(self, words: str) -> str:
         """Words in which each case is called by its letter in place of its title."""
-        for case in sorted(self.cases, key=lambda one: -len(one.case)):
-            words = re.sub(rf"(?<!\w){re.escape(case.case)}(?!\w)", f"case {case.letter}", words)
+        for case in sorted(self.cases, key=lambda one: -len(one.title)):
+            words = re.sub(rf"(?<!\w){re.escape(case.title)}(?!\w)", f"case {case.letter}", words)
         return words
 
     @property
@@ -348,7 +348,7 @@ class Evidence(JsonRecord):
     @property
     def doubts(self) -> list[str]:
         """What is doubted of what was told of the updates, each once, with its cases where these are not all."""
-        return once(((case.case, words) for case in self.cases for words in case.doubts), len(self.cases))
+        return once(((case.title, words) for case in self.cases for words in case.doubts), len(self.cases))
 
 
 def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
@@ -360,14 +360,14 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         auditor: Who audited; empty: said to be not stated.
     """
     result = run.result
-    cases = [_case(run, cell, _letter(place)) for place, cell in enumerate(result.cells)]
+    cases = [_case(run, case, _letter(place)) for place, case in enumerate(result.cases)]
     judged = [case for case in cases if not case.control]
     tried = _attacks(run)
     told = list(dict.fromkeys(word for row in result.rows for word in row.told))
     extra = list(dict.fromkeys(word for row in result.rows for word in row.told_extra))
     used = [known_attacks.get(_use(name, _uses(run))) for name in run.attacks]
     alike = any(entry is not None and entry.facts.get("learned_prior") for entry in used)
-    named = sorted({f"{one.model} on {one.data}" if one.data else one.model for one in result.cells if one.model})
+    named = sorted({f"{one.model} on {one.data}" if one.data else one.model for one in result.cases if one.model})
     facts = {"python": run.env.python, "torch": run.env.torch, "platform": run.env.platform, "device": run.env.device}
     return Evidence(
         subject=subject or f"updates of {', '.join(named) or 'a captured model'}",
@@ -390,7 +390,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         threat_model=threat_model(told, extra, learned_from_alike=alike),
         references=references(
             membership=bool(result.membership),
-            epsilon=bool(result.epsilons) or any(cell.promise is not None for cell in result.cells),
+            epsilon=bool(result.epsilons) or any(case.promise is not None for case in result.cases),
         ),
         thresholds={
             name: value
@@ -427,34 +427,34 @@ def _letter(place: int) -> str:
     return letters
 
 
-def _case(run: RunFolder, cell: Cell, letter: str) -> CaseEvidence:
-    rows = [row for row in run.rows_of(cell) if row.scored and row.examples]
-    best = max(run.rows_of(cell), key=lambda row: strength(row, "recovered"), default=None)
-    sent, private = _sent(run.folder, cell), _private(run.folder, cell)
-    alike = (CaseEvidence.model_fields.keys() & Cell.model_fields.keys()) - {"inferred", "files"}
+def _case(run: RunFolder, case: Case, letter: str) -> CaseEvidence:
+    rows = [row for row in run.rows_of(case) if row.scored and row.examples]
+    best = max(run.rows_of(case), key=lambda row: strength(row, "recovered"), default=None)
+    sent, private = _sent(run.folder, case), _private(run.folder, case)
+    alike = (CaseEvidence.model_fields.keys() & Case.model_fields.keys()) - {"title", "inferred", "files"}
     return CaseEvidence(
-        **{name: getattr(cell, name) for name in alike},
+        **{name: getattr(case, name) for name in alike},
         letter=letter,
-        case=cell.heading,
-        cell=cell.name,
-        source=cell.data_source,
-        stage="; ".join(filter(None, (cell.history, accuracy_words(cell)))) or None,
-        examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),
-        recovered=_most(rows, "recovered", cell),
-        exact=_most(rows, "exact", cell),
-        unscored=None if rows or (cell.given_away and cell.baselines) else _unscored(run.rows_of(cell), cell),
-        certified=max((row.certified_examples for row in run.rows_of(cell)), default=0),
-        certified_features=max((row.certified_features for row in run.rows_of(cell)), default=0),
-        tokens=_tokens(run.rows_of(cell)),
-        named_tokens=max((row.named_tokens for row in run.rows_of(cell)), default=0),
-        best=best.attack if best is not None and leaked(best) else CLOSED_FORM if cell.given_away else None,
+        title=case.heading,
+        case=case.name,
+        source=case.data_source,
+        stage="; ".join(filter(None, (case.history, accuracy_words(case)))) or None,
+        examples=next((row.examples for row in run.rows_of(case) if row.examples), None),
+        recovered=_most(rows, "recovered", case),
+        exact=_most(rows, "exact", case),
+        unscored=None if rows or (case.given_away and case.baselines) else _unscored(run.rows_of(case), case),
+        certified=max((row.certified_examples for row in run.rows_of(case)), default=0),
+        certified_features=max((row.certified_features for row in run.rows_of(case)), default=0),
+        tokens=_tokens(run.rows_of(case)),
+        named_tokens=max((row.named_tokens for row in run.rows_of(case)), default=0),
+        best=best.attack if best is not None and leaked(best) else CLOSED_FORM if case.given_away else None,
         sent=sent,
         private=private,
         ratio=None if not sent or not private else round(sent / private, 4),
-        labels=_labels(run.rows_of(cell), cell),
-        inferred=list(cell.inferred or {}),
-        signs=_signs(run, cell),
-        files=_judged(run, cell),
+        labels=_labels(run.rows_of(case), case),
+        inferred=list(case.inferred or {}),
+        signs=_signs(run, case),
+        files=_judged(run, case),
     )
 
 
@@ -462,43 +462,43 @@ TARGETS = {"class": ("class", "classes"), "map": ("class at each pixel", "classe
 """What is counted of the targets, for one of them and for several."""
 
 
-def _labels(rows: Sequence[Row], cell: Cell) -> str:
+def _labels(rows: Sequence[Row], case: Case) -> str:
     """How many classes, and how the attacker knew the labels. Which labels were read stays out: they are private."""
-    if not cell.classes or cell.target not in TARGETS:
-        return "values, no classes" if cell.target == "value" else "next tokens, no classes" if cell.baselines else ""
+    if not case.classes or case.target not in TARGETS:
+        return "values, no classes" if case.target == "value" else "next tokens, no classes" if case.baselines else ""
     told = sum("labels" in row.told for row in rows)
     how = "not told"
     if told:
         how = "told" if told == len(rows) else f"told to {told} of {len(rows)} attacks"
-    elif "labels" in (cell.inferred or {}):
+    elif "labels" in (case.inferred or {}):
         how = "not told but inferred from the update"
-    return f"of {len(cell.classes):,} {TARGETS[cell.target][len(cell.classes) > 1]}, {how}"
+    return f"of {len(case.classes):,} {TARGETS[case.target][len(case.classes) > 1]}, {how}"
 
 
-def _signs(run: RunFolder, cell: Cell) -> list[str]:
+def _signs(run: RunFolder, case: Case) -> list[str]:
     """What the update's values look like, and what attacks found it to be a multiple of; each once."""
-    exposed = [one for one in open_exposed(run.folder) if one.cell == cell.name]
+    exposed = [one for one in open_exposed(run.folder) if one.case == case.name]
     looks = [f"the update {look}" for one in exposed for look in one.looks_like]
-    notes = [note for row in run.rows_of(cell) for note in row.notes if MULTIPLE in note]
+    notes = [note for row in run.rows_of(case) for note in row.notes if MULTIPLE in note]
     return list(dict.fromkeys([*looks, *(note for note in notes if note.startswith("the update"))]))
 
 
-def _judged(run: RunFolder, cell: Cell) -> list[JudgedFile]:
+def _judged(run: RunFolder, case: Case) -> list[JudgedFile]:
     """The captured files, as the run noted them; else those of the recording that lies in its folder."""
-    noted = [one for one in run.env.files if one.cell == cell.name]
+    noted = [one for one in run.env.files if one.case == case.name]
     if noted or not (run.folder / FILE).exists():
         return noted
     known = read_manifest(run.folder).files
-    found = ((f"observed/{cell.name}/{path}", f"observed/{path}", what) for path, what in RECORDED_FILES.items())
+    found = ((f"observed/{case.name}/{path}", f"observed/{path}", what) for path, what in RECORDED_FILES.items())
     places = ((next((one for one in two if one in known), None), what) for *two, what in found)
     return [
-        JudgedFile(cell=cell.name, what=what, name=path, sha256=known[path].sha256)
+        JudgedFile(case=case.name, what=what, name=path, sha256=known[path].sha256)
         for path, what in places
         if path is not None
     ]
 
 
-def _unscored(rows: Sequence[Row], cell: Cell) -> str:
+def _unscored(rows: Sequence[Row], case: Case) -> str:
     """Why no row of a case is scored: whether the truth was at hand is seen by what was measured of it beforehand."""
     spoke = [row for row in rows if row.gave_result]
     if not spoke:
@@ -509,13 +509,13 @@ def _unscored(rows: Sequence[Row], cell: Cell) -> str:
         return "inner features alone were reconstructed"
     if all(row.outcome in (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY) for row in spoke):
         return "inner features were found mixed, and not separated"
-    return "no guess could be scored" if cell.baselines else "no truth was at hand"
+    return "no guess could be scored" if case.baselines else "no truth was at hand"
 
 
-def _most(rows: Sequence[Row], share: str, cell: Cell) -> CaseShare | None:
+def _most(rows: Sequence[Row], share: str, case: Case) -> CaseShare | None:
     """The largest share of examples that an attack brought back, or that is given away in closed form."""
     counts = [(row.count(share), row.examples, False) for row in rows]
-    counts += [(*cell.closed_form, True)] if cell.given_away and (rows or cell.baselines) else []
+    counts += [(*case.closed_form, True)] if case.given_away and (rows or case.baselines) else []
     whole = [CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
     return max(whole, key=lambda one: one.hits / one.of, default=None)
 
@@ -537,36 +537,36 @@ def _average(cases: Sequence[CaseEvidence]) -> CaseShare | None:
     return CaseShare.count(sum(one.hits for one in scored), sum(one.of for one in scored)) if scored else None
 
 
-def _observed(folder: Path, cell: Cell) -> Path | None:
-    """The folder of a cell's updates within the run; None where they lie elsewhere, as those that others captured."""
-    for place in (folder / "observed" / cell.name, folder / "observed"):
+def _observed(folder: Path, case: Case) -> Path | None:
+    """The folder of a case's updates within the run; None where they lie elsewhere, as those that others captured."""
+    for place in (folder / "observed" / case.name, folder / "observed"):
         if (place / "knowledge.json").is_file():
             return place
     return None
 
 
-def _sent(folder: Path, cell: Cell) -> int | None:
+def _sent(folder: Path, case: Case) -> int | None:
     """Numbers in the first round's update, by the head of its file alone; else the model's parameters."""
-    place = _observed(folder, cell)
+    place = _observed(folder, case)
     files = sorted((place / "rounds").glob("*.safetensors")) if place is not None else []
     if not files:
-        return cell.parameters
+        return case.parameters
     try:
         with safe_open(files[0], framework="numpy") as opened:
             names = [name for name in opened.keys() if name.startswith("update/")]  # noqa: SIM118
-            return sum(math.prod(opened.get_slice(name).get_shape()) for name in names) or cell.parameters
+            return sum(math.prod(opened.get_slice(name).get_shape()) for name in names) or case.parameters
     except (OSError, SafetensorError):
-        return cell.parameters
+        return case.parameters
 
 
-def _private(folder: Path, cell: Cell) -> int | None:
+def _private(folder: Path, case: Case) -> int | None:
     """Numbers in the inputs of one batch."""
-    place = _observed(folder, cell)
-    if place is None or not cell.batch_size:
+    place = _observed(folder, case)
+    if place is None or not case.batch_size:
         return None
     shape = read_json(place / "knowledge.json").get("input_shape")
     whole = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
-    return cell.batch_size * math.prod(shape) if whole else None
+    return case.batch_size * math.prod(shape) if whole else None
 
 
 # --- attacks -----------------------------------------------------------------------------------------------------
@@ -613,10 +613,10 @@ def _attacks(run: RunFolder) -> list[AttackEvidence]:
                 source=source,
                 year=year,
                 options=options.pop() if len(options) == 1 else "",
-                ran_on=[one.case for one in own if one.ran],
-                leaked_on=[one.case for one in own if one.state == "leaks"],
-                unknown_on=[one.case for one in own if one.ran and one.state in ("unjudged", "open")],
-                not_on={one.case: one.why for one in own if not one.ran},
+                ran_on=[one.title for one in own if one.ran],
+                leaked_on=[one.title for one in own if one.state == "leaks"],
+                unknown_on=[one.title for one in own if one.ran and one.state in ("unjudged", "open")],
+                not_on={one.title: one.why for one in own if not one.ran},
                 seconds=round(sum(one.seconds for one in own), 3),
             )
         )
@@ -632,12 +632,12 @@ def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
     lacking = [part for part in result.summary if not part.tried and not (spoke and part.name == "reconstruction")]
     lacking = [part for part in lacking if not part.words.startswith("no bound")]  # one was looked for, and none holds
     found = [f"{UNTRIED_PARTS.get(part.name, part.title)}: {LACKING.sub('', part.words, 1)}" for part in lacking]
-    found += [f"{cell.heading}: {cell.inconclusive}" for cell in result.cells if cell.inconclusive is not None]
-    found += [f"{cell.heading}: {cell.skipped}" for cell in result.cells if cell.skipped]
+    found += [f"{case.heading}: {case.inconclusive}" for case in result.cases if case.inconclusive is not None]
+    found += [f"{case.heading}: {case.skipped}" for case in result.cases if case.skipped]
     titles = result.titles
     for row in filter(failed, result.judged_rows):
         how = "was not tried" if row.outcome is Outcome.NOT_TRIED else "failed"
-        found.append(f"{row.attack} on {titles[row.cell]} {how}: {row.reason}")
+        found.append(f"{row.attack} on {titles[row.case]} {how}: {row.reason}")
     passed_over = {row.attack for row in result.rows if row.status in PASSED_OVER}
     barred = [one for one in tried if not one.ran_on and one.name not in passed_over]
     found += [f"{one.name}: applies to no case of this run" for one in barred]
@@ -649,7 +649,7 @@ def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
 
 def _refused(result: Result) -> set[str]:
     """Attacks that nobody asked for and that can say nothing of any case, as far as every case was looked at."""
-    refused = [cell.refusals for cell in result.cells if not cell.skipped]
+    refused = [case.refusals for case in result.cases if not case.skipped]
     looked = [set(one) for one in refused if one is not None]
     return set.intersection(*looked) if looked and len(looked) == len(refused) else set()
 

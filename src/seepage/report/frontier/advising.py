@@ -168,7 +168,7 @@ def untried(rows: Sequence[DefenseRow]) -> list[str]:
     """A sentence for each attack or training that failed, with its reason; first those that flatter a defense.
 
     >>> lacking = {"dlg": "no memory"}
-    >>> broken = DefenseRow(defense="a", attacker="oblivious", cell="a", recovered=0, examples=4, untried=lacking)
+    >>> broken = DefenseRow(defense="a", attacker="oblivious", case="a", recovered=0, examples=4, untried=lacking)
     >>> untried([broken])
     ['dlg could not be tried behind a: no memory.']
     """

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seepage.audit.row import Cell
+from seepage.audit.row import Case
 from seepage.base.storage import write_whole
 from seepage.report import formatting as words
 from seepage.report.drawing import import_matplotlib
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT, DPI = 7.2, 5.0, 130
 
 
-def write_page(folder: Path, rows: Sequence[DefenseRow], advice: str, facts: Cell, rounds: int) -> Path:
+def write_page(folder: Path, rows: Sequence[DefenseRow], advice: str, facts: Case, rounds: int) -> Path:
     """Write the plot, and the page with the plot in it; returns the page.
 
     Args:
         folder: The run folder.
         rows: The frontier.
         advice: A few sentences.
-        facts: Facts of a recorded cell, from `result.json`.
+        facts: Facts of a recorded case, from `result.json`.
         rounds: Number of training rounds before the accuracy is measured.
     """
     plot = draw(rows)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from seepage.audit.cell import Measure
+from seepage.audit.case import Measure
 from seepage.audit.findings import membership_strength, strength
 from seepage.audit.row import MembershipRow, Outcome, Row
 from seepage.base.schema import Guarantee, Share
@@ -27,7 +27,7 @@ class DefenseRow:
     Attributes:
         defense: Name and strength of the defense.
         attacker: `oblivious`, or `knows` if the attacker knows of the defense.
-        cell: Name of the audit cell.
+        case: Name of the audit case.
         attack: The attack that recovered most.
         recovered: Number of examples that it recovered.
         examples: Number of all examples.
@@ -64,7 +64,7 @@ class DefenseRow:
 
     defense: str
     attacker: str
-    cell: str
+    case: str
     attack: str | None = None
     recovered: int | None = None
     examples: int | None = None
@@ -127,11 +127,11 @@ def rows_of(
         prices: Cost of each defense.
         results: Rows of the audit.
         tests: Its rows of membership tests.
-        untested: Name of a cell to why its membership could not be tested.
+        untested: Name of a case to why its membership could not be tested.
         measure: What the accuracy is a share of.
     """
     rows = []
-    bare = {row.attack: row for row in results if row.cell == entries[0].recipe.cell}
+    bare = {row.attack: row for row in results if row.case == entries[0].recipe.case}
     for entry, price in zip(entries, prices, strict=True):
         promise = None if price["promise"] is None else Guarantee.model_validate(price["promise"])
         paid = {key: price[key] for key in ("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain")}
@@ -139,10 +139,10 @@ def rows_of(
         told = entry.recipe.defense and "defense" in entry.recipe.knowledge.told
         for attacker, recipe in (("knows" if told else "oblivious", entry.recipe), ("knows", entry.known)):
             if recipe is not None:
-                own = [row for row in results if row.cell == recipe.cell]
+                own = [row for row in results if row.case == recipe.case]
                 found = _best(own) | _lacking(own, bare) | {"failed": price["reason"]}
-                found |= _members([row for row in tests if row.cell == recipe.cell], (untested or {}).get(recipe.cell))
-                rows.append(DefenseRow(defense=entry.name, attacker=attacker, cell=recipe.cell, **found, **paid))
+                found |= _members([row for row in tests if row.case == recipe.case], (untested or {}).get(recipe.case))
+                rows.append(DefenseRow(defense=entry.name, attacker=attacker, case=recipe.case, **found, **paid))
     return rows
 
 
@@ -199,7 +199,7 @@ def _untried(row: Row, bare: Mapping[str, Row]) -> bool:
     if not row.reason or row.outcome is Outcome.ZERO_UPDATE:
         return False
     undefended = bare.get(row.attack)
-    if row.status == "error" or undefended is None or undefended.cell == row.cell:
+    if row.status == "error" or undefended is None or undefended.case == row.case:
         return row.status == "error"
     return undefended.reason is None or (not row.scored and undefended.scored)
 

@@ -8,7 +8,7 @@ from typing import Any
 from seepage.audit import run as audit
 from seepage.audit.recipe.contents import run_text
 from seepage.audit.recipe.places import kind_of
-from seepage.audit.recipe.resolve import cells, run_name
+from seepage.audit.recipe.resolve import resolve_cases, run_name
 from seepage.base.executor import Executor, LocalExecutor
 from seepage.base.progress import ProgressCallback, no_progress
 from seepage.base.registry import Spec
@@ -61,13 +61,13 @@ def run_frontier(
     """
     sweep = sweep_of(tables, only)
     plain = sweep.entries[0].recipe
-    text = run_text(sweep.tables, cells(sweep.tables))
+    text = run_text(sweep.tables, resolve_cases(sweep.tables))
     folder = out or Path("runs") / run_name(text, f"{plain.name}-{kind_of(plain.data.use)}")
     finished = audit.run(sweep.tables, out=folder, jobs=jobs, on=on, show=show, command=command)
     prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or LocalExecutor())
     result = finished.result
-    untested = {cell.name: cell.membership_skipped for cell in result.cells if cell.membership_skipped}
-    facts = next(cell for cell in result.cells if not cell.skipped)  # the first that could be recorded
+    untested = {case.name: case.membership_skipped for case in result.cases if case.membership_skipped}
+    facts = next(case for case in result.cases if not case.skipped)  # the first that could be recorded
     rows = rows_of(sweep.entries, prices, result.rows, result.membership, untested, facts.measure)
     words = advice(rows, classes=len(facts.classes))
     write_lines(folder / "frontier.jsonl", [row.record() for row in rows])

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.recipe.resolve import cells
+from seepage.audit.recipe.resolve import resolve_cases
 from seepage.base.registry import Spec, membership_tests
 from seepage.base.signatures import problems_with
 from seepage.errors import Problems, SeepageError
@@ -56,8 +56,8 @@ class SweepEntry:
 
     Attributes:
         name: The defense with its strength, for display.
-        recipe: The cell whose attackers do not know of the defense.
-        known: The cell whose attackers know of it; None if no attack of the recipe can use that knowledge.
+        recipe: The case whose attackers do not know of the defense.
+        known: The case whose attackers know of it; None if no attack of the recipe can use that knowledge.
     """
 
     name: str
@@ -70,8 +70,8 @@ class Sweep:
     """A frontier, fully resolved.
 
     Attributes:
-        tables: The recipe that an audit runs: all cells.
-        entries: The defenses of the cells; the first entry has none.
+        tables: The recipe that an audit runs: all cases.
+        entries: The defenses of the cases; the first entry has none.
         utility: How the accuracy is measured.
     """
 
@@ -103,15 +103,15 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[Spec] = ()) -> Sweep:
     base = {"federation": {"clients": 20, "share": 0.5}, **tables, "all_attacks": True}
     base.pop("minutes", None)
     base.pop("undefended", None)  # the first entry is
-    plain = cells(base)[0]
+    plain = resolve_cases(base)[0]
     cases = [_case(parts, plain) for parts in choices]
     told = [*plain.knowledge.told, *(["defense"] if "defense" not in plain.knowledge.told else [])]
-    cells({**base, "case": cases})  # reports mistakes in a defense's options before it is constructed
+    resolve_cases({**base, "case": cases})  # reports mistakes in a defense's options before it is constructed
     known = [_known(case, plain, told) for case in cases]
     listed = [case for pair in zip(cases, known, strict=True) for case in pair if case is not None]
     swept = {key: value for key, value in base.items() if key != "frontier"}
     full = {**swept, "case": listed, "utility": {"rounds": utility.rounds}}
-    recipes = iter(cells(full))
+    recipes = iter(resolve_cases(full))
     entries = [SweepEntry("no defense", next(recipes), None)]
     for parts, case in zip(choices, known, strict=True):
         oblivious = next(recipes)
@@ -177,14 +177,14 @@ def _words(parts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _case(parts: list[dict[str, Any]], plain: Recipe) -> dict[str, Any]:
-    """The cell of a defense as a recipe's case."""
+    """The case of a defense as a recipe's case."""
     words = "_".join("-".join([str(v) if k == "use" else f"{k}-{v}" for k, v in table.items()]) for table in parts)
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in words)[:60].strip(".")
     return {"name": name, "defense": parts, "attack": [part.table() for part in plain.attack]}
 
 
 def _known(case: Mapping[str, Any], plain: Recipe, told: list[str]) -> dict[str, Any] | None:
-    """The same cell with attackers who know of the defense; None if no attack can use that knowledge.
+    """The same case with attackers who know of the defense; None if no attack can use that knowledge.
 
     An attacker who knows that zero-sum noise cancels within a group sums up the updates of the group.
     """
@@ -197,7 +197,7 @@ def _known(case: Mapping[str, Any], plain: Recipe, told: list[str]) -> dict[str,
         return {**case, **own, "name": f"{case['name']}_known", "knowledge": {"told": told}}
     attacks = [part.table() for part in plain.attack if _adapts(plain, part, defense)]
     if not attacks and _tests_adapt(plain, defense):
-        attacks = [part.table() for part in plain.attack]  # none makes anything of it, and a cell has one at least
+        attacks = [part.table() for part in plain.attack]  # none makes anything of it, and a case has one at least
     return (
         {**case, "name": f"{case['name']}_known", "attack": attacks, "knowledge": {"told": told}} if attacks else None
     )

@@ -151,7 +151,7 @@ class EntryTraining:
 
     @property
     def done_file(self) -> Path:
-        return self.folder / "utility" / f"{self.recipe.cell}.json"
+        return self.folder / "utility" / f"{self.recipe.case}.json"
 
     def run(self, threads: int) -> None:
         torch.set_num_threads(threads)

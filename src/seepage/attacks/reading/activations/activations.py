@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from seepage.attacks.network import Case
+from seepage.attacks.network import AttackedRound
 from seepage.attacks.reading.activations.block import Block, InnerActivations, contradiction, slope_of_channels
 from seepage.attacks.reading.activations.coupled import CoupledBlock, read_coupled
 from seepage.attacks.reading.activations.deconvolution import (
@@ -75,9 +75,9 @@ def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations
         ('stages.3.conv1', (3, 32, 4, 4), [1, 1, 7])
     """
     coupled = knowledge.client.batch_coupled(knowledge.model)
-    block = (CoupledBlock if coupled else Block).of(Case(knowledge, observed))
+    block = (CoupledBlock if coupled else Block).of(AttackedRound(knowledge, observed))
     assert observed.batch_size is not None  # `Block.of` refused it
-    last = deconvolve(block.use(block.last), block.case.gradient[f"{block.last}.weight"], observed.batch_size)
+    last = deconvolve(block.use(block.last), block.attacked.gradient[f"{block.last}.weight"], observed.batch_size)
     if isinstance(block, CoupledBlock):
         return read_coupled(block, last)
     logits = block.logit_slopes(last.slopes, block.last)
@@ -91,7 +91,7 @@ def _read_before(block: Block, last: Deconvolved) -> Float[Tensor, "n C H W"]:
     # W^T D, through the mask of the ReLU and the constants of the normalization.
     back = after.to_reading(after.weight, last.slopes)
     slopes = back * (last.read > 0) * constant[:, None, None]
-    solved = solve_read(before, slopes, block.case.gradient[f"{block.before}.weight"])
+    solved = solve_read(before, slopes, block.attacked.gradient[f"{block.before}.weight"])
     if solved is None:
         raise Inapplicable("the last block reads more positions than its gradient tells", REMEDY)
     read, off = solved

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from seepage.attacks.network import Case
+from seepage.attacks.network import AttackedRound
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.activations.deconvolution import REMEDY
 from seepage.attacks.reading.head import HeadFeatures
@@ -47,7 +47,7 @@ class Block:
     """A convolution, a ReLU and another convolution, and the network behind them, which ends in pooling and the head.
 
     Attributes:
-        case: The round.
+        attacked: The round.
         head: Name of the last fully connected layer.
         last: Name of the second convolution; at the end of the network, of its last one.
         before: Name of the convolution whose outputs, normalized and behind a ReLU, the last one reads.
@@ -56,7 +56,7 @@ class Block:
         convolutions: Names of all convolutions whose gradients were sent, in the order of the calls.
     """
 
-    case: Case
+    attacked: AttackedRound
     head: str
     last: str
     before: str
@@ -65,13 +65,13 @@ class Block:
     convolutions: tuple[str, ...]
 
     @classmethod
-    def of(cls, case: Case) -> Self:
+    def of(cls, attacked: AttackedRound) -> Self:
         """Read off one pass on random images.
 
         Raises:
             Inapplicable: Where the network does not end so.
         """
-        knowledge, observed, client = case.knowledge, case.observed, case.knowledge.client
+        knowledge, observed, client = attacked.knowledge, attacked.observed, attacked.knowledge.client
         names = last_linear(knowledge.model, knowledge.num_outputs)
         if names is None:
             raise Inapplicable("the model has no last linear layer", REMEDY)
@@ -80,8 +80,8 @@ class Block:
         if not (knowledge.softmax_labels and client.single_gradient):
             raise Inapplicable("the update is not one gradient of cross-entropy", REMEDY)
         head = names[0].removesuffix(".weight")
-        calls = _calls(case)
-        layers = {name: case.model.get_submodule(name) for name in calls if f"{name}.weight" in case.gradient}
+        calls = _calls(attacked)
+        layers = {name: attacked.model.get_submodule(name) for name in calls if f"{name}.weight" in attacked.gradient}
         convolutions = [name for name, layer in layers.items() if _is_usable(layer)]
         plain = [name for name in convolutions if is_plain(layers[name])]
         if not plain or head not in calls or calls[head].input.shape[1:] != (calls[plain[-1]].output.shape[1],):
@@ -90,13 +90,13 @@ class Block:
                 "(a bottleneck ends in one of a single entry)",
                 REMEDY,
             )
-        return cls._ending_in(plain[-1], case, head, calls, convolutions)
+        return cls._ending_in(plain[-1], attacked, head, calls, convolutions)
 
     @classmethod
     def _ending_in(
         cls,
         last: str,
-        case: Case,
+        attacked: AttackedRound,
         head: str,
         calls: Mapping[str, LayerCall],
         convolutions: Sequence[str],
@@ -104,20 +104,20 @@ class Block:
         for before in reversed(convolutions[: convolutions.index(last)]):
             source = _source(calls, calls[before].input)
             if feeds(calls[before], calls[last].input) and source is not None:
-                return cls(case, head, last, before, source, calls, tuple(convolutions))
+                return cls(attacked, head, last, before, source, calls, tuple(convolutions))
         raise Inapplicable("the last convolution does not read another one behind a ReLU", REMEDY)
 
     def use(self, name: str) -> LayerUse:
         """A convolution's call as the linear algebra wants it: its weight in float64, on a CPU."""
-        layer, call = self.case.model.get_submodule(name), self.calls[name]
+        layer, call = self.attacked.model.get_submodule(name), self.calls[name]
         assert isinstance(layer, nn.Conv2d)
         geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
-        weight = self.case.observed.params[f"{name}.weight"].double().cpu()
+        weight = self.attacked.observed.params[f"{name}.weight"].double().cpu()
         return LayerUse(weight, geometry, call.input.detach(), call.output.detach())
 
     @cached_property
     def _weight(self) -> Float[Tensor, "C k"]:
-        return self.case.observed.params[f"{self.head}.weight"].double().cpu()
+        return self.attacked.observed.params[f"{self.head}.weight"].double().cpu()
 
     def logit_slopes(self, slopes: Float[Tensor, "n O h w"], name: str) -> Float[Tensor, "n C"]:
         """A, slopes of the loss in the logits, each row times the example's factor.
@@ -142,10 +142,10 @@ class Block:
 
     def tail(self, read: Float[Tensor, "n C H W"]) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n C"]]:
         """Features and class probabilities where the last block reads this."""
-        observed = self.case.observed
+        observed = self.attacked.observed
         with torch.no_grad():
             features, logits = self._behind(
-                read.to(self.case.like()), observed.params, observed.buffers, training=False
+                read.to(self.attacked.like()), observed.params, observed.buffers, training=False
             )
         return features.double().cpu(), logits.double().cpu().softmax(1)
 
@@ -153,7 +153,7 @@ class Block:
         self, read: Tensor, params: Tensors, buffers: Tensors, *, training: bool
     ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n C"]]:
         """Features and logits of a pass in which the last block reads this."""
-        model, shape = self.case.model, self.case.knowledge.input_shape
+        model, shape = self.attacked.model, self.attacked.knowledge.input_shape
         # A clone: the network may change it in place.
         replaced = model.get_submodule(self.source).register_forward_hook(lambda *_: read.clone())
         try:
@@ -202,15 +202,15 @@ def contradiction(
     return off
 
 
-def _calls(case: Case) -> dict[str, LayerCall]:
+def _calls(attacked: AttackedRound) -> dict[str, LayerCall]:
     """Calls of the modules that are used once, on random images, in the order in which they end, with their graph."""
-    model, knowledge, observed = case.model, case.knowledge, case.observed
+    model, knowledge, observed = attacked.model, attacked.knowledge, attacked.observed
     low, high = knowledge.value_range
     images = torch.rand((PROBES, *knowledge.input_shape), generator=generator(0, "probe images"))
     every = [name for name, _ in model.named_modules() if name]
     weights: Tensors = {name: weight.detach() for name, weight in observed.params.items()}
     with captured_calls(model, every) as calls, in_mode(model, training=False), _OutOfPlace():
-        inputs = (low + (high - low) * images).to(case.like()).requires_grad_()
+        inputs = (low + (high - low) * images).to(attacked.like()).requires_grad_()
         try:
             forward(model, weights, inputs, buffers=observed.buffers)
         except RuntimeError as error:

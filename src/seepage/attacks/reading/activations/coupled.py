@@ -49,15 +49,15 @@ class CoupledBlock(Block):
         given = self.calls[self.source].output
         for last in reversed(self.convolutions[: self.convolutions.index(self.before)]):
             norm = self.normalizes(last)
-            if norm is None or not is_plain(self.case.model.get_submodule(last)):
+            if norm is None or not is_plain(self.attacked.model.get_submodule(last)):
                 continue
             if feeds(self.calls[norm], given):
-                return self._ending_in(last, self.case, self.head, self.calls, self.convolutions)
+                return self._ending_in(last, self.attacked, self.head, self.calls, self.convolutions)
         raise Inapplicable("in front of it is no block of two convolutions", REMEDY)
 
     @cached_property
     def _norms(self) -> list[str]:
-        return [name for name in self.calls if isinstance(self.case.model.get_submodule(name), nn.BatchNorm2d)]
+        return [name for name in self.calls if isinstance(self.attacked.model.get_submodule(name), nn.BatchNorm2d)]
 
     def normalizes(self, layer: str) -> str | None:
         """Name of the batch norm that reads a layer's outputs."""
@@ -86,8 +86,8 @@ class CoupledBlock(Block):
 
     def _normalized(self, name: str) -> Tensor:
         """What a batch norm gave for the random images, before anything was added to it in place."""
-        params, buffers = self.case.observed.params, self.case.observed.buffers
-        layer = self.case.model.get_submodule(name)
+        params, buffers = self.attacked.observed.params, self.attacked.observed.buffers
+        layer = self.attacked.model.get_submodule(name)
         assert isinstance(layer, nn.BatchNorm2d)
         running = (buffers[f"{name}.running_mean"], buffers[f"{name}.running_var"])
         weights = (params[f"{name}.weight"], params[f"{name}.bias"])
@@ -110,14 +110,14 @@ class CoupledBlock(Block):
 
     def norm(self, name: str) -> BatchNorm:
         """A batch norm and its gradients."""
-        return BatchNorm.of(self.case.model, name, self.case.observed.params, self.case.gradient)
+        return BatchNorm.of(self.attacked.model, name, self.attacked.observed.params, self.attacked.gradient)
 
     def coupled_tail(
         self, read: Float[Tensor, "n C H W"], labels: Int[Tensor, " n"]
     ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n C"], Float[Tensor, "n C H W"]]:
         """`tail` in train mode, and the gradient of the mean loss in what the last block reads, in float64."""
         leaf = read.clone().requires_grad_()
-        params, buffers = ({name: one.cpu() for name, one in tensors.items()} for tensors in self.case.exact)
+        params, buffers = ({name: one.cpu() for name, one in tensors.items()} for tensors in self.attacked.exact)
         features, logits = self._behind(leaf, params, buffers, training=True)
         (slopes,) = torch.autograd.grad(F.cross_entropy(logits, labels), leaf)
         return features.detach(), logits.detach().softmax(1), slopes
@@ -164,7 +164,7 @@ def read_coupled(block: CoupledBlock, last: Deconvolved) -> InnerActivations:
     own = inside.probabilities - F.one_hot(labels, inside.probabilities.shape[1])
     share = float((wanted * own).sum() / own.square().sum())
     share = share if share > 0 and abs(share - 1) > RESCALED else 1.0
-    inside = inside._replace(block=replace(block, case=block.case.over(share)))
+    inside = inside._replace(block=replace(block, attacked=block.attacked.over(share)))
     while True:
         try:
             inside = _further_in(inside, labels)
@@ -276,7 +276,7 @@ def _solved(
     before: CoupledReading | None,
 ) -> CoupledReading:
     """`solve_coupled` of a convolution that reads the output of a ReLU, or the reason why it cannot be."""
-    gradient = block.case.gradient[f"{name}.weight"]
+    gradient = block.attacked.gradient[f"{name}.weight"]
     solved = solve_coupled(block.use(name), norm, slopes, given, on, gradient, scale=scale, before=before)
     if solved is None:
         raise Inapplicable("the last block reads more positions than its gradient tells", REMEDY)

@@ -90,12 +90,12 @@ def with_rounding(found: Reconstruction, seen: FirstLayer) -> Reconstruction:
         The same where nothing was rounded, or more could be certified so; where rows agree on nothing, with a note on
         what the rounding costs.
     """
-    knowledge, observed, layer = seen.case.knowledge, seen.case.observed, seen.layer
+    knowledge, observed, layer = seen.attacked.knowledge, seen.attacked.observed, seen.layer
     moved = len(knowledge.client.batches(seen.batch_size)) > 1  # the network moved on the way
     if knowledge.target != "class" or moved or knowledge.client.batch_coupled(knowledge.model):
         return found
     # The weights of what may read the layer's neurons, whose columns are compared, and the last bias, for labels.
-    readers = [name for reader in seen.readers if (name := f"{reader}.weight") in seen.case.gradient]
+    readers = [name for reader in seen.readers if (name := f"{reader}.weight") in seen.attacked.gradient]
     if seen.weight.numel() > MOST_NUMBERS or not readers:
         return found
     names = [name for name in (layer.weight, layer.bias, *readers, seen.last[1]) if name is not None]
@@ -142,7 +142,7 @@ def _notes(seen: FirstLayer, rounding: Rounding, examples: list[RoundedExample])
         which = "the one guess" if len(examples) == 1 else f"the best of {len(examples)} guesses"
         if best <= EXACT:
             unsure = f"would be good to {best:.1g} of the value range, if nothing but one example were behind its rows"
-            inferred = seen.case.observed.size_inferred
+            inferred = seen.attacked.observed.size_inferred
             return (f"{lost}; {which} {unsure}" + "; give the batch size, which was inferred" * inferred,)
         return (f"{lost}; {which} is good to {best:.1g} of the value range only",)
     found = (
@@ -196,11 +196,11 @@ def _evidence(group: RowGroup, seen: FirstLayer, rounding: Rounding) -> NetworkE
     first = torch.cat([one for one, _ in slopes]).double()[:, rows]  # [labels, r]
     # Of an activation, the sum of w x: by the error of x, and of the products that the client's layer added up. [r]
     off = group.spread.square() + (rounding.product_share * group.example).square()
-    unsure = (seen.case.observed.params[seen.layer.weight].double()[rows].square() @ off).sqrt()
+    unsure = (seen.attacked.observed.params[seen.layer.weight].double()[rows].square() @ off).sqrt()
     found = []
     for place, (name, activation, output) in enumerate(trace.later):
         own = torch.cat([later[place] for _, later in slopes]).double()  # [labels, c]
-        columns = n * seen.case.gradient[name].double()[:, rows]  # [c, r]
+        columns = n * seen.attacked.gradient[name].double()[:, rows]  # [c, r]
         half = n * rounding.half[name].clamp(min=1e-30)[:, rows]  # [c, r]
         active = activation[0].double()[rows]  # [r]
         # What an error of the activation does to a column takes its slope, which plain least squares gives well enough.
@@ -228,7 +228,7 @@ def _evidence(group: RowGroup, seen: FirstLayer, rounding: Rounding) -> NetworkE
 
 def _judged(group: RowGroup, said: NetworkEvidence, seen: FirstLayer, rounding: Rounding) -> RoundedExample | None:
     """The example with its stated error; None where the network says otherwise, or it is known too roughly."""
-    value_range = seen.case.knowledge.value_range
+    value_range = seen.attacked.knowledge.value_range
     low, high = value_range
     inputs = seen.to_inputs(group.example[None])
     shown, scale = inputs.flatten().double(), seen.layer.scale.double().abs()
@@ -258,14 +258,14 @@ def _judged(group: RowGroup, said: NetworkEvidence, seen: FirstLayer, rounding: 
     if error > ROUGH or min(mismatch, said.mismatch) > LOOSE:
         return None
     # With two classes all slopes are multiples of one another, and a mixture looks like an example by chance.
-    told = alone or (seen.case.knowledge.num_outputs > 2 and (said.one_label or not any_loss))
+    told = alone or (seen.attacked.knowledge.num_outputs > 2 and (said.one_label or not any_loss))
     sure = mismatch <= TIGHT and error <= EXACT and told
     return RoundedExample(inputs[0], said.label, error, len(group.rows), any_loss, sure)
 
 
 def _without_repeats(examples: list[RoundedExample], seen: FirstLayer) -> list[RoundedExample]:
     """Without those that a better one is, within both errors."""
-    low, high = seen.case.knowledge.value_range
+    low, high = seen.attacked.knowledge.value_range
     kept: list[RoundedExample] = []
     for one in examples:
         apart = [float((one.inputs - other.inputs).double().square().mean().sqrt()) / (high - low) for other in kept]

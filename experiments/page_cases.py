@@ -1,4 +1,4 @@
-"""What cells of `tables.toml` call by name: phrases for one record, or for all records of a line."""
+"""What cases of `tables.toml` call by name: phrases for one record, or for all records of a line."""
 
 import re
 from collections.abc import Sequence
@@ -129,11 +129,11 @@ def printed(item: str, row: str) -> list[float]:
     return [float(value) for value in next(line for line in find_item(item).lines if line.name == row).paper]
 
 
-def paper_steps(cell: str) -> str | None:
+def paper_steps(case: str) -> str | None:
     """What FedLeak's table 9 has at the setting nearest to a case of local steps."""
     columns = {"convnet": 0, "convnet-2-steps": 1, "convnet-4-steps": 2, "convnet-12-steps": 4}
     known = [printed("fedleak/table-9", name) for name in ("IG", "FedLeak")]
-    return "IG {:.1f}, FedLeak {:.1f}".format(*(row[columns[cell]] for row in known)) if cell in columns else None
+    return "IG {:.1f}, FedLeak {:.1f}".format(*(row[columns[case]] for row in known)) if case in columns else None
 
 
 def paper_skew(case: str) -> str | None:

@@ -15,7 +15,7 @@ UNCHANGED = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class AttackedRound:
     """One round, and all that the attacker knows of it.
 
     Attributes:
@@ -27,7 +27,7 @@ class Case:
     observed: Round
 
     @classmethod
-    def of(cls, transcript: Transcript) -> "Case":
+    def of(cls, transcript: Transcript) -> "AttackedRound":
         """A transcript's first round."""
         return cls(transcript.knowledge, transcript[0])
 
@@ -35,9 +35,9 @@ class Case:
     def model(self) -> nn.Module:
         return self.knowledge.model
 
-    def over(self, share: float) -> "Case":
+    def over(self, share: float) -> "AttackedRound":
         """The same round where the update is `share` times what the client's rule says."""
-        return Case(self.knowledge, self.observed.over(share))
+        return AttackedRound(self.knowledge, self.observed.over(share))
 
     @cached_property
     def gradient(self) -> Tensors:

@@ -1,4 +1,4 @@
-"""The facts of a result that are no attack's: each cell, the thresholds, the diagnostics, and the tuned options."""
+"""The facts of a result that are no attack's: each case, the thresholds, the diagnostics, and the tuned options."""
 
 from typing import Any, Literal
 
@@ -26,11 +26,11 @@ Measure = Literal["class", "value", "map", "token"]
 """What a model's accuracy is a share of: examples, the variance of targets, pixels, or next tokens."""
 
 
-class Cell(JsonRecord):
-    """The setting of one cell and facts about its update. A field is None where it is not known.
+class Case(JsonRecord):
+    """The setting of one case and facts about its update. A field is None where it is not known.
 
     Attributes:
-        name: Name of the cell in rows and of its folders.
+        name: Name of the case in rows and of its folders.
         title: Title for people.
         title_parts: The parts of which the title is composed.
         model: Name of the model.
@@ -64,10 +64,10 @@ class Cell(JsonRecord):
         given_away: Private examples that the first update gives away exactly in closed form, without an attack; None
             where that was not looked at.
         given_of: Examples behind that update, where known.
-        undefended: Name of the cell that is this one without its defense.
-        control: It was run for the sake of such a cell alone, to show that the attacks work: no finding of the run.
+        undefended: Name of the case that is this one without its defense.
+        control: It was run for the sake of such a case alone, to show that the attacks work: no finding of the run.
         inconclusive: Why it does not say anything that nothing came back here; None where that does, or something came.
-        skipped: Why the cell could not be recorded.
+        skipped: Why the case could not be recorded.
         membership_skipped: Why its membership could not be tested.
         refusals: Attacks of this package that nobody asked for and that cannot say anything of this update, to the
             reason; None where that was not looked at.
@@ -128,7 +128,7 @@ class Cell(JsonRecord):
     def closed_form(self) -> tuple[int, int]:
         """Examples that are given away in closed form, of how many.
 
-        >>> Cell(name="a", given_away=2, given_of=4).closed_form, Cell(name="a").closed_form
+        >>> Case(name="a", given_away=2, given_of=4).closed_form, Case(name="a").closed_form
         ((2, 4), (0, 0))
         """
         given = self.given_away or 0
@@ -144,7 +144,7 @@ class Cell(JsonRecord):
         return ((self.baselines or {}).get(name) or {}).get(metric)
 
     def record(self) -> dict[str, Any]:
-        """The cell as written to `result.json`, without the fields that are not known."""
+        """The case as written to `result.json`, without the fields that are not known."""
         return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
@@ -181,8 +181,8 @@ class Diagnostic(JsonRecord):
     """One diagnostic: what a reader must know before believing a number.
 
     Attributes:
-        cell: The cell it is about; None: the whole run.
-        attack: The attack it is about; None: the whole cell.
+        case: The case it is about; None: the whole run.
+        attack: The attack it is about; None: the whole case.
         name: Short name that stays the same between versions.
         severity: `warning`: the number may mislead. `note`: good to know.
         message: What was seen and what it means.
@@ -191,7 +191,7 @@ class Diagnostic(JsonRecord):
         tensors: Parameters that would have to be withheld or noised to remove the leak.
     """
 
-    cell: str | None = None
+    case: str | None = None
     attack: str | None = None
     name: str
     severity: str
@@ -245,17 +245,17 @@ class TunedRow(JsonRecord):
 
 
 class Cut(JsonRecord):
-    """One search on one cell that does not run in full.
+    """One search on one case that does not run in full.
 
     Attributes:
-        cell: The cell.
+        case: The case.
         attack: The attack's name in the run.
         steps: Steps with which it runs; 0: it is left out.
         of: Steps that it was asked for.
-        seconds: What it would take in full, on all rounds of the cell.
+        seconds: What it would take in full, on all rounds of the case.
     """
 
-    cell: str
+    case: str
     attack: str
     steps: int
     of: int
@@ -265,7 +265,7 @@ class Cut(JsonRecord):
     def words(self) -> str:
         """For the row of the attack.
 
-        >>> Cut(cell="a", attack="x", steps=40, of=80, seconds=600.0).words
+        >>> Cut(case="a", attack="x", steps=40, of=80, seconds=600.0).words
         'stopped after 40 of 80 steps, which would take about 10 minutes'
         """
         whole = f"would take about {minutes_words(self.seconds)}"
@@ -278,7 +278,7 @@ class RunBudget(JsonRecord):
     Attributes:
         minutes: The minutes that its attacks were given.
         cut: What does not run in full; empty where everything fits.
-        planned: The searches that were looked at, as `CELL/ATTACK`: a run that goes on does not look again.
+        planned: The searches that were looked at, as `CASE/ATTACK`: a run that goes on does not look again.
     """
 
     minutes: float
@@ -304,9 +304,9 @@ class RunBudget(JsonRecord):
             "--minutes gives it more, and --all as much as it takes."
         )
 
-    def of(self, cell: str, attack: str) -> Cut | None:
-        """What is cut of an attack on a cell; None where it runs in full."""
-        return next((cut for cut in self.cut if (cut.cell, cut.attack) == (cell, attack)), None)
+    def of(self, case: str, attack: str) -> Cut | None:
+        """What is cut of an attack on a case; None where it runs in full."""
+        return next((cut for cut in self.cut if (cut.case, cut.attack) == (case, attack)), None)
 
 
 def minutes_words(seconds: float) -> str:
