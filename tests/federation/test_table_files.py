@@ -94,10 +94,10 @@ def test_a_run_says_what_it_took_for_words(tmp_path: Path) -> None:
     path = write_loans(tmp_path, f"age,client,y\n{rows}", "k.csv")
     tables = {"data": {"use": path, "label_column": "y"}, "model": {"use": "fc2", "hidden": 8}, "batch": {"size": 1}}
     made = run({**tables, "training": {"steps": 0}, "attack": [{"use": "linear"}]}, out=tmp_path / "run", jobs=1)
-    (cell,) = made.result.cells
-    assert cell.inferred is not None
-    assert "24 of the 25 places" in cell.inferred["columns"]
-    assert "client" not in cell.inferred["columns"]
+    (case,) = made.result.cases
+    assert case.inferred is not None
+    assert "24 of the 25 places" in case.inferred["columns"]
+    assert "client" not in case.inferred["columns"]
 
 
 def test_semicolons_tabs_and_decimal_commas(tmp_path: Path) -> None:
