@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
 from torch import Tensor, nn
 
-from seepage.base.checkpoint import Checkpoint
+from seepage.base.checkpoint import Checkpoint, Resumable, run_steps
 from seepage.base.nn import first_layer, input_layer, vocabulary_of
 from seepage.errors import Inapplicable, short
 from seepage.federation.fitting import not_sent
 from seepage.federation.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
-__all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent", "ignore"]
+__all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent", "ignore", "run_resumable"]
 
 MATCHING = "a matching attack such as inverting_gradients"
 """What most refusals recommend: it applies to any model and any rule."""
@@ -69,6 +69,41 @@ class Shown(Silent):
 
     def report(self, done: int, total: int, objective: float) -> None:
         self._show(done, total)
+
+
+def run_resumable(
+    search: Resumable,
+    steps: int,
+    advance: Callable[[int], float],
+    progress: Progress,
+    *,
+    history: list[tuple[int, float]] | None = None,
+    every: int | None = None,
+    ended: Callable[[], bool] = lambda: False,
+) -> tuple[int, bool]:
+    """`run_steps` from the search's checkpoint to its end; each record is reported and a checkpoint of it saved.
+
+    Args:
+        search: Whose state is saved, and restored before the first step.
+        steps: Steps in all.
+        advance: Makes one step, given the number of steps before it, and returns the objective.
+        progress: Shows the search, and keeps its checkpoints.
+        history: List of the search that records are appended to, before the checkpoint is made.
+        every: Steps between two records; None: a hundredth of all.
+        ended: Whether the search is over early.
+
+    Returns:
+        The steps made in all, and whether they were interrupted.
+    """
+
+    def record(step: int, value: float) -> None:
+        if history is not None:
+            history.append((step, value))
+        progress.report(step, steps, value)
+        progress.save(search.checkpoint(step))
+
+    first = search.resume(progress.load())
+    return run_steps(first, steps, advance, record, every=every, ended=ended)
 
 
 @dataclass(frozen=True)

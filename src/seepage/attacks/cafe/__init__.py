@@ -12,12 +12,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
 from seepage.attacks.cafe import closed_form, defense_aware, moving, subspaces
 from seepage.attacks.cafe.invert import InversionSettings, gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.label_inference import InferredLabels, infer_labels
 from seepage.attacks.cafe.steps import Recovered, SeenRounds, determined, mean_table, open_rounds, params_of, window
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape, true_representations
+from seepage.base.checkpoint import Resumable
 from seepage.base.nn import in_mode
 from seepage.base.registry import attacks
 from seepage.federation.types import Knowledge, Reconstruction, Tensors, Transcript
@@ -45,6 +46,16 @@ class _ReadRounds(SeenRounds):
     repeats: int
     moving: bool
     total: int
+
+
+class _Inverted(Resumable):
+    """What step III has found, piece by piece: all pieces of the first party, then those of the next."""
+
+    kept = ("inputs", "residuals")
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+        self.residuals: list[Tensor] = []
 
 
 @attacks.register(
@@ -217,24 +228,24 @@ class Cafe(Attack):
         search = InversionSettings(
             steps=tuple(self.steps), polish=self.polish, certain=ROUGH_RESIDUAL if view.moving else self.certain
         )
-        kept = progress.load()
-        parts: dict[str, Tensor] = dict(kept.tensors) if kept is not None else {}
         pieces = chosen.split(CHUNK_SAMPLES)
-        total = len(pieces) * len(view.layers)
+        parties = list(zip(view.layers, found, strict=True))
         like = view.params[view.layers[0].weight]
-        blocks, residuals = [], []
-        for m, (layer, one) in enumerate(zip(view.layers, found, strict=True)):
-            shape = block_shape(layer, knowledge.input_shape)
-            for number, piece in enumerate(pieces):
-                name = f"{m}/{number}"
-                if f"{name}/inputs" not in parts:
-                    x, left = self._invert_piece(view, layer, one, piece, like.new_zeros(1, *shape), search, seed)
-                    parts |= {f"{name}/inputs": x, f"{name}/residuals": left}
-                    progress.save(Checkpoint(parts, {"step": len(parts) // 2}))
-                done = m * len(pieces) + number + 1
-                progress.report(done, total, float(parts[f"{name}/residuals"].max()))
-            blocks.append(torch.cat([parts[f"{m}/{number}/inputs"] for number in range(len(pieces))]))
-            residuals.append(torch.cat([parts[f"{m}/{number}/residuals"] for number in range(len(pieces))]))
+        done = _Inverted()
+
+        def advance(step: int) -> float:
+            layer, one = parties[step // len(pieces)]
+            blank = like.new_zeros(1, *block_shape(layer, knowledge.input_shape))
+            x, left = self._invert_piece(view, layer, one, pieces[step % len(pieces)], blank, search, seed)
+            done.inputs.append(x)
+            done.residuals.append(left)
+            return float(left.max())
+
+        if run_resumable(done, len(pieces) * len(parties), advance, progress, every=1)[1]:
+            raise KeyboardInterrupt  # some party's part of every sample is missing
+        starts = range(0, len(done.inputs), len(pieces))
+        blocks = [torch.cat(done.inputs[start : start + len(pieces)]) for start in starts]
+        residuals = [torch.cat(done.residuals[start : start + len(pieces)]) for start in starts]
         whole = assemble(view.layers, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
         return whole, torch.stack(residuals).amax(0)
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress, run_resumable
 from seepage.attacks.cpa.ica import (
     EMBEDDINGS,
     IMAGES,
@@ -35,7 +35,6 @@ from seepage.attacks.network import EXACT, Case, NetworkCut, in_range
 from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.mixing_layer import MixingLayer, blurred, find_layer, stretch
 from seepage.base.algebra.lowrank import LowRank, low_rank
-from seepage.base.checkpoint import run_steps
 from seepage.base.nn import generator, last_linear, normalized_layers
 from seepage.base.registry import attacks
 from seepage.federation.types import Ambiguity, Knowledge, Reconstruction, Round, Transcript
@@ -157,13 +156,9 @@ class CocktailParty(Attack):
             lr=self.lr,
         )
 
-        def record(step: int, value: float) -> None:
-            search.history.append((step, value))
-            progress.report(step, self.steps, value)
-            progress.save(search.checkpoint(step))
-
-        first = search.resume(progress.load())
-        done, interrupted = run_steps(first, self.steps, lambda step: search.step(), record)
+        done, interrupted = run_resumable(
+            search, self.steps, lambda step: search.step(), progress, history=search.history
+        )
         features = search.sources()
         features = features.abs() if layer.sparse else features
         inputs = stretch(features, knowledge) if images else features
