@@ -85,6 +85,8 @@ class PatchUnmixing(Attack):
         errors, products = tokens.equations(case.gradient)
         pixels, order, inside, grid = _board(tokens, knowledge.input_shape)
         count, width, size = len(errors), errors.shape[1], pixels.shape[1]
+        # The rows of D_1 to D_n span n P dimensions, P of them those of S: (n - 1) P directions must fit into the
+        # width - P outside of it. And n P patches are independent only in d >= n P values.
         most = min(width // count, size // count)
         if images > most:
             raise Inapplicable(
@@ -94,7 +96,8 @@ class PatchUnmixing(Attack):
             )
         # Columns of G in the order of the pixels, as if the network read them without shift and scale.
         scale, shift = tokens.scale[order].gather(1, inside), tokens.shift[order].gather(1, inside)
-        errors, products = errors[order], products[:, inside[0]]
+        errors, products = errors[order], products[:, inside[0]]  # S [P, width], G [width, d]
+        # Each patch is read as scale * x + shift, so G - S^T shift = (sum_i D_i^T X_i) diag(scale).
         mixture, clear = PatchMixture.of(errors, (products - errors.T @ shift) / scale[0], images, grid)
         if clear < CLEAR:
             raise Inapplicable(

@@ -108,7 +108,7 @@ class PatchTokens:
 
     def adjoint(self, entries: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The transpose of `linear`: entries `[P, d]` of patches, added up to an image `[1, C, H, W]`."""
-        used = self.pixels >= 0
+        used = self.pixels >= 0  # padding belongs to no pixel
         image = torch.zeros(torch.Size(shape).numel(), dtype=entries.dtype)
         return image.index_add(0, self.pixels[used], (entries * self.scale)[used]).reshape(1, *shape)
 
@@ -139,6 +139,7 @@ def _probed(case: Case) -> tuple[dict[str, tuple[LayerCall, Tensor]], Tensors]:
         with torch.no_grad(), captured_calls(model, names) as coded:
             forward(model, params, coded_images, buffers=buffers)
     once = dict(islice(((n, c[0]) for n, c in calls.items() if len(c) == 1), FIRST_LAYERS))
+    # Any loss with a gradient in every logit: only which gradients are equal is read from it.
     loss = (logits * torch.randn(logits.shape, generator=draw).to(logits)).sum()
     wanted = [*(call.output for call in once.values()), *params.values()]
     slopes = torch.autograd.grad(loss, wanted, materialize_grads=True)
@@ -154,10 +155,12 @@ def _entries(call: LayerCall, layer: nn.Module, size: int) -> tuple[Tensor, Tens
     patches = _patches(call.input, layer)
     if patches is None:
         return None
+    # Entries are affine in one pixel: entry = scale * pixel + shift. An image of zeros shows the shift, one of ones the
+    # scale, and the two digits of each pixel's number then which pixel it is. [P, d] each
     zero, one, *digits = patches.double().cpu()
     scale, shift = one - zero, zero
-    # An image of zeros tells the shift, one of ones the scale, and two of numbers which pixel it is.
     padding = scale == 0
+    # A digit is stored as digit / BASE, which float32 keeps to 2^-24: rounding finds it up to BASE = 2^11.
     high, low = (BASE * (digit - shift) / torch.where(padding, 1.0, scale) for digit in digits)
     pixels = BASE * high.round() + low.round()
     whole = all(bool((digit - digit.round()).abs().max() < 0.1) for digit in (high, low))
@@ -179,6 +182,7 @@ def _patches(read: Tensor, layer: nn.Module) -> Tensor | None:
     assert isinstance(layer, nn.Conv2d)
     if layer.groups != 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros" or read.ndim != 4:
         return None
+    # A convolution is weight.flatten(1) [width, d] times these columns.
     columns = F.unfold(read, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # [4, d, P]
     return columns.transpose(1, 2)
 

@@ -72,6 +72,7 @@ def moved_rows(change: Tensor, before: Tensor | None = None) -> MovedRows | None
         # A number of a finer format is one of a coarser format by chance once in thousands.
         if (after.to(coarse).to(kind) == after).double().mean() > 0.5:
             kind = coarse
+    # What was sent is a difference, so weights are compared as the client stored them, in their own format. [v, d]
     beyond = after.double() - before.to(kind).double()
     unit = spacing(torch.maximum(before.abs(), after.abs()), kind)
     start = before.double()
@@ -94,6 +95,7 @@ def _by_equality(beyond: Tensor, start: Tensor | None, exact: Tensor) -> MovedRo
     one_way = ~((signs > 0).any(1) & (signs < 0).any(1))
     if start is not None:
         one_way |= (signs * start.sign() <= 0).all(1) & start.any(1)
+    # Single numbers lost in rounding go one way within a row: signs of both kinds are a gradient's. [v]
     moved = ~exact & ~one_way
     return MovedRows(moved, moved & _no_single_numbers(beyond.bool()), int(exact.sum()), 0.0, 0.0)
 
@@ -109,6 +111,7 @@ def _no_single_numbers(moved: Tensor) -> Tensor:
     shares = moved.double().mean(1)
     part = shares < 1
     chance = shares[part].mean() if part.any() else shares.new_tensor(1.0)
+    # KL(m/d, q) = p log(p/q) + (1-p) log((1-p)/(1-q)), with p = m/d of each row; xlogy is 0 at p = 0 and p = 1. [v]
     gain = torch.xlogy(shares, shares / chance) + torch.xlogy(1 - shares, (1 - shares) / (1 - chance))
     return (shares > chance) & (width * gain >= math.log(rows / FALSE_ALARM))
 
@@ -121,12 +124,14 @@ def _by_share(start: Tensor, change: Tensor, unit: Tensor, filled: Tensor) -> Mo
     `FALSE_ALARM` by the number of rows, by the still rows' own residuals: nothing is assumed of how they are spread.
     """
     rows, width = start.shape
+    # Least squares for a in `change = -a start`, row by row; rows that only decayed agree. [filled rows]
     ratios = -(change * start).sum(1)[filled] / start.square().sum(1)[filled]
     if len(ratios) < 2:
         return None
     share = _densest(ratios)
-    off = change + share * start
+    off = change + share * start  # what decay leaves unexplained [v, d]
     sizes = off.abs() / unit
+    # The median, which half of a row's numbers exceed: the statistic of the bound above.
     middle = sizes.median(1).values
     chance = _chance_of_one(rows, width)
     own, numbers = middle[filled], sizes[filled]
@@ -138,6 +143,7 @@ def _by_share(start: Tensor, change: Tensor, unit: Tensor, filled: Tensor) -> Mo
             break
         still = found
         limit = max(limit, _quantile(numbers[still], 1 - chance))
+    # 1 - R^2 of the regression over the still rows: real decay explains nearly all that they moved.
     left, whole = off[filled][still].square().sum(), change[filled][still].square().sum()
     decayed = 0 < share < MOST_SHRUNK and float(left) <= (1 - LEAST_EXPLAINED) * float(whole)
     rounded = float((change.abs() / unit)[filled][still].median()) <= LAST_PLACE
@@ -152,6 +158,7 @@ def _densest(values: Tensor) -> float:
     values = values.sort().values
     while len(values) > 2:
         half = (len(values) + 1) // 2
+        # The shortest interval that holds half of the values.
         start = int((values[half - 1 :] - values[: len(values) - half + 1]).argmin())
         values = values[start : start + half]
     return float(values.mean())

@@ -168,7 +168,8 @@ def _from_anchor(
         if float(outside[0].norm()) >= least:
             break  # it comes no nearer: the token never stood there, or the search is stuck
         least = float(outside[0].norm())
-        # outside(ids) + sum_k w_k (outside(tried_k) - outside(ids)) = 0, with w_k near 1 for the right ones
+        # outside(ids) + sum_k w_k (outside(tried_k) - outside(ids)) = 0, with w_k near 1 for the right ones: least
+        # squares with one column per other token [m, others], cut to directions that rounding does not fill.
         u, s, vt = torch.linalg.svd((outside[1:] - outside[0]).T, full_matrices=False)
         kept = s > CONDITION * s[:1]
         w = vt[kept].T @ ((u[:, kept].T @ -outside[0]) / s[kept])
@@ -192,7 +193,8 @@ def _outside(reader: Reader, checks: list[LayerCheck], ids: Tensor, place: int) 
     for rows in ids.split(max(1, CHUNK_NUMBERS // (4 * ids.shape[1] * width))):
         read, parts = reader.read(modules, rows), []
         for check in checks:
-            x, basis = read[check.module][:, place].double(), check.span.basis
+            x, basis = read[check.module][:, place].double(), check.span.basis  # [k, d], U [d, r]
+            # x - U U^T x, zero for vectors that were read; each layer's in units of its vectors' length.
             parts.append((x - (x @ basis) @ basis.T) / x.norm(dim=1).mean())
         found.append(torch.cat(parts, 1).cpu())
     return torch.cat(found)

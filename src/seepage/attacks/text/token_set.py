@@ -147,6 +147,7 @@ def _check_alone(knowledge: Knowledge, observed: Round, name: str) -> None:
     try:
         with torch.enable_grad(), in_mode(model, training=False):
             logits = forward(model, {**params, name: table}, ids, buffers=observed.buffers)
+            # Any function of all logits: only which rows have a gradient at all is read from it.
             (gradient,) = torch.autograd.grad(logits.square().sum(), table)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise Inapplicable(
