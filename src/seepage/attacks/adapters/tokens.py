@@ -157,7 +157,7 @@ class AdapterTokens:
         solution = torch.linalg.lstsq(equations, -constant).solution  # [d (+ 1), P]
         left = float((equations @ solution + constant).norm() / constant.norm())
         patches = solution[: weight.shape[1]]
-        # Folding adds up, so it is exact for patches that do not overlap. What is read is scale * image + its value at 0.
+        # Folding adds up, so it is exact for patches that do not overlap. Read = scale * image + its value at zero.
         folded = F.fold(patches[None], self.read.shape[1:], self._kernel, stride=self.embedding.stride)
         image = (folded - self.read) / self.scale
         return Solved(image, len(span), width - len(span), unknowns, left)

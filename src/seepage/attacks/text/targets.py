@@ -44,8 +44,8 @@ def targets_by_errors(case: Case, ids: Tensor, places: Tensor | None, count: int
     mixtures = (case.gradient[weight] if axis == 0 else case.gradient[weight].T).double()  # [d_in, d_out]
     if len(m) > m.shape[1]:
         return None
-    # G = M^T D with M [rows, d_in] known and D [rows, d_out] wanted; unique where M has full row rank. gelsd returns the
-    # smallest D where it has not.
+    # G = M^T D with M [rows, d_in] known and D [rows, d_out] wanted; unique where M has full row rank, and of least
+    # norm where it has not.
     errors = torch.linalg.lstsq(m.T.cpu(), mixtures.cpu(), driver="gelsd").solution  # [rows, d_out]
     spread = torch.zeros_like(output.flatten(0, -2))
     spread[active] = errors.to(spread)
