@@ -61,6 +61,7 @@ def solve(seen: SeenRounds, *, covers: int = 3) -> list[Recovered]:
 def _recovered(v: Tensor, sums: Tensor, mass: Tensor) -> Recovered:
     n = len(v)
     norms = v.norm(dim=1)
+    # Zero to the relative error of 1e-3 that is assumed here of V and H (`spread`), not to float32's rounding.
     silent = norms <= 1e-3 * norms.median()
     known = ((mass > 0).double().mean(dim=1) > 0.9) & ~silent
     return Recovered(
@@ -122,6 +123,7 @@ def _features(v: Tensor, weight: Tensor, near: Tensor, *, passes: int = 6) -> tu
     # once.
     outer = torch.einsum("aj,bj->jab", v, v).reshape(-1, k * k)  # [c, k k]
     mask = near.double()
+    # A trace of ridge for features with hardly a plausible entry, in units of each sample's own |v|^2. [k, k]
     ridge = torch.diag(1e-13 * v.pow(2).sum(1).clamp(min=1e-300)) * v.shape[1] ** 0.5
     trusted = mask
     for _ in range(passes):
@@ -137,6 +139,7 @@ def _features(v: Tensor, weight: Tensor, near: Tensor, *, passes: int = 6) -> tu
     keep = mask * (left <= 3 * typical).double()
     inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex((keep.T @ outer).reshape(-1, k, k) + ridge)[0])
     h = (inverse @ ((keep * weight).T @ v.T)[..., None]).squeeze(2).T
+    # The diagonal of the inverse normal matrix is the variance of each unknown, for errors of unit size.
     trust = 1 / inverse.diagonal(dim1=1, dim2=2).T.clamp(min=1e-300)  # [k, d1]
     count = near.sum(0)
     # A feature that is zero for the whole batch has a gradient of zero, which is forged or left out.

@@ -17,7 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.cpa.ica.unmix import SparseScore, curvature
+from seepage.attacks.cpa.ica.unmix import SparseScore, capped, curvature
 from seepage.attacks.network import NetworkCut
 from seepage.base.solvers import conjugate_gradients
 
@@ -239,8 +239,8 @@ def refine(
             change = torch.linalg.solve(normal, right[:, :, None])[:, :, 0].T
         else:
             change = _with_prior(normal, right, view.rows, fields, score or SparseScore(), stage.trust)
-        # A step of spectral norm 1/2 at most: (I - E) stays invertible, and the linearization means something.
-        change = change * (0.5 / torch.linalg.matrix_norm(change, 2)).clamp(max=1)
+        # (I - E) stays invertible, and the linearization means something.
+        change = change * capped(change)
         # rows <- (I - E)^-1 rows, which takes A to A (I - E).
         rows = torch.linalg.solve(torch.eye(len(rows)).to(rows) - change, view.rows)
         if not rows.isfinite().all():
@@ -290,6 +290,7 @@ def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementSt
     weight = 1 / (residual.square() + stage.spread**2)
     # A free error d in the c likeliest classes adds F^T d to the column; it is fitted and taken out of the residual:
     # d = (F W F^T + ridge)^-1 F W r, and the weights are made anew from what is left.
+    # A prior of deviation 10 on errors that are probabilities, at most 1: it only keeps the matrix regular. [c, c]
     ridge = 0.01 * torch.eye(free.shape[1]).to(free)
     for _ in range(2):
         weighted = free * weight[:, None]
@@ -328,6 +329,7 @@ def factored(matrices: Tensor) -> Tensor:
 
 def _own_fixed(normal: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Take `E_ii` out (the bias sets each scale) and add a trace of ridge."""
+    # Row and column i of N_i become those of the identity, with 0 on the right: E_ii = 0.
     i = torch.arange(len(normal))
     normal[i, i, :] = 0
     normal[i, :, i] = 0

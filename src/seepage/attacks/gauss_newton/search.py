@@ -170,6 +170,7 @@ class Search:
         images, slopes, cut_short = self._solve(point, off, mu)
         parts = self.equations.forward(point, images, slopes)
         self.passes += 1
+        # The linear model's objective after a whole step: |r + J d|^2 + mu |K^-1 (x + d - 1/2)|^2.
         predicted = sum(
             float((r + d).double().square().sum()) for r, d in zip(point.residuals, parts, strict=True)
         ) + self._prior(off + images, mu)
@@ -182,7 +183,7 @@ class Search:
                 break
             length *= SHORTER
         else:
-            self.damping *= 10
+            self.damping *= 10  # no length helps: stay, and take a shorter step in a direction nearer to the gradient
             self.steps_without_progress += 1
             return self._relative
         self.point = self.equations.at(x, free, point)
@@ -227,6 +228,7 @@ class Search:
             product, shown, self._inverse(point, LEAST_DAMPING),
             steps=PROBING_INNER, tolerance=PROBED_TO, preconditioned=True,
         )  # fmt: skip
+        # (J^T J)^+ J^T J e is the part of e in J's row space; e less it lies in the null space. Mean over colors.
         left = (probe - _apart(back, point)[0]).square().mean(1, keepdim=True)  # [n, 1, H, W]
         around = F.avg_pool2d(left, PROBED, 1, PROBED // 2, count_include_pad=False)
         return around.sqrt().flatten(1).amax(1)
@@ -253,6 +255,7 @@ class Search:
             return _joined(images, free) + self.damping * v
 
         pulled, free = self.equations.transposed(point, point.residuals)
+        # Unknowns are pixels and slopes of open units, of different scales: convergence is measured by r^T M r.
         change = conjugate_gradients(
             product, -_joined(across(pulled + mu * self.spectrum.precision(off)), free),
             self._inverse(point, self.damping, across), steps=self.iterations, tolerance=SOLVED, preconditioned=True,
@@ -285,6 +288,7 @@ class Search:
         if self.center is None:
             free = None if self.fixed is None else ~self.fixed
             return lambda change: change if free is None else change * free
+        # The projection I - c c^T / |c|^2 across c = x - center: a step along c alone changes the contrast.
         contrast = point.x.detach() - self.center
         square = float(contrast.double().square().sum())
         return lambda change: change - float((change.double() * contrast.double()).sum()) / square * contrast

@@ -91,11 +91,12 @@ class Seen:
         """
         limit = CERTAIN if self.structure.activation is not None else CERTAIN_CURVED
         # The smallest error that a certificate must rule out: an image that far off is not exact.
-        changed = (unit + EXACT * probe).split(1)
+        changed = (unit + EXACT * probe).split(1)  # at 40 dB
         own = []
         for one, other, label in zip(unit.split(1), changed, self.head.labels.split(1), strict=True):
             # The update is the mean of what the examples would send alone.
             own.append(_apart(self.update(one, label), self.update(other, label)) / len(unit))
+        # Unexplained, |u - v|, against what image i would add: |u(x_i + e) - u(x_i)| / n.
         off = error * float(norm(self.case.observed.update.tensors))
         return (self.head.known & (off < limit * torch.tensor(own))).to(unit.device)
 
@@ -185,11 +186,13 @@ def known_of(head: HeadFeatures, structure: Structure, like: Tensor) -> Known:
         error = error.nan_to_num(posinf=float(features.abs().max())).view(example)
         size = features if slope == 0 else features.abs()
         on = size > ON * error
-        # Where the matched layer's units are not the known ones, nothing can stand for the open ones.
+        # Features within a few errors of zero may be of either side of the kink: their slopes are unknowns of their
+        # own. Where the matched layer's units are not the known ones, nothing can stand for the open ones.
         open_ = (size > OFF * error) & ~on if structure.direct else open_
         near = ~on & (slope == 0) if structure.direct else near
         on = on if structure.direct else size > error
         negative = features < 0
+        # From the activation's output y to its input z: dL/dz = act'(z) dL/dy, and z = y / a below zero.
         signal = torch.where(negative, slope * signal, signal)
         features = torch.where(negative, features / slope if slope else torch.zeros_like(features), features)
         signal = torch.where(on, signal, torch.zeros_like(signal))

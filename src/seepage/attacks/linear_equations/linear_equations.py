@@ -306,8 +306,8 @@ class _Gradients:
             """`[k]` for each label: of the group's slopes, or of its columns of the next layer's gradient if larger."""
             for label in range(self.case.knowledge.num_classes):
                 slopes = self.chain.slopes(passed, self.case.label(label, len(readings)))
-                # E2: the slopes that the network itself gives this example at this label must be the group's sizes, n
-                # times.
+                # The slopes that the network itself gives this example at this label, over n, must be the group's
+                # sizes.
                 own = relative_mismatch(slopes[layer] * units / self.batch_size, sent)
                 columns = self._columns_apart(passed.reading(layer + 1) * units, slopes[layer + 1], rest[1], units)
                 yield torch.maximum(own, columns)

@@ -30,6 +30,7 @@ def vouch(case: Case, inputs: Tensor, labels: Tensor, *, multiple: float | None 
     own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
     sent = observed.update.tensors
     multiple = nearest_multiple(own, sent) if multiple is None else multiple
+    # Tensors that were not sent (frozen, withheld, private) are no part of the comparison.
     apart = _sum((multiple * own[name].double() - tensor).square() for name, tensor in sent.items())
     size = _sum(tensor.double().square() for tensor in sent.values())
     return math.sqrt(apart / size) if size else math.inf, multiple

@@ -160,7 +160,7 @@ def _entries(call: LayerCall, layer: nn.Module, size: int) -> tuple[Tensor, Tens
     zero, one, *digits = patches.double().cpu()
     scale, shift = one - zero, zero
     padding = scale == 0
-    # A digit is stored as digit / BASE, which float32 keeps to 2^-24: rounding finds it up to BASE = 2^11.
+    # digit / BASE is at most 1 and float32 keeps it to 2^-24: digits of 0 to 2047 are rounded right.
     high, low = (BASE * (digit - shift) / torch.where(padding, 1.0, scale) for digit in digits)
     pixels = BASE * high.round() + low.round()
     whole = all(bool((digit - digit.round()).abs().max() < 0.1) for digit in (high, low))

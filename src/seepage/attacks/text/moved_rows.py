@@ -95,7 +95,6 @@ def _by_equality(beyond: Tensor, start: Tensor | None, exact: Tensor) -> MovedRo
     one_way = ~((signs > 0).any(1) & (signs < 0).any(1))
     if start is not None:
         one_way |= (signs * start.sign() <= 0).all(1) & start.any(1)
-    # Single numbers lost in rounding go one way within a row: signs of both kinds are a gradient's. [v]
     moved = ~exact & ~one_way
     return MovedRows(moved, moved & _no_single_numbers(beyond.bool()), int(exact.sum()), 0.0, 0.0)
 
