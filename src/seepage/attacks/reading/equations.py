@@ -198,6 +198,7 @@ class EquationWhitening:
     def __init__(self, layer: LayerUse, slopes: Tensor, floor: float = FLOOR) -> None:
         slopes = slopes.detach()
         rows = slope_matrix(layer, slopes).double()  # M [O k k, n positions]
+        # The rows of a group's outputs are one block of O / groups k k rows, since o is the slower index of a row.
         groups = layer.geometry[3] if layer.geometry else 1
         parts = [_singular(part) for part in rows.chunk(groups)]
         self.largest = max(float(singular.max()) for _, singular in parts)
@@ -454,6 +455,7 @@ class Equations:
         several = zip(layers, slopes, self.gradients, whitenings, strict=True)
         matched = [MatchedLayer(*parts, self.open[:, 1]) for parts in several]
         z = z.detach()
+        # Where a ReLU was off, z <= 0 is an inequality: it counts only while the guess breaks it.
         active = self.known.on | (z > 0) if self.known.one_sided else self.known.on
         mask = active.to(z) * self.known.weight / self.size
         residuals = [(z - self.known.value) * mask, *(one.residual() for one in matched)]
@@ -464,6 +466,7 @@ class Equations:
         outputs = [layer.output for layer in layers]
         if not outputs:
             return []
+        # D = (dz / d outputs)^T signal, through the activations' masks at this guess.
         return [slope.detach() for slope in torch.autograd.grad(z, outputs, self.known.signal, retain_graph=True)]
 
     def _shares(self, slopes: list[Tensor]) -> list[Tensor]:
@@ -503,6 +506,7 @@ class Equations:
     def transposed(self, point: EquationsAt, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """`J^T r`, for the images and for the open slopes."""
         assert point.derivative is not None
+        # J stacks the features' rows, times the mask, on the matched layers'; the transpose sums over both.
         pairs = [one.transposed(part) for one, part in zip(point.matched, parts[1:], strict=True)]
         pulled = point.derivative.transposed([parts[0] * point.mask, *(reading for reading, _ in pairs)])
         return pulled, sum((free for _, free in pairs), torch.zeros_like(point.free))

@@ -65,6 +65,7 @@ class Span:
 
     def zeros(self, directions: Tensor) -> Tensor:
         """`[k, p]` bool: entries of `rows @ direction` that are zero to rounding, for `[k, n]` unit directions."""
+        # Independent errors: an entry of rows @ q is off by the root of sum_j (q_j rounding_j)^2.
         blur = ROUNDINGS_OF_ZERO * (directions * self.rounding).norm(dim=1, keepdim=True)
         hidden: Tensor = (directions @ self.rows.T).abs() <= blur.clamp(1e-5, ZERO_AT_FIRST_LOOK)
         return hidden
@@ -135,6 +136,7 @@ class FoundDirections:
 
     def add(self, candidates: Tensor) -> bool:
         """Keep the sparse ones of `[k, n]` unit directions that are new; whether there were any."""
+        # rows @ q has a mean square of 1 for a unit q: entries are in units of that. [k]
         share = ((candidates @ self.span.rows.T).abs() < ZERO_AT_FIRST_LOOK).double().mean(1)
         before = len(self.directions)
         left = candidates[share.argsort(descending=True, stable=True)][: int((share >= self.least).sum())]
@@ -188,6 +190,7 @@ def refined(span: Span, direction: Tensor) -> tuple[Tensor, Tensor]:
     direction = sparse_directions(span.rows.T, direction[None], falling(*REFINING_WIDTHS, 6))[0]
     zeros = (span.rows @ direction).abs() < 1e-4
     if int(zeros.sum()) >= span.n - 1:
+        # q is the null vector of the rows at its zeros: a fit to all of them alike.
         # With fewer rows than columns the null vector is not among the thin decomposition's.
         rows = span.rows[zeros]
         direction = torch.linalg.svd(rows, full_matrices=len(rows) < span.n).Vh[-1]

@@ -81,6 +81,7 @@ class BatchNorm:
         self, z: Float[Tensor, "n C h w"], scale: float = 1.0
     ) -> tuple[Float[Tensor, "n C h w"], Float[Tensor, "C 1 1"]]:
         """The normalized x, and s, where the batch norm reads `scale` times z, s over `scale`."""
+        # var(scale z) + eps = scale^2 (var(z) + eps / scale^2): x is that of z with a smaller or larger epsilon.
         mean = z.mean((0, 2, 3), keepdim=True)
         variance = (z - mean).square().mean((0, 2, 3), keepdim=True)
         deviation = (variance + self.epsilon / scale**2).sqrt().clamp(min=1e-300)
@@ -146,6 +147,7 @@ def common_factor(sums: Float[Tensor, " C"], wanted: Float[Tensor, " C"]) -> tup
     for _ in range(3):
         off = (factor * sums - wanted).abs()
         kept = off <= OUTLYING * off.median()
+        # Least squares: f = <sums, wanted> / <sums, sums>.
         factor = (sums[kept] @ wanted[kept]) / (sums[kept] @ sums[kept])
     off = (factor * sums - wanted).abs().median() / wanted.square().mean().sqrt().clamp(min=1e-300)
     return float(factor), float(off)
@@ -224,7 +226,7 @@ def solve_coupled(
         if solved is None:
             return None
         flat, offset_known = solved
-        off = (matrix @ flat - rows).view(len(gradient), -1).norm(dim=1) / sizes
+        off = (matrix @ flat - rows).view(len(gradient), -1).norm(dim=1) / sizes  # [O]: M(D) h - G, by output
         read = layer.maps(flat)
         whole, deviation = norm.normalized(layer.applied(read), scale)
         new = torch.where(on, given, whole)
@@ -257,6 +259,7 @@ def _solve(
         support = constant > constant.max() / 2
         lifted = flat[support] / constant[support, None]
         least = lifted.amin(0)
+        # In units of the constant, channel c is a_c above its true values, so its zeros stand at a_c, the least value.
         zeros = lifted - least < ZERO * (lifted.amax(0) - least).clamp(min=1e-300)
         offset_known = zeros.sum(0) >= FEWEST_ZEROS
         # The mean of the zeros, since the smallest of them is the one with the largest error.

@@ -183,6 +183,7 @@ class Block:
             raise Inapplicable("the solved activations contradict the network's own class probabilities", REMEDY)
         order = labels.argsort(stable=True)
         features, labels, probabilities = features[order], labels[order], probabilities[order]
+        # W^T (p_i - y_i) / n, as of the head itself. [n, k]
         slopes = (probabilities - F.one_hot(labels, probabilities.shape[1])) / len(labels)
         every = torch.ones(read.shape[1], dtype=torch.bool)
         return InnerActivations(
@@ -258,6 +259,7 @@ def feeds(call: LayerCall, read: Tensor) -> bool:
     """Whether `read` is this layer's output behind an affine map of each channel and a ReLU."""
     if call.output.shape != read.shape:
         return False
+    # Behind a ReLU the slope of an entry is zero just where the entry is; mixing of entries would spread it.
     (slope,) = torch.autograd.grad(read.sum(), call.output, retain_graph=True, allow_unused=True)
     return slope is not None and bool(((slope != 0) == (read > 0)).all())
 
@@ -265,5 +267,6 @@ def feeds(call: LayerCall, read: Tensor) -> bool:
 def slope_of_channels(after: Tensor, before: Tensor) -> Float[Tensor, " O"]:
     """Derivative of `after` in each channel of `before` where units are on; 0 for a channel that never is."""
     (slope,) = torch.autograd.grad(after.sum(), before, retain_graph=True)
+    # Each entry is the channel's slope or 0, so the entry of largest size is the slope.
     flat = slope.transpose(0, 1).flatten(1).double().cpu()  # [O, images positions]
     return flat.gather(1, flat.abs().argmax(1, keepdim=True))[:, 0]

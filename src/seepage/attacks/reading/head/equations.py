@@ -101,6 +101,7 @@ class HeadEquations:
             unmixing: Rows at the scale that the bias tells.
             count: Its first rows are those of single examples.
         """
+        # min over s of |n A - s (P - Y)|^2 is <n A, P - Y> / |P - Y|^2, for each example; their median counts.
         slopes = self.examples * self.slopes(unmixing)[:count]
         wanted = self.probabilities(unmixing)[:count] - F.one_hot(slopes.argmin(1), len(self.weight))
         size = wanted.square().sum(1)
@@ -204,7 +205,7 @@ def factored(
     """
     both = gradient.double()
     scale = both.square().mean(1).sqrt()  # [C] root mean square of each row
-    scale = scale.clamp(min=1e-12 * float(scale.max()))
+    scale = scale.clamp(min=1e-12 * float(scale.max()))  # a class whose row is zero would divide by zero
     left, singular, right = torch.linalg.svd(both / scale[:, None], full_matrices=False)
     # What is behind the n-th value has (C - n) (k - n) independent errors; the sum of squares is their energy. A head
     # has at least one with fewer examples than classes: the rows of its gradient sum to zero.
@@ -212,6 +213,7 @@ def factored(
     energy = float(singular[examples:].square().sum())
     deviation = max((energy / spare) ** 0.5, ROUNDING * torch.finfo(gradient.dtype).eps)
     # A direction at the level of the errors tells nothing: an example without a gradient left no trace.
+    # Errors of deviation s in a [C, 1 + k] matrix have singular values near s sqrt(1 + k), for C far below k.
     level = 4 * deviation * both.shape[1] ** 0.5
     kept = max(int((singular[:examples] > level).sum()), 1)
     return scale, left[:, :kept], singular[:kept, None] * right[:kept], deviation, singular

@@ -237,10 +237,11 @@ def _settled(equations: HeadEquations, unmixing: Float[Tensor, "n n"], count: in
     from scipy.optimize import linear_sum_assignment  # heavy, and only this needs it
 
     rank = equations.rank
-    # What is left of n A - P is -1 at the label and 0 elsewhere.
+    # What is left of n A - P is -Y: -1 at the label and 0 elsewhere. [n, C]
     left = equations.examples * equations.slopes(unmixing) - equations.probabilities(unmixing)
     read = left.argmin(1)
     if labels is not None:
+        # Each known label is given to one example, at the least sum of the entries chosen.
         places = linear_sum_assignment(left[:, labels].numpy())[1]
         read = labels[torch.from_numpy(places)]
     unmixing, scale_error = rescaled(equations, unmixing, read)
@@ -343,6 +344,7 @@ def _apart(features: Float[Tensor, "n k"], other: Float[Tensor, "n k"], labels: 
     """Largest relative difference of two solutions' examples, paired within their labels."""
     from scipy.optimize import linear_sum_assignment  # heavy, and only this needs it
 
+    # Examples of one label may be found in any order. [n, n]
     away = torch.cdist(features, other) / features.norm(dim=1).clamp(min=1e-300)[:, None]
     away = away.masked_fill(labels[:, None] != labels, 1e9)
     rows, columns = linear_sum_assignment(away.numpy())
@@ -351,8 +353,9 @@ def _apart(features: Float[Tensor, "n k"], other: Float[Tensor, "n k"], labels: 
 
 def _result(head: str, equations: HeadEquations, solution: _Solution, told: Int[Tensor, " n"] | None) -> HeadFeatures:
     """A solution in the order of its labels, with examples that left no trace, and what speaks against it."""
-    features = solution.unmixing @ equations.inner
+    features = solution.unmixing @ equations.inner  # F = Q B [n, k]
     size = equations.size(solution.unmixing)
+    # Errors of the solution and of the client's own forward pass, as independent ones. [n]
     noise = (solution.noise.square() + (FORWARD * equations.epsilon * size).square()).sqrt()
     known = solution.found & (noise < MAX_DISAGREEMENT * size) & (solution.spread < MAX_DISAGREEMENT)
     known &= solution.misfit < MAX_DISAGREEMENT
@@ -367,6 +370,7 @@ def _result(head: str, equations: HeadEquations, solution: _Solution, told: Int[
     if missing:  # no gradient: the network is sure of the label
         chances[-missing:] = F.one_hot(labels[-missing:], chances.shape[1]).to(chances)
     order = labels.argsort(stable=True)
+    # dL/df_i = W^T (p_i - y_i) / n: what goes back from the head to the features. [n, k]
     slopes = (chances - F.one_hot(labels, chances.shape[1])) / equations.examples
     doubt = None if bool(known.all()) else _doubt(solution, known, rounding)
     return HeadFeatures(
