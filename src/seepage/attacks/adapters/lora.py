@@ -8,7 +8,7 @@ import torch
 from seepage.attacks.adapters.tokens import AdapterTokens
 from seepage.attacks.adapters.vectors import AdapterInputs, Fit
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, best_labels, in_range, vouch
+from seepage.attacks.network import CERTIFYING_MISMATCH, Case, best_labels, in_range, vouch
 from seepage.base.adapters import AdaptedLayer, adapted_layers
 from seepage.base.nn import input_layer
 from seepage.base.registry import attacks
@@ -58,7 +58,7 @@ class LoraLeak(Attack):
         batch_size="the rank of the adapter is compared with it",
     )
 
-    tolerance: float = 1e-3
+    tolerance: float = CERTIFYING_MISMATCH
 
     def examine(self, transcript: Transcript) -> "AdapterInputs | AdapterTokens":
         case = Case.of(transcript)

@@ -21,6 +21,10 @@ Features = Callable[[Tensor], Tensor]
 """From `[n, *block]` to `[n, d1]`, differentiable."""
 FADE = 0.6
 """Share of the robust search's steps after which noise and variation are gone."""
+ROUNDED_RESIDUAL = 2e-7
+"""Relative residual that is float32's rounding: two of its epsilons."""
+STALLED = 0.7
+"""Factor by which a Gauss-Newton step must lower a sample's residual for another one to be made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,14 +173,14 @@ def gauss_newton(
     x = x.clone()
     left = residual(features, target, x)
     # At a wrong pattern of active units the steps gain little, and more of them are wasted.
-    active = left > 2e-7
+    active = left > ROUNDED_RESIDUAL
     for _ in range(search.polish):
         todo = active.nonzero().squeeze(1)
         if not len(todo):
             break
         x[todo] = _newton_step(features, target[todo], x[todo], value_range, search.inner)
         now = residual(features, target[todo], x[todo])
-        active[todo] = (now < 0.7 * left[todo]) & (now > 2e-7)
+        active[todo] = (now < STALLED * left[todo]) & (now > ROUNDED_RESIDUAL)
         left[todo] = now
     return x
 

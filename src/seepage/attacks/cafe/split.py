@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seepage.attacks.network import ZERO
 from seepage.base.algebra.sparse import falling, sparse_directions
 
 
@@ -160,7 +161,7 @@ def _choose(points: Tensor, found: Sequence[Tensor], m: int) -> Tensor | None:
     """The m different directions that are orthogonal to most features and have none on their wrong side."""
     together = torch.stack(list(found))
     reach = points @ together.T  # [k, c]
-    lacking = (reach.abs() < 1e-4).sum(dim=0)
+    lacking = (reach.abs() < ZERO).sum(dim=0)
     lacking[reach.min(dim=0).values < -1e-3] = -1
     # Any m - 1 features can be made zero; only a sample's own zeros are more.
     lacking[lacking < m + 3] = -1
@@ -178,7 +179,7 @@ def _choose(points: Tensor, found: Sequence[Tensor], m: int) -> Tensor | None:
 
 def _settled(raw: Tensor, points: Tensor, direction: Tensor) -> Tensor:
     """The direction fitted once more to the features it is orthogonal to, large ones (less rounding) counting more."""
-    lacking = raw[(points @ direction).abs() < 1e-4]
+    lacking = raw[(points @ direction).abs() < ZERO]
     if len(lacking) < raw.shape[1]:
         return direction
     return _signed(torch.linalg.svd(lacking, full_matrices=True)[2][-1], direction)

@@ -23,6 +23,8 @@ GRADIENT_ROUNDING = 1e-6
 ZERO_GRADIENT_SHARE = 1e-5
 """A sample whose `|v|` is below this share of the largest has zero gradient: it leaves no trace in any round. Rounding
 of float32 gradients leaves up to a tenth of this in rows that are exactly zero."""
+OPEN_SHARE = 1e-10
+"""Squared length of an unknown's part in the null space, below which it is zero but for float64's rounding."""
 
 
 @runtime_checkable
@@ -224,7 +226,7 @@ def determined(table: Tensor) -> Tensor:
     # Null vectors of S are those of S^T S [N, N]; unknown n is determined where all of them are zero at n.
     values, vectors = torch.linalg.eigh(table.T @ table)
     null = vectors[:, values <= 1e-11 * values[-1].clamp(min=1e-300)]
-    clear: Tensor = null.pow(2).sum(1) < 1e-10
+    clear: Tensor = null.pow(2).sum(1) < OPEN_SHARE
     return clear
 
 
@@ -256,7 +258,7 @@ def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor,
     rank = int((values > rcond * values[0]).sum())
     inverse = (right[:rank].T / values[:rank]) @ left[:, :rank].T / scale[:, None]  # [k, d2]
     # Samples with a part in the null space of V_s^T are not determined: their row may hold any amount of it.
-    rows_known = right[rank:].pow(2).sum(0) < 1e-10
+    rows_known = right[rank:].pow(2).sum(0) < OPEN_SHARE
     return inverse @ weight, rows_known, inverse.norm(dim=1)
 
 

@@ -34,7 +34,7 @@ from seepage.attacks.cpa.refinement import (
 from seepage.attacks.network import EXACT, Case, NetworkCut, in_range
 from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.mixing_layer import MixingLayer, blurred, find_layer, stretch
-from seepage.base.algebra.lowrank import LowRank, low_rank
+from seepage.base.algebra.lowrank import CLEAR, LowRank, low_rank
 from seepage.base.nn import generator, last_linear, normalized_layers
 from seepage.base.registry import attacks
 from seepage.federation.types import Ambiguity, Knowledge, Reconstruction, Round, Transcript
@@ -48,6 +48,9 @@ MAX_RANDOM_START_SOURCES = 16
 
 CERTIFIED_SLACK = 2 * EXACT
 """Share of the value range beyond its ends that a certified image may reach: its largest error is above its mean."""
+
+RESCALED = 1e-3
+"""Relative difference of the update's size from the gradient's from which on it is a multiple of it."""
 
 SLOW_REFINEMENT_FROM = 128
 """Sources from which on a refinement takes minutes, and is made only once."""
@@ -233,7 +236,7 @@ class _FastRun:
     def reconstruction(self) -> Reconstruction:
         if self.layer.reads_input is None:
             return self._features()
-        drops = self.attack.drop if self._exact else (1.0 if self.noisy else 3.0,)
+        drops = self.attack.drop if self._exact else (1.0 if self.noisy else CLEAR,)
         best: Unmixed | None = None
         tried: set[int] = set()
         for start, drop in enumerate(drops):
@@ -320,11 +323,11 @@ class _FastRun:
         view = self._refined(mixture, rows, fields)
         for _ in range(2):
             fitted = mixture.rescaled(view)
-            settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < 1e-3
+            settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < RESCALED
             if not self._exact or self._slow or settled:
                 break
             mixture, view = fitted, self._refined(fitted, view.rows, fields)
-        if abs(mixture.n / self.n - 1) > 1e-3 and self._certified(view):
+        if abs(mixture.n / self.n - 1) > RESCALED and self._certified(view):
             self.notes.append(multiple_words(self.n / mixture.n))
         return Unmixed(kept.right, view.rows, self._scores(mixture, view), view.labels)
 
@@ -459,7 +462,7 @@ class _FastRun:
 
     def _features(self) -> Reconstruction:
         """Embeddings of an inner layer: sparse rows if a ReLU feeds it, else plain unmixing."""
-        kept = self._kept(3.0)
+        kept = self._kept(CLEAR)
         draw = generator(self.seed, "unmix")
         if self.layer.sparse:
             rows = unmix_sparse(kept.right, draw=draw)

@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from seepage.attacks.text.moved_rows import LEAST_EXPLAINED
 from seepage.base.nn import generator, last_linear
 from seepage.federation.types import Tensors
 
-LEAST_EXPLAINED = 0.9
-"""Share of what all rows of the last layer together moved, as a square, that shrinking them must explain."""
 FEWEST_DEVIATIONS = 20
 """Standard errors that the found share must lie above 0."""
 BLOCK, LEAST_BLOCK = 256, 8

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.linear import LinearLeak
 from seepage.base.adapters import inside_adapters
 from seepage.base.algebra.lowrank import low_rank
 from seepage.base.nn import as_inputs, calls_in_pass, input_layer, last_linear, normalized_layers
@@ -15,8 +16,6 @@ from seepage.federation.types import Knowledge, Round
 
 MAX_ROWS = 512
 """Rows of a layer that are decomposed, those of the largest gradient; more take longer than a round may."""
-MIN_BIAS_SHARE = 1e-4
-"""Rows whose bias gradient is below this share of the largest are left out: rounding grows as they shrink."""
 MAX_EXACT_DISAGREEMENT = 1e-3
 """Relative disagreement of the rows of one example up to which they are called exact."""
 MAX_ROW_DISTANCE = 3e-6
@@ -25,8 +24,6 @@ MIN_AGREEING_ROWS = 3
 """Rows that must agree. The mixtures of two examples lie on a line, where of a few hundred some two meet by chance."""
 MAX_NOISY_DISAGREEMENT = 0.5
 """Relative disagreement of the rows of one example from which nothing is said to be left of it."""
-MAX_SAME_INPUT_DISTANCE = 1e-2
-"""Relative distance up to which two inputs that were found count as one."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
     if not shifts.abs().max() > 0:
         return 0
     # A ratio is only as good as its divisor: rows of small bias gradient are mostly rounding.
-    live = (shifts.abs() > MIN_BIAS_SHARE * shifts.abs().max()).nonzero().squeeze(1)
+    live = (shifts.abs() > LinearLeak.floor * shifts.abs().max()).nonzero().squeeze(1)
     live = live[shifts[live].abs().argsort(descending=True, stable=True)[:MAX_ROWS]]
     ratios = rows[live] / shifts[live, None]  # [k, d]; one example's neurons all have its input as their ratio
     sizes = ratios.norm(dim=1).clamp(min=1e-300)
@@ -200,7 +197,7 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
     left, found = shared & (sizes > 1e-290), 0
     while left.any():
         found += 1
-        left &= gaps[int(left.nonzero()[0])] > MAX_SAME_INPUT_DISTANCE
+        left &= gaps[int(left.nonzero()[0])] > LinearLeak.same
     return found
 
 

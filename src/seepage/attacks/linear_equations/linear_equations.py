@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, best_labels, in_range, relative_mismatch
+from seepage.attacks.network import CERTIFYING_MISMATCH, Case, best_labels, in_range, relative_mismatch
 from seepage.attacks.rgap.chain import Chain, LinearMap, solved
 from seepage.base.algebra.rows import parallel_rows
 from seepage.base.registry import attacks
@@ -81,7 +81,7 @@ class LinearEquations(Attack):
     )
 
     tolerance: float = 1e-4
-    certify: float = 1e-3
+    certify: float = CERTIFYING_MISMATCH
     peel: bool = True
 
     def examine(self, transcript: Transcript) -> "_Gradients":

@@ -10,6 +10,8 @@ from seepage.federation.types import Batch
 
 EXACT = 0.01
 """Root mean square error, as a share of the value range, up to which an input counts as exact: 40 dB."""
+CERTIFYING_MISMATCH = 1e-3
+"""Relative difference of what the network itself gives at a guess from what was sent, up to which it is certified."""
 MULTIPLE = "times the gradient of the told loss"
 """In a note: the update is no gradient of the told loss at the told rate, but a multiple of one."""
 

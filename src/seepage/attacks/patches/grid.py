@@ -21,7 +21,7 @@ from seepage.base.lattice import reduced
 
 ROUNDS = 4
 """Times that the columns are rounded, each time with a better guess of them."""
-CLEAR = 12.0
+SAFE_GAP = 12.0
 """Smallest gap of a reduced basis, in standard deviations, that rounding is trusted across: half of it is an error."""
 USUAL = 2.0
 """Residual of a column, in units of the median, up to which it helps to guess its neighbors."""
@@ -82,8 +82,8 @@ def on_grid(
     An image off the grid fails that: the whole numbers nearest to it miss its gradients by far more than noise.
 
     Beside it stands whether no rounding was near: the noise is that of float32, and the least gap of the reduced basis
-    is `CLEAR` times what was measured of noise and guess. Where not, a column may be wrong, and what else is known of
-    the image has to decide.
+    is `SAFE_GAP` times what was measured of noise and guess. Where not, a column may be wrong, and what else is known
+    of the image has to decide.
 
     Args:
         tokens: Which pixels the patches are made of.
@@ -108,7 +108,7 @@ def on_grid(
         found, off = float(missed.max()), _off(measured, grid, guess.levels - whole, guess.noise)
         # Of noise that is not the rounding of sums, as in a difference of weights, the tails are not known.
         known = float(left.square().mean().sqrt()) < LARGEST * measured.rounding
-        clear = known and gap > CLEAR * max(found, off / guess.wide, 1.0)
+        clear = known and gap > SAFE_GAP * max(found, off / guess.wide, 1.0)
         fits = bool(inside.all()) and found < LARGEST
         if fits and (clear or turn == ROUNDS - 1):
             values = whole / count * (measured.high - measured.low) + measured.low
@@ -141,7 +141,7 @@ def _grid(tokens: PatchTokens, measured: Measured, count: int) -> _Grid | None:
     pixels, scale = tokens.pixels, tokens.scale
     every = pixels.flatten().sort().values
     whole = torch.equal(every, torch.arange(torch.Size(measured.shape).numel()))
-    if not whole or bool(((scale - scale[0]).abs() > 1e-6 * scale[0].abs()).any()):
+    if not whole or not tokens.scaled_alike:
         return None
     return _Grid(scale[0] * (measured.high - measured.low) / count, tokens.shift + scale * measured.low, count)
 

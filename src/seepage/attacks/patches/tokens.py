@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.network import Case
+from seepage.attacks.network import UNCHANGED, Case
 from seepage.base.algebra.rows import same_rows
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode
 from seepage.federation.types import Tensors
@@ -78,6 +78,11 @@ class PatchTokens:
             "several convolutions)",
             REMEDY,
         )
+
+    @property
+    def scaled_alike(self) -> bool:
+        """Whether an entry of a patch has one scale in all patches."""
+        return bool(((self.scale - self.scale[0]).abs() <= UNCHANGED * self.scale[0].abs()).all())
 
     def equations(self, gradient: Tensors) -> tuple[Tensor, Tensor]:
         """`[P, width]` errors D of the patches' tokens, and `[width, d]` the patch embedding's gradient G = D^T X.

@@ -24,8 +24,8 @@ WIDTH = 0.005
 """Where the density of pixel differences turns from a hump to a tail: patches of photographs are often flat."""
 STEPS = 40
 """Steps of the constrained maximum likelihood."""
-CLEAR = 10.0
-"""How far the weakest direction of the differences must stand above the noise."""
+LEAST_CLEARANCE = 10.0
+"""Times the noise that the weakest direction of the differences must reach: the likelihood needs more than a rank."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from seepage.attacks.network import ZERO
 from seepage.attacks.network.linearize import ForwardPass, LayerUse, VictimNetwork
 from seepage.base.algebra.derivative import Derivative
 from seepage.base.algebra.lowrank import INDEPENDENT
@@ -22,8 +23,6 @@ A gradient of 40,000 entries that is rounded to a share e has errors of `e / 200
 """
 NEAR = 3.0
 """A unit is as good as at the kink where it is no further from it than so many times the error of the active ones."""
-FAINT_VALUE = 1e-4
-"""A value behind a ReLU below this share of the example's largest is not taken for that of an active unit."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ class Known:
         equation it would ask for zero where the network reads a negative number of any size.
         """
         off = torch.zeros_like(value, dtype=torch.bool)
-        on = value > FAINT_VALUE * value.amax((1, 2, 3), keepdim=True)
+        on = value > ZERO * value.amax((1, 2, 3), keepdim=True)
         weight = offset_known.to(value)[:, None, None].expand(len(value), -1, 1, 1)
         # The signal only says which images the search waits for: all of them alike.
         return cls(value, on, off, off, torch.ones_like(value), weight, one_sided=True)

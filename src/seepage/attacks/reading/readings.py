@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from seepage.attacks.network import LARGEST_MATRIX
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.activations.deconvolution import NEGATIVE, negative_share
 from seepage.attacks.reading.equations import columns_of, slope_matrix
@@ -38,8 +39,6 @@ BLOWN_UP = 10.0
 """Error of a reading that all equations together gave, in units of their root mean square residual."""
 SUPPORT = 0.95
 """Largest share of the equations that the unknowns of a support may take up."""
-MOST_ENTRIES = 2**25
-"""Entries of a matrix of slopes above which a reading is not solved for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +103,7 @@ def solve_reading(
         return None
     shape = layers[0].input.shape
     size, count = shape[0] * shape[2:].numel(), sum(layer.weight[:, 0].numel() for layer in layers)
-    if count < LEAST_ROWS * size or count * size > MOST_ENTRIES:
+    if count < LEAST_ROWS * size or count * size > LARGEST_MATRIX:
         return None
     # Each gradient in units of its own size, to which its rounding belongs.
     units = [float(one.square().mean().sqrt().clamp(min=1e-30)) for one in wanted]

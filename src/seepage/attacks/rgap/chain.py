@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
+from seepage.attacks.network import ZERO
 from seepage.base.nn import as_inputs, calls_in_pass, generator
 from seepage.federation.types import Tensors
 
@@ -41,7 +42,7 @@ def _everywhere(y: Tensor) -> Tensor:
 
 def _positive(y: Tensor) -> Tensor:
     """Which outputs of a ReLU are positive beyond the error of the solution."""
-    return y > 1e-4 * y.abs().max()
+    return y > ZERO * y.abs().max()
 
 
 def activation_of(module: nn.Module | None) -> Activation | None:

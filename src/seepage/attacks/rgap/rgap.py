@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, vouch
+from seepage.attacks.network import CERTIFYING_MISMATCH, Case, vouch
 from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, probe_image, solved
 from seepage.base.nn import state_of
 from seepage.base.registry import attacks
@@ -161,7 +161,7 @@ class RGap(Attack):
     )
 
     most_unknowns: int = 4096
-    certify: float = 1e-3
+    certify: float = CERTIFYING_MISMATCH
 
     def examine(self, transcript: Transcript) -> tuple[Case, Chain, Tensors]:
         """The round, its model layer by layer, and its update in float64."""

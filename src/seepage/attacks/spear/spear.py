@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import Case, NetworkCut
+from seepage.attacks.network import CERTIFYING_MISMATCH, Case, NetworkCut
 from seepage.attacks.network.mixing_layer import MixingLayer, find_layer
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
-from seepage.attacks.spear.neighbor_units import NeighborUnits
+from seepage.attacks.spear.neighbor_units import MAX_COLUMN_MISFIT, NeighborUnits
 from seepage.attacks.spear.sparse_columns import FoundDirections, Span, reweighted, sampled
 from seepage.base.algebra.lowrank import LowRank, low_rank
 from seepage.base.nn import generator
@@ -22,8 +22,6 @@ from seepage.federation.types import Reconstruction, Transcript
 INSTEAD = f"cocktail_party or {MATCHING}"
 SUBMATRICES_AT_ONCE = 8192
 """Submatrices drawn at a time."""
-MAX_COLUMN_MISFIT = 1e-3
-"""Share of a column that may be left beside what one example can cause."""
 MAX_DRAWN_EXAMPLES = 16
 """Up to this many examples the fast mode first draws 16 times so many submatrices: they miss few columns."""
 STARTS_AT_ONCE = 64
@@ -102,7 +100,7 @@ class Spear(Attack):
     starts: int = 4096
     steps: int = 60
     least: float = 0.2
-    certify: float = 1e-3
+    certify: float = CERTIFYING_MISMATCH
 
     def examine(self, transcript: Transcript) -> "_LayerPart":
         return _LayerPart.of(transcript, self.layer)

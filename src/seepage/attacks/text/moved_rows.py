@@ -20,7 +20,7 @@ from seepage.attacks.text.span import FORMATS, spacing
 FALSE_ALARM = 1e-6
 """Chance that any row at all is taken for moved whose residuals are those of the rows that stood still."""
 LEAST_EXPLAINED = 0.9
-"""Share of what the still rows moved, as a square, that one common share explains where it is weight decay."""
+"""Share of what rows without a gradient of their own moved, as a square, that weight decay must explain."""
 MOST_SHRUNK = 0.5
 """Share up to which all rows may have shrunk by weight decay; where they lost more, the decay was in the gradient of an
 optimizer that divides each entry by a size of its own, and took off what was there."""

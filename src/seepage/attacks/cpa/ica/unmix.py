@@ -157,7 +157,8 @@ def capped(step: Tensor, pace: float = 1.0) -> Tensor:
 
     Then `I + E` is well conditioned (singular values from 0.5 to 1.5), and no source is lost in a step.
     """
-    return (0.5 / torch.linalg.matrix_norm(step, 2)).clamp(max=pace)
+    factor: Tensor = (0.5 / torch.linalg.matrix_norm(step, 2)).clamp(max=pace)
+    return factor
 
 
 def score_gradient(signals: Tensor, score: SparseScore, precisions: Tensor) -> tuple[Tensor, Tensor]:

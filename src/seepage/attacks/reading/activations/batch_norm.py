@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from seepage.attacks.network import ZERO
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.activations.deconvolution import (
     OUTLYING,
@@ -37,8 +38,6 @@ STILL = 1e-9
 """Relative change of a round below which it has come to rest."""
 UNSEEN = 1e-10
 """Squared singular values below this share of the largest are directions that a weight gradient does not show."""
-ZERO = 1e-4
-"""A value below this share of a channel's largest counts as zero where its level is looked for."""
 FEWEST_ZEROS = 2
 """Zeros that a channel must have for its level to be known."""
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from seepage.attacks.network import Case
 from seepage.attacks.network.linearize import LayerUse
-from seepage.attacks.reading.activations.deconvolution import REMEDY
+from seepage.attacks.reading.activations.deconvolution import REMEDY, UNEXPLAINED
 from seepage.attacks.reading.head import HeadFeatures
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode, last_linear
 from seepage.errors import Inapplicable
@@ -21,8 +21,6 @@ from seepage.federation.types import Tensors
 
 PROBES = 16
 """Random images that show the slope of each channel."""
-MAX_DISAGREEMENT = 1e-2
-"""Relative difference of softmax minus label, as solved and as the network has it, up to which they agree."""
 OFF_SLOPE = 1e-3
 """A channel whose slope is a smaller share of the median one counts as off for an example."""
 
@@ -179,7 +177,7 @@ class Block:
             Inapplicable: Where it is not.
         """
         misfit = float(contradiction(probabilities, labels, wanted).max())
-        if not misfit < MAX_DISAGREEMENT:
+        if not misfit < UNEXPLAINED:
             raise Inapplicable("the solved activations contradict the network's own class probabilities", REMEDY)
         order = labels.argsort(stable=True)
         features, labels, probabilities = features[order], labels[order], probabilities[order]

@@ -35,7 +35,7 @@ TRIMMINGS = 8
 LEAST_PIVOT = 1e-5
 """Share of the largest pivot below which a position is not told from the others."""
 UNEXPLAINED = 1e-2
-"""Share of a weight gradient, or of a norm's, that a solution may leave unexplained."""
+"""Share of a gradient (of a weight, a norm, or in the logits) that a solution may leave unexplained."""
 REMEDY = "use gradient_matching, or look at the update of a smaller batch"
 
 
