@@ -1,4 +1,4 @@
-"""What an attack is, what it needs of a transcript, and how it tells how far it has come."""
+"""What an attack is, what it needs of a transcript, and how it reports its progress."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -28,7 +28,7 @@ SIGNS_LEAVE = (
     "read what every optimizer leaves: the classes and the statistics of batch norms, which seepage record names, and "
     "members, with the membership test matched_filter"
 )
-"""What to do where of a gradient the signs alone are left."""
+"""What to do where the signs of a gradient alone are left."""
 
 
 @runtime_checkable
@@ -111,7 +111,7 @@ class SingleRound:
     """A transcript of one round that an attack made of what it saw, to hand to another attack.
 
     Attributes:
-        knowledge: What the other attack is told.
+        knowledge: What the other attack knows.
         observed: The round.
     """
 
@@ -133,7 +133,7 @@ class Needs:
 
     A need is switched on by its reason: the half of the refusal's sentence that is the attack's own. The other half,
     and the remedy, are the same for all attacks and stand here. Needs are checked in the order of the fields: first
-    what lies in the model, which naming a fact cannot mend, then the client's rule, then what the attacker is told.
+    what lies in the model, which no further fact can mend, then the client's rule, then what the attacker knows.
 
     Attributes:
         text: All of it in words, for `seepage list`.
@@ -232,7 +232,7 @@ class Needs:
             )
 
     def check_rule(self, knowledge: Knowledge, observed: Round) -> None:
-        """The same for the client's rule alone, whatever the model is and the attacker was told."""
+        """The same for the client's rule alone, whatever the model is and the attacker knows."""
         lost = self.linear_in_gradient or ("there is no slope to follow" if self.differentiable else None)
         if lost is not None and knowledge.client.signs_alone:
             raise Inapplicable(
@@ -345,7 +345,7 @@ class Attack(ABC):
 
     @property
     def ignores(self) -> frozenset[str]:
-        """Side information, by its name in `told`, that it makes no use of where it is told it; a row says so."""
+        """Side information, by its name in `told`, that it makes no use of although it is known; a row says so."""
         return frozenset()
 
     def adapts(self, knowledge: Knowledge) -> bool:

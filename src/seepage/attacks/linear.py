@@ -35,7 +35,7 @@ class LinearLeak(Attack):
     pass on the divided row must give back what the client sent for that neuron, both the bias gradient and the column
     of the next fully connected layer's weight gradient. Only such rows are returned; mixtures are not.
 
-    **Other losses.** The same can be told whatever the loss was (label smoothing, class weights, a clipped or scaled
+    **Other losses.** The same can be checked whatever the loss was (label smoothing, class weights, a clipped or scaled
     gradient): of one example, the next layer's column over the neuron's activation is the slope at that layer's
     outputs, and what the model makes of it on its way back to the neuron must be the bias gradient that was sent. That
     is one equation for a row, so three rows must agree on the example too. It takes more than two classes, or two
@@ -214,10 +214,10 @@ def _label(seen: FirstLayer, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
 def _next_layer(seen: FirstLayer, trace: Trace, slopes: Sequence[Tensor]) -> Tensor:
     """How far the next layer's weight gradient is from what the only example makes of slopes `[1, c]` there, `[1]`.
 
-    That of one example is `s a(x)^T`, so it tells the scale of x, which rows that were divided do not tell where
+    That of one example is `s a(x)^T`, so it shows the scale of x, which rows that were divided do not show where
     weight and bias were scaled apart: by a clip of each tensor, or a learning rate of its own for biases. Any one
     of the layers that may read the neurons is enough. Where no such layer's gradient was sent, the direction of a
-    softmax's slopes tells of x too and this is 0; values and one logit have no such direction, and it is infinite.
+    softmax's slopes depends on x too and this is 0; values and one logit have no such direction, and it is infinite.
     """
     knowledge = seen.case.knowledge
     silent = 0.0 if knowledge.target == "class" and knowledge.num_outputs > 1 else torch.inf

@@ -28,7 +28,7 @@ class LoraLeak(Attack):
 
     An adapted layer `y = W x + s B A x` sends `grad A = s B^T G` and `grad B = s G A^T`, two sketches of the gradient
     `G = sum delta x^T` that the frozen W would have. Where at most `r` inputs are behind the update, G follows from the
-    two exactly (`seepage.base.adapters`), so an adapter of rank r gives away what the whole layer would.
+    two exactly (`seepage.base.adapters`), so an adapter of rank r reveals what the whole layer would.
 
     *The adapted layer reads the input.* One example is a row of G but for its scale; several are unmixed by the
     Cocktail Party Attack. Scales, labels and what unmixing left open follow from the network: the errors delta are

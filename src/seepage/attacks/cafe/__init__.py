@@ -90,7 +90,7 @@ class Cafe(Attack):
         invert: Whether to do step III; without it the features are returned.
         entries: `unforged` is the attacker who knows that fake gradients (Algorithm 5 as written) were sent: only
             entries that may be true are used (see `defense_aware`). Needs about four times N rounds. `auto` does so
-            where the attacker is told of that defense, and uses `all` entries else.
+            where the attacker knows of that defense, and uses `all` entries else.
 
     Example:
         >>> Cafe(mode="few_rounds").steps
@@ -139,7 +139,7 @@ class Cafe(Attack):
         return _ReadRounds(**own, repeats=repeats, moving=moving, total=len(opening.batches))
 
     def adapts(self, knowledge: Knowledge) -> bool:
-        """Whether it sets forged entries aside because it is told that some are sent."""
+        """Whether it sets forged entries aside because it knows that some are sent."""
         return self.entries == "auto" and self._unforged(knowledge)
 
     def _unforged(self, knowledge: Knowledge) -> bool:

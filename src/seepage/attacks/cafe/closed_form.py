@@ -111,7 +111,7 @@ def _jointly(shared: Tensor, one: Recovered, right: Tensor, power: float) -> Rec
 def _add_batch(one: Recovered, batch: Tensor, weight: Tensor, sums: Tensor, mass: Tensor) -> None:
     """Solve one batch and add its rows, weighted by the inverse square of their error."""
     if not bool(one.v_known[batch].all()):
-        return  # the unknown rows' part of the gradient cannot be told from the others'
+        return  # the unknown rows' part of the gradient cannot be separated from the others'
     live = batch[~one.zero_gradient[batch]]
     if not len(live):
         return

@@ -297,7 +297,7 @@ def window(batches: Sequence[Tensor], samples: int, times: int = 3, share: float
         here = torch.zeros(samples, dtype=torch.bool)
         here[batch] = True
         counts[batch] += 1
-        # After round t row n holds those who were in every round with n; alone on the diagonal, n can be told.
+        # After round t row n holds those who were in every round with n; alone on the diagonal, n is identified.
         together[batch] &= here
         if int(((counts >= times) & (together.sum(1) == 1)).sum()) >= share * drawn:
             return t + 1

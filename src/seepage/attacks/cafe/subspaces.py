@@ -155,7 +155,7 @@ def round_gradient(weight: Tensor, bias: Tensor, k: int) -> RoundGradient:
     left, values = _left_vectors(matrix, k + EXTRA_VALUES)
     top = values[0].clamp(min=1e-300)
     floor = max(float(values[k] / top) if len(values) > k else 0.0, 1e-12)
-    # Values below five times the floor are not told from rounding: their samples have next to no gradient.
+    # Values below five times the floor are not distinguished from rounding: their samples have next to no gradient.
     rank = int((values[:k] > 5 * floor * top).sum())
     left = left[:, :rank]
     return RoundGradient(left, left.T @ matrix, bias.double().cpu() * k, floor)
@@ -329,7 +329,7 @@ def _add_pairs(
         present = [cell for cell in of_round[place] if cell.basis is not None]
         size = sum(cell.basis.shape[1] for cell in present if cell.basis is not None)
         if not present or (size < shape.left.shape[1] and not slack):
-            continue  # some sample of this round is in no known cell, and its part cannot be told from the others'
+            continue  # some sample of this round is in no known cell, and its part cannot be separated from the others'
         joined = torch.cat([cell.basis for cell in present if cell.basis is not None], dim=1)
         other, errors = _other_factor(shape, joined, factor)
         left, right = (joined, other) if factor == "v" else (other.T, joined.T)  # [d2, m], [m, d1]

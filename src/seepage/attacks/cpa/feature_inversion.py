@@ -227,7 +227,7 @@ def in_order(known: Tensor | None, counted: Tensor | None) -> Tensor | None:
     """Labels in the order of the embeddings: first those known for each embedding, then the rest of the batch's.
 
     Args:
-        known: `[k]` the label of each embedding, where its source could tell.
+        known: `[k]` the label of each embedding, where its source determines it.
         counted: `[n]` the batch's labels in any order; None where no rule can count them.
 
     >>> in_order(torch.tensor([2, 0]), torch.tensor([0, 1, 2]))

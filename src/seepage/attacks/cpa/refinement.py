@@ -34,7 +34,7 @@ class Mixture:
         n: Batch size behind the update; a factor on the whole update (a clipped norm) divides it.
         downstream: The network behind the layer.
         error_sum: `[k]` gradient of the last bias: mean of `p - e_y`; None where there is no such bias.
-        labels: `[n]` the labels, when told.
+        labels: `[n]` the labels, where known.
     """
 
     columns: Tensor
@@ -185,8 +185,8 @@ def anneal(first: float, last: float, count: int, trust: float) -> list[Refineme
 def stages_for(load: float) -> list[RefinementStage]:
     """A schedule by `load`, sources per unit: the fuller the layer, the slower, and the less the prior is trusted.
 
-    Above about 0.5 each column has few more equations than unknowns, wrong masks can hardly be told from right ones
-    in one step, and the images gain from many small ones.
+    Above about 0.5 each column has few more equations than unknowns, wrong masks can hardly be distinguished from right
+    ones in one step, and the images gain from many small ones.
     """
     if load > 0.85:
         return [*anneal(0.5, 1e-3, 15, 0.03), *anneal(1e-3, 1e-4, 20, 0.01), *anneal(1e-4, 2e-5, 60, 0.003)]
@@ -224,7 +224,7 @@ def refine(
         score: Density of the differences.
         stages: The schedule.
         exact: Ends early once every certificate is below this.
-        report: Is told each stage's number and what it starts from.
+        report: Called with each stage's number and the state it starts from.
 
     Returns:
         The view with the lowest sum of certificates on the way.

@@ -47,7 +47,7 @@ class EquationCount:
         batch_size: n.
         overdetermined: Whether there are at least as many equations as unknowns, and fewer examples than classes.
         largest_batch: Largest batch of which that holds; 0 where it holds of none.
-        ended_by: What a larger batch lacks: `equations`, or `classes` to tell its examples apart.
+        ended_by: What a larger batch lacks: `equations`, or `classes` to separate its examples.
         rank: Rank of the Jacobian for one image; None where it was counted, not computed.
     """
 

@@ -138,7 +138,7 @@ def indexed_findings(found: IndexedRounds | None) -> list[Finding]:
 
 
 def indexed_rounds(transcript: Transcript) -> IndexedRounds | None:
-    """What the rounds of a transcript determine by theorems 1 and 2; None where no indices are told.
+    """What the rounds of a transcript determine by theorems 1 and 2; None where no indices are known.
 
     In equation 43 the error of H is bounded by how well steps I and II fit, phi_1 and phi_2, here the largest misfit
     over the rounds and at least what rounding of float32 leaves. Its constant N / K comes from equations 37 and 41,
@@ -148,7 +148,7 @@ def indexed_rounds(transcript: Transcript) -> IndexedRounds | None:
     the true V, which no attacker has.
 
     Args:
-        transcript: The rounds, in which the attacker is told the indices.
+        transcript: The rounds, in which the attacker knows the indices.
 
     Raises:
         Inapplicable: Where an index is repeated or out of range, or an update holds NaN.

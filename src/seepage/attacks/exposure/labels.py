@@ -1,4 +1,4 @@
-"""What the gradient of the last bias gives away about the labels of a batch."""
+"""What the gradient of the last bias reveals about the labels of a batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -164,7 +164,7 @@ def label_leak(
         knowledge: What the attacker knows.
         batch_size: Examples behind it; None: unknown, or this is not one step of a loss that is fully explained; then
             nothing is counted.
-        rounding: How far an entry may be off, where the weights that came back were rounded.
+        rounding: How far an entry may be off, where the returned weights were rounded.
         lower_bound: There may be more examples than `batch_size`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What the gradient of a fully connected layer gives away: its rank, and rows that are one example's input."""
+"""What the gradient of a fully connected layer reveals: its rank, and rows that are one example's input."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ MAX_NOISY_DISAGREEMENT = 0.5
 
 @dataclass(frozen=True)
 class LayerLeak:
-    """What one fully connected layer gives away.
+    """What one fully connected layer reveals.
 
     Attributes:
         layer: Name of the module.
@@ -40,7 +40,7 @@ class LayerLeak:
         width: d, the entries of what it reads.
         rank: Independent inputs above rounding and noise. It cannot pass the live rows and columns of the gradient.
         full: The rank is as large as it can be, so there may be more inputs than that.
-        found: Inputs that its rows give away one by one (see `closed_form`); 0 where the rows prove nothing.
+        found: Inputs that its rows reveal one by one (see `closed_form`); 0 where the rows prove nothing.
         error: Relative disagreement of the rows where the update is known to come from one example, whose input they
             then all are, but for noise; None otherwise.
         last: It is the layer of the classes, where one neuron's row is minus the sum of the others.
@@ -83,7 +83,7 @@ class LayerLeak:
 
 
 def layer_findings(leak: LayerLeak) -> list[Finding]:
-    """What one layer gives away, as findings on its weight and, where rows are divided by it, its bias."""
+    """What one layer reveals, as findings on its weight and, where rows are divided by it, its bias."""
     what = "private examples" if leak.reads == "input" else "inner vectors"
     one = what.removesuffix("s")
     divided = leak.found > 0 or leak.noisy
@@ -164,7 +164,7 @@ def _disagreement(rows: Tensor, shifts: Tensor) -> float | None:
 
 
 def closed_form(rows: Tensor, shifts: Tensor) -> int:
-    """How many inputs the divided rows `rows / shifts` give away.
+    """How many inputs the divided rows `rows / shifts` reveal.
 
     A row of the weight's gradient is a sum over examples of (slope at the neuron) times (input), and the bias entry is
     the sum of the slopes (Phong et al. 2017). If one example alone reaches the neuron, their ratio is its input. All

@@ -62,7 +62,7 @@ def adaptive_step(
     A first step of Adam is `-lr g / (|g| + eps)`, as its averages are still of one gradient: m = g and v = g^2 once
     corrected for their start. RMSprop's is 1/sqrt(1 - alpha) times as large. Both are `-s sign(g)` but for eps. Those
     of Adadelta, `-s g / sqrt(g^2 + c^2)`, and those of a gradient that was clipped by value, `-s clamp(g / c, -1, 1)`,
-    come near a ceiling s, and reach it where the gradient is large. What tells them all from a gradient is a ratio
+    come near a ceiling s, and reach it where the gradient is large. What sets them all apart from a gradient is a ratio
     over tensors: their largest entries are one size, where those of a gradient's tensors lie far apart. Entries
     without a gradient stay where they are: those of tokens and neurons that no example reached.
 
@@ -155,7 +155,7 @@ def _are_signs(found: Sequence[_Sizes]) -> bool:
 def _are_held(found: Sequence[_Sizes]) -> bool:
     """The largest entries of most tensors, or clipped ones of several, are at one ceiling, in more than one module.
 
-    A feature that is one in all examples gives two tensors of one layer the same entries, so one layer tells nothing.
+    A feature that is one in all examples gives two tensors of one layer the same entries, so one layer proves nothing.
     """
     sized = [one for one in found if one.live >= MIN_SIZED_ENTRIES]
     clipped = [one for one in sized if one.clipped >= FEWEST_CLIPPED]

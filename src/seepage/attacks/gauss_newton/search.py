@@ -212,7 +212,7 @@ class Search:
         """`[n]` how much of a random change of the images the equations do not show, where they show least of it.
 
         What a change e does to the equations is `J e`; least squares give back from that what they determine of it.
-        What does not come back is free: pixels that no layer reads, colors that the first layer adds up, directions
+        What they do not determine is free: pixels that no layer reads, colors that the first layer adds up, directions
         that hardly reach the features. The share is a root mean square over a neighborhood and its colors, the largest.
 
         Args:

@@ -1,4 +1,4 @@
-"""What Gauss-Newton works on: a round, what its head gives away, and when the update vouches for images."""
+"""What Gauss-Newton works on: a round, what its head reveals, and when the update vouches for images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -32,13 +32,13 @@ OFF, ON = 0.5, 4.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What the attack works on: the round, and what its head gives away.
+    """What the attack works on: the round, and what its head reveals.
 
     Attributes:
         case: The round, its update divided by the head's `share`.
         network: The network.
         structure: Where the known quantities lie in it.
-        head: What the head gives away, or what was read further down in its place.
+        head: What the head reveals, or what was read further down in its place.
         known: The same as equations.
         held: Activations that are known.
     """
@@ -137,11 +137,11 @@ class SeenTogether(Seen):
         return cls(case.over(found.share), network, structure, head, known, center=network.zero(two))
 
     def images(self, unit: Tensor) -> Tensor:
-        """Images in [0, 1] of the contrast that 8-bit values tell, else of the one that fills the range."""
+        """Images in [0, 1] of the contrast that 8-bit values show, else of the one that fills the range."""
         return super().images(unit) if self.center is None else with_contrast(unit.detach(), self.center)
 
     def vouched(self, unit: Tensor, probe: Tensor, error: float) -> Bool[Tensor, " n"]:
-        """The same by what the update owes to an image: how it changes with that image a flat one.
+        """The same by the part of the update that depends on an image: its change where that image is a flat one.
 
         Of another contrast the update would be the same, so only 8-bit values are vouched for.
         """

@@ -35,7 +35,7 @@ class LinearEquations(Attack):
 
     In a fully connected ReLU network row j of a layer's weight gradient is `sum_i slope_ij f_i`, f_i what the layer
     reads of example i, over the examples that switch unit j on. Units that one example alone switches on have rows of
-    equal ratios, which tell f_i, and its zeros are the activation pattern of the layer before. With all patterns known
+    equal ratios, which give f_i, and its zeros are the activation pattern of the layer before. With all patterns known
     the slopes of every layer before follow from the weights,
 
         slope_l = pattern_(l+1) * (slope_(l+1) @ W_(l+1)),        dL/dW_l = sum_i slope_l,i f_l,i^T,
@@ -50,7 +50,7 @@ class LinearEquations(Attack):
     Deviations from the paper, whose text was not at hand (its abstract, and what later papers say of it, were). Where
     the paper asks of each example two exclusive neurons in the last hidden layer and one in every other, this asks for
     all examples of the batch in one layer, any, and takes found ones away in between. Where a layer has a bias one
-    unit is enough, since the bias gradient tells the length. Where no layer has all, examples found in the first
+    unit is enough, since the bias gradient gives the length. Where no layer has all, examples found in the first
     layer are returned, and others whose layers determine them by their weights alone. A network of convolutions is
     refused.
 
@@ -159,7 +159,7 @@ def _search(seen: "_Gradients", tolerance: float, progress: Progress, *, peel: b
         progress.report(layer + 1, len(seen.chain), float(seen.batch_size - len(grown.labels)))
         if len(grown.labels) == seen.batch_size:
             break
-        # A layer with more active units than inputs tells by its weights alone what it read of an example.
+        # A layer with more active units than inputs determines by its weights alone what it read of an example.
         lowered = seen.lowered(grown.at(slice(len(start.labels), None)))
         if layer > 0 and len(lowered.labels) > 0:
             known = [seen.grown(known[0].joined(lowered), tolerance, peel=peel)]
@@ -262,7 +262,7 @@ class _Gradients:
         return noise
 
     def grown(self, known: _KnownInputs, tolerance: float, *, peel: bool) -> _KnownInputs:
-        """Known examples of a layer and those that groups of its units tell, taken away until no group tells any."""
+        """Known examples of a layer and those that groups of its units give, taken away until no group gives any."""
         while len(known.labels) < self.batch_size:
             rest = self.rest(known)
             least = 2 if self.chain.maps[known.layer].bias is None else 1

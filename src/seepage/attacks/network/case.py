@@ -23,7 +23,7 @@ class Case:
     """One round, and all that the attacker knows of it.
 
     Attributes:
-        knowledge: What the attacker is told.
+        knowledge: What the attacker knows.
         observed: The round.
     """
 

@@ -73,7 +73,7 @@ class PatchGradients:
 
     @cached_property
     def labels(self) -> Tensor | None:
-        """`[1]` the label that was told, or the one that the last layer shows; None where it shows none."""
+        """`[1]` the label that is known, or the one that the last layer shows; None where it shows none."""
         if self.case.observed.labels is not None:
             return self.case.observed.labels
         try:

@@ -58,7 +58,7 @@ class PatchUnmixing(Attack):
     and the size of each component. Which of a place's patches belongs to which image, and how bright each is, follows
     from its neighbors: images go on across the borders of patches.
 
-    At most (width - P) / P + 1 images can be told apart. The images are near, not exact, and none is certified.
+    At most (width - P) / P + 1 images can be separated. The images are near, not exact, and none is certified.
 
     Example:
         >>> PatchUnmixing().needs.text

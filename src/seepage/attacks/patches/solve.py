@@ -1,4 +1,4 @@
-"""Least squares for the patches of one image, with what natural images look like where the gradients do not tell."""
+"""Least squares for the patches of one image, with a smoothness prior where the gradients leave them open."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -136,7 +136,7 @@ def _feature_shape(seen: ForwardPass, features: Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What the head's gradient gives away about each example.
+    """What the head's gradient reveals about each example.
 
     Attributes:
         value: `[n, *shape]` the known quantity.

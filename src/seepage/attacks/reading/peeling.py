@@ -64,7 +64,7 @@ class _Peeling:
         return alike
 
     def descend(self) -> None:
-        """Solve for what layers read, as long as there is one whose slopes are known and tell it.
+        """Solve for what layers read, as long as there is one whose slopes are known and determine it.
 
         One unit on the wrong side spoils the slopes of all layers further down, which then do not explain their
         gradients. So where it goes no further, units near zero of the last activation are tried on the other side.
@@ -86,7 +86,7 @@ class _Peeling:
                 return
 
     def _next(self, failed: set[tuple[int, ...]]) -> tuple[int, Tensor, Tensor] | None:
-        """Place, values and errors of one more activation; layers that do not tell what they read join the failed."""
+        """Place, values and errors of one more activation; layers that leave open what they read join the failed."""
         sure, seen = self.sure(), self.run(self.images[0])
         names = self.network.names(seen)
         readers: dict[int, list[int]] = {}

@@ -27,7 +27,7 @@ class Activation:
         forward: From inputs to outputs.
         inverse: From outputs to inputs.
         derivative: Derivative, by the input.
-        known: Where the output tells the input.
+        known: Where the output determines the input.
     """
 
     forward: Callable[[Tensor], Tensor]

@@ -163,7 +163,7 @@ class GradientMatching(Attack):
             objective: Whose knowledge and round say how many inputs, and of what shape, are searched for.
             labels: `[n]`; None: searched for together with the inputs.
             seed: Of the starts and the noise.
-            progress: Is told of the search, and keeps its checkpoints.
+            progress: Shows the search, and keeps its checkpoints.
             every: Steps between two checkpoints; None: a hundredth of all.
         """
         run = _MatchingRun(self, objective, labels, seed)

@@ -45,7 +45,7 @@ class Spear(Attack):
     `dL/dW = L R` has rank n, and one invertible Q gives `D = L Q` and `X = Q^-1 R` (theorem 3.1). Behind a ReLU about
     half of D is zero: n - 1 rows of L at which column i of D is zero have column i of Q as their only null vector
     (theorem 3.2). Directions with few zeros are dropped, the n independent ones with most zeros are Q up to scale, and
-    `L Q s = dL/db` gives the scales (theorem 3.3). Images need not look like images: tables and noise come back too.
+    `L Q s = dL/db` gives the scales (theorem 3.3). Inputs need not look like images: tables and noise are recovered.
 
     The search ends when the batch agrees with itself: the signs of `X W^T + b` must be where D is not zero (the paper's
     lambda), and the model's own backward pass from each example must give its column of D. That is also the
@@ -59,7 +59,7 @@ class Spear(Attack):
     that units are on for few different sets of them. Where units are fewer, or layers more, it draws submatrices for
     up to 16 examples, then goes on by reweighted least squares from random starts.
     Each direction is fitted to all its zeros. In place of the paper's greedy exchange by lambda the best n
-    directions are chosen anew whenever one is found: first those that one example could cause, which can be told
+    directions are chosen anew whenever one is found: first those that one example could cause, which can be checked
     where the network behind has one hidden ReLU layer and fewer classes than half the units an example reaches, then
     those with most zeros. Units whose rows of the gradient are multiples of one another count once. (With two classes
     all units that are on for the same examples are such, and differences of columns have more zeros than the columns.)
@@ -269,8 +269,8 @@ class _LayerPart:
         outputs = torch.ones(1, len(self.live)).to(self.bias)
         rows = self.cut.rows_of_errors(outputs, classes)[:, live].T  # [p, classes]
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
-        # rows = U S V^T: U S spans what can come back, and V^T turns an error into its coefficients. [p, c], [c,
-        # classes]
+        # rows = U S V^T: U S [p, c] spans all slopes that can reach the units, and V^T [c, classes] turns an error into
+        # its coefficients.
         basis: Tensor = left * values
         there = values > 1e-9 * values[0]
         return basis[:, there], right[there]

@@ -5,7 +5,7 @@ as every such row does:
 
     E'_v = (1 - a) E_v + e_v      a: what weight decay took off, the same share of every row      e_v: rounding
 
-With a = 0 the row comes back bit for bit, or as its number format rounds it. With a > 0 both are read off the rows
+With a = 0 the row is returned bit for bit, or as its number format rounds it. With a > 0 both are read off the rows
 that agree with one another.
 """
 
@@ -38,7 +38,7 @@ class MovedRows:
         sure: `[v]` bool: those of them of which so many numbers moved as single numbers of noise that a compression
             lets through would leave in no row.
         still: How many rows moved as all rows do.
-        share: What all rows shrank by; 0 where they came back as they were.
+        share: What all rows shrank by; 0 where they were returned unchanged.
         unit: Units of the last place that rounding is allowed; 0 where still rows are equal bit for bit.
     """
 
@@ -77,7 +77,7 @@ def moved_rows(change: Tensor, before: Tensor | None = None) -> MovedRows | None
     unit = spacing(torch.maximum(before.abs(), after.abs()), kind)
     start = before.double()
     change = after.double() - start
-    filled = start.any(1)  # a row of zeros does not shrink, and tells nothing of the others
+    filled = start.any(1)  # a row of zeros does not shrink, and shows nothing of the others
     exact = ~beyond.bool().any(1)
     shrunk = _by_share(start, change, unit, filled)
     if exact[filled].any() and (shrunk is None or 2 * int(exact[filled].sum()) >= shrunk.still):

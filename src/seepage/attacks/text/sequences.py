@@ -20,7 +20,7 @@ from seepage.attacks.text.span import GradientSpan
 CHUNK_NUMBERS = 2**24
 """Numbers of a block of candidates' vectors: 64 MiB in float32."""
 MOST_PREFIXES = 2**14
-"""Prefixes that are followed; where more lie in the span, the span tells nothing."""
+"""Prefixes that are followed; where more lie in the span, the span excludes nothing."""
 STEPS = 6
 """Steps of an encoder's search from one anchor."""
 ANCHORS = 4
@@ -122,14 +122,14 @@ def assemble(
         checks: Layers behind the first attention.
         places: For each place the tokens that may have been there in any sequence.
         wanted: Number of sequences, where known.
-        progress: Is told how many sequences are found.
+        progress: Receives the number of sequences found.
     """
     found: list[Tensor] = []
     tried, equations = 0, sum(check.span.width - check.span.rank for check in checks)
     longest = next((p for p, tokens in enumerate(places) if not len(tokens)), len(places))
     for length in range(longest, 0 if reader.takes_shorter else len(places) - 1, -1):
         if sum(len(tokens) - 1 for tokens in places[:length]) > equations:
-            continue  # more indicators than equations: nothing would be told
+            continue  # more indicators than equations: nothing would be determined
         # Few tokens at a place leave few anchors to try; a place with fewer than there are sequences misses some.
         enough = min(wanted or 1, max(map(len, places[:length])))
         anchors = sorted((p for p in range(length) if len(places[p]) >= enough), key=lambda p: len(places[p]))

@@ -81,7 +81,7 @@ class Unmixing(Resumable):
 
     Args:
         mixtures: `[m, d]`.
-        n: Number of sources; the published method is told it.
+        n: Number of sources; the published method needs it.
         objective: Weights.
         shape: `(C, H, W)` where the sources are images.
         lr: Learning rate.

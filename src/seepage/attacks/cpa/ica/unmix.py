@@ -63,7 +63,7 @@ class SparseScore:
 
     With `s = y^T P y / f` the density falls like `(s + width)^(-f/2)`, so `psi(y) = w P y`, `w = 1 / (s + width)`:
     a multivariate t. A source's precision `P` is Tyler's robust estimate; photographs differ in how their contrast is
-    spread over colors and directions, and that tells them apart.
+    spread over colors and directions, and that separates them.
 
     Args:
         width: Where the density turns from a hump to a tail, in units of the fields' mean square.

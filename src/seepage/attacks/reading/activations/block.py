@@ -221,7 +221,7 @@ def _calls(case: Case) -> dict[str, LayerCall]:
 
 
 class _OutOfPlace(TorchFunctionMode):
-    """ReLUs in place make tensors of their own, so that what is behind one is told from what is in front of it."""
+    """ReLUs in place make tensors of their own: what is behind one is another tensor than what is in front of it."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

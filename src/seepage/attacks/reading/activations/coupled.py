@@ -34,7 +34,7 @@ from seepage.errors import Inapplicable
 RESCALED = 1e-2
 """Relative difference of the size of softmax minus label from which on the update is a multiple of the gradient."""
 SCALINGS = 2
-"""Times that a layer is solved: the second time with the scale that the first one told."""
+"""Times that a layer is solved: the second time with the scale that the first one gave."""
 
 
 class CoupledBlock(Block):

@@ -27,7 +27,7 @@ class Decoder:
 
     The attacker has the network and can pass any images through it, so this takes no data. The same coefficients hold
     at all positions, as in a convolution. Where features have no positions (behind global pooling) or positions that do
-    not divide the image, one block is the whole image, and little more than its color is told.
+    not divide the image, one block is the whole image, and little more than its color is decoded.
 
     Args:
         features: From images `[n, C, H, W]` in [0, 1] to features `[n, c, h, w]`; `[n, c, 1, 1]` without positions.

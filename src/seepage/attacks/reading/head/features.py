@@ -21,7 +21,7 @@ from seepage.federation.types import Knowledge, Round
 MAX_DISAGREEMENT = 1e-3
 """Relative error up to which features count as known: misfit, difference of two solutions, or rounding."""
 MIN_WIDTH = 4
-"""Features per example from which on zeros are enough to tell examples apart."""
+"""Features per example from which on zeros are enough to separate examples."""
 FORWARD = 3.0
 """Rounding of a network's own forward pass, in units of its type's epsilon and the size of its features."""
 MAX_UNKNOWNS = 10_000_000
@@ -37,7 +37,7 @@ SHARES = (1.0, 0.1, 0.01, 0.001)
 SOLVED = 1e-5
 """Misfit at which no further start is tried."""
 SIZE_REMEDY = "give the right --batch-size (or, of two checkpoints, --steps if the client took several)"
-"""What to do about a gradient of a higher rank than the told number of examples gives."""
+"""What to do about a gradient of a higher rank than the stated number of examples gives."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class HeadFeatures:
         rounding: Largest `noise` over the root mean square of the example's features.
         known: `[n]` whether the example's features are known to a relative error of about 1e-3.
         doubt: Why some features are not known, or None.
-        share: The update is so many times the gradient of the mean loss, by clipping or another rate than was told; 1
+        share: The update is so many times the gradient of the mean loss, by clipping or another rate than stated; 1
             where that contradicts nothing.
     """
 
@@ -114,7 +114,7 @@ def head_features(
     Args:
         observed: A round whose update is one plain gradient.
         knowledge: What the attacker knows.
-        labels: The labels, which may repeat; None: those told, else read off the solution.
+        labels: The labels, which may repeat; None: those known, else read off the solution.
         most: Most entries of the softmax equations' Jacobian, `n^3 C`, which are solved where zeros are too few: 1.4
             million take about five seconds of a core.
 
@@ -197,7 +197,7 @@ def _equations(observed: Round, knowledge: Knowledge, labels: Tensor | None) -> 
 
 
 def _by_zeros(equations: HeadEquations, labels: Tensor | None, draw: Generator) -> _Solution | None:
-    """The solution by the zeros of the features; None where they are too few to tell the examples apart."""
+    """The solution by the zeros of the features; None where they are too few to separate the examples."""
     rank = equations.rank
     if equations.inner.shape[1] < MIN_WIDTH * rank:
         return None
@@ -211,7 +211,7 @@ def _by_zeros(equations: HeadEquations, labels: Tensor | None, draw: Generator) 
     if not bool(unmixing.isfinite().all()) or int(torch.linalg.matrix_rank(unmixing)) < rank:
         return None  # one example was found twice
     plain = _settled(equations, unmixing, count, labels)
-    # Examples that are too alike to be told apart look like one that counts several times, as in a multiple.
+    # Examples that are too alike to be separated look like one that counts several times, as in a multiple.
     if plain.misfit < MAX_DISAGREEMENT or not equations.biased or equations.rank < equations.examples:
         return plain
     # The features do not depend on the update's size, but what the gradient holds of the softmax does.
@@ -230,9 +230,9 @@ def _settled(equations: HeadEquations, unmixing: Float[Tensor, "n n"], count: in
 
     Args:
         equations: The gradient.
-        unmixing: Rows at the scale that the bias tells.
+        unmixing: Rows at the scale that the bias gives.
         count: Its first rows are those of single examples.
-        labels: Where they are told.
+        labels: Where they are known.
     """
     from scipy.optimize import linear_sum_assignment  # heavy, and only this needs it
 
@@ -390,7 +390,7 @@ def _result(head: str, equations: HeadEquations, solution: _Solution, told: Int[
 
 
 def _leftover(labels: Int[Tensor, " m"], told: Int[Tensor, " n"] | None, missing: int) -> Int[Tensor, " l"]:
-    """Labels for examples that left no trace: those told that no other example has, else the first class."""
+    """Labels for examples that left no trace: those known that no other example has, else the first class."""
     if told is None:
         return labels.new_zeros(missing)
     rest = told.tolist()

@@ -38,7 +38,7 @@ class NetworkEvidence:
     Attributes:
         label: The label whose slopes point most nearly as those that were sent.
         mismatch: Largest relative difference of the network's own slopes from the sent ones, beyond the tolerance.
-        mismatch_tolerance: How far the rounding may put off the slope that the columns tell, as a share of it.
+        mismatch_tolerance: How far the rounding may put off the slope that the columns give, as a share of it.
         share: Largest share of the group's rows that other examples may have: by how much the sent slopes are
             stronger or weaker than the example's own, with two standard errors.
         mismatch_any_loss: Relative difference of the sent slopes from what the network makes of the columns' slope on
