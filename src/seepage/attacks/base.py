@@ -77,7 +77,7 @@ def run_resumable(
     advance: Callable[[int], float],
     progress: Progress,
     *,
-    history: list[tuple[int, float]] | None = None,
+    note: Callable[[int, float], None] = lambda step, value: None,
     every: int | None = None,
     ended: Callable[[], bool] = lambda: False,
 ) -> tuple[int, bool]:
@@ -88,7 +88,7 @@ def run_resumable(
         steps: Steps in all.
         advance: Makes one step, given the number of steps before it, and returns the objective.
         progress: Shows the search, and keeps its checkpoints.
-        history: List of the search that records are appended to, before the checkpoint is made.
+        note: Called with each record before the checkpoint is made, such as to append it to the search's history.
         every: Steps between two records; None: a hundredth of all.
         ended: Whether the search is over early.
 
@@ -97,8 +97,7 @@ def run_resumable(
     """
 
     def record(step: int, value: float) -> None:
-        if history is not None:
-            history.append((step, value))
+        note(step, value)
         progress.report(step, steps, value)
         progress.save(search.checkpoint(step))
 

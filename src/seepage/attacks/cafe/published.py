@@ -224,9 +224,13 @@ class PublishedRun(Resumable):
     def through(self, total: int, iteration: Callable[[int], float]) -> bool:
         """Run all iterations, from the checkpoint if there is one; returns whether they were interrupted."""
         self.read, interrupted = run_resumable(
-            self, total, iteration, self.progress, history=self.history, every=RECORD_INTERVAL
+            self, total, iteration, self.progress, note=self.note, every=RECORD_INTERVAL
         )
         return interrupted
+
+    def note(self, step: int, value: float) -> None:
+        """Add to the history."""
+        self.history.append((step, value))
 
     def rows_of(self, t: int) -> tuple[int, Tensor]:
         place = t % len(self.batches)

@@ -159,9 +159,7 @@ class CocktailParty(Attack):
             lr=self.lr,
         )
 
-        done, interrupted = run_resumable(
-            search, self.steps, lambda step: search.step(), progress, history=search.history
-        )
+        done, interrupted = run_resumable(search, self.steps, lambda step: search.step(), progress, note=search.note)
         features = search.sources()
         features = features.abs() if layer.sparse else features
         inputs = stretch(features, knowledge) if images else features

@@ -324,13 +324,16 @@ class _SecondOrder(Resumable):
         self.history: list[tuple[int, float]] = []
 
     def run(self, progress: Progress) -> Reconstruction:
-        step, interrupted = run_resumable(self, self.steps, self.step, progress, history=self.history, every=1)
+        step, interrupted = run_resumable(self, self.steps, self.step, progress, note=self.note, every=1)
         return Reconstruction(
             inputs=self.low + (self.high - self.low) * self.unit,
             status="interrupted" if interrupted else "exhausted",
             history=tuple(self.history),
             cost={"steps": step, "evaluations": step},
         )
+
+    def note(self, step: int, value: float) -> None:
+        self.history.append((step, value))
 
     def _maps(self, unit: Tensor) -> Tensor:
         """Features without positions `[n, e, 1, 1]` of images in [0, 1]."""

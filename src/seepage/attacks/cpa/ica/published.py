@@ -128,6 +128,10 @@ class Unmixing(Resumable):
         self.optimizer.step()
         return value.item()
 
+    def note(self, step: int, value: float) -> None:
+        """Add to the history."""
+        self.history.append((step, value))
+
     def sources(self) -> Tensor:
         """`[n, d]` the sources as they stand, up to order, sign and scale."""
         unit = torch.nn.functional.normalize(self.rows.detach(), dim=1)
