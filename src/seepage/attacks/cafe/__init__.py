@@ -29,6 +29,11 @@ ROUGH_RESIDUAL = 0.03
 """Residual of step III accepted as a starting point while the weights move and h is known only roughly."""
 MAX_DRIFT = 0.05
 """Largest relative change of all weights over the used rounds for which the attack corrects."""
+CONSISTENT_MISFIT, MAX_SWAP_MISFIT = 1e-2, 0.05
+"""Relative misfit of v with h, label and weights up to which they are reported as consistent, and above which a sample
+that was separated inside a cell may be mixed up with another and is dropped."""
+SOLVED_SHARE = 0.99
+"""Share of the identifiable samples that must be certain for the attack to have ended as it should."""
 CHUNK_SAMPLES = 100
 """Number of samples of one party that are inverted between two checkpoints."""
 
@@ -210,7 +215,7 @@ class Cafe(Attack):
             objective=residuals.to(inputs.device),
             certified=(residuals <= self.certain).to(inputs.device),
             inner=_inner(found, chosen),
-            status="ok" if sure >= 0.99 * len(chosen) else "exhausted",
+            status="ok" if sure >= SOLVED_SHARE * len(chosen) else "exhausted",
             cost={"rounds": len(view) + view.repeats},
             notes=notes,
         )
@@ -332,7 +337,7 @@ def _drop_misfits(found: Sequence[Recovered], inferred: InferredLabels) -> None:
     """Keep samples separated inside a cell only if h, v, weights and one label are consistent at all parties."""
     group = found[0].group
     shared = group.bincount()[group] > 1
-    wrong = shared & ~(inferred.misfit < 0.05)
+    wrong = shared & ~(inferred.misfit < MAX_SWAP_MISFIT)
     for one in found:
         one.known &= ~wrong
 
@@ -385,6 +390,6 @@ def _notes(view: _ReadRounds, found: Sequence[Recovered], inferred: InferredLabe
     if shared:
         notes.append(f"{shared} samples share all their rounds with another and may be swapped with it")
     if inferred is not None:
-        fits = inferred.misfit < 1e-2
+        fits = inferred.misfit < CONSISTENT_MISFIT
         notes.append(f"h, v, weights and label agree for {int(fits.sum())} samples")
     return tuple(notes)

@@ -21,8 +21,10 @@ MAX_COHORT = 8
 """Largest number of samples sharing all their rounds that are split."""
 EXTRA_VALUES = 8
 """Number of singular values computed beyond the batch's own, to estimate the rounding error."""
-MAX_OUTLIER_ANGLE = 0.04
-"""With changing weights, largest angle (radians) between a direction and its rounds' spans."""
+MAX_OUTLIER_ANGLE, TYPICAL_ANGLES = 0.04, 5.0
+"""With changing weights, largest angle (radians) between a direction and its rounds' spans, also in typical angles."""
+CLEAR_OF_ROUNDING = 5.0
+"""Times the largest singular value of the rounding that a sample's must reach to be one of the batch."""
 MAX_UNEXPLAINED = 0.02
 """With changing weights, largest share of a round's gradient outside the known directions, as from black tiles."""
 MAX_SPANS = 5
@@ -155,8 +157,8 @@ def round_gradient(weight: Tensor, bias: Tensor, k: int) -> RoundGradient:
     left, values = _left_vectors(matrix, k + EXTRA_VALUES)
     top = values[0].clamp(min=1e-300)
     floor = max(float(values[k] / top) if len(values) > k else 0.0, 1e-12)
-    # Values below five times the floor are not distinguished from rounding: their samples have next to no gradient.
-    rank = int((values[:k] > 5 * floor * top).sum())
+    # Smaller values are not distinguished from rounding: their samples have next to no gradient.
+    rank = int((values[:k] > CLEAR_OF_ROUNDING * floor * top).sum())
     left = left[:, :rank]
     return RoundGradient(left, left.T @ matrix, bias.double().cpu() * k, floor)
 
@@ -246,7 +248,7 @@ def _drop_outliers(cells: Sequence[Cohort], bases: Sequence[Tensor]) -> None:
         return
     typical = float(torch.tensor(list(angles.values())).median())
     for cell in cells:
-        if angles.get(id(cell), 0.0) > min(5 * typical, MAX_OUTLIER_ANGLE):
+        if angles.get(id(cell), 0.0) > min(TYPICAL_ANGLES * typical, MAX_OUTLIER_ANGLE):
             cell.basis = None
 
 
@@ -274,7 +276,9 @@ def _useful(cell: Cohort, batches: Sequence[Tensor]) -> list[int]:
     return chosen if len(common) == len(cell.members) else cell.rounds
 
 
-def meet(rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: float = 0.05) -> Tensor | None:
+def meet(
+    rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: float = EXACT_ROUNDS.angle
+) -> Tensor | None:
     """`[d, m]` orthonormal: where the rounds' spans meet, to within a mean angle (radians); at most `most` directions.
 
     >>> e = torch.eye(5, dtype=torch.float64)

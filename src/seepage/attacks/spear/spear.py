@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import CERTIFYING_MISMATCH, Case, NetworkCut
-from seepage.attacks.network.mixing_layer import MixingLayer, find_layer
+from seepage.attacks.network.mixing_layer import MIN_ZEROS, MixingLayer, find_layer
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import MAX_COLUMN_MISFIT, NeighborUnits
 from seepage.attacks.spear.sparse_columns import FoundDirections, Span, reweighted, sampled
@@ -22,6 +22,8 @@ from seepage.federation.types import Reconstruction, Transcript
 INSTEAD = f"cocktail_party or {MATCHING}"
 SUBMATRICES_AT_ONCE = 8192
 """Submatrices drawn at a time."""
+MIN_AGREEMENT = 0.99
+"""Share of an example's units whose sign must agree with the zeros of its column; rounding turns a few at the kink."""
 MAX_DRAWN_EXAMPLES = 16
 """Up to this many examples the fast mode first draws 16 times so many submatrices: they miss few columns."""
 STARTS_AT_ONCE = 64
@@ -200,7 +202,7 @@ class _Batch:
     mismatch: Tensor
 
     def certified(self, certify: float) -> Tensor:
-        return (self.mismatch <= certify) & (self.agreement >= 0.99)
+        return (self.mismatch <= certify) & (self.agreement >= MIN_AGREEMENT)
 
     def sure(self, certify: float) -> int:
         return int(self.certified(certify).sum())
@@ -400,7 +402,7 @@ def _behind_relu(cut: NetworkCut, weight: Tensor, layer: MixingLayer) -> None:
     drawn = torch.randn((4, len(weight)), generator=generator(0, "probe"), dtype=torch.float64).to(weight)
     classes = cut.probabilities(drawn).shape[1]
     errors = torch.randn((4, classes), generator=generator(1, "probe"), dtype=torch.float64).to(weight)
-    if float((cut.backward(drawn, errors) == 0).double().mean()) < 0.05:
+    if float((cut.backward(drawn, errors) == 0).double().mean()) < MIN_ZEROS:
         raise Inapplicable(
             f"no ReLU follows layer {layer.name!r}, so its gradient has no zeros to go by", f"use {INSTEAD}"
         )
