@@ -17,6 +17,10 @@ from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
 
 
+SUMMED = 100.0
+"""Times the tolerance of one row up to which what all rows, or all examples, add up to may be off."""
+
+
 @attacks.register(
     "linear",
     paper="Phong et al. 2017; Geiping et al. 2020, prop. 3.1",
@@ -130,7 +134,7 @@ class LinearLeak(Attack):
             inputs=inputs,
             labels=labels,
             objective=residual.reshape(1).float(),
-            certified=(residual <= self.tolerance) & inside & (turned <= 100 * self.tolerance),
+            certified=(residual <= self.tolerance) & inside & (turned <= SUMMED * self.tolerance),
             cost={"evaluations": knowledge.num_classes},
             notes=(note,),
         )
@@ -320,7 +324,7 @@ def _account_for_all(seen: FirstLayer, inputs: Tensor, values: Tensor, tolerance
     logits = seen.trace(inputs).logits.detach()
     slopes = 2 * (logits - values) / (values.shape[1] * seen.batch_size)  # [n, k]
     off = (slopes.sum(0) - seen.case.gradient[seen.last[1]]).norm()
-    return bool(off <= 100 * tolerance * slopes.norm(dim=1).sum())
+    return bool(off <= SUMMED * tolerance * slopes.norm(dim=1).sum())
 
 
 def _agreeing(rows: Tensor, passed: Tensor, tolerance: float) -> Tensor:

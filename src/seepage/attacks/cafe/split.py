@@ -113,7 +113,8 @@ def _inside(points: Tensor) -> Tensor | None:
     if bool((points @ middle > 1e-2 * middle.norm()).all()):
         return middle
     k, m = points.shape
-    # maximize s with points @ w >= s and |w_i| <= 1
+    # A linear program in (w, s): maximize s with points @ w >= s and |w_i| <= 1. The points lie in an open half-space
+    # just where its value is positive.
     bounds = [(-1.0, 1.0)] * m + [(None, None)]
     result = linprog(
         [0.0] * m + [-1.0],
@@ -131,6 +132,7 @@ def _corners(points: Tensor) -> Tensor | None:
     left = points.clone()
     chosen = []
     for _ in range(points.shape[1]):
+        # Norms are convex, so over a simplex they are largest at a corner.
         sizes = left.norm(dim=1)
         best = int(sizes.argmax())
         if not sizes[best] > 1e-9:
@@ -148,6 +150,7 @@ def _mean_direction(points: Tensor, corner: Tensor) -> Tensor:
     near = points[(points - axis).norm(dim=1) < ON_RAY]
     if len(near) < 2:
         return axis
+    # First eigenvector of sum x x^T [m, m]: the line through 0 nearest to all of them.
     principal: Tensor = torch.linalg.eigh(near.T @ near).eigenvectors[:, -1]
     return _signed(principal, axis)
 

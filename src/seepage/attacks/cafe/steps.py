@@ -274,6 +274,7 @@ def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:
     need = torch.minimum(table.sum(0), torch.tensor(float(times)))
     chosen_rounds: list[int] = []
     left = table.clone()
+    # Greedy set cover: the round with the most samples that are still needed comes next.
     while bool((need > 0).any()):
         t = int((left @ (need > 0).float()).argmax())
         chosen_rounds.append(t)

@@ -381,6 +381,7 @@ class _FastRun:
         return Mixture(
             columns=columns,
             ones=torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0],
+            # W applied to each right singular vector: outputs of any unmixing are rows @ outputs + b. [r, m]
             outputs=kept.right @ params[self.layer.weight].double().T,
             bias=params[self.layer.bias].double(),
             n=self.n,
@@ -423,6 +424,7 @@ class _FastRun:
         if self.bias is None or self.attack.scale == "range":
             self.notes.append("scale and sign are not known: each example is stretched to the value range")
             return found.rows, False
+        # columns @ ones = bias gradient, by least squares: rounding outside the span is left out. [r]
         columns = self.spectrum.keep(len(found.rows)).columns
         ones = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
         # rows @ ones = 1 where the scale is right (see `Mixture.ones`): dividing by it sets scale and sign. [r]

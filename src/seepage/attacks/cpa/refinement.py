@@ -319,6 +319,7 @@ def factored(matrices: Tensor) -> Tensor:
     """
     size = matrices.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
     identity = torch.eye(matrices.shape[-1]).to(matrices)
+    # From none to 1e-6 of the largest diagonal entry, until all factor.
     for ridge in (0.0, 1e-12, 1e-9, 1e-6):
         factors, failed = torch.linalg.cholesky_ex(matrices + ridge * size * identity)
         if not failed.any():

@@ -213,9 +213,8 @@ class Jacobian:
         self.rows = len(layer.weight) * kernel
         self.slopes_rank = min(self.rows, layer.output[0, 0].numel() if layer.geometry else 1)
         if self.rows * places <= LARGEST_MATRIX:
-            self.slopes_rank = EquationWhitening(
-                layer, slopes
-            ).rank  # 0 where all units are off: the gradient says nothing
+            # 0 where all units are off, so that the gradient is zero whatever the image is.
+            self.slopes_rank = EquationWhitening(layer, slopes).rank
             self.moved = slope_matrix(layer, slopes)  # M [O k k, positions]
 
     def columns(self) -> Tensor:
@@ -235,6 +234,7 @@ class Jacobian:
         if kept < channels:
             mixtures = torch.randn((kept, channels), generator=generator(0, "mixtures")) / channels**0.5
         mixtures = mixtures.to(self.image)
+        # Column j is J e_j, for many unit images at once: copies of the image share one pass. [b, active + C' r]
         for units in torch.eye(d, dtype=self.image.dtype).split(AT_ONCE):
             copies = self.image.expand(len(units), -1, -1, -1).detach().requires_grad_(True)
             seen = self.network.run(copies)

@@ -229,6 +229,7 @@ def _bounds(
             whole[m] += sums[t] * seen[layers[m].weight].double().cpu()
     inverses = {m: torch.linalg.pinv(vs[m]) for m in able}  # V V^-1 = I_N, [d2, N]
     h = {m: inverses[m].T @ whole[m] for m in able}  # H = (V^-1)^T V^T H, [N, d1]
+    # Misfits of both steps: S V - B, and V_t^T H_t / K - G_t of the worst round.
     one = {m: _worst(biases[m] - table @ vs[m], biases[m]) for m in able}
     two = dict.fromkeys(able, 0.0)
     for t, batch in enumerate(batches):
@@ -241,6 +242,7 @@ def _bounds(
     first_holds, second_holds = constants(table)
     found = {}
     for m in able:
+        # |V^T H|^2 and |V^-1|^2, by which theorem 2 passes the misfits on to H.
         length, inverse = float(whole[m].square().sum()), float(inverses[m].square().sum())
         misfits = length * inverse**2 * one[m], inverse * two[m]
         size = float(h[m].norm())

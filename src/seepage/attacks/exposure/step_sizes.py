@@ -119,6 +119,7 @@ def _decayed(moved: Mapping[str, Tensor], weights: Mapping[str, Tensor], ceiling
     pairs = torch.cat(rows) if rows else torch.zeros(0, 2)
     if len(pairs) < MIN_ENTRIES:
         return ceiling, 0.0
+    # Regression of |D| on -w sign(D) with an intercept s: centered, the slope is a = <sizes, pulls> / |pulls|^2.
     sizes, pulls = (pairs - pairs.mean(0)).T
     share = float(sizes @ pulls) / max(float(pulls.square().sum()), 1e-300)
     freed = pairs[:, 0] - share * pairs[:, 1]

@@ -175,6 +175,7 @@ def _complete(
             pulled: Tensor = hidden.T @ pushed  # N^T J^T J N v
             return pulled + 1e-9 / scale**2 * v
 
+        # Newton's step in a: (N^T J^T J N) da = -N^T pull, and h moves by N da.
         change = conjugate_gradients(product, -hidden.T @ pull, steps=INNER, tolerance=NEWTON_SOLVED)
         value = value + hidden @ change
     return None
@@ -198,6 +199,8 @@ def _from_supports(
         inner = matrix[:, support]  # [m, s]: with s < m, equations are left over that may contradict it
         inverse = torch.linalg.pinv(inner, rtol=1e-9)
         solution = inverse @ row
+        # Root mean square of the m - s equations to spare; errors of the solution are that times the rows of the
+        # inverse.
         left_over = float((inner @ solution - row).norm()) / (len(row) - len(solution)) ** 0.5
         if left_over < MISFIT * float(row.norm()) / len(row) ** 0.5 + rounding and (solution > -ZERO[-1] * scale).all():
             reading[:, channel], errors[:, channel] = 0.0, 0.0

@@ -110,6 +110,7 @@ class Unmixing(Resumable):
         mixtures = mixtures.double()
         means = mixtures.mean(1, keepdim=True)
         centered = mixtures - means
+        # Whitening by the covariance's first n eigenvectors: D^-1/2 V^T, as in `unmix.whitener` but about the mean.
         moments, vectors = torch.linalg.eigh(centered @ centered.T / (mixtures.shape[1] - 1))
         keep = moments.argsort(descending=True)[:n]
         keep = keep[moments[keep] > moments.max() * 1e-15]

@@ -221,6 +221,8 @@ def unmix(
     flat = fields.flatten(1)
     whitening = whitener(flat)
     white = whitening @ flat
+    # Orthogonal rows first, which finds all sources at once; then rows of any angle, since the sources' correlation
+    # over a finite number of pixels is not zero.
     rotation = fast_ica(white, random_rotation(len(flat), draw, flat), steps=fast_steps)
     return maximum_likelihood(fields, rotation @ whitening, score=score or SparseScore(), steps=steps)
 

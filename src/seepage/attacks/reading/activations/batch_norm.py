@@ -209,7 +209,7 @@ def solve_coupled(
         What it read, or None where G shows fewer places than there are.
     """
     entries = gradient[0, 0].numel()
-    rows = columns_of(gradient.double().cpu())
+    rows = columns_of(gradient.double().cpu())  # G [O k l, C]
     sizes = rows.view(len(gradient), -1).norm(dim=1).clamp(min=1e-300)
     if before is None:
         x, deviation = torch.where(on, given, OFF_MEAN), layer.weight.flatten(1).norm(dim=1)[:, None, None]
@@ -217,7 +217,7 @@ def solve_coupled(
         x, deviation = before.x, before.deviation
     kept = torch.ones(len(gradient), dtype=torch.bool)
     for _ in range(ROUNDS):
-        chosen = kept.repeat_interleave(entries)
+        chosen = kept.repeat_interleave(entries)  # rows (o, k, l) of G whose output's slopes are trusted
         if int(chosen.sum()) < len(slopes) * layer.input[0, 0].numel():
             return None
         matrix = slope_matrix(layer, norm.slopes_in(slopes, x, deviation))  # M(D) [O k l, n positions]

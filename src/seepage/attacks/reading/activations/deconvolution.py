@@ -196,7 +196,7 @@ def _contradiction(layer: LayerUse, directions: Float[Tensor, "rows r"], outputs
 def _unmixed(mixed: Float[Tensor, "n k"], error: float) -> Float[Tensor, "n k"]:
     """The examples' own rows, each up to a positive factor, from a mixture of them."""
     n, size = mixed.shape
-    rows = torch.linalg.qr(mixed.T).Q.T
+    rows = torch.linalg.qr(mixed.T).Q.T  # [n, k] orthonormal, of the same span: the search is blind to the mixture
     # Orthonormal rows have entries of 1 / sqrt(k) on average.
     found = unmix(rows, error / size**0.5, None, generator(0, "deconvolution"))
     if found is None or found[1] < n:

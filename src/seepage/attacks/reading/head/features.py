@@ -317,7 +317,7 @@ def _of_starts(
     none = torch.zeros(len(labels), dtype=torch.bool)
     if not math.isfinite(misfit):
         return _Solution(unmixing, labels, torch.full_like(unmixing[:, 0], math.inf), none, misfit)
-    features = unmixing @ equations.inner
+    features = unmixing @ equations.inner  # Q B [n, k]
     # Solutions that fit about as well must be the same, whatever the order of examples with one label.
     rivals = [_apart(features, q @ equations.inner, labels) for off, q, _ in tries if off < 10 * misfit + SOLVED]
     noise = softmax.noise(equations.over(share), unmixing, labels)
