@@ -16,7 +16,6 @@ from seepage.base.nn import input_layer
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
 
-
 SUMMED = 100.0
 """Times the tolerance of one row up to which what all rows, or all examples, add up to may be off."""
 

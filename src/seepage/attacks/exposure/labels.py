@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import Finding
-from seepage.attacks.search.labels import largest_remainder, two_rows
+from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
 from seepage.base.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
 from seepage.federation.types import Knowledge
 
@@ -179,7 +179,7 @@ def label_leak(
     sound &= not knowledge.client.one_logit or largest <= 1
     if batch_size is None:
         return LabelLeak(present, None, None, sound)
-    shares = batch_size * (1 / len(bias) - bias)  # [classes], sums to the batch size
+    shares = counted_shares(bias, batch_size)
     counts = largest_remainder(shares, batch_size)
     doubt = float((shares - shares.round()).abs().max())
     # A count above this is proved by more than rounding. Labels that are smoothed are nearer to uniform, not further.

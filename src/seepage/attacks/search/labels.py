@@ -136,6 +136,14 @@ def largest_remainder(shares: Float[Tensor, " classes"], total: int) -> Int[Tens
     return counts
 
 
+def counted_shares(bias: Float[Tensor, " classes"], n: int) -> Float[Tensor, " classes"]:
+    """Examples of each class by the last bias gradient db of n examples, for a mean output near uniform.
+
+    `db_j = mean p_j - n_j / n`, so `n_j = n (mean p_j - db_j)`, with mean p_j taken for 1 / C. They sum to n.
+    """
+    return n * (1 / len(bias) - bias)
+
+
 @dataclass(frozen=True)
 class Given(LabelInference):
     """The true labels, when the attacker knows them."""
@@ -235,9 +243,7 @@ class BiasCount(LabelInference):
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         n = batch_size_of(observed)
-        # db_j = mean p_j - n_j / n, so n_j = n (mean p_j - db_j), with mean p_j taken for 1 / C.
-        bias = bias_of(observed, knowledge)  # [classes]
-        return counts_to_labels(largest_remainder(n * (1 / knowledge.num_classes - bias), n))
+        return counts_to_labels(largest_remainder(counted_shares(bias_of(observed, knowledge), n), n))
 
 
 @dataclass(frozen=True)
