@@ -49,8 +49,8 @@ MAX_RANDOM_START_SOURCES = 16
 CERTIFIED_SLACK = 2 * EXACT
 """Share of the value range beyond its ends that a certified image may reach: its largest error is above its mean."""
 
-RESCALED = 1e-3
-"""Relative difference of the update's size from the gradient's from which on it is a multiple of it."""
+SIZE_SETTLED = 1e-3
+"""Relative difference of the update's size, fitted twice or beside the gradient's, up to which it is the same."""
 
 SLOW_REFINEMENT_FROM = 128
 """Sources from which on a refinement takes minutes, and is made only once."""
@@ -321,11 +321,11 @@ class _FastRun:
         view = self._refined(mixture, rows, fields)
         for _ in range(2):
             fitted = mixture.rescaled(view)
-            settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < RESCALED
+            settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < SIZE_SETTLED
             if not self._exact or self._slow or settled:
                 break
             mixture, view = fitted, self._refined(fitted, view.rows, fields)
-        if abs(mixture.n / self.n - 1) > RESCALED and self._certified(view):
+        if abs(mixture.n / self.n - 1) > SIZE_SETTLED and self._certified(view):
             self.notes.append(multiple_words(self.n / mixture.n))
         return Unmixed(kept.right, view.rows, self._scores(mixture, view), view.labels)
 

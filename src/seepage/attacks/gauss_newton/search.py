@@ -19,6 +19,7 @@ from seepage.attacks.gauss_newton.levels import (
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.reading.equations import Equations, EquationsAt
+from seepage.attacks.reading.readings import NEWTON_SOLVED
 from seepage.base.solvers import conjugate_gradients
 
 FIRST_DAMPING = 1e-6
@@ -32,8 +33,6 @@ GROWTH = 1.5
 """The next step is solved with so many times more iterations where this one went as predicted but was cut short."""
 AS_PREDICTED = 0.3
 """Largest share of the predicted gain that may be missing for a step to have gone as predicted."""
-SOLVED = 1e-2
-"""Relative residual at which the conjugate gradients stop."""
 SHORTER = 0.4
 """A step that does not help is shortened by this."""
 TRIES = 4
@@ -258,7 +257,8 @@ class Search:
         # Unknowns are pixels and slopes of open units, of different scales: convergence is measured by r^T M r.
         change = conjugate_gradients(
             product, -_joined(across(pulled + mu * self.spectrum.precision(off)), free),
-            self._inverse(point, self.damping, across), steps=self.iterations, tolerance=SOLVED, preconditioned=True,
+            self._inverse(point, self.damping, across), steps=self.iterations, tolerance=NEWTON_SOLVED,
+            preconditioned=True,
         )  # fmt: skip
         self.passes += 2 * used
         return *_apart(change, point), used == self.iterations

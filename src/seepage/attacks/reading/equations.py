@@ -14,7 +14,8 @@ from seepage.base.algebra.lowrank import INDEPENDENT
 from seepage.errors import Inapplicable
 
 FLOOR = 1e-4
-"""Singular values of a layer's slopes below this share of the largest are not amplified further."""
+"""Share of the largest singular value of a layer's slopes below which a direction is not amplified further, or left to
+other equations."""
 ROUNDED_FLOOR = 5e-3
 """Stands for `FLOOR` where the update was rounded: its errors are then about as large as those of the features.
 

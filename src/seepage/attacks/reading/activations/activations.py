@@ -30,7 +30,7 @@ AGREED = 1e-4
 """Relative difference of softmax minus label, as solved and as the network has it, that is nothing but rounding."""
 MULTIPLE_IF_BELOW = 0.1
 """The update is taken for a multiple of the gradient only if the misfit falls below this share."""
-MISFIT = 1e3
+LARGEST_MISFIT = 1e3
 """Larger contradictions count as this one."""
 
 
@@ -115,10 +115,10 @@ def _scaled(block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C
     labels = slopes.argmin(1)
 
     def misfit(log: float) -> float:
-        """By how much the class probabilities contradict the slopes at a share `e^log`, at most `MISFIT`."""
+        """By how much the class probabilities contradict the slopes at a share `e^log`, at most `LARGEST_MISFIT`."""
         factor, _, probabilities = _factors(block, slopes, read, math.exp(log))
         off = contradiction(probabilities, labels, len(slopes) * factor[:, None] * slopes)
-        return float(off.max().nan_to_num(nan=MISFIT, posinf=MISFIT).clamp(max=MISFIT))
+        return float(off.max().nan_to_num(nan=LARGEST_MISFIT, posinf=LARGEST_MISFIT).clamp(max=LARGEST_MISFIT))
 
     plain, share = misfit(0.0), 1.0
     if not plain < AGREED:
