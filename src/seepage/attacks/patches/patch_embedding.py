@@ -66,6 +66,7 @@ class PatchGradients:
         """
         low, high = self.case.knowledge.value_range
         found = self.solved.image
+        # Root mean square of what lies outside, in units of the range: a lower bound of the image's error.
         outside = float((found - found.clamp(low, high)).square().mean().sqrt()) / (high - low)
         if outside > CONTRADICTED * max(self.solved.deviation, ROUNDED):
             return None

@@ -56,6 +56,7 @@ class _Peeling:
     def sure(self) -> dict[int, Tensor]:
         """Slopes of those layers whose slopes are the same for other images, by their places."""
         places = list(range(self.head))
+        # Two made-up batches: slopes that agree come from known activations alone, whatever the images are.
         first, second = (self.slopes(self.run(images), places) for images in self.images)
         alike = {}
         for place, one, other in zip(places, first, second, strict=True):
@@ -108,6 +109,7 @@ class _Peeling:
         """What known activations read straight from one that is not yet known; None where none does."""
         held = {number: replace(one, passes=False) for number, one in self.held.items()}
         like = self.run(self.images[0]).activations[place].output
+        # With all masks behind it held, what they read is affine in this activation: value and derivative at 0 give it.
         leaf = torch.zeros_like(like).requires_grad_(True)
         seen = self.run(self.images[0], {**held, place: Held(leaf > 0, leaf, passes=False)})
         inputs = {number: seen.activations[number].input for number in self.noise}
@@ -224,6 +226,7 @@ def _first(state: _Peeling, names: list[str]) -> bool:
     if not fed or seen.activations[last].slope != 0:
         return False
     place = max(fed, key=lambda one: (seen.layers[one].weight[0].numel(), one))
+    # Behind a maximum an output passes its slope on in some draws only; its largest slope over the draws is D.
     largest = torch.zeros_like(read)
     for _ in range(DRAWS):
         value = torch.rand(read.shape, generator=draw).to(read)

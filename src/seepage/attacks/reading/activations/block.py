@@ -126,6 +126,7 @@ class Block:
         """
         top = slope_of_channels(self.calls[self.head].input, self.calls[name].output)  # [O]
         rows = []
+        # Behind pooling all positions of an output have one slope where they are on: top[o] (A_i W)[o].
         for each in slopes.flatten(2):  # [O, positions]
             # The largest is D where the output is on somewhere, and rounding where it is nowhere.
             largest = each.gather(1, each.abs().argmax(1, keepdim=True))[:, 0]  # [O]

@@ -118,6 +118,7 @@ def rounding_of(observed: Round, client: ClientUpdate, names: Sequence[str]) -> 
 
 def _half(kept: "_Kept", form: NumberFormat | None, where: Place) -> Tensor:
     """How far a gradient's entries may be off, by the format of what was kept and by arithmetic."""
+    # Three errors, added as if independent: rounding to the format, arithmetic in it, and float32's beside the largest.
     rounded = torch.zeros_like(kept.values) if form is None else form.half / kept.unit
     own = (0.0 if form is None else ARITHMETIC[where]) * kept.gradient
     least = torch.finfo(torch.float32).eps * kept.gradient.abs().max()
@@ -149,10 +150,12 @@ def _kept(observed: Round, client: ClientUpdate, name: str, where: Place, rows: 
     rate = update.rate
     if update.kind == "delta":
         # A weight moves by -lr times the gradient, or by what momentum makes of that.
+        # The rule is linear, so a change of 1 in a weight shows one over the rate.
         one = client.as_gradient(Update({name: torch.ones(1, dtype=torch.float64)}, "delta"), size)[name]
         rate = 1 / float(one.abs())
     if rate is None:
         return None if where == "weights" else _Kept(gradient, single * gradient.abs(), 1.0, gradient)
+    # w' = w - rate g - a w: the weights as they were after the step, with a the share taken off by weight decay.
     after = before - rate * gradient - update.decayed.get(name, 0.0) * before
     slack = single * torch.maximum(before.abs(), after.abs())
     if where == "weights":
