@@ -18,7 +18,7 @@ from seepage.attacks.cpa.ica import (
     unmix_rest,
     whitener,
 )
-from seepage.attacks.cpa.ica.unmix import SparseScore, random_rotation, score_gradient
+from seepage.attacks.cpa.ica.unmix import SparseScore, capped, pair_step, random_rotation, score_gradient
 from seepage.federation.data import load
 
 
@@ -54,6 +54,20 @@ def test_planted_sparse_sources_come_back(n: int, seed: int) -> None:
     mixed = mixing(n, seed) @ sources
     rows = unmix(mixed[:, None], draw=draw(seed))
     assert matched(rows @ mixed, sources).min() > 0.99
+
+
+def test_a_pair_step_solves_each_pair_by_itself_and_is_bounded() -> None:
+    gradient, moments = torch.randn(4, 4, generator=draw()), 1.5 + torch.rand(4, 4, generator=draw(1))
+    step = pair_step(gradient, moments)
+    for i in range(4):
+        for j in range(i):
+            block = torch.tensor([[float(moments[i, j]), 1.0], [1.0, float(moments[j, i])]])
+            solved = torch.linalg.solve(block, -torch.stack([gradient[i, j], gradient[j, i]]))
+            assert torch.allclose(torch.stack([step[i, j], step[j, i]]), solved, atol=1e-5)
+    # Two sources whose rotation the likelihood does not show: a determinant of 0.
+    assert pair_step(gradient, torch.ones(4, 4)).abs().max() <= 20 * gradient.abs().max()
+    assert torch.linalg.matrix_norm(capped(9 * step) * 9 * step, 2) <= 0.5 + 1e-6
+    assert float(capped(1e-3 * step, 0.7)) == pytest.approx(0.7)
 
 
 def test_fast_ica_finds_what_scikit_learn_finds() -> None:

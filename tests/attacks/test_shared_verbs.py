@@ -6,9 +6,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from seepage import Architecture, Batch, build, record
-from seepage.attacks.network import AttackedRound, NetworkCut, best_labels, vouch
-from seepage.attacks.rgap.chain import Chain
+from seepage.attacks.base import Checkpoint, Silent, run_resumable
+from seepage.attacks.cpa.ica import zero_share
+from seepage.attacks.network import ZERO, AttackedRound, NetworkCut, best_labels, vouch
+from seepage.attacks.reading.equations import Known
+from seepage.attacks.rgap.chain import Chain, activation_of
 from seepage.base.algebra.rows import first_of_each, groups, same_rows
+from seepage.base.checkpoint import Resumable
 from seepage.base.nn import state_of
 from seepage.federation.types import Round, Update
 
@@ -101,3 +105,65 @@ def test_a_case_runs_at_weights_of_its_own_in_float64() -> None:
     logits, calls = seen.forward(images.double(), exact=True)
     assert not calls
     assert torch.allclose(logits, seen.forward(images)[0].double(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("share", "zero"), [(0.5, True), (2.0, False)])
+def test_one_threshold_says_what_is_zero_behind_a_relu(share: float, zero: bool) -> None:
+    values = torch.tensor([1.0, share * ZERO], dtype=torch.float64)
+    assert float(zero_share(values[None])) == (0.5 if zero else 0.0)
+    relu = activation_of(nn.ReLU())
+    assert relu is not None
+    assert relu.known(values).tolist() == [True, not zero]
+    read = Known.of_reading(values.view(1, 1, 1, 2), torch.ones(1, dtype=torch.bool))
+    assert read.on.flatten().tolist() == [True, not zero]
+
+
+class Counting(Resumable):
+    """A search whose objective is the sum of the numbers of its steps."""
+
+    kept = ("total", "history")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.history: list[tuple[int, float]] = []
+
+    def note(self, step: int, value: float) -> None:
+        self.history.append((step, value))
+
+
+class OneCheckpoint(Silent):
+    kept: Checkpoint | None = None
+    reported = 0
+
+    def load(self) -> Checkpoint | None:
+        return self.kept
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        self.kept = checkpoint
+
+    def report(self, done: int, total: int, objective: float) -> None:
+        self.reported += 1
+
+
+def test_a_resumed_search_ends_where_a_whole_one_does() -> None:
+    def run(search: Counting, progress: Silent, stop: int | None = None) -> tuple[int, bool]:
+        def advance(step: int) -> float:
+            if step == stop:
+                raise KeyboardInterrupt
+            search.total += step
+            return search.total
+
+        return run_resumable(search, 10, advance, progress, note=search.note, every=3)
+
+    whole, progress = Counting(), OneCheckpoint()
+    assert run(whole, Silent()) == (10, False)
+    assert whole.history == [(3, 3.0), (6, 15.0), (9, 36.0), (10, 45.0)]
+    assert run(Counting(), progress, stop=8) == (8, True)
+    assert progress.kept is not None
+    assert progress.kept.facts["step"] == 6
+    resumed = Counting()
+    assert run(resumed, progress) == (10, False)
+    assert (resumed.total, resumed.history) == (whole.total, whole.history)
+    assert progress.reported == 4
+    ended = run_resumable(Counting(), 10, lambda step: 0.0, Silent(), ended=lambda: True)
+    assert ended == (0, False)

@@ -26,9 +26,9 @@ class Averaged(Attack):
     Where a client's data fit one batch, each of T rounds sends the same gradient with noise of its own, and the mean
     has 1 / sqrt(T) of it: at frozen weights the mean is all there is to know (for Gaussian noise it is sufficient).
     Where the weights move meanwhile, the mean gradient is taken for the gradient at the mean weights, which holds as
-    far as the gradient is linear over the way they went; a note says how far that was. Where the attacker is told of
+    far as the gradient is linear over the way they went; a note says how far that was. Where the attacker knows of
     noise whose size changes from round to round, rounds are weighed by one over its variance. What the inner attack
-    is told of the noise is what is left of it.
+    knows of the noise is what is left of it.
 
     This is no paper's attack: the CAFE paper reads many rounds too, of changing batches, and DP counts them all.
 
@@ -99,7 +99,7 @@ class _OneOfMany(SingleRound):
     """A transcript of one round that many were averaged into.
 
     Attributes:
-        knowledge: What the attacker is told, with what is left of the noise.
+        knowledge: What the attacker knows, with what is left of the noise.
         observed: The average.
         notes: What a reader should know about it.
     """
@@ -111,7 +111,7 @@ def _average(transcript: Transcript) -> _OneOfMany:
     """One round for many.
 
     Raises:
-        Inapplicable: Where there is one round only, or rounds are not told to hold the same examples.
+        Inapplicable: Where there is one round only, or rounds are not known to hold the same examples.
     """
     knowledge, count = transcript.knowledge, len(transcript)
     if count < 2:

@@ -1,4 +1,4 @@
-"""What an attack is, what it needs of a transcript, and how it tells how far it has come."""
+"""What an attack is, what it needs of a transcript, and how it reports its progress."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
 from torch import Tensor, nn
 
-from seepage.base.checkpoint import Checkpoint
+from seepage.base.checkpoint import Checkpoint, Resumable, run_steps
 from seepage.base.nn import first_layer, input_layer, vocabulary_of
 from seepage.errors import Inapplicable, short
 from seepage.federation.fitting import not_sent
 from seepage.federation.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
-__all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent", "ignore"]
+__all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent", "ignore", "run_resumable"]
 
 MATCHING = "a matching attack such as inverting_gradients"
 """What most refusals recommend: it applies to any model and any rule."""
@@ -28,7 +28,7 @@ SIGNS_LEAVE = (
     "read what every optimizer leaves: the classes and the statistics of batch norms, which seepage record names, and "
     "members, with the membership test matched_filter"
 )
-"""What to do where of a gradient the signs alone are left."""
+"""What to do where the signs of a gradient alone are left."""
 
 
 @runtime_checkable
@@ -71,12 +71,46 @@ class Shown(Silent):
         self._show(done, total)
 
 
+def run_resumable(
+    search: Resumable,
+    steps: int,
+    advance: Callable[[int], float],
+    progress: Progress,
+    *,
+    note: Callable[[int, float], None] = lambda step, value: None,
+    every: int | None = None,
+    ended: Callable[[], bool] = lambda: False,
+) -> tuple[int, bool]:
+    """`run_steps` from the search's checkpoint to its end; each record is reported and a checkpoint of it saved.
+
+    Args:
+        search: Whose state is saved, and restored before the first step.
+        steps: Steps in all.
+        advance: Makes one step, given the number of steps before it, and returns the objective.
+        progress: Shows the search, and keeps its checkpoints.
+        note: Called with each record before the checkpoint is made, such as to append it to the search's history.
+        every: Steps between two records; None: a hundredth of all.
+        ended: Whether the search is over early.
+
+    Returns:
+        The steps made in all, and whether they were interrupted.
+    """
+
+    def record(step: int, value: float) -> None:
+        note(step, value)
+        progress.report(step, steps, value)
+        progress.save(search.checkpoint(step))
+
+    first = search.resume(progress.load())
+    return run_steps(first, steps, advance, record, every=every, ended=ended)
+
+
 @dataclass(frozen=True)
 class SingleRound:
     """A transcript of one round that an attack made of what it saw, to hand to another attack.
 
     Attributes:
-        knowledge: What the other attack is told.
+        knowledge: What the other attack knows.
         observed: The round.
     """
 
@@ -98,7 +132,7 @@ class Needs:
 
     A need is switched on by its reason: the half of the refusal's sentence that is the attack's own. The other half,
     and the remedy, are the same for all attacks and stand here. Needs are checked in the order of the fields: first
-    what lies in the model, which naming a fact cannot mend, then the client's rule, then what the attacker is told.
+    what lies in the model, which no further fact can mend, then the client's rule, then what the attacker knows.
 
     Attributes:
         text: All of it in words, for `seepage list`.
@@ -197,7 +231,7 @@ class Needs:
             )
 
     def check_rule(self, knowledge: Knowledge, observed: Round) -> None:
-        """The same for the client's rule alone, whatever the model is and the attacker was told."""
+        """The same for the client's rule alone, whatever the model is and the attacker knows."""
         lost = self.linear_in_gradient or ("there is no slope to follow" if self.differentiable else None)
         if lost is not None and knowledge.client.signs_alone:
             raise Inapplicable(
@@ -310,7 +344,7 @@ class Attack(ABC):
 
     @property
     def ignores(self) -> frozenset[str]:
-        """Side information, by its name in `told`, that it makes no use of where it is told it; a row says so."""
+        """Side information, by its name in `told`, that it makes no use of although it is known; a row says so."""
         return frozenset()
 
     def adapts(self, knowledge: Knowledge) -> bool:

@@ -16,6 +16,9 @@ from seepage.base.nn import input_layer
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
 
+SUMMED = 100.0
+"""Times the tolerance of one row up to which what all rows, or all examples, add up to may be off."""
+
 
 @attacks.register(
     "linear",
@@ -35,7 +38,7 @@ class LinearLeak(Attack):
     pass on the divided row must give back what the client sent for that neuron, both the bias gradient and the column
     of the next fully connected layer's weight gradient. Only such rows are returned; mixtures are not.
 
-    **Other losses.** The same can be told whatever the loss was (label smoothing, class weights, a clipped or scaled
+    **Other losses.** The same can be checked whatever the loss was (label smoothing, class weights, a clipped or scaled
     gradient): of one example, the next layer's column over the neuron's activation is the slope at that layer's
     outputs, and what the model makes of it on its way back to the neuron must be the bias gradient that was sent. That
     is one equation for a row, so three rows must agree on the example too. It takes more than two classes, or two
@@ -130,7 +133,7 @@ class LinearLeak(Attack):
             inputs=inputs,
             labels=labels,
             objective=residual.reshape(1).float(),
-            certified=(residual <= self.tolerance) & inside & (turned <= 100 * self.tolerance),
+            certified=(residual <= self.tolerance) & inside & (turned <= SUMMED * self.tolerance),
             cost={"evaluations": knowledge.num_classes},
             notes=(note,),
         )
@@ -214,10 +217,10 @@ def _label(seen: FirstLayer, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
 def _next_layer(seen: FirstLayer, trace: Trace, slopes: Sequence[Tensor]) -> Tensor:
     """How far the next layer's weight gradient is from what the only example makes of slopes `[1, c]` there, `[1]`.
 
-    That of one example is `s a(x)^T`, so it tells the scale of x, which rows that were divided do not tell where
+    That of one example is `s a(x)^T`, so it shows the scale of x, which rows that were divided do not show where
     weight and bias were scaled apart: by a clip of each tensor, or a learning rate of its own for biases. Any one
     of the layers that may read the neurons is enough. Where no such layer's gradient was sent, the direction of a
-    softmax's slopes tells of x too and this is 0; values and one logit have no such direction, and it is infinite.
+    softmax's slopes depends on x too and this is 0; values and one logit have no such direction, and it is infinite.
     """
     knowledge = seen.attacked.knowledge
     silent = 0.0 if knowledge.target == "class" and knowledge.num_outputs > 1 else torch.inf
@@ -322,7 +325,7 @@ def _account_for_all(seen: FirstLayer, inputs: Tensor, values: Tensor, tolerance
     logits = seen.trace(inputs).logits.detach()
     slopes = 2 * (logits - values) / (values.shape[1] * seen.batch_size)  # [n, k]
     off = (slopes.sum(0) - seen.attacked.gradient[seen.last[1]]).norm()
-    return bool(off <= 100 * tolerance * slopes.norm(dim=1).sum())
+    return bool(off <= SUMMED * tolerance * slopes.norm(dim=1).sum())
 
 
 def _agreeing(rows: Tensor, passed: Tensor, tolerance: float) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from seepage.attacks.adapters.tokens import AdapterTokens
 from seepage.attacks.adapters.vectors import AdapterInputs, Fit
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import AttackedRound, best_labels, in_range, vouch
+from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, best_labels, in_range, vouch
 from seepage.base.adapters import AdaptedLayer, adapted_layers
 from seepage.base.nn import input_layer
 from seepage.base.registry import attacks
@@ -28,7 +28,7 @@ class LoraLeak(Attack):
 
     An adapted layer `y = W x + s B A x` sends `grad A = s B^T G` and `grad B = s G A^T`, two sketches of the gradient
     `G = sum delta x^T` that the frozen W would have. Where at most `r` inputs are behind the update, G follows from the
-    two exactly (`seepage.base.adapters`), so an adapter of rank r gives away what the whole layer would.
+    two exactly (`seepage.base.adapters`), so an adapter of rank r reveals what the whole layer would.
 
     *The adapted layer reads the input.* One example is a row of G but for its scale; several are unmixed by the
     Cocktail Party Attack. Scales, labels and what unmixing left open follow from the network: the errors delta are
@@ -58,7 +58,7 @@ class LoraLeak(Attack):
         batch_size="the rank of the adapter is compared with it",
     )
 
-    tolerance: float = 1e-3
+    tolerance: float = CERTIFYING_MISMATCH
 
     def examine(self, transcript: Transcript) -> "AdapterInputs | AdapterTokens":
         attacked = AttackedRound.of(transcript)

@@ -125,7 +125,8 @@ class AdapterTokens:
             Inapplicable: Where a patch has more unknowns than the span leaves equations.
         """
         parts = low_rank(self.rows, sources=self.tokens)
-        span = parts.right[: min(self.tokens, max(parts.rank, 1))]  # [k, w]
+        # grad A = sum_t (s B^T delta_t) h_t^T [r, w]: its rows are combinations of the tokens' h_t.
+        span = parts.right[: min(self.tokens, max(parts.rank, 1))]  # R [k, w], orthonormal rows
         width = span.shape[1]
         weight = self.embedding.weight.detach().double().flatten(1)  # E [w, d]
         ones = span.new_ones(width)
@@ -143,6 +144,7 @@ class AdapterTokens:
         equations = outside(weight)  # [w, d]
         if bool(shift.any()):  # the column of sigma_p
             equations = torch.cat([equations, (shift - span.T @ (span @ shift))[:, None]], 1)
+        # Unknowns u_p (and sigma_p) are determined if P (g * center(E)) has full column rank in float32's precision.
         values = torch.linalg.svdvals(equations)
         known, unknowns = int((values > INDEPENDENT * values[0]).sum()), equations.shape[1]
         if known < unknowns:
@@ -151,9 +153,11 @@ class AdapterTokens:
                 "equations for them",
                 f"use {MATCHING}",
             )
+        # One matrix for all patches: P (g * center(E)) u_p + sigma_p P b = -P (g * center(c_p)).
         solution = torch.linalg.lstsq(equations, -constant).solution  # [d (+ 1), P]
         left = float((equations @ solution + constant).norm() / constant.norm())
         patches = solution[: weight.shape[1]]
+        # Folding adds up, so it is exact for patches that do not overlap. Read = scale * image + its value at zero.
         folded = F.fold(patches[None], self.read.shape[1:], self._kernel, stride=self.embedding.stride)
         image = (folded - self.read) / self.scale
         return Solved(image, len(span), width - len(span), unknowns, left)
@@ -182,6 +186,7 @@ def _places(embedded: LayerCall, normed: LayerCall) -> Tensor | None:
     """`[P]` which token each patch is: the one that moves as the patch's embedding does; None where none does."""
     if normed.input.ndim != 3 or embedded.output.ndim != 4 or embedded.output.shape[1] != normed.input.shape[2]:
         return None
-    out = embedded.output.flatten(2).transpose(1, 2)  # [3, P, w]
+    out = embedded.output.flatten(2).transpose(1, 2)  # [3, P, w]: images of zeros, of ones, of noise
+    # Positions and biases are the same for all images: the difference of two is E times that of the patches alone.
     patches, tokens = (out[2] - out[0]).double(), (normed.input[2] - normed.input[0]).double()
     return same_rows(patches, tokens)

@@ -144,11 +144,13 @@ class Fit:
         A unit that is on for a guess and off for the example behind it makes one row of D wrong, and no other.
         """
         rows, wanted = errors.T, self.target @ self.basis.T  # D^T [m, n], in the coordinates of G's row space [m, n]
+        # U = C R with R the basis of G's row space [n, d]: n^2 unknowns C in place of n d.
         weights = rows.new_ones(len(rows), 1)
         for _ in range(REWEIGHTED):
             found = torch.linalg.lstsq(weights * rows, weights * wanted).solution  # [n, n]
             off = (rows @ found - wanted).norm(dim=1, keepdim=True)
-            # min sum_j |row_j|: weights 1 / sqrt(|row_j|) on rows of the square loss.
+            # min sum_j |row_j|: weights 1 / sqrt(|row_j|) on rows of the square loss. A hundredth of the median keeps
+            # rows that fit to rounding from outweighing all others.
             weights = (off + off.median() * 1e-2 + 1e-300).rsqrt()
         inputs: Tensor = found @ self.basis
         return inputs
@@ -170,6 +172,7 @@ class Fit:
         unit = start / start.norm(dim=1, keepdim=True)
         steps = reach * torch.logspace(-2.5, 0, FACTORS, dtype=torch.float64, device=start.device)
         factors = torch.cat([steps, -steps])  # [F]
+        # n G = D^T U, so D^T = n G U^+ scales by 1 / f where U does by f.
         # If the input is f u, its errors are what G shows of u, over f.
         shown = self._shown(unit).T[:, None] / factors[:, None]  # [n, F, m]
         rows = (unit[:, None] * factors[:, None]).flatten(0, 1)  # [n F, d]

@@ -12,12 +12,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
 from seepage.attacks.cafe import closed_form, defense_aware, moving, subspaces
 from seepage.attacks.cafe.invert import InversionSettings, gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.label_inference import InferredLabels, infer_labels
 from seepage.attacks.cafe.steps import Recovered, SeenRounds, determined, mean_table, open_rounds, params_of, window
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape, true_representations
+from seepage.base.checkpoint import Resumable
 from seepage.base.nn import in_mode
 from seepage.base.registry import attacks
 from seepage.federation.types import Knowledge, Reconstruction, Tensors, Transcript
@@ -28,6 +29,11 @@ ROUGH_RESIDUAL = 0.03
 """Residual of step III accepted as a starting point while the weights move and h is known only roughly."""
 MAX_DRIFT = 0.05
 """Largest relative change of all weights over the used rounds for which the attack corrects."""
+CONSISTENT_MISFIT, MAX_SWAP_MISFIT = 1e-2, 0.05
+"""Relative misfit of v with h, label and weights up to which they are reported as consistent, and above which a sample
+that was separated inside a cell may be mixed up with another and is dropped."""
+SOLVED_SHARE = 0.99
+"""Share of the identifiable samples that must be certain for the attack to have ended as it should."""
 CHUNK_SAMPLES = 100
 """Number of samples of one party that are inverted between two checkpoints."""
 
@@ -45,6 +51,16 @@ class _ReadRounds(SeenRounds):
     repeats: int
     moving: bool
     total: int
+
+
+class _Inverted(Resumable):
+    """What step III has found, piece by piece: all pieces of the first party, then those of the next."""
+
+    kept = ("inputs", "residuals")
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+        self.residuals: list[Tensor] = []
 
 
 @attacks.register(
@@ -79,7 +95,7 @@ class Cafe(Attack):
         invert: Whether to do step III; without it the features are returned.
         entries: `unforged` is the attacker who knows that fake gradients (Algorithm 5 as written) were sent: only
             entries that may be true are used (see `defense_aware`). Needs about four times N rounds. `auto` does so
-            where the attacker is told of that defense, and uses `all` entries else.
+            where the attacker knows of that defense, and uses `all` entries else.
 
     Example:
         >>> Cafe(mode="few_rounds").steps
@@ -94,10 +110,10 @@ class Cafe(Attack):
     mode: Literal["auto", "least_squares", "few_rounds"] = "auto"
     samples: int | None = None
     weight_rounds: int = 1
-    steps: Sequence[int] = (30, 250, 350)
-    polish: int = 6
+    steps: Sequence[int] = InversionSettings.steps
+    polish: int = InversionSettings.polish
     corrections: int = 4
-    certain: float = 1e-4
+    certain: float = InversionSettings.certain
     invert: bool = True
     entries: Literal["auto", "all", "unforged"] = "auto"
 
@@ -128,7 +144,7 @@ class Cafe(Attack):
         return _ReadRounds(**own, repeats=repeats, moving=moving, total=len(opening.batches))
 
     def adapts(self, knowledge: Knowledge) -> bool:
-        """Whether it sets forged entries aside because it is told that some are sent."""
+        """Whether it sets forged entries aside because it knows that some are sent."""
         return self.entries == "auto" and self._unforged(knowledge)
 
     def _unforged(self, knowledge: Knowledge) -> bool:
@@ -199,7 +215,7 @@ class Cafe(Attack):
             objective=residuals.to(inputs.device),
             certified=(residuals <= self.certain).to(inputs.device),
             inner=_inner(found, chosen),
-            status="ok" if sure >= 0.99 * len(chosen) else "exhausted",
+            status="ok" if sure >= SOLVED_SHARE * len(chosen) else "exhausted",
             cost={"rounds": len(view) + view.repeats},
             notes=notes,
         )
@@ -217,24 +233,24 @@ class Cafe(Attack):
         search = InversionSettings(
             steps=tuple(self.steps), polish=self.polish, certain=ROUGH_RESIDUAL if view.moving else self.certain
         )
-        kept = progress.load()
-        parts: dict[str, Tensor] = dict(kept.tensors) if kept is not None else {}
         pieces = chosen.split(CHUNK_SAMPLES)
-        total = len(pieces) * len(view.layers)
+        parties = list(zip(view.layers, found, strict=True))
         like = view.params[view.layers[0].weight]
-        blocks, residuals = [], []
-        for m, (layer, one) in enumerate(zip(view.layers, found, strict=True)):
-            shape = block_shape(layer, knowledge.input_shape)
-            for number, piece in enumerate(pieces):
-                name = f"{m}/{number}"
-                if f"{name}/inputs" not in parts:
-                    x, left = self._invert_piece(view, layer, one, piece, like.new_zeros(1, *shape), search, seed)
-                    parts |= {f"{name}/inputs": x, f"{name}/residuals": left}
-                    progress.save(Checkpoint(parts, {"step": len(parts) // 2}))
-                done = m * len(pieces) + number + 1
-                progress.report(done, total, float(parts[f"{name}/residuals"].max()))
-            blocks.append(torch.cat([parts[f"{m}/{number}/inputs"] for number in range(len(pieces))]))
-            residuals.append(torch.cat([parts[f"{m}/{number}/residuals"] for number in range(len(pieces))]))
+        done = _Inverted()
+
+        def advance(step: int) -> float:
+            layer, one = parties[step // len(pieces)]
+            blank = like.new_zeros(1, *block_shape(layer, knowledge.input_shape))
+            x, left = self._invert_piece(view, layer, one, pieces[step % len(pieces)], blank, search, seed)
+            done.inputs.append(x)
+            done.residuals.append(left)
+            return float(left.max())
+
+        if run_resumable(done, len(pieces) * len(parties), advance, progress, every=1)[1]:
+            raise KeyboardInterrupt  # some party's part of every sample is missing
+        starts = range(0, len(done.inputs), len(pieces))
+        blocks = [torch.cat(done.inputs[start : start + len(pieces)]) for start in starts]
+        residuals = [torch.cat(done.residuals[start : start + len(pieces)]) for start in starts]
         whole = assemble(view.layers, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
         return whole, torch.stack(residuals).amax(0)
 
@@ -321,7 +337,7 @@ def _drop_misfits(found: Sequence[Recovered], inferred: InferredLabels) -> None:
     """Keep samples separated inside a cell only if h, v, weights and one label are consistent at all parties."""
     group = found[0].group
     shared = group.bincount()[group] > 1
-    wrong = shared & ~(inferred.misfit < 0.05)
+    wrong = shared & ~(inferred.misfit < MAX_SWAP_MISFIT)
     for one in found:
         one.known &= ~wrong
 
@@ -374,6 +390,6 @@ def _notes(view: _ReadRounds, found: Sequence[Recovered], inferred: InferredLabe
     if shared:
         notes.append(f"{shared} samples share all their rounds with another and may be swapped with it")
     if inferred is not None:
-        fits = inferred.misfit < 1e-2
+        fits = inferred.misfit < CONSISTENT_MISFIT
         notes.append(f"h, v, weights and label agree for {int(fits.sum())} samples")
     return tuple(notes)

@@ -20,6 +20,10 @@ from seepage.attacks.cafe.steps import (
 
 MAX_FEATURE_ERROR = 0.1
 """Estimated relative error of h above which a sample counts as not identifiable."""
+JOINT_RANK = 1e-9
+"""Eigenvalues of the joint normal equations below this share of the largest are null directions."""
+JOINT_OPEN_SHARE = 1e-6
+"""As `OPEN_SHARE` for these: normal equations have squared the condition, and their null vectors are less exact."""
 
 
 def solve(seen: SeenRounds, *, weight_rounds: int = 1) -> list[Recovered]:
@@ -92,14 +96,14 @@ def _jointly(shared: Tensor, one: Recovered, right: Tensor, power: float) -> Rec
     unit = one.v[live] / scale[:, None]
     # The Schur product of two positive matrices is positive; regular where S has rank N (theorem 2).
     values, vectors = torch.linalg.eigh(shared[live][:, live] * (unit @ unit.T))
-    keep = values > 1e-9 * values[-1]
+    keep = values > JOINT_RANK * values[-1]
     solved = vectors[:, keep] / values[keep] @ (vectors[:, keep].T @ (right[live] / scale[:, None]))
     h = solved / scale[:, None]
     # By how much noise in the gradients is amplified on the way to row n: the root of the inverse's diagonal.
     gain = (vectors[:, keep].pow(2) / values[keep]).sum(1).sqrt() / scale
     noise = GRADIENT_ROUNDING * (power * h.shape[1]) ** 0.5
     spread = gain * noise / h.norm(dim=1).clamp(min=1e-300)
-    fine = (vectors[:, ~keep].pow(2).sum(1) < 1e-6) & (spread < MAX_FEATURE_ERROR)
+    fine = (vectors[:, ~keep].pow(2).sum(1) < JOINT_OPEN_SHARE) & (spread < MAX_FEATURE_ERROR)
     # A batch that determined a sample by itself keeps its answer unless this one's error is smaller.
     better = fine & (spread < one.spread[live])
     chosen = live[better]
@@ -111,7 +115,7 @@ def _jointly(shared: Tensor, one: Recovered, right: Tensor, power: float) -> Rec
 def _add_batch(one: Recovered, batch: Tensor, weight: Tensor, sums: Tensor, mass: Tensor) -> None:
     """Solve one batch and add its rows, weighted by the inverse square of their error."""
     if not bool(one.v_known[batch].all()):
-        return  # the unknown rows' part of the gradient cannot be told from the others'
+        return  # the unknown rows' part of the gradient cannot be separated from the others'
     live = batch[~one.zero_gradient[batch]]
     if not len(live):
         return

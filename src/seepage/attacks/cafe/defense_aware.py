@@ -17,6 +17,14 @@ from seepage.federation.defenses.fake_gradients import plausible
 
 MIN_ROUNDS_PER_SAMPLE = 1.25
 """Rounds with a plausible entry that a neuron needs, as a multiple of the samples: some are misfits."""
+ASSUMED_ERROR = 1e-3
+"""Relative error that is assumed of V and H, and up to which a sample's v counts as zero."""
+MIN_SOLVED_FEATURES = 0.9
+"""Share of a sample's features that must be solved for it to count as known."""
+DEAD_SHARE = 0.05
+"""Share of plausible entries up to which a feature's gradient is zero throughout: zeros are forged or left out."""
+FORGED = 5.0
+"""Medians of the misfits beyond which an entry is a forged one that slipped through."""
 
 
 def solve(seen: SeenRounds, *, covers: int = 3) -> list[Recovered]:
@@ -61,15 +69,15 @@ def solve(seen: SeenRounds, *, covers: int = 3) -> list[Recovered]:
 def _recovered(v: Tensor, sums: Tensor, mass: Tensor) -> Recovered:
     n = len(v)
     norms = v.norm(dim=1)
-    silent = norms <= 1e-3 * norms.median()
-    known = ((mass > 0).double().mean(dim=1) > 0.9) & ~silent
+    silent = norms <= ASSUMED_ERROR * norms.median()
+    known = ((mass > 0).double().mean(dim=1) > MIN_SOLVED_FEATURES) & ~silent
     return Recovered(
         v=v,
         h=sums / mass.clamp(min=1e-300),
         v_known=torch.ones(n, dtype=torch.bool),
         known=known,
         zero_gradient=silent,
-        spread=torch.where(known, 1e-3, torch.inf).double(),
+        spread=torch.where(known, ASSUMED_ERROR, torch.inf).double(),
         group=torch.arange(n),
     )
 
@@ -103,9 +111,9 @@ def solve_column(table: Any, target: np.ndarray[Any, Any], *, passes: int = 8) -
         except LinAlgError:
             return None
         found: np.ndarray[Any, Any] = cho_solve(factor, table.T @ target)
-        # Forged entries that slipped through are off by far more than rounding: rows beyond five medians go.
+        # Forged entries that slipped through are off by far more than rounding.
         left = np.abs(table @ found - target)
-        good = left <= max(5 * float(np.median(left)), 1e-6 * float(np.abs(target).max()))
+        good = left <= max(FORGED * float(np.median(left)), 1e-6 * float(np.abs(target).max()))
         if good.all():
             break
         table, target = table[good], target[good]
@@ -122,6 +130,7 @@ def _features(v: Tensor, weight: Tensor, near: Tensor, *, passes: int = 6) -> tu
     # once.
     outer = torch.einsum("aj,bj->jab", v, v).reshape(-1, k * k)  # [c, k k]
     mask = near.double()
+    # A trace of ridge for features with hardly a plausible entry, in units of each sample's own |v|^2. [k, k]
     ridge = torch.diag(1e-13 * v.pow(2).sum(1).clamp(min=1e-300)) * v.shape[1] ** 0.5
     trusted = mask
     for _ in range(passes):
@@ -137,10 +146,11 @@ def _features(v: Tensor, weight: Tensor, near: Tensor, *, passes: int = 6) -> tu
     keep = mask * (left <= 3 * typical).double()
     inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex((keep.T @ outer).reshape(-1, k, k) + ridge)[0])
     h = (inverse @ ((keep * weight).T @ v.T)[..., None]).squeeze(2).T
+    # The diagonal of the inverse normal matrix is the variance of each unknown, for errors of unit size.
     trust = 1 / inverse.diagonal(dim1=1, dim2=2).T.clamp(min=1e-300)  # [k, d1]
     count = near.sum(0)
     # A feature that is zero for the whole batch has a gradient of zero, which is forged or left out.
-    dead = count <= 0.05 * len(weight)
+    dead = count <= DEAD_SHARE * len(weight)
     enough = keep.sum(0) >= k + 5
     fine = enough & torch.isfinite(h).all(0)
     typical_trust = trust[:, fine].median() if bool(fine.any()) else trust.new_tensor(1.0)

@@ -21,6 +21,10 @@ Features = Callable[[Tensor], Tensor]
 """From `[n, *block]` to `[n, d1]`, differentiable."""
 FADE = 0.6
 """Share of the robust search's steps after which noise and variation are gone."""
+ROUNDED_RESIDUAL = 2e-7
+"""Relative residual that is float32's rounding: two of its epsilons."""
+STALLED = 0.7
+"""Factor by which a Gauss-Newton step must lower a sample's residual for another one to be made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,31 +135,27 @@ def robust_search(
     """Adam on the smoothed L1 distance of features, from mid-range."""
     low, high = value_range
     span = high - low
-    x = like.new_full((len(target), *like.shape[1:]), (low + high) / 2)
+    x = like.new_full((len(target), *like.shape[1:]), (low + high) / 2).requires_grad_()
     with torch.no_grad():
         # The scale of the features, so that the weight of the variation means the same for every network.
         # One number for the batch: the mean distance of features at mid-range, where the search starts.
         scale = (target - features(x[:1])).abs().mean().clamp(min=1e-12)
-    first, second = torch.zeros_like(x), torch.zeros_like(x)
+    # A second moment of 100 steps' memory: searches are short, and torch's default of 1,000 would not warm up.
+    adam = torch.optim.Adam([x], betas=(0.9, 0.99), eps=1e-12)
     for step in range(steps):
         faded = max(0.0, 1 - step / (steps * FADE))
-        x.requires_grad_()
         # sqrt(r^2 + s^2): |r| far out, so that units of a wrong pattern do not dominate, and smooth near zero.
         loss = ((features(x) - target) / scale).pow(2).add(search.smooth**2).sqrt().sum()
         if faded and x.ndim == 4:
             loss = loss + search.variation * faded * sum(part.sum() for part in neighbor_differences(x)) / span
-        (gradient,) = torch.autograd.grad(loss, x)
-        # Adam with a second moment of 100 steps' memory: searches are short, and torch's default of 1,000 would not
-        # warm up.
-        first = 0.9 * first + 0.1 * gradient
-        second = 0.99 * second + 0.01 * gradient.pow(2)
-        size = search.lr * span * 0.5 * (1 + math.cos(math.pi * step / steps))
-        move = first / (1 - 0.9 ** (step + 1)) / ((second / (1 - 0.99 ** (step + 1))).sqrt() + 1e-12)
-        x = x.detach() - size * move
-        if faded:
-            # Noise shakes units whose pattern is wrong over their threshold; it fades before the search settles.
-            x = x + search.noise * span * faded * torch.randn(x.shape, generator=noise).to(x)
-        x = x.clamp(low, high)
+        (x.grad,) = torch.autograd.grad(loss, x)
+        adam.param_groups[0]["lr"] = search.lr * span * 0.5 * (1 + math.cos(math.pi * step / steps))
+        adam.step()
+        with torch.no_grad():
+            if faded:
+                # Noise shakes units whose pattern is wrong over their threshold; it fades before the search settles.
+                x += search.noise * span * faded * torch.randn(x.shape, generator=noise).to(x)
+            x.clamp_(low, high)
     return x.detach()
 
 
@@ -169,14 +169,14 @@ def gauss_newton(
     x = x.clone()
     left = residual(features, target, x)
     # At a wrong pattern of active units the steps gain little, and more of them are wasted.
-    active = left > 2e-7
+    active = left > ROUNDED_RESIDUAL
     for _ in range(search.polish):
         todo = active.nonzero().squeeze(1)
         if not len(todo):
             break
         x[todo] = _newton_step(features, target[todo], x[todo], value_range, search.inner)
         now = residual(features, target[todo], x[todo])
-        active[todo] = (now < 0.7 * left[todo]) & (now > 2e-7)
+        active[todo] = (now < STALLED * left[todo]) & (now > ROUNDED_RESIDUAL)
         left[todo] = now
     return x
 

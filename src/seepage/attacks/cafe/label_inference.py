@@ -150,6 +150,7 @@ def _free_misfit(views: Sequence[_Party], rows: Tensor) -> Tensor:
     stacked = torch.cat([view.reduced[at] for view, at in pairs], dim=1)  # [c, P C, C]
     wanted = torch.cat([view.part[at] for view, at in pairs], dim=1)  # [c, P C]
     # All parties see one delta: least squares over their equations stacked. [c, P C, C]
+    # With two parties or more the P C equations outnumber the C unknowns, and only samples that belong together fit.
     delta = torch.einsum("ncp,np->nc", torch.linalg.pinv(stacked, rtol=1e-7), wanted)
     left = torch.einsum("npc,nc->np", stacked, delta) - wanted
     return left.pow(2).sum(1) / wanted.pow(2).sum(1).clamp(min=1e-300)
@@ -181,6 +182,7 @@ def logit_gradients(logits: Tensor, double_softmax: bool) -> Tensor:
     eye = torch.eye(logits.shape[1], dtype=logits.dtype)
     if not double_softmax:
         return probabilities[:, None] - eye
-    outer = probabilities.softmax(dim=1)[:, None] - eye  # gradient with respect to the probabilities
+    # The loss takes the softmax of probabilities: dL/dp = softmax(p) - e_y, and dp/dz = diag(p) - p p^T.
+    outer = probabilities.softmax(dim=1)[:, None] - eye
     inner: Tensor = probabilities[:, None] * (outer - (outer * probabilities[:, None]).sum(2, keepdim=True))
     return inner

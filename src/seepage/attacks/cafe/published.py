@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
 from seepage.attacks.cafe.row_adam import RowAdam
 from seepage.attacks.cafe.steps import SeenRounds, gradients, open_rounds, params_of
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape
-from seepage.base.checkpoint import Resumable, run_steps
+from seepage.base.checkpoint import Resumable
 from seepage.base.images import neighbor_differences
 from seepage.base.nn import generator
 from seepage.base.registry import attacks
@@ -161,7 +161,7 @@ class PublishedCafe(Attack):
 class PublishedRun(Resumable):
     """One run of the published algorithms."""
 
-    kept = ("v", "two", "three", "labels", "read", "steps", "opened", "history")
+    kept = ("v", "two", "three", "labels", "steps", "opened", "history")
 
     def __init__(self, plan: PublishedCafe, seen: SeenRounds, seed: int, progress: Progress) -> None:
         self.plan, self.transcript, self.progress = plan, seen.transcript, progress
@@ -223,22 +223,14 @@ class PublishedRun(Resumable):
 
     def through(self, total: int, iteration: Callable[[int], float]) -> bool:
         """Run all iterations, from the checkpoint if there is one; returns whether they were interrupted."""
-        self.resume(self.progress.load())
-        self.read, interrupted = run_steps(
-            self.read,
-            total,
-            iteration,
-            lambda read, objective: self._record(read, objective, total),
-            every=RECORD_INTERVAL,
+        self.read, interrupted = run_resumable(
+            self, total, iteration, self.progress, note=self.note, every=RECORD_INTERVAL
         )
         return interrupted
 
-    def _record(self, read: int, objective: float, total: int) -> None:
-        """Report the progress, and save a checkpoint."""
-        self.read = read
-        self.history.append((self.read, objective))
-        self.progress.report(self.read, total, objective)
-        self.progress.save(self.checkpoint(read))
+    def note(self, step: int, value: float) -> None:
+        """Add to the history."""
+        self.history.append((step, value))
 
     def rows_of(self, t: int) -> tuple[int, Tensor]:
         place = t % len(self.batches)

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seepage.attacks.network import ZERO
 from seepage.base.algebra.sparse import falling, sparse_directions
+
+FAINT_FEATURE = 1e-3
+"""Share of the largest feature below which one is left out of the search: its direction is rounding."""
+ON_RAY = 1e-3
+"""Distance of unit vectors up to which a feature lies on a ray, or on the wrong side of a plane by rounding alone."""
+SAME_RAY = 1e-2
+"""Distance of unit directions up to which they are one."""
+MIN_ZERO_SHARE = 0.02
+"""Share of zeros that a sample must have: fewer may be zero by chance, and certify nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ def split(left: Tensor, right: Tensor, total: Tensor, *, tolerance: float = 1e-3
     v = (left @ torch.linalg.inv(own) / scales).T
     low, high = h.min(dim=1).values, h.max(dim=1).values
     zeros = (h.abs() < tolerance * high[:, None]).double().mean(dim=1)
-    fine = (scales > 0) & (low > -tolerance * high) & (zeros > 0.02)
+    fine = (scales > 0) & (low > -tolerance * high) & (zeros > MIN_ZERO_SHARE)
     return Split(v, h, bool(fine.all()) and bool(torch.isfinite(h).all()))
 
 
@@ -76,7 +86,7 @@ def _vertices(rows: Tensor) -> Tensor | None:
     """
     # [d1] length of each feature's point; features that hardly any sample has are rounding.
     size = rows.norm(dim=0)
-    raw = (rows[:, size > 1e-3 * size.max()]).T  # [k, m]
+    raw = (rows[:, size > FAINT_FEATURE * size.max()]).T  # [k, m]
     # Only the ray counts: a feature twice as strong lies on the same one. [k, m]
     points = raw / raw.norm(dim=1, keepdim=True)
     inside = _inside(points)
@@ -103,7 +113,8 @@ def _inside(points: Tensor) -> Tensor | None:
     if bool((points @ middle > 1e-2 * middle.norm()).all()):
         return middle
     k, m = points.shape
-    # maximize s with points @ w >= s and |w_i| <= 1
+    # A linear program in (w, s): maximize s with points @ w >= s and |w_i| <= 1. The points lie in an open half-space
+    # just where its value is positive.
     bounds = [(-1.0, 1.0)] * m + [(None, None)]
     result = linprog(
         [0.0] * m + [-1.0],
@@ -121,6 +132,7 @@ def _corners(points: Tensor) -> Tensor | None:
     left = points.clone()
     chosen = []
     for _ in range(points.shape[1]):
+        # Norms are convex, so over a simplex they are largest at a corner.
         sizes = left.norm(dim=1)
         best = int(sizes.argmax())
         if not sizes[best] > 1e-9:
@@ -135,9 +147,10 @@ def _corners(points: Tensor) -> Tensor | None:
 def _mean_direction(points: Tensor, corner: Tensor) -> Tensor:
     """The principal direction of the points that lie on the corner's ray."""
     axis: Tensor = corner / corner.norm()
-    near = points[(points - axis).norm(dim=1) < 1e-3]
+    near = points[(points - axis).norm(dim=1) < ON_RAY]
     if len(near) < 2:
         return axis
+    # First eigenvector of sum x x^T [m, m]: the line through 0 nearest to all of them.
     principal: Tensor = torch.linalg.eigh(near.T @ near).eigenvectors[:, -1]
     return _signed(principal, axis)
 
@@ -160,15 +173,15 @@ def _choose(points: Tensor, found: Sequence[Tensor], m: int) -> Tensor | None:
     """The m different directions that are orthogonal to most features and have none on their wrong side."""
     together = torch.stack(list(found))
     reach = points @ together.T  # [k, c]
-    lacking = (reach.abs() < 1e-4).sum(dim=0)
-    lacking[reach.min(dim=0).values < -1e-3] = -1
+    lacking = (reach.abs() < ZERO).sum(dim=0)
+    lacking[reach.min(dim=0).values < -ON_RAY] = -1
     # Any m - 1 features can be made zero; only a sample's own zeros are more.
     lacking[lacking < m + 3] = -1
     kept: list[Tensor] = []
     for i in lacking.argsort(descending=True, stable=True).tolist():
         if lacking[i] < 0:
             break
-        if all(float((together[i] - other).norm()) > 1e-2 for other in kept):
+        if all(float((together[i] - other).norm()) > SAME_RAY for other in kept):
             kept.append(together[i])
         if len(kept) == m:
             chosen = torch.stack(kept)
@@ -178,7 +191,7 @@ def _choose(points: Tensor, found: Sequence[Tensor], m: int) -> Tensor | None:
 
 def _settled(raw: Tensor, points: Tensor, direction: Tensor) -> Tensor:
     """The direction fitted once more to the features it is orthogonal to, large ones (less rounding) counting more."""
-    lacking = raw[(points @ direction).abs() < 1e-4]
+    lacking = raw[(points @ direction).abs() < ZERO]
     if len(lacking) < raw.shape[1]:
         return direction
     return _signed(torch.linalg.svd(lacking, full_matrices=True)[2][-1], direction)

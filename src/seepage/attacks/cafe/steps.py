@@ -23,6 +23,8 @@ GRADIENT_ROUNDING = 1e-6
 ZERO_GRADIENT_SHARE = 1e-5
 """A sample whose `|v|` is below this share of the largest has zero gradient: it leaves no trace in any round. Rounding
 of float32 gradients leaves up to a tenth of this in rows that are exactly zero."""
+OPEN_SHARE = 1e-10
+"""Squared length of an unknown's part in the null space, below which it is zero but for float64's rounding."""
 
 
 @runtime_checkable
@@ -224,7 +226,7 @@ def determined(table: Tensor) -> Tensor:
     # Null vectors of S are those of S^T S [N, N]; unknown n is determined where all of them are zero at n.
     values, vectors = torch.linalg.eigh(table.T @ table)
     null = vectors[:, values <= 1e-11 * values[-1].clamp(min=1e-300)]
-    clear: Tensor = null.pow(2).sum(1) < 1e-10
+    clear: Tensor = null.pow(2).sum(1) < OPEN_SHARE
     return clear
 
 
@@ -256,7 +258,7 @@ def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor,
     rank = int((values > rcond * values[0]).sum())
     inverse = (right[:rank].T / values[:rank]) @ left[:, :rank].T / scale[:, None]  # [k, d2]
     # Samples with a part in the null space of V_s^T are not determined: their row may hold any amount of it.
-    rows_known = right[rank:].pow(2).sum(0) < 1e-10
+    rows_known = right[rank:].pow(2).sum(0) < OPEN_SHARE
     return inverse @ weight, rows_known, inverse.norm(dim=1)
 
 
@@ -272,6 +274,7 @@ def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:
     need = torch.minimum(table.sum(0), torch.tensor(float(times)))
     chosen_rounds: list[int] = []
     left = table.clone()
+    # Greedy set cover: the round with the most samples that are still needed comes next.
     while bool((need > 0).any()):
         t = int((left @ (need > 0).float()).argmax())
         chosen_rounds.append(t)
@@ -295,7 +298,7 @@ def window(batches: Sequence[Tensor], samples: int, times: int = 3, share: float
         here = torch.zeros(samples, dtype=torch.bool)
         here[batch] = True
         counts[batch] += 1
-        # After round t row n holds those who were in every round with n; alone on the diagonal, n can be told.
+        # After round t row n holds those who were in every round with n; alone on the diagonal, n is identified.
         together[batch] &= here
         if int(((counts >= times) & (together.sum(1) == 1)).sum()) >= share * drawn:
             return t + 1

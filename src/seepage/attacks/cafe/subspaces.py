@@ -21,12 +21,39 @@ MAX_COHORT = 8
 """Largest number of samples sharing all their rounds that are split."""
 EXTRA_VALUES = 8
 """Number of singular values computed beyond the batch's own, to estimate the rounding error."""
-MAX_OUTLIER_ANGLE = 0.04
-"""With changing weights, largest angle (radians) between a direction and its rounds' spans."""
+MAX_OUTLIER_ANGLE, TYPICAL_ANGLES = 0.04, 5.0
+"""With changing weights, largest angle (radians) between a direction and its rounds' spans, also in typical angles."""
+CLEAR_OF_ROUNDING = 5.0
+"""Times the largest singular value of the rounding that a sample's must reach to be one of the batch."""
 MAX_UNEXPLAINED = 0.02
 """With changing weights, largest share of a round's gradient outside the known directions, as from black tiles."""
 MAX_SPANS = 5
 """Largest number of rounds per sample whose spans are intersected; more only add work."""
+Factor = Literal["v", "h"]
+"""Which factor of `V^T H = G` is found where spans meet; the other follows from it."""
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """How exactly rounds must agree.
+
+    Attributes:
+        angle: Largest mean angle (radians) between a common direction and the spans it lies in.
+        apart: Largest relative difference of a cell's `V^T H` between two rounds.
+        negative: How negative an entry of h may be, relative to the sample's largest.
+        unexplained: Largest share of a round's gradient outside the known directions; 0: none but rounding.
+    """
+
+    angle: float
+    apart: float
+    negative: float
+    unexplained: float
+
+
+EXACT_ROUNDS = Tolerances(angle=0.05, apart=0.05, negative=1e-3, unexplained=0.0)
+"""Rounds of one model: all differences are rounding of float32 gradients."""
+DRIFTING_ROUNDS = Tolerances(angle=0.3, apart=torch.inf, negative=0.05, unexplained=MAX_UNEXPLAINED)
+"""Rounds between which the weights move: h drifts by percents, and v by so much that products are not compared."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +157,8 @@ def round_gradient(weight: Tensor, bias: Tensor, k: int) -> RoundGradient:
     left, values = _left_vectors(matrix, k + EXTRA_VALUES)
     top = values[0].clamp(min=1e-300)
     floor = max(float(values[k] / top) if len(values) > k else 0.0, 1e-12)
-    # Values below five times the floor are not told from rounding: their samples have next to no gradient.
-    rank = int((values[:k] > 5 * floor * top).sum())
+    # Smaller values are not distinguished from rounding: their samples have next to no gradient.
+    rank = int((values[:k] > CLEAR_OF_ROUNDING * floor * top).sum())
     left = left[:, :rank]
     return RoundGradient(left, left.T @ matrix, bias.double().cpu() * k, floor)
 
@@ -168,24 +195,41 @@ def _solve_site(
         )
     # Two spans of K meet by chance where 2 K comes near the dimension; features are many, so they take over then.
     # The span of the v is [d2, k], that of the h [d1, k]. Two spans of k meet by chance where 2 k > d.
-    side: Literal["v", "h"] = "v" if 3 * widest <= d2 and not moving else "h"
-    angle, most, tolerance = (0.3, torch.inf, 0.05) if moving else (0.05, 0.05, 1e-3)
+    factor: Factor = "v" if 3 * widest <= d2 and not moving else "h"
+    tolerances = DRIFTING_ROUNDS if moving else EXACT_ROUNDS
     # Orthonormal bases, one per round: columns span the v or the h of its batch.
-    bases = [shape.left if side == "v" else row_span(shape.core) for shape in rounds_seen]
+    bases = [shape.left if factor == "v" else row_span(shape.core) for shape in rounds_seen]
     for cell in cells:
         if cell.meets:
-            cell.basis = meet(_useful(cell, batches), bases, len(cell.members), angle=angle)
+            cell.basis = meet(_useful(cell, batches), bases, len(cell.members), angle=tolerances.angle)
     if moving:
         _drop_outliers(cells, bases)
-    _add_pairs(cells, rounds_seen, batches, side, MAX_UNEXPLAINED if moving else 0.0)
-    found = _collect(cells, samples, d1, d2, most, tolerance)
+    _add_pairs(cells, rounds_seen, batches, factor, tolerances.unexplained)
+    found = _collect(cells, samples, d1, d2, tolerances)
     for cell in cells:
         if cell.covered and moving:
             # The spans of its rounds meet in more than its own direction, and no v holds for two rounds.
             found.known[cell.members] = False
         elif cell.covered and bool(found.known[cell.members].all()):
-            _uncovered(cell, found, rounds_seen, batches, side)
+            _uncovered(cell, found, rounds_seen, batches, factor)
     return found
+
+
+def _other_factor(shape: RoundGradient, known: Tensor, factor: Factor) -> tuple[Tensor, Tensor]:
+    """The other factor of `V^T H = G`, a row per column of the known one, and how much of G's error reaches each row.
+
+    Args:
+        shape: The round, with `G = left @ core` `[d2, d1]`.
+        known: `[d2, m]` V^T, or `[d1, m]` H^T; a basis in its place gives the products of each cell all the same.
+        factor: Which of the two it is.
+
+    Returns:
+        `[m, d1]` H, or `[m, d2]` V; and `[m]` the norms of the rows of the pseudo-inverse.
+    """
+    inverse = torch.linalg.pinv(known)  # [m, d]
+    # H = pinv(V^T) G, and V = pinv(H^T) G^T; by the factors of G, whose rank r is far below d1 and d2.
+    one, two = (shape.left, shape.core) if factor == "v" else (shape.core.T, shape.left.T)
+    return (inverse @ one) @ two, inverse.norm(dim=1)
 
 
 def row_span(core: Tensor) -> Tensor:
@@ -204,7 +248,7 @@ def _drop_outliers(cells: Sequence[Cohort], bases: Sequence[Tensor]) -> None:
         return
     typical = float(torch.tensor(list(angles.values())).median())
     for cell in cells:
-        if angles.get(id(cell), 0.0) > min(5 * typical, MAX_OUTLIER_ANGLE):
+        if angles.get(id(cell), 0.0) > min(TYPICAL_ANGLES * typical, MAX_OUTLIER_ANGLE):
             cell.basis = None
 
 
@@ -232,7 +276,9 @@ def _useful(cell: Cohort, batches: Sequence[Tensor]) -> list[int]:
     return chosen if len(common) == len(cell.members) else cell.rounds
 
 
-def meet(rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: float = 0.05) -> Tensor | None:
+def meet(
+    rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: float = EXACT_ROUNDS.angle
+) -> Tensor | None:
     """`[d, m]` orthonormal: where the rounds' spans meet, to within a mean angle (radians); at most `most` directions.
 
     >>> e = torch.eye(5, dtype=torch.float64)
@@ -269,7 +315,11 @@ def meet(rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: fl
 
 
 def _add_pairs(
-    cells: Sequence[Cohort], rounds_seen: Sequence[RoundGradient], batches: Sequence[Tensor], side: str, slack: float
+    cells: Sequence[Cohort],
+    rounds_seen: Sequence[RoundGradient],
+    batches: Sequence[Tensor],
+    factor: Factor,
+    slack: float,
 ) -> None:
     """In every round whose live samples are all in known cells, share the gradient out among the cells.
 
@@ -283,17 +333,10 @@ def _add_pairs(
         present = [cell for cell in of_round[place] if cell.basis is not None]
         size = sum(cell.basis.shape[1] for cell in present if cell.basis is not None)
         if not present or (size < shape.left.shape[1] and not slack):
-            continue  # some sample of this round is in no known cell, and its part cannot be told from the others'
+            continue  # some sample of this round is in no known cell, and its part cannot be separated from the others'
         joined = torch.cat([cell.basis for cell in present if cell.basis is not None], dim=1)
-        if side == "v":
-            # V^T H = G with V known: H = pinv(V^T) G. A basis in place of V gives each cohort's own part of the
-            # product.
-            inverse = torch.linalg.pinv(joined)  # [m, d2]
-            left, right, errors = joined, (inverse @ shape.left) @ shape.core, inverse.norm(dim=1)
-        else:
-            # The same from the other side: V^T = G pinv(H).
-            inverse = torch.linalg.pinv(joined)  # [m, d1]
-            left, right, errors = shape.left @ (shape.core @ inverse.T), joined.T, inverse.norm(dim=1)
+        other, errors = _other_factor(shape, joined, factor)
+        left, right = (joined, other) if factor == "v" else (other.T, joined.T)  # [d2, m], [m, d1]
         # The bias gradient is the sum of the v: which combination of the left factors, fixes the scales. [m]
         total = torch.linalg.lstsq(left, shape.bias[:, None]).solution.squeeze(1)  # [m]
         floor = shape.floor
@@ -315,7 +358,7 @@ def _add_pairs(
                 cell.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * floor))
 
 
-def _collect(cells: Sequence[Cohort], samples: int, d1: int, d2: int, most: float, tolerance: float) -> Recovered:
+def _collect(cells: Sequence[Cohort], samples: int, d1: int, d2: int, tolerances: Tolerances) -> Recovered:
     found = Recovered.nothing(samples, d2, d1)
     for cell in cells:
         if not cell.meets:
@@ -325,7 +368,7 @@ def _collect(cells: Sequence[Cohort], samples: int, d1: int, d2: int, most: floa
             found.zero_gradient[cell.members] = True
             found.v_known[cell.members] = True
         elif cell.pairs:
-            _settle(cell, found, most, tolerance)
+            _settle(cell, found, tolerances)
     return found
 
 
@@ -334,7 +377,7 @@ def _uncovered(
     found: Recovered,
     rounds_seen: Sequence[RoundGradient],
     batches: Sequence[Tensor],
-    side: Literal["v", "h"],
+    factor: Factor,
 ) -> None:
     """Find anew the factor whose basis may hold some of another sample; the dual of the basis, and so the other factor,
     is right. Needs a round of which all samples are known.
@@ -343,36 +386,30 @@ def _uncovered(
         live = batches[place][~found.zero_gradient[batches[place]]]
         if not bool(found.known[live].all()):
             continue
-        left, core = rounds_seen[place].left, rounds_seen[place].core
-        if side == "v":
-            rows = (left @ (core @ torch.linalg.pinv(found.h[live]))).T
-        else:
-            rows = torch.linalg.pinv(found.v[live].T) @ left @ core
+        # The factor whose basis is right is now the known one.
+        known: tuple[Tensor, Factor] = (found.h[live].T, "h") if factor == "v" else (found.v[live].T, "v")
+        rows, _ = _other_factor(rounds_seen[place], *known)
         own = torch.isin(live, torch.tensor(cell.members))
-        (found.v if side == "v" else found.h)[live[own]] = rows[own]
+        (found.v if factor == "v" else found.h)[live[own]] = rows[own]
         return
-    if side == "v":
+    if factor == "v":
         found.v[cell.members], found.v_known[cell.members] = 0.0, False
     else:
         found.known[cell.members] = False
 
 
-def _settle(cell: Cohort, found: Recovered, most: float, tolerance: float) -> None:
+def _settle(cell: Cohort, found: Recovered, tolerances: Tolerances) -> None:
     """Average a cell's rounds, split it, and note how far the rounds disagree."""
     # Rounds are averaged by one over the variance of their error.
     weight = torch.tensor([1 / max(error, 1e-30) ** 2 for *_, error in cell.pairs], dtype=torch.float64)
     weight = weight / weight.sum()
     # Rounds share the basis, so their factors can be averaged; where they differ is the error, seen without the truth.
-    left = sum(w * pair[0] for w, pair in zip(weight, cell.pairs, strict=True))
-    right = sum(w * pair[1] for w, pair in zip(weight, cell.pairs, strict=True))
-    total = sum(w * pair[2] for w, pair in zip(weight, cell.pairs, strict=True))
-    assert isinstance(left, Tensor)
-    assert isinstance(right, Tensor)
-    assert isinstance(total, Tensor)
+    lefts, rights, totals, _ = zip(*cell.pairs, strict=True)
+    left, right, total = (torch.tensordot(weight, torch.stack(parts), 1) for parts in (lefts, rights, totals))
     apart = max(_apart(pair, cell.pairs[0]) for pair in cell.pairs)
-    parts = split(left, right, total, tolerance=tolerance)
+    parts = split(left, right, total, tolerance=tolerances.negative)
     members = cell.members[: len(parts.h)]
-    fine = parts.certain and apart < most and len(parts.h) == len(cell.members)
+    fine = parts.certain and apart < tolerances.apart and len(parts.h) == len(cell.members)
     if fine:
         found.v[members], found.h[members] = parts.v, parts.h
         found.known[members] = True

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress, run_resumable
 from seepage.attacks.cpa.ica import (
     EMBEDDINGS,
     IMAGES,
@@ -34,8 +34,7 @@ from seepage.attacks.cpa.refinement import (
 from seepage.attacks.network import EXACT, AttackedRound, NetworkCut, in_range
 from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.mixing_layer import MixingLayer, blurred, find_layer, stretch
-from seepage.base.algebra.lowrank import LowRank, low_rank
-from seepage.base.checkpoint import run_steps
+from seepage.base.algebra.lowrank import CLEAR, LowRank, low_rank
 from seepage.base.nn import generator, last_linear, normalized_layers
 from seepage.base.registry import attacks
 from seepage.federation.types import Ambiguity, Knowledge, Reconstruction, Round, Transcript
@@ -49,6 +48,9 @@ MAX_RANDOM_START_SOURCES = 16
 
 CERTIFIED_SLACK = 2 * EXACT
 """Share of the value range beyond its ends that a certified image may reach: its largest error is above its mean."""
+
+SIZE_SETTLED = 1e-3
+"""Relative difference of the update's size, fitted twice or beside the gradient's, up to which it is the same."""
 
 SLOW_REFINEMENT_FROM = 128
 """Sources from which on a refinement takes minutes, and is made only once."""
@@ -157,13 +159,7 @@ class CocktailParty(Attack):
             lr=self.lr,
         )
 
-        def record(step: int, value: float) -> None:
-            search.history.append((step, value))
-            progress.report(step, self.steps, value)
-            progress.save(search.checkpoint(step))
-
-        first = search.resume(progress.load())
-        done, interrupted = run_steps(first, self.steps, lambda step: search.step(), record)
+        done, interrupted = run_resumable(search, self.steps, lambda step: search.step(), progress, note=search.note)
         features = search.sources()
         features = features.abs() if layer.sparse else features
         inputs = stretch(features, knowledge) if images else features
@@ -242,7 +238,7 @@ class _FastRun:
     def reconstruction(self) -> Reconstruction:
         if self.layer.reads_input is None:
             return self._features()
-        drops = self.attack.drop if self._exact else (1.0 if self.noisy else 3.0,)
+        drops = self.attack.drop if self._exact else (1.0 if self.noisy else CLEAR,)
         best: Unmixed | None = None
         tried: set[int] = set()
         for start, drop in enumerate(drops):
@@ -329,11 +325,11 @@ class _FastRun:
         view = self._refined(mixture, rows, fields)
         for _ in range(2):
             fitted = mixture.rescaled(view)
-            settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < 1e-3
+            settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < SIZE_SETTLED
             if not self._exact or self._slow or settled:
                 break
             mixture, view = fitted, self._refined(fitted, view.rows, fields)
-        if abs(mixture.n / self.n - 1) > 1e-3 and self._certified(view):
+        if abs(mixture.n / self.n - 1) > SIZE_SETTLED and self._certified(view):
             self.notes.append(multiple_words(self.n / mixture.n))
         return Unmixed(kept.right, view.rows, self._scores(mixture, view), view.labels)
 
@@ -389,6 +385,7 @@ class _FastRun:
         return Mixture(
             columns=columns,
             ones=torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0],
+            # W applied to each right singular vector: outputs of any unmixing are rows @ outputs + b. [r, m]
             outputs=kept.right @ params[self.layer.weight].double().T,
             bias=params[self.layer.bias].double(),
             n=self.n,
@@ -431,6 +428,7 @@ class _FastRun:
         if self.bias is None or self.attack.scale == "range":
             self.notes.append("scale and sign are not known: each example is stretched to the value range")
             return found.rows, False
+        # columns @ ones = bias gradient, by least squares: rounding outside the span is left out. [r]
         columns = self.spectrum.keep(len(found.rows)).columns
         ones = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
         # rows @ ones = 1 where the scale is right (see `Mixture.ones`): dividing by it sets scale and sign. [r]
@@ -468,7 +466,7 @@ class _FastRun:
 
     def _features(self) -> Reconstruction:
         """Embeddings of an inner layer: sparse rows if a ReLU feeds it, else plain unmixing."""
-        kept = self._kept(3.0)
+        kept = self._kept(CLEAR)
         draw = generator(self.seed, "unmix")
         if self.layer.sparse:
             rows = unmix_sparse(kept.right, draw=draw)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress, run_resumable
 from seepage.attacks.cpa.cocktail_party import CocktailParty, Mixed
 from seepage.attacks.reading.decoding import AT_ONCE, Decoder, NaturalSpectrum
 from seepage.attacks.search.distances import Cosine
@@ -19,7 +19,7 @@ from seepage.attacks.search.optimizers import Adam, Schedule
 from seepage.attacks.search.parameters import Pixels, SearchSpace
 from seepage.attacks.search.priors import TotalVariation
 from seepage.attacks.search.problem import Evaluation, Problem
-from seepage.base.checkpoint import Resumable, run_steps
+from seepage.base.checkpoint import Resumable
 from seepage.base.nn import calls_in_pass
 from seepage.base.nn import generator as draws
 from seepage.base.registry import attacks
@@ -227,7 +227,7 @@ def in_order(known: Tensor | None, counted: Tensor | None) -> Tensor | None:
     """Labels in the order of the embeddings: first those known for each embedding, then the rest of the batch's.
 
     Args:
-        known: `[k]` the label of each embedding, where its source could tell.
+        known: `[k]` the label of each embedding, where its source determines it.
         counted: `[n]` the batch's labels in any order; None where no rule can count them.
 
     >>> in_order(torch.tensor([2, 0]), torch.tensor([0, 1, 2]))
@@ -324,19 +324,16 @@ class _SecondOrder(Resumable):
         self.history: list[tuple[int, float]] = []
 
     def run(self, progress: Progress) -> Reconstruction:
-        def record(step: int, value: float) -> None:
-            self.history.append((step, value))
-            progress.report(step, self.steps, value)
-            progress.save(self.checkpoint(step))
-
-        first = self.resume(progress.load())
-        step, interrupted = run_steps(first, self.steps, self.step, record, every=1)
+        step, interrupted = run_resumable(self, self.steps, self.step, progress, note=self.note, every=1)
         return Reconstruction(
             inputs=self.low + (self.high - self.low) * self.unit,
             status="interrupted" if interrupted else "exhausted",
             history=tuple(self.history),
             cost={"steps": step, "evaluations": step},
         )
+
+    def note(self, step: int, value: float) -> None:
+        self.history.append((step, value))
 
     def _maps(self, unit: Tensor) -> Tensor:
         """Features without positions `[n, e, 1, 1]` of images in [0, 1]."""

@@ -17,7 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.cpa.ica.unmix import SparseScore, curvature
+from seepage.attacks.cpa.ica.unmix import SparseScore, capped, curvature
 from seepage.attacks.network import NetworkCut
 from seepage.base.solvers import conjugate_gradients
 
@@ -34,7 +34,7 @@ class Mixture:
         n: Batch size behind the update; a factor on the whole update (a clipped norm) divides it.
         downstream: The network behind the layer.
         error_sum: `[k]` gradient of the last bias: mean of `p - e_y`; None where there is no such bias.
-        labels: `[n]` the labels, when told.
+        labels: `[n]` the labels, where known.
     """
 
     columns: Tensor
@@ -185,8 +185,8 @@ def anneal(first: float, last: float, count: int, trust: float) -> list[Refineme
 def stages_for(load: float) -> list[RefinementStage]:
     """A schedule by `load`, sources per unit: the fuller the layer, the slower, and the less the prior is trusted.
 
-    Above about 0.5 each column has few more equations than unknowns, wrong masks can hardly be told from right ones
-    in one step, and the images gain from many small ones.
+    Above about 0.5 each column has few more equations than unknowns, wrong masks can hardly be distinguished from right
+    ones in one step, and the images gain from many small ones.
     """
     if load > 0.85:
         return [*anneal(0.5, 1e-3, 15, 0.03), *anneal(1e-3, 1e-4, 20, 0.01), *anneal(1e-4, 2e-5, 60, 0.003)]
@@ -224,7 +224,7 @@ def refine(
         score: Density of the differences.
         stages: The schedule.
         exact: Ends early once every certificate is below this.
-        report: Is told each stage's number and what it starts from.
+        report: Called with each stage's number and the state it starts from.
 
     Returns:
         The view with the lowest sum of certificates on the way.
@@ -239,8 +239,8 @@ def refine(
             change = torch.linalg.solve(normal, right[:, :, None])[:, :, 0].T
         else:
             change = _with_prior(normal, right, view.rows, fields, score or SparseScore(), stage.trust)
-        # A step of spectral norm 1/2 at most: (I - E) stays invertible, and the linearization means something.
-        change = change * (0.5 / torch.linalg.matrix_norm(change, 2)).clamp(max=1)
+        # (I - E) stays invertible, and the linearization means something.
+        change = change * capped(change)
         # rows <- (I - E)^-1 rows, which takes A to A (I - E).
         rows = torch.linalg.solve(torch.eye(len(rows)).to(rows) - change, view.rows)
         if not rows.isfinite().all():
@@ -290,6 +290,7 @@ def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementSt
     weight = 1 / (residual.square() + stage.spread**2)
     # A free error d in the c likeliest classes adds F^T d to the column; it is fitted and taken out of the residual:
     # d = (F W F^T + ridge)^-1 F W r, and the weights are made anew from what is left.
+    # A prior of deviation 10 on errors that are probabilities, at most 1: it only keeps the matrix regular. [c, c]
     ridge = 0.01 * torch.eye(free.shape[1]).to(free)
     for _ in range(2):
         weighted = free * weight[:, None]
@@ -318,6 +319,7 @@ def factored(matrices: Tensor) -> Tensor:
     """
     size = matrices.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
     identity = torch.eye(matrices.shape[-1]).to(matrices)
+    # From none to 1e-6 of the largest diagonal entry, until all factor.
     for ridge in (0.0, 1e-12, 1e-9, 1e-6):
         factors, failed = torch.linalg.cholesky_ex(matrices + ridge * size * identity)
         if not failed.any():
@@ -328,6 +330,7 @@ def factored(matrices: Tensor) -> Tensor:
 
 def _own_fixed(normal: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Take `E_ii` out (the bias sets each scale) and add a trace of ridge."""
+    # Row and column i of N_i become those of the identity, with 0 on the right: E_ii = 0.
     i = torch.arange(len(normal))
     normal[i, i, :] = 0
     normal[i, :, i] = 0

@@ -1,4 +1,4 @@
-"""What an update gives away before any attack: closed forms, fingerprints, batch norm, the head, the landscape."""
+"""What an update reveals before any attack: closed forms, fingerprints, batch norm, the head, the landscape."""
 
 from seepage.attacks.exposure.adapters import AdapterLeak, adapter_leaks
 from seepage.attacks.exposure.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure

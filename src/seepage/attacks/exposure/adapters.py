@@ -1,4 +1,4 @@
-"""What the rank of a low-rank adapter gives away of its layer's inputs: a shadow, a part of their span, or all."""
+"""What the rank of a low-rank adapter reveals of its layer's inputs: a shadow, a part of their span, or all."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Shows = Literal["nothing", "shadow", "part", "whole"]
 
 @dataclass(frozen=True)
 class AdapterLeak:
-    """What one adapted layer gives away.
+    """What one adapted layer reveals.
 
     Attributes:
         layer: Name of the module.

@@ -1,4 +1,4 @@
-"""What an update gives away by itself, with no attack run: in closed form, layer by layer."""
+"""What an update reveals by itself, with no attack run: in closed form, layer by layer."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -62,7 +62,7 @@ FEWEST_VALUES = 64
 OTHER_OUTPUTS = "other outputs"
 """Name of the fact that parameters moved on which the network's outputs do not depend."""
 UNKNOWN_RATE = "unknown rate"
-"""Name of the fact that nothing tells the learning rate, so that the update is a gradient up to a factor."""
+"""Name of the fact that nothing shows the learning rate, so that the update is a gradient up to a factor."""
 NEEDS = Needs(linear_in_gradient="no layer has a closed form")
 """What closed forms need of the client's rule, as the attacks do."""
 MAX_HEAD_EXAMPLES = 64
@@ -83,8 +83,8 @@ class TensorLeak:
 
     Attributes:
         name: Of the parameter.
-        gives: What it gives away, with its layer's other tensors; None: no closed form found, which is no proof.
-        withhold: Whether it would have to be withheld or noised to close what is named.
+        gives: What it reveals, with its layer's other tensors; None: no closed form found, which is no proof.
+        withhold: Whether it would have to be withheld or noised to close the finding.
     """
 
     name: str
@@ -94,7 +94,7 @@ class TensorLeak:
 
 @dataclass(frozen=True)
 class Exposure:
-    """What an update gives away in closed form. Nothing found is no proof of safety: no attack was run.
+    """What an update reveals in closed form. Nothing found is no proof of safety: no attack was run.
 
     Attributes:
         t: The round.
@@ -102,7 +102,7 @@ class Exposure:
         sent: Which of the model's tensors it holds, and why not the others.
         norm: Euclidean norm of what was sent, over all tensors.
         batch_size: Examples behind it, where known.
-        at_least: Examples behind it at the least, by the rank of its layers; None where no layer tells.
+        at_least: Examples behind it at the least, by the rank of its layers; None where no layer shows it.
         layers: Fully connected layers.
         norms: Batch norms; none are read in a difference of weights, whose local steps blur them.
         labels: What the last layer says, or None.
@@ -111,8 +111,8 @@ class Exposure:
         patches: What the patch and position embeddings of a transformer say of its one example, or None.
         text: What the first layers of a language model span of its tokens, or None.
         adapters: Layers with a low-rank adapter, and what its rank shows.
-        behind_adapters: Examples that the adapters' gradients give away exactly.
-        indexed: What all rounds together determine where the batches' indices are told (CAFE's theorems), or None.
+        behind_adapters: Examples that the adapters' gradients reveal exactly.
+        indexed: What all rounds together determine where the batches' indices are known (CAFE's theorems), or None.
         fingerprints: What the values of each tensor look like.
         defenses: Defenses and number formats that the update looks like.
         findings: What is given away: each with the numbers behind it, its limit, and the tensors it is read from.
@@ -148,7 +148,7 @@ class Exposure:
 
     @property
     def examples(self) -> int:
-        """Private examples that the layers which read the input, or their adapters, give away exactly."""
+        """Private examples that the layers which read the input, or their adapters, reveal exactly."""
         image = int(self.patches is not None and self.patches.exact)
         return max([image, self.behind_adapters, *(layer.found for layer in self.layers if layer.reads == "input")])
 
@@ -204,12 +204,12 @@ class Exposure:
 
 
 def exposure(transcript: Transcript | Path | str, *, t: int = 0, thorough: bool = False) -> Exposure:
-    """What a round's update gives away in closed form, with no attack run and no truth at hand.
+    """What a round's update reveals in closed form, with no attack run and no truth at hand.
 
     Args:
         transcript: A transcript or the path of an `observed/` folder.
         t: The round.
-        thorough: Whether to take ten seconds more where that tells more: the rank behind `convolutions` for images of
+        thorough: Whether to take ten seconds more where that shows more: the rank behind `convolutions` for images of
             up to 4,096 values.
 
     Raises:
@@ -238,7 +238,7 @@ class UpdateAnalysis:
         seen: The transcript.
         t: The round of it.
         thorough: As in `exposure`.
-        inferred: Names of facts that the transcript holds and that nobody told; None: as its folder says.
+        inferred: Names of facts that the transcript holds and that nobody stated; None: as its folder says.
     """
 
     seen: Transcript
@@ -321,7 +321,7 @@ class UpdateAnalysis:
 
     @property
     def _weights_format(self) -> str | None:
-        """The coarse format of the weights that came back, where the client's rule leaves no gradient to read."""
+        """The coarse format of the returned weights, where the client's rule leaves no gradient to read."""
         update = self.observed.update
         if update.kind != "delta" or self.knowledge.client.linear_in_gradient:
             return None
@@ -329,12 +329,12 @@ class UpdateAnalysis:
 
     @cached_property
     def signs(self) -> bool:
-        """Of the gradient hardly more than signs is left, so that its rows are multiples of no input."""
+        """Hardly more than the signs of the gradient are left, so that its rows are multiples of no input."""
         return not self.knowledge.client.linear_in_gradient or any(one.name == "adaptive" for one in self.defenses)
 
     @cached_property
     def rounding(self) -> Rounding | None:
-        """The coarse format of the weights that came back, or of a gradient that was read off two checkpoints."""
+        """The coarse format of the returned weights, or of a gradient that was read off two checkpoints."""
         update, rule = self.observed.update, self.knowledge.client
         moved = update.kind == "delta" or update.rate is not None
         if not moved or not rule.linear_in_gradient:
@@ -392,20 +392,20 @@ class UpdateAnalysis:
 
     @cached_property
     def _guessed(self) -> Collection[str]:
-        """Names of facts that nobody told."""
+        """Names of facts that nobody stated."""
         if self.inferred is not None:
             return self.inferred
         return read_facts(self.seen.folder).said if isinstance(self.seen, RecordedTranscript) else ()
 
     @property
     def makes_examples(self) -> bool:
-        """Whether the network has as many outputs as an example has values: it makes examples and tells no classes."""
+        """Whether the network has as many outputs as an example has values: it predicts no classes."""
         values = math.prod(self.knowledge.input_shape)
         return values >= FEWEST_VALUES and self.knowledge.num_outputs == values
 
     @cached_property
     def explained_step(self) -> bool:
-        """Whether the update is one step at a rate that was told, of a softmax on each example by itself, in float32.
+        """Whether the update is one step at a stated rate, of a softmax on each example by itself, in float32.
 
         Only then do the entries of the last bias gradient count anything. Several steps, or batches that were added up
         under autocast, have the same signs.
@@ -470,7 +470,7 @@ class UpdateAnalysis:
 
     @property
     def at_least(self) -> int | None:
-        """Examples behind the update at the least, by the rank of its layers; None where no layer tells.
+        """Examples behind the update at the least, by the rank of its layers; None where no layer shows it.
 
         A layer that reads positions counts those, and inner features move with the weights of local steps.
         """
@@ -550,7 +550,7 @@ class UpdateAnalysis:
         return layer if certified is None else replace(layer, found=max(layer.found, int(certified.sum())))
 
     def _batch_norms(self) -> tuple[BatchNormSummary, ...]:
-        """Batch norms of a plain gradient; a model without one has nothing to tell."""
+        """Batch norms of a plain gradient; a model without one has none."""
         if self.observed.update.kind != "gradient" or self.changed:
             return ()
         try:
@@ -593,7 +593,7 @@ class UpdateAnalysis:
         return count, None if count.readable else f"not overdetermined: {count.line}"
 
     def _indexed(self) -> tuple[IndexedRounds | None, str | None]:
-        """What all rounds determine where the indices are told, or why that was not looked at."""
+        """What all rounds determine where the indices are known, or why that was not looked at."""
         try:
             return indexed_rounds(self.seen), None
         except SeepageError as error:

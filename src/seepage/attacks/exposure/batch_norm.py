@@ -1,4 +1,4 @@
-"""What the gradient of a network with batch norm gives away by itself: the client's mode, and the batch's variances."""
+"""What the gradient of a network with batch norm reveals by itself: the client's mode, and the batch's variances."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class BatchNormSummary:
 
 @dataclass(frozen=True)
 class BatchNormLeak:
-    """What one batch norm and the layer before it give away.
+    """What one batch norm and the layer before it reveal.
 
     Attributes:
         layer: Name of the layer whose outputs are normalized.

@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.network import LARGEST_MATRIX
 from seepage.attacks.network.linearize import VictimNetwork
 from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.reading.equations import EquationWhitening, Structure, slope_matrix
 from seepage.base.algebra.derivative import Derivative
+from seepage.base.algebra.lowrank import INDEPENDENT
 from seepage.base.nn import generator, last_linear
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round
@@ -24,12 +26,8 @@ QUICK = 1024
 THOROUGH = 4096
 """Pixel values of an image up to which the rank is computed on request: ten seconds of a core at 3,072, growing with
 the cube."""
-MAX_SLOPES = 2**25
-"""Entries of the matrix of slopes above which its rank is counted as full."""
 AT_ONCE = 32
 """Columns of the Jacobian made at a time."""
-SINGULAR = 1e-6
-"""Singular values of the Jacobian below this share of the largest do not count."""
 SPARE = 1.25
 """So many times more rows than columns are kept of a Jacobian that has many more."""
 
@@ -49,7 +47,7 @@ class EquationCount:
         batch_size: n.
         overdetermined: Whether there are at least as many equations as unknowns, and fewer examples than classes.
         largest_batch: Largest batch of which that holds; 0 where it holds of none.
-        ended_by: What a larger batch lacks: `equations`, or `classes` to tell its examples apart.
+        ended_by: What a larger batch lacks: `equations`, or `classes` to separate its examples.
         rank: Rank of the Jacobian for one image; None where it was counted, not computed.
     """
 
@@ -214,10 +212,9 @@ class Jacobian:
         places = layer.input.shape[2:].numel() if layer.geometry else 1
         self.rows = len(layer.weight) * kernel
         self.slopes_rank = min(self.rows, layer.output[0, 0].numel() if layer.geometry else 1)
-        if self.rows * places <= MAX_SLOPES:
-            self.slopes_rank = EquationWhitening(
-                layer, slopes
-            ).rank  # 0 where all units are off: the gradient says nothing
+        if self.rows * places <= LARGEST_MATRIX:
+            # 0 where all units are off, so that the gradient is zero whatever the image is.
+            self.slopes_rank = EquationWhitening(layer, slopes).rank
             self.moved = slope_matrix(layer, slopes)  # M [O k k, positions]
 
     def columns(self) -> Tensor:
@@ -237,6 +234,7 @@ class Jacobian:
         if kept < channels:
             mixtures = torch.randn((kept, channels), generator=generator(0, "mixtures")) / channels**0.5
         mixtures = mixtures.to(self.image)
+        # Column j is J e_j, for many unit images at once: copies of the image share one pass. [b, active + C' r]
         for units in torch.eye(d, dtype=self.image.dtype).split(AT_ONCE):
             copies = self.image.expand(len(units), -1, -1, -1).detach().requires_grad_(True)
             seen = self.network.run(copies)
@@ -256,7 +254,7 @@ class Jacobian:
         # Small side first: the eigenvalues of J J^T are the squares of the singular values.
         gram = columns @ columns.T if len(columns) <= columns.shape[1] else columns.T @ columns
         # float32 resolves singular values down to its epsilon; its squares are summed in float64.
-        least = max(SINGULAR, 8 * torch.finfo(self.image.dtype).eps)
+        least = max(INDEPENDENT, 8 * torch.finfo(self.image.dtype).eps)
         # Positive definite less a share of its norm, which is at least its largest eigenvalue: full rank. This costs a
         # tenth of all eigenvalues.
         shift = least**2 * float(gram.norm())

@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from seepage.attacks.text.moved_rows import LEAST_EXPLAINED
 from seepage.base.nn import generator, last_linear
 from seepage.federation.types import Tensors
 
-LEAST_EXPLAINED = 0.9
-"""Share of what all rows of the last layer together moved, as a square, that shrinking them must explain."""
 FEWEST_DEVIATIONS = 20
 """Standard errors that the found share must lie above 0."""
 BLOCK, LEAST_BLOCK = 256, 8
@@ -35,7 +34,7 @@ BALANCE = 0.003
 MOST_POSITIONS, MOST_TOKENS = 65_536, 5
 """Rows of a weight up to which it may be a position embedding, and those of them that stand for no patch."""
 POSITIONS_ROUNDED = 8.0
-"""Times the rounding of the weights that came back up to which two gradients are one."""
+"""Times the rounding of the returned weights up to which two gradients are one."""
 APART = 4.0
 """How many times worse the other share must meet it."""
 
@@ -46,10 +45,10 @@ class WeightDecay:
 
     Attributes:
         share: Of the last layer, as a share of it, above 0 and below 1; `lr * wd` of one step without momentum.
-        where: That layer's weight, which told it.
+        where: That layer's weight, from which it follows.
         shares: The share by name, for those of the weights that shrank.
         spared: Weights that moved and did not shrink, biases and norms left out.
-        guessed: No other layer tells whether it shrank, so that it is taken to have done so as the last one did.
+        guessed: No other layer shows whether it shrank, so that it is taken to have done so as the last one did.
         vectors: Biases and norms shrank as well, as PyTorch's optimizers have it where nobody names groups.
     """
 
@@ -61,7 +60,7 @@ class WeightDecay:
     vectors: bool = True
 
     def words(self, lr: float | None) -> str:
-        """How much weight decay there was, and what told it.
+        """How much weight decay there was, and what it follows from.
 
         Args:
             lr: Learning rate of the one step, if known.
@@ -77,17 +76,17 @@ class WeightDecay:
 
 
 def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_classes: int) -> WeightDecay | None:
-    """Weight decay of SGD from what all rows of the last layer together moved; None where that tells none.
+    """Weight decay of SGD from what all rows of the last layer together moved; None where that shows none.
 
     The softmax does not change when one vector is added to all rows, so that the rows of a gradient of cross-entropy,
     also a smoothed or weighted one, add up to 0: whatever the examples, in each local step. Only weight decay moves the
     sum of the rows, and along itself: by `1 - (1 - lr wd)^steps` of it. Another loss, noise or compression moves it
     elsewhere, and then nothing is said.
 
-    Clients may have spared other layers, or given them another rate. Two things tell that of a layer. A gradient of
+    Clients may have spared other layers, or given them another rate. Two things show that of a layer. A gradient of
     low rank leaves directions in which only decay moves the layer. And what a ReLU network's layer and the next one
     get from scaling is the same, `<W, G> + <b, g> = <W', G'>`, and 0 where batch norm in train mode follows, which
-    decay `a` changes by `a |W|^2`. Where nothing tells, a layer is taken to have shrunk as others did.
+    decay `a` changes by `a |W|^2`. Where nothing shows it, a layer is taken to have shrunk as others did.
 
     Args:
         model: The architecture.
@@ -125,7 +124,7 @@ def decay_of_rows(
         names: Of weight and bias.
         before: As in `infer_weight_decay`.
         delta: See there. Both are asked for one tensor at a time.
-        exempt: Weights that the network itself says should not decay; taken for so where no equation tells.
+        exempt: Weights that the network itself says should not decay; taken for so where no equation shows it.
     """
     if names is None or names[0] not in delta or names[0] not in before or len(before[names[0]]) < 2:
         return None
@@ -141,7 +140,7 @@ def decay_of_rows(
         return None
     vectors = _vectors_too(before, delta, bias, share)
     told, balances = _of_others(weight, share, before, delta, vectors=vectors is not False)
-    rest = median(told.values()) if told else share  # of layers that tell nothing
+    rest = median(told.values()) if told else share  # of layers that show nothing
     told |= dict.fromkeys((name for name in exempt if name in delta and name not in told), 0.0)
     told |= _of_positions(before, delta, rest)
     if vectors is None:
@@ -163,17 +162,17 @@ def decay_of_rows(
 def _vectors_too(
     before: Mapping[str, Tensor], delta: Mapping[str, Tensor], bias: str | None, share: float
 ) -> bool | None:
-    """Whether the last bias shrank as the weight did; None where its sum is too small to tell."""
+    """Whether the last bias shrank as the weight did; None where its sum is too small to show it."""
     if bias is None or bias not in delta or bias not in before:
         return None
     still, moved = float(before[bias].double().sum()), float(delta[bias].double().sum())
-    # Each bias that came back is rounded to half a unit of its last place.
+    # Each returned bias is rounded to half a unit of its last place.
     rounded = float((torch.finfo(before[bias].dtype).eps * before[bias].double()).norm())
     return None if share * abs(still) <= 4 * rounded else abs(moved + share * still) < abs(moved)
 
 
 def _norms_too(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], share: float, balances: list[float]) -> bool:
-    """Whether norms shrank as weights did, by their balance with the layers they feed; yes where none tells."""
+    """Whether norms shrank as weights did, by their balance with the layers they feed; yes where none shows it."""
     votes = []
     for name in delta:
         bias = f"{name.removesuffix('weight')}bias"
@@ -190,7 +189,7 @@ def _norms_too(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], share:
 def _of_others(
     last: str, share: float, before: Mapping[str, Tensor], delta: Mapping[str, Tensor], *, vectors: bool
 ) -> tuple[dict[str, float], list[float]]:
-    """By how much other layers shrank, of those that tell, and the balances: by free directions, or else by balance."""
+    """By how much layers shrank, of those that show it, and the balances: by free directions, or else by balance."""
     by_block, by_balance = dict[str, float](), dict[str, float]()
     balances = [0.0, _scaled(before[last], delta[last], share)]
     for name in reversed(list(delta)):
@@ -261,7 +260,7 @@ def _shared(
     (start, moved), (starts, moves) = vector, rows
     summed, still = moves.sum(0), starts.sum(0)
     eps = torch.finfo(torch.float32).eps
-    # Each weight that came back is rounded to half a unit of its last place, evenly.
+    # Each returned weight is rounded to half a unit of its last place, evenly.
     rounded = eps / 12**0.5 * float((starts.square().sum() + start.square().sum()).sqrt())
     rounded += eps * float(moves.norm())
     missed = {
@@ -329,7 +328,7 @@ def _of_block(start: Float[Tensor, "m d"], moved: Float[Tensor, "m d"]) -> float
         free, freely = (left[:, half:].T @ one @ right[half:].T for one in (start, moved))
         size = float(free.square().sum())
         share = -float((free * freely).sum()) / size if size else 0.0
-    # Float32 weights that came back are rounded to half a unit of their last place.
+    # Returned float32 weights are rounded to half a unit of their last place.
     if float(freely.norm()) <= ROUNDED * torch.finfo(torch.float32).eps * float(free.norm()):
         return 0.0
     left_over = float((freely + share * free).square().sum())

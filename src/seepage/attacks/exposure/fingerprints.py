@@ -19,9 +19,9 @@ MIN_ENTRIES = 32
 NOISE_FIT_TOLERANCE = 0.1
 """Relative deviation of a spectrum's tail from that of independent noise up to which it is taken for noise."""
 MIN_NOISE_SHARE = 0.01
-"""Share of a tensor's root mean square entry from which a floor of noise is named; rounding stays below."""
+"""Share of a tensor's root mean square entry from which a floor of noise is reported; rounding stays below."""
 MIN_PRUNED_ENTRIES = 200
-"""Entries other than zero from which a lack of small ones is told."""
+"""Entries other than zero from which a lack of small ones is reported."""
 MAX_COMPARED_ENTRIES = 2**16
 """Entries of a tensor whose values are compared, at most: the first ones."""
 NOISELESS_BIAS_SHARE = 0.02
@@ -289,7 +289,7 @@ def rounded_finding(rounding: Rounding, gradient: Mapping[str, Tensor]) -> Findi
 
 
 def rounded_weights(form: str) -> Finding:
-    """That the weights that came back were rounded, where no gradient can be read beside which to say how much.
+    """That the returned weights were rounded, where no gradient can be read beside which to say how much.
 
     Args:
         form: Name of their number format.

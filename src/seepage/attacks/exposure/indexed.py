@@ -138,7 +138,7 @@ def indexed_findings(found: IndexedRounds | None) -> list[Finding]:
 
 
 def indexed_rounds(transcript: Transcript) -> IndexedRounds | None:
-    """What the rounds of a transcript determine by theorems 1 and 2; None where no indices are told.
+    """What the rounds of a transcript determine by theorems 1 and 2; None where no indices are known.
 
     In equation 43 the error of H is bounded by how well steps I and II fit, phi_1 and phi_2, here the largest misfit
     over the rounds and at least what rounding of float32 leaves. Its constant N / K comes from equations 37 and 41,
@@ -148,7 +148,7 @@ def indexed_rounds(transcript: Transcript) -> IndexedRounds | None:
     the true V, which no attacker has.
 
     Args:
-        transcript: The rounds, in which the attacker is told the indices.
+        transcript: The rounds, in which the attacker knows the indices.
 
     Raises:
         Inapplicable: Where an index is repeated or out of range, or an update holds NaN.
@@ -229,6 +229,7 @@ def _bounds(
             whole[m] += sums[t] * seen[layers[m].weight].double().cpu()
     inverses = {m: torch.linalg.pinv(vs[m]) for m in able}  # V V^-1 = I_N, [d2, N]
     h = {m: inverses[m].T @ whole[m] for m in able}  # H = (V^-1)^T V^T H, [N, d1]
+    # Misfits of both steps: S V - B, and V_t^T H_t / K - G_t of the worst round.
     one = {m: _worst(biases[m] - table @ vs[m], biases[m]) for m in able}
     two = dict.fromkeys(able, 0.0)
     for t, batch in enumerate(batches):
@@ -241,6 +242,7 @@ def _bounds(
     first_holds, second_holds = constants(table)
     found = {}
     for m in able:
+        # |V^T H|^2 and |V^-1|^2, by which theorem 2 passes the misfits on to H.
         length, inverse = float(whole[m].square().sum()), float(inverses[m].square().sum())
         misfits = length * inverse**2 * one[m], inverse * two[m]
         size = float(h[m].norm())

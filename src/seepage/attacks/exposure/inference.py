@@ -1,6 +1,6 @@
-"""What an update tells about how it was made, where nobody says so: local steps, batch size, labels.
+"""What an update shows about how it was made, where nobody states it: local steps, batch size, labels.
 
-Whatever is inferred here is told to the attacks like a fact, so it is said, with its source, beside their results.
+Whatever is inferred here is handed to the attacks like a fact, so it stands, with its source, beside their results.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def infer_steps(
     lr: float | None,
     steps: int | None,
 ) -> InferredSteps | None:
-    """Learning rate and local steps of plain SGD from the last bias; None: it does not tell, and nobody does.
+    """Learning rate and local steps of plain SGD from the last bias; None: it does not show them.
 
     The bias of a class that is not in the batch moves by minus `lr` times its softmax value, in each step. On a network
     that is not yet sure of anything, that value is close to the one of made-up inputs. So the classes that moved down
@@ -104,7 +104,7 @@ def infer_steps(
 
 
 def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], classes: int, lr: float) -> str | None:
-    """That the last bias moved as at another rate than was told for one step; None where it does not say so.
+    """That the last bias moved as at another rate than the stated one for one step; None where it does not say so.
 
     Nesterov's momentum m makes a first step `1 + m` times as long, and several steps taken for one do so too.
 
@@ -113,7 +113,7 @@ def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], c
         delta: Weights after minus before.
         input_shape: Shape of one example.
         classes: Of the model.
-        lr: As told.
+        lr: As stated.
     """
     names = last_linear(model, classes)
     bias = None if names is None or names[1] is None else delta.get(names[1])
@@ -147,7 +147,7 @@ def _travel(slopes: Tensor, usual: Tensor | None) -> float | None:
 
 
 def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
-    """The batch size by the rank of the layers, and where it was read; None, and why, where they do not tell.
+    """The batch size by the rank of the layers, and where it was read; None, and why, where they do not show it.
 
     Examples that the model is sure of leave next to nothing in the update, so there may be more than the rank.
 
@@ -172,7 +172,7 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
 
 
 def infer_sizes(observed: Path, model: Architecture | None = None) -> dict[str, tuple[int, str]]:
-    """The batch size of each recorded folder that has none, with its source, as far as the update tells it.
+    """The batch size of each recorded folder that has none, with its source, as far as the update shows it.
 
     Args:
         observed: An `observed/` folder, or one with several below it.

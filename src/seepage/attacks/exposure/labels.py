@@ -1,4 +1,4 @@
-"""What the gradient of the last bias gives away about the labels of a batch."""
+"""What the gradient of the last bias reveals about the labels of a batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import Finding
-from seepage.attacks.search.labels import largest_remainder, two_rows
+from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
 from seepage.base.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
 from seepage.federation.types import Knowledge
 
@@ -164,7 +164,7 @@ def label_leak(
         knowledge: What the attacker knows.
         batch_size: Examples behind it; None: unknown, or this is not one step of a loss that is fully explained; then
             nothing is counted.
-        rounding: How far an entry may be off, where the weights that came back were rounded.
+        rounding: How far an entry may be off, where the returned weights were rounded.
         lower_bound: There may be more examples than `batch_size`.
 
     Returns:
@@ -179,7 +179,7 @@ def label_leak(
     sound &= not knowledge.client.one_logit or largest <= 1
     if batch_size is None:
         return LabelLeak(present, None, None, sound)
-    shares = batch_size * (1 / len(bias) - bias)  # [classes], sums to the batch size
+    shares = counted_shares(bias, batch_size)
     counts = largest_remainder(shares, batch_size)
     doubt = float((shares - shares.round()).abs().max())
     # A count above this is proved by more than rounding. Labels that are smoothed are nearer to uniform, not further.

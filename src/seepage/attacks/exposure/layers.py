@@ -1,4 +1,4 @@
-"""What the gradient of a fully connected layer gives away: its rank, and rows that are one example's input."""
+"""What the gradient of a fully connected layer reveals: its rank, and rows that are one example's input."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.linear import LinearLeak
 from seepage.base.adapters import inside_adapters
 from seepage.base.algebra.lowrank import low_rank
 from seepage.base.nn import as_inputs, calls_in_pass, input_layer, last_linear, normalized_layers
@@ -15,8 +16,6 @@ from seepage.federation.types import Knowledge, Round
 
 MAX_ROWS = 512
 """Rows of a layer that are decomposed, those of the largest gradient; more take longer than a round may."""
-MIN_BIAS_SHARE = 1e-4
-"""Rows whose bias gradient is below this share of the largest are left out: rounding grows as they shrink."""
 MAX_EXACT_DISAGREEMENT = 1e-3
 """Relative disagreement of the rows of one example up to which they are called exact."""
 MAX_ROW_DISTANCE = 3e-6
@@ -25,13 +24,11 @@ MIN_AGREEING_ROWS = 3
 """Rows that must agree. The mixtures of two examples lie on a line, where of a few hundred some two meet by chance."""
 MAX_NOISY_DISAGREEMENT = 0.5
 """Relative disagreement of the rows of one example from which nothing is said to be left of it."""
-MAX_SAME_INPUT_DISTANCE = 1e-2
-"""Relative distance up to which two inputs that were found count as one."""
 
 
 @dataclass(frozen=True)
 class LayerLeak:
-    """What one fully connected layer gives away.
+    """What one fully connected layer reveals.
 
     Attributes:
         layer: Name of the module.
@@ -43,7 +40,7 @@ class LayerLeak:
         width: d, the entries of what it reads.
         rank: Independent inputs above rounding and noise. It cannot pass the live rows and columns of the gradient.
         full: The rank is as large as it can be, so there may be more inputs than that.
-        found: Inputs that its rows give away one by one (see `closed_form`); 0 where the rows prove nothing.
+        found: Inputs that its rows reveal one by one (see `closed_form`); 0 where the rows prove nothing.
         error: Relative disagreement of the rows where the update is known to come from one example, whose input they
             then all are, but for noise; None otherwise.
         last: It is the layer of the classes, where one neuron's row is minus the sum of the others.
@@ -86,7 +83,7 @@ class LayerLeak:
 
 
 def layer_findings(leak: LayerLeak) -> list[Finding]:
-    """What one layer gives away, as findings on its weight and, where rows are divided by it, its bias."""
+    """What one layer reveals, as findings on its weight and, where rows are divided by it, its bias."""
     what = "private examples" if leak.reads == "input" else "inner vectors"
     one = what.removesuffix("s")
     divided = leak.found > 0 or leak.noisy
@@ -167,7 +164,7 @@ def _disagreement(rows: Tensor, shifts: Tensor) -> float | None:
 
 
 def closed_form(rows: Tensor, shifts: Tensor) -> int:
-    """How many inputs the divided rows `rows / shifts` give away.
+    """How many inputs the divided rows `rows / shifts` reveal.
 
     A row of the weight's gradient is a sum over examples of (slope at the neuron) times (input), and the bias entry is
     the sum of the slopes (Phong et al. 2017). If one example alone reaches the neuron, their ratio is its input. All
@@ -189,7 +186,7 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
     if not shifts.abs().max() > 0:
         return 0
     # A ratio is only as good as its divisor: rows of small bias gradient are mostly rounding.
-    live = (shifts.abs() > MIN_BIAS_SHARE * shifts.abs().max()).nonzero().squeeze(1)
+    live = (shifts.abs() > LinearLeak.floor * shifts.abs().max()).nonzero().squeeze(1)
     live = live[shifts[live].abs().argsort(descending=True, stable=True)[:MAX_ROWS]]
     ratios = rows[live] / shifts[live, None]  # [k, d]; one example's neurons all have its input as their ratio
     sizes = ratios.norm(dim=1).clamp(min=1e-300)
@@ -200,7 +197,7 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
     left, found = shared & (sizes > 1e-290), 0
     while left.any():
         found += 1
-        left &= gaps[int(left.nonzero()[0])] > MAX_SAME_INPUT_DISTANCE
+        left &= gaps[int(left.nonzero()[0])] > LinearLeak.same
     return found
 
 

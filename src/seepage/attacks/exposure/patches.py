@@ -1,4 +1,4 @@
-"""What the gradients of a transformer's patch and position embeddings give away together."""
+"""What the gradients of a transformer's patch and position embeddings reveal together."""
 
 from dataclasses import dataclass
 
@@ -56,7 +56,7 @@ def patch_leak(transcript: Transcript) -> PatchLeak | None:
 
 
 def patch_findings(leak: PatchLeak | None) -> list[Finding]:
-    """The image of a transformer, where it comes back at all, and nothing contradicts that it does."""
+    """The image of a transformer, where it can be solved for at all, and nothing contradicts the solution."""
     if leak is None or leak.expected_db is None:
         return []
     what = "its one example exactly" if leak.exact else "its one example"

@@ -1,4 +1,4 @@
-"""How attacks read the update of a client that trains by code of its own: what is not told is read off the update."""
+"""How attacks read the update of a client that trains by code of its own: what is not stated is read off the update."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,9 +13,9 @@ from seepage.federation.transcript.simulated import Victim
 
 
 def read_off(victim: Victim) -> Victim:
-    """The same victim with an attacker who reads an own training step by what the update tells of it.
+    """The same victim with an attacker who reads an own training step by what the update shows of it.
 
-    The server sees the weights that it sent and those that came back, of the first round here, and knows how many
+    The server sees the weights that it sent and those that were returned, of the first round here, and knows how many
     steps make a round. Nothing else is used: not the examples, and not the code.
 
     Args:
@@ -26,7 +26,7 @@ def read_off(victim: Victim) -> Victim:
         stated.
 
     Raises:
-        SeepageError: Where the update does not tell the learning rate.
+        SeepageError: Where the update does not show the learning rate.
     """
     rule = victim.rule or victim.knowledge.client
     own, knowledge = rule.per_client, victim.knowledge

@@ -1,4 +1,4 @@
-"""What the running statistics of batch norms that came back give away: the batch's own means and variances."""
+"""What the returned running statistics of batch norms reveal: the batch's own means and variances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ def batch_statistics(
     Args:
         model: With these batch norms.
         before: Its state that was sent out, by name.
-        after: What came back; norms whose statistics it lacks, or that did not move, are left out, and those whose
+        after: What was returned; norms whose statistics it lacks, or that did not move, are left out, and those whose
             counts do not say how many passes lie between the two.
 
     Returns:

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.fingerprints import MIN_ENTRIES
 
-MIN_ENTRIES, MIN_SIZED_ENTRIES, MANY_ENTRIES = 32, 8, 200
-"""Live entries of a tensor from which its sizes are a sample, from which they are looked at at all in a network without
-two such tensors, and from which the largest of a gradient's entries is far above most of them."""
+MIN_SIZED_ENTRIES, MANY_ENTRIES = 8, 200
+"""Live entries of a tensor from which its sizes are looked at in a network without two tensors of `MIN_ENTRIES`, and
+from which the largest of a gradient's entries is far above most of them."""
 SAME_SIZE = 0.02
 """Relative deviation from the ceiling up to which an entry counts as at it."""
 NEAR = 0.1
 """Relative deviation of a tensor's largest entry from the ceiling: Adadelta comes near its ceiling and reaches it
 nowhere."""
-EXACT = 1e-3
+ROUNDED_CEILING = 1e-3
 """Relative deviation of clipped entries from the ceiling, which is rounding alone."""
 LIVE = 0.01
 """Share of the ceiling below which an entry has next to no gradient."""
@@ -61,7 +62,7 @@ def adaptive_step(
     A first step of Adam is `-lr g / (|g| + eps)`, as its averages are still of one gradient: m = g and v = g^2 once
     corrected for their start. RMSprop's is 1/sqrt(1 - alpha) times as large. Both are `-s sign(g)` but for eps. Those
     of Adadelta, `-s g / sqrt(g^2 + c^2)`, and those of a gradient that was clipped by value, `-s clamp(g / c, -1, 1)`,
-    come near a ceiling s, and reach it where the gradient is large. What tells them all from a gradient is a ratio
+    come near a ceiling s, and reach it where the gradient is large. What sets them all apart from a gradient is a ratio
     over tensors: their largest entries are one size, where those of a gradient's tensors lie far apart. Entries
     without a gradient stay where they are: those of tokens and neurons that no example reached.
 
@@ -118,11 +119,12 @@ def _decayed(moved: Mapping[str, Tensor], weights: Mapping[str, Tensor], ceiling
     pairs = torch.cat(rows) if rows else torch.zeros(0, 2)
     if len(pairs) < MIN_ENTRIES:
         return ceiling, 0.0
+    # Regression of |D| on -w sign(D) with an intercept s: centered, the slope is a = <sizes, pulls> / |pulls|^2.
     sizes, pulls = (pairs - pairs.mean(0)).T
     share = float(sizes @ pulls) / max(float(pulls.square().sum()), 1e-300)
     freed = pairs[:, 0] - share * pairs[:, 1]
     # Entries with small gradients fall short of the ceiling, so most say where it is, and not their mean.
-    levels = [(one / one.median() - 1).abs() <= EXACT for one in (pairs[:, 0], freed)]
+    levels = [(one / one.median() - 1).abs() <= ROUNDED_CEILING for one in (pairs[:, 0], freed)]
     if int(levels[1].sum()) < MORE_WITHOUT_DECAY * int(levels[0].sum()):
         return ceiling, 0.0
     return float(freed.median()), share
@@ -137,7 +139,7 @@ def _sizes(name: str, moved: Tensor, weights: Mapping[str, Tensor], ceiling: flo
         return None
     top = float(sizes.max())
     at, large = ((sizes - 1).abs() <= SAME_SIZE).float().mean(), (sizes > top / 2).float().mean()
-    clipped = int(((sizes - 1).abs() <= EXACT).sum())
+    clipped = int(((sizes - 1).abs() <= ROUNDED_CEILING).sum())
     return _Sizes(name.rpartition(".")[0], len(sizes), top, float(at), float(large), clipped)
 
 
@@ -154,7 +156,7 @@ def _are_signs(found: Sequence[_Sizes]) -> bool:
 def _are_held(found: Sequence[_Sizes]) -> bool:
     """The largest entries of most tensors, or clipped ones of several, are at one ceiling, in more than one module.
 
-    A feature that is one in all examples gives two tensors of one layer the same entries, so one layer tells nothing.
+    A feature that is one in all examples gives two tensors of one layer the same entries, so one layer proves nothing.
     """
     sized = [one for one in found if one.live >= MIN_SIZED_ENTRIES]
     clipped = [one for one in sized if one.clipped >= FEWEST_CLIPPED]

@@ -1,4 +1,4 @@
-"""What the gradients of a language model's first layers give away together."""
+"""What the gradients of a language model's first layers reveal together."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,9 @@ class TextLeak:
         tensors: Names of the weights that the tokens and their order are read from.
         rank: Independent vectors that the layer of single tokens has read.
         width: Numbers of a vector: as many tokens less two can be read.
-        named: Tokens that the embedding's gradient names by its rows; None where it names none, as a shared one.
-        ordered: Whether deeper layers tell which tokens stood together.
+        named: Number of tokens whose rows of the embedding's gradient are not zero; None where that are all, as in an
+            embedding that is the last layer as well.
+        ordered: Whether deeper layers show which tokens stood together.
     """
 
     tensors: tuple[str, ...]

@@ -36,11 +36,12 @@ def with_contrast(unit: Float[Tensor, "n C H W"], center: Float[Tensor, "1 C H W
     >>> bool((with_contrast(middle + 0.3 * (truth - middle), middle) - truth).abs().max() < 1e-5)
     True
     """
+    # Images are center + factor * apart, with one unknown factor for the batch. [n, C, H, W]
     apart = (unit - center).double()
     # How far each value may go; where the center is black itself, values below it are errors.
     room = torch.where(apart > 0, 1 - center, center).double()
     room = torch.where(room > 0, room / apart.abs().clamp(min=1e-12), torch.inf)
-    filling = float(room.min())
+    filling = float(room.min())  # the largest factor at which all values stay in [0, 1]
     chosen = torch.randperm(apart.numel(), generator=generator(0, "contrast"))[:SAMPLE].to(apart.device)
     values, middle = apart.flatten()[chosen], center.double().expand_as(apart).flatten()[chosen]
 
@@ -51,6 +52,8 @@ def with_contrast(unit: Float[Tensor, "n C H W"], center: Float[Tensor, "1 C H W
         exact = levels(factor)
         return float((exact - exact.round()).abs().mean())
 
+    # Factors in equal relative steps from filling / SPAN to filling * BEYOND; a scan, since the distance has
+    # many local minima.
     count = int(math.log(SPAN * BEYOND) / STEP)
     tried = filling / SPAN * torch.exp(STEP * torch.arange(count, dtype=torch.float64, device=apart.device))
     found = torch.tensor([distance(factor) for factor in tried])
@@ -58,6 +61,6 @@ def with_contrast(unit: Float[Tensor, "n C H W"], center: Float[Tensor, "1 C H W
     if float(found.min()) < ALIGNED:
         smallest = tried[int((found <= TIE * found.min()).nonzero()[0])]
         whole = levels(smallest).round() - LEVELS * middle
-        # Least squares of the whole levels that are nearest.
+        # The least |LEVELS factor values - whole|^2 over the factor, with the nearest levels held.
         factor = float((whole * values).sum() / (LEVELS * values.square().sum()))
     return (center + factor * apart.to(unit)).clamp(0, 1)

@@ -66,11 +66,11 @@ class GaussNewton(Attack):
     as many examples as classes, or more.
 
     Batch norm in train mode ties the examples together. What the last block of a wide residual network read is solved
-    all the same, through its batch norms, whose own gradients tell what the batch shares (`inner_activations`); images
+    all the same, through its batch norms, whose own gradients show what the batch shares (`inner_activations`); images
     follow from these activations alone, all together. The update does not show their contrast: it is taken from their
     being 8-bit pictures, without which nothing is certified.
 
-    The update may be any multiple of the gradient, such as one clipped to a norm: the head tells which.
+    The update may be any multiple of the gradient, such as one clipped to a norm: the head shows which.
 
     No publication has this. Networks: chains of convolutions and residual blocks, with ReLU, leaky ReLU or a smooth
     activation, strides, pooling, batch norm in eval mode (in train mode: residual blocks of two convolutions), ended by
@@ -127,7 +127,7 @@ class GaussNewton(Attack):
         try:
             features = head_features(observed, knowledge)
         except Inapplicable as refused:
-            # As many examples as classes, or more: a residual network's last block may tell them apart.
+            # As many examples as classes, or more: a residual network's last block may separate them.
             of_block = _of_last_block(observed, knowledge)
             if of_block is None:
                 raise refused from None
@@ -265,7 +265,7 @@ class GaussNewton(Attack):
 
 
 def _of_last_block(observed: Round, knowledge: Knowledge) -> HeadFeatures | None:
-    """What the head's gradient would say if it told examples apart, from the last block of a residual network."""
+    """What the head's gradient would show if it separated the examples, from the last block of a residual network."""
     try:
         return inner_activations(observed, knowledge)
     except Inapplicable:

@@ -41,6 +41,7 @@ def sure_values(unit: Float[Tensor, "n C H W"], nearness: float) -> Bool[Tensor,
     >>> sure_values(exact + 0.02 / 255, 0.05).all(), sure_values(exact + 0.4 / 255, 0.05).any()
     (tensor(True), tensor(False))
     """
+    # Signed distance from the nearest level, in levels: uniform in (-1/2, 1/2) for values that are not of 8 bits.
     off = (unit.detach() - to_levels(unit)) * LEVELS
     around = F.avg_pool2d(
         off.square().mean(1, keepdim=True), NEIGHBORHOOD, 1, NEIGHBORHOOD // 2, count_include_pad=False

@@ -36,6 +36,7 @@ class BlockCirculant:
         places = [self._places(i) for i in range(n)]
         for j in range(size):
             channel, y, x = j // side**2, j // side % side, j % side
+            # All probed blocks of all images at once: they are far enough apart that their answers hardly overlap.
             impulses = torch.zeros_like(like)
             for i, (ys, xs) in enumerate(places):
                 grid = torch.meshgrid(ys * side + y, xs * side + x, indexing="ij")
@@ -44,6 +45,8 @@ class BlockCirculant:
         self._collect(pairs, torch.ones_like(answer[..., 0, 0]).expand(n, -1, -1), places)
         # A mean over the pairs of blocks that there are: at the border some distances lead out of the image.
         answer /= pairs.clamp(min=1)[..., None, None]
+        # A block-circulant matrix is block-diagonal in the Fourier domain: [rows, columns] frequencies, [size, size]
+        # each.
         spectrum = torch.fft.fft2(answer, dim=(0, 1))
         # The average of a symmetric matrix is symmetric but for the places at the border.
         spectrum = (spectrum + spectrum.conj().transpose(-1, -2)) / 2
@@ -87,16 +90,19 @@ class BlockCirculant:
                 for dx in range(-(SPACING // 2), SPACING // 2):
                     y, x = ys + dy, xs + dx
                     y, x = y[(y >= 0) & (y < self.rows)], x[(x >= 0) & (x < self.columns)]
+                    # Negative distances wrap around, as circular convolution counts them.
                     answer[dy % self.rows, dx % self.columns] += blocks[i][y][:, x].sum((0, 1))
 
     def _blocks(self, x: Tensor) -> Tensor:
         """`[n, rows, columns, size]` the blocks of pixels of `[n, C, H, W]`."""
+        # [n, C, rows, side, columns, side] -> [n, rows, columns, C side side]
         cut = x.view(len(x), self.channels, self.rows, self.side, self.columns, self.side)
         blocks: Tensor = cut.permute(0, 2, 4, 1, 3, 5).flatten(3)
         return blocks
 
     def damp(self, damping: float) -> None:
         """Make this the inverse of the matrix plus `damping` times the identity."""
+        # Q (Lambda + damping)^-1 Q^H, frequency by frequency.
         inverse = self.vectors @ torch.diag_embed(1 / (self.values + damping)).to(self.vectors)
         self.inverse = (inverse @ self.vectors.conj().transpose(-1, -2)).to(self.complex)
 

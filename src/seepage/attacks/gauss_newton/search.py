@@ -19,6 +19,7 @@ from seepage.attacks.gauss_newton.levels import (
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.reading.equations import Equations, EquationsAt
+from seepage.attacks.reading.readings import NEWTON_SOLVED
 from seepage.base.solvers import conjugate_gradients
 
 FIRST_DAMPING = 1e-6
@@ -32,8 +33,6 @@ GROWTH = 1.5
 """The next step is solved with so many times more iterations where this one went as predicted but was cut short."""
 AS_PREDICTED = 0.3
 """Largest share of the predicted gain that may be missing for a step to have gone as predicted."""
-SOLVED = 1e-2
-"""Relative residual at which the conjugate gradients stop."""
 SHORTER = 0.4
 """A step that does not help is shortened by this."""
 TRIES = 4
@@ -170,6 +169,7 @@ class Search:
         images, slopes, cut_short = self._solve(point, off, mu)
         parts = self.equations.forward(point, images, slopes)
         self.passes += 1
+        # The linear model's objective after a whole step: |r + J d|^2 + mu |K^-1 (x + d - 1/2)|^2.
         predicted = sum(
             float((r + d).double().square().sum()) for r, d in zip(point.residuals, parts, strict=True)
         ) + self._prior(off + images, mu)
@@ -182,7 +182,7 @@ class Search:
                 break
             length *= SHORTER
         else:
-            self.damping *= 10
+            self.damping *= 10  # no length helps: stay, and take a shorter step in a direction nearer to the gradient
             self.steps_without_progress += 1
             return self._relative
         self.point = self.equations.at(x, free, point)
@@ -211,7 +211,7 @@ class Search:
         """`[n]` how much of a random change of the images the equations do not show, where they show least of it.
 
         What a change e does to the equations is `J e`; least squares give back from that what they determine of it.
-        What does not come back is free: pixels that no layer reads, colors that the first layer adds up, directions
+        What they do not determine is free: pixels that no layer reads, colors that the first layer adds up, directions
         that hardly reach the features. The share is a root mean square over a neighborhood and its colors, the largest.
 
         Args:
@@ -227,6 +227,7 @@ class Search:
             product, shown, self._inverse(point, LEAST_DAMPING),
             steps=PROBING_INNER, tolerance=PROBED_TO, preconditioned=True,
         )  # fmt: skip
+        # (J^T J)^+ J^T J e is the part of e in J's row space; e less it lies in the null space. Mean over colors.
         left = (probe - _apart(back, point)[0]).square().mean(1, keepdim=True)  # [n, 1, H, W]
         around = F.avg_pool2d(left, PROBED, 1, PROBED // 2, count_include_pad=False)
         return around.sqrt().flatten(1).amax(1)
@@ -253,9 +254,11 @@ class Search:
             return _joined(images, free) + self.damping * v
 
         pulled, free = self.equations.transposed(point, point.residuals)
+        # Unknowns are pixels and slopes of open units, of different scales: convergence is measured by r^T M r.
         change = conjugate_gradients(
             product, -_joined(across(pulled + mu * self.spectrum.precision(off)), free),
-            self._inverse(point, self.damping, across), steps=self.iterations, tolerance=SOLVED, preconditioned=True,
+            self._inverse(point, self.damping, across), steps=self.iterations, tolerance=NEWTON_SOLVED,
+            preconditioned=True,
         )  # fmt: skip
         self.passes += 2 * used
         return *_apart(change, point), used == self.iterations
@@ -285,6 +288,7 @@ class Search:
         if self.center is None:
             free = None if self.fixed is None else ~self.fixed
             return lambda change: change if free is None else change * free
+        # The projection I - c c^T / |c|^2 across c = x - center: a step along c alone changes the contrast.
         contrast = point.x.detach() - self.center
         square = float(contrast.double().square().sum())
         return lambda change: change - float((change.double() * contrast.double()).sum()) / square * contrast

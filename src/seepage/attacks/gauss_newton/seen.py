@@ -1,4 +1,4 @@
-"""What Gauss-Newton works on: a round, what its head gives away, and when the update vouches for images."""
+"""What Gauss-Newton works on: a round, what its head reveals, and when the update vouches for images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -32,13 +32,13 @@ OFF, ON = 0.5, 4.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What the attack works on: the round, and what its head gives away.
+    """What the attack works on: the round, and what its head reveals.
 
     Attributes:
         attacked: The round, its update divided by the head's `share`.
         network: The network.
         structure: Where the known quantities lie in it.
-        head: What the head gives away, or what was read further down in its place.
+        head: What the head reveals, or what was read further down in its place.
         known: The same as equations.
         held: Activations that are known.
     """
@@ -91,11 +91,12 @@ class Seen:
         """
         limit = CERTAIN if self.structure.activation is not None else CERTAIN_CURVED
         # The smallest error that a certificate must rule out: an image that far off is not exact.
-        changed = (unit + EXACT * probe).split(1)
+        changed = (unit + EXACT * probe).split(1)  # at 40 dB
         own = []
         for one, other, label in zip(unit.split(1), changed, self.head.labels.split(1), strict=True):
             # The update is the mean of what the examples would send alone.
             own.append(_apart(self.update(one, label), self.update(other, label)) / len(unit))
+        # Unexplained, |u - v|, against what image i would add: |u(x_i + e) - u(x_i)| / n.
         off = error * float(norm(self.attacked.observed.update.tensors))
         return (self.head.known & (off < limit * torch.tensor(own))).to(unit.device)
 
@@ -136,11 +137,11 @@ class SeenTogether(Seen):
         return cls(attacked.over(found.share), network, structure, head, known, center=network.zero(two))
 
     def images(self, unit: Tensor) -> Tensor:
-        """Images in [0, 1] of the contrast that 8-bit values tell, else of the one that fills the range."""
+        """Images in [0, 1] of the contrast that 8-bit values show, else of the one that fills the range."""
         return super().images(unit) if self.center is None else with_contrast(unit.detach(), self.center)
 
     def vouched(self, unit: Tensor, probe: Tensor, error: float) -> Bool[Tensor, " n"]:
-        """The same by what the update owes to an image: how it changes with that image a flat one.
+        """The same by the part of the update that depends on an image: its change where that image is a flat one.
 
         Of another contrast the update would be the same, so only 8-bit values are vouched for.
         """
@@ -185,11 +186,13 @@ def known_of(head: HeadFeatures, structure: Structure, like: Tensor) -> Known:
         error = error.nan_to_num(posinf=float(features.abs().max())).view(example)
         size = features if slope == 0 else features.abs()
         on = size > ON * error
-        # Where the matched layer's units are not the known ones, nothing can stand for the open ones.
+        # Features within a few errors of zero may be of either side of the kink: their slopes are unknowns of their
+        # own. Where the matched layer's units are not the known ones, nothing can stand for the open ones.
         open_ = (size > OFF * error) & ~on if structure.direct else open_
         near = ~on & (slope == 0) if structure.direct else near
         on = on if structure.direct else size > error
         negative = features < 0
+        # From the activation's output y to its input z: dL/dz = act'(z) dL/dy, and z = y / a below zero.
         signal = torch.where(negative, slope * signal, signal)
         features = torch.where(negative, features / slope if slope else torch.zeros_like(features), features)
         signal = torch.where(on, signal, torch.zeros_like(signal))

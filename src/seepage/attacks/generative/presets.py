@@ -45,7 +45,7 @@ def ggl(
 
     Squared L2 distance; CMA-ES from zero, 500 generations of 50 guesses, inputs of the generator squashed by a tanh,
     128 of them (the released code's for faces of 32 pixels). `search="adam"` is its gradient-based variant: signed Adam
-    at 0.1 over 2,500 steps with three decays. Where the attacker is told of the client's defense, each guess's gradient
+    at 0.1 over 2,500 steps with three decays. Where the attacker knows of the client's defense, each guess's gradient
     goes through the defense itself before it is compared, unless that adds noise: then, and with `search="adam"`, it is
     clipped alike and hidden entries are left out (`DefenseAware`). The released code estimates clip and share of
     zeros from the update.
@@ -157,7 +157,7 @@ def rogs(
     Deviations: the released code decays to a tenth of the rate and averages a class-conditional GAN's output with the
     denoised and super-resolved one, all trained on ImageNet; here denoiser and up-sampler are two small residual
     networks trained on `Knowledge.auxiliary`, or your own, and no GAN is averaged in (`enhance=False` leaves both out
-    and needs no images); labels are inferred, the released code is told them; the distance follows a known defense
+    and needs no images); labels are inferred, the released code is given them; the distance follows a known defense
     (`DefenseAware`), the released one does not.
 
     Args:

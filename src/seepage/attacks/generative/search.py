@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, run_resumable
 from seepage.attacks.generative.latent import Latent
 from seepage.attacks.search.distances import Distance
 from seepage.attacks.search.engine import GradientMatching, has_settled
 from seepage.attacks.search.labels import Auto, LabelInference
 from seepage.attacks.search.optimizers import Adam
 from seepage.attacks.search.problem import Problem
-from seepage.base.checkpoint import record_interval, run_steps
+from seepage.base.checkpoint import Resumable, record_interval
 from seepage.base.nn import derived_seed, generator
 from seepage.errors import SeepageError
 from seepage.federation.types import Batch, ClientView, Defense, Reconstruction, Status, Transcript
@@ -169,7 +169,7 @@ def _repeatable(defense: Defense, transcript: Transcript) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-class _EvolutionSearch:
+class _EvolutionSearch(Resumable):
     """A running search. It is repeated from the values seen so far, which are all that a checkpoint holds."""
 
     def __init__(self, attack: LatentSearch, size: int, seed: int) -> None:
@@ -190,22 +190,23 @@ class _EvolutionSearch:
 
     def run(self, distance: Callable[[Point], float], progress: Progress) -> Status:
         """Search to the end, from the last checkpoint if there is one."""
-        checkpoint = progress.load()
-        for values in [] if checkpoint is None else checkpoint.tensors["values"].tolist():
-            self._tell(self._guesses(), values)
 
         def advance(step: int) -> float:
             points = self._guesses()
             self._tell(points, [distance(point) for point in points])
             return self.lowest
 
-        def record(step: int, lowest: float) -> None:
-            progress.report(step, self.attack.steps, lowest)
-            progress.save(Checkpoint({"values": torch.tensor(self.values, dtype=torch.float64)}, {"step": step}))
-
-        if run_steps(self.step, self.attack.steps, advance, record, ended=self.strategy.should_stop)[1]:
+        if run_resumable(self, self.attack.steps, advance, progress, ended=self.strategy.should_stop)[1]:
             return "interrupted"
         return "ok" if self.strategy.should_stop() or has_settled(self.history) else "exhausted"
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        return Checkpoint({"values": torch.tensor(self.values, dtype=torch.float64)}, {"step": step})
+
+    def resume(self, checkpoint: Checkpoint | None) -> int:
+        for values in [] if checkpoint is None else checkpoint.tensors["values"].tolist():
+            self._tell(self._guesses(), values)
+        return self.step
 
     def _guesses(self) -> list[Point]:
         return [self.strategy.ask() for _ in range(self.attack.population)]

@@ -94,7 +94,7 @@ class _Solved(LabelInference):
 
 @dataclass(frozen=True, kw_only=True)
 class GuidedMatching(Attack):
-    """Gradient matching from a decoded start, held to the features that the last layer's gradient gives away.
+    """Gradient matching from a decoded start, held to the features that the last layer's gradient reveals.
 
     `head_features` solves the features of every example. A ridge decoder, fitted on made-up images that are put
     through the network, turns them into a first image; the search then matches the gradient, and the candidates'

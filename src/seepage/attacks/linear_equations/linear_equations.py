@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import AttackedRound, best_labels, in_range, relative_mismatch
+from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, best_labels, in_range, relative_mismatch
 from seepage.attacks.rgap.chain import Chain, LinearMap, solved
 from seepage.base.algebra.rows import parallel_rows
 from seepage.base.registry import attacks
@@ -35,7 +35,7 @@ class LinearEquations(Attack):
 
     In a fully connected ReLU network row j of a layer's weight gradient is `sum_i slope_ij f_i`, f_i what the layer
     reads of example i, over the examples that switch unit j on. Units that one example alone switches on have rows of
-    equal ratios, which tell f_i, and its zeros are the activation pattern of the layer before. With all patterns known
+    equal ratios, which give f_i, and its zeros are the activation pattern of the layer before. With all patterns known
     the slopes of every layer before follow from the weights,
 
         slope_l = pattern_(l+1) * (slope_(l+1) @ W_(l+1)),        dL/dW_l = sum_i slope_l,i f_l,i^T,
@@ -50,7 +50,7 @@ class LinearEquations(Attack):
     Deviations from the paper, whose text was not at hand (its abstract, and what later papers say of it, were). Where
     the paper asks of each example two exclusive neurons in the last hidden layer and one in every other, this asks for
     all examples of the batch in one layer, any, and takes found ones away in between. Where a layer has a bias one
-    unit is enough, since the bias gradient tells the length. Where no layer has all, examples found in the first
+    unit is enough, since the bias gradient gives the length. Where no layer has all, examples found in the first
     layer are returned, and others whose layers determine them by their weights alone. A network of convolutions is
     refused.
 
@@ -81,7 +81,7 @@ class LinearEquations(Attack):
     )
 
     tolerance: float = 1e-4
-    certify: float = 1e-3
+    certify: float = CERTIFYING_MISMATCH
     peel: bool = True
 
     def examine(self, transcript: Transcript) -> "_Gradients":
@@ -143,6 +143,7 @@ class _KnownInputs:
 
     def has(self, reading: Tensor) -> bool:
         """Whether an example is among them already."""
+        # One example read off two groups of units agrees to the error of both, two examples differ by far more.
         apart = (self.readings - reading).norm(dim=1)
         return bool((apart < 1e-3 * reading.norm()).any())
 
@@ -158,7 +159,7 @@ def _search(seen: "_Gradients", tolerance: float, progress: Progress, *, peel: b
         progress.report(layer + 1, len(seen.chain), float(seen.batch_size - len(grown.labels)))
         if len(grown.labels) == seen.batch_size:
             break
-        # A layer with more active units than inputs tells by its weights alone what it read of an example.
+        # A layer with more active units than inputs determines by its weights alone what it read of an example.
         lowered = seen.lowered(grown.at(slice(len(start.labels), None)))
         if layer > 0 and len(lowered.labels) > 0:
             known = [seen.grown(known[0].joined(lowered), tolerance, peel=peel)]
@@ -254,12 +255,14 @@ class _Gradients:
         weight = f"{self.chain.maps[known.layer].name}.weight"
         rounding = 2 * torch.finfo(self.attacked.observed.update.tensors[weight].dtype).eps
         slopes = self.chain.slopes(self.chain.run(known.layer, known.readings), known.labels)[known.layer]
+        # Row j loses sum_i slope_ij (f_i, 1)^T / n; a relative error e_i of f_i leaves slope_ij e_i |(f_i, 1)| / n. [k,
+        # m]
         taken = slopes * (known.error * (known.readings.square().sum(1) + 1).sqrt())[:, None] / self.batch_size
         noise: Tensor = rounding * self.rows[known.layer].norm(dim=1) + taken.norm(dim=0)
         return noise
 
     def grown(self, known: _KnownInputs, tolerance: float, *, peel: bool) -> _KnownInputs:
-        """Known examples of a layer and those that groups of its units tell, taken away until no group tells any."""
+        """Known examples of a layer and those that groups of its units give, taken away until no group gives any."""
         while len(known.labels) < self.batch_size:
             rest = self.rest(known)
             least = 2 if self.chain.maps[known.layer].bias is None else 1
@@ -285,6 +288,7 @@ class _Gradients:
         if not groups:
             return
         directions, units, sent = (torch.stack(parts) for parts in zip(*groups, strict=True))
+        # The common direction averages the group's rows by size: its relative error is that of the whole group. [k]
         error = (units * noise).norm(dim=1) / sent.norm(dim=1)
         if self.chain.maps[layer].bias is not None:
             # The row is slope (f, 1): its last entry is the slope, and what is left over it is the reading.
@@ -302,6 +306,8 @@ class _Gradients:
             """`[k]` for each label: of the group's slopes, or of its columns of the next layer's gradient if larger."""
             for label in range(self.attacked.knowledge.num_classes):
                 slopes = self.chain.slopes(passed, self.attacked.label(label, len(readings)))
+                # The slopes that the network itself gives this example at this label, over n, must be the group's
+                # sizes.
                 own = relative_mismatch(slopes[layer] * units / self.batch_size, sent)
                 columns = self._columns_apart(passed.reading(layer + 1) * units, slopes[layer + 1], rest[1], units)
                 yield torch.maximum(own, columns)
@@ -341,6 +347,7 @@ class _Gradients:
 
     def _lengths(self, layer: int, directions: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """`[k]` the length of each direction at which the misfit of its slopes is least, and that misfit."""
+        # Lengths in units of sqrt(d), a reading of entries of size 1: from 1e-4 to 1e2 of it, then zoomed in.
         width = directions.shape[1] ** 0.5
         low = torch.full((len(directions),), -4.0).to(directions)  # of the logarithm to base 10
         span = 6.0
@@ -375,6 +382,8 @@ class _Gradients:
         passed = self.chain.run(known.layer, known.readings)
         slope, reading = self.chain.slopes(passed, known.labels)[known.layer], known.readings
         for layer in range(known.layer - 1, -1, -1):
+            # slope_l = relu'(z_l) * W_(l+1)^T slope_(l+1): what layer l + 1 reads is positive where its unit is on. [n,
+            # m]
             on = reading > 1e-5 * reading.amax(1, keepdim=True)
             slope = on * self.chain.maps[layer + 1].pulled_back(slope)
             reading = self._solved(layer, slope)
@@ -391,6 +400,7 @@ class _Gradients:
 
     def _solved(self, layer: int, slope: Float[Tensor, "n out"]) -> Float[Tensor, "n d"]:
         """`sum_i slope_i f_i^T / n = dL/dW`: as many equations as units, for n unknowns in each column."""
+        # slope^T [out, n] F [n, d] = n dL/dW [out, d]; gelsd takes the smallest F where slopes are dependent.
         wanted = self.rows[layer][:, : self.chain.maps[layer].unknowns]
         found = torch.linalg.lstsq(slope.T.cpu() / self.batch_size, wanted.cpu(), driver="gelsd").solution
         reading: Tensor = found.to(slope)
@@ -426,6 +436,7 @@ def _read(layer: LinearMap, reading: Float[Tensor, " out"]) -> Float[Tensor, " d
     At units that are on, `W x + b` is known: as many equations as such units. Units that are on faintly may be off, and
     their value rounding; they are left out, and the solution is tried on all units.
     """
+    # W_on x + b_on = reading_on: [units on, d].
     on = reading > PATTERN * reading.max()
     if int(on.sum()) < layer.unknowns:
         return None

@@ -90,7 +90,7 @@ class MembershipTest(ABC):
         """A detector at the weights of a round.
 
         Args:
-            knowledge: What the attacker is told.
+            knowledge: What the attacker knows.
             observed: The round; of its update only names and shapes may be used.
             reference: Public examples with labels.
             seed: Seeds the test's own randomness.
@@ -101,7 +101,7 @@ class MembershipTest(ABC):
         """
 
     def adapts(self, knowledge: Knowledge) -> bool:
-        """Whether it makes anything of a defense that the attacker is told of."""
+        """Whether it makes anything of a defense that the attacker knows of."""
         return False
 
 
@@ -118,7 +118,7 @@ class MembershipInference:
         t: The round whose weights are meant.
         reference_share: Share of the public examples that teach the test, between 0 and 1.
         seed: Seeds the split and the test.
-        progress: Is told how many public examples are done.
+        progress: Called with the number of public examples that are done.
 
     Raises:
         Inapplicable: Where the test can say nothing about this transcript.
@@ -167,7 +167,7 @@ class MembershipInference:
         Args:
             observed: The round.
             candidates: `k` examples with labels, of unknown standing.
-            progress: Is told how many candidates are done.
+            progress: Called with the number of candidates that are done.
 
         Returns:
             Statistics and p-values in the order of the candidates.

@@ -23,7 +23,7 @@ class ExampleGradients:
     error adds to the noise that a test has to stand anyway.
 
     Attributes:
-        knowledge: What the attacker is told.
+        knowledge: What the attacker knows.
         observed: The round.
         buffers: The model's buffers, with public statistics where batch norm is in train mode.
         chosen: Name of each tensor that was sent to the places `[e]` of the entries that are used.
@@ -43,7 +43,7 @@ class ExampleGradients:
         """Gradients at the round's weights.
 
         Args:
-            knowledge: What the attacker is told.
+            knowledge: What the attacker knows.
             observed: The round.
             reference: Public examples, for the statistics of batch norm.
             entries: Largest number of entries of a tensor that are used, drawn at random.

@@ -146,7 +146,7 @@ class MatchedFilter(MembershipTest):
     with g_c centered by the mean gradient m as well. Whitening is what counts: gradients of examples share their large
     directions, which say little about any one of them.
 
-    An attacker who is told of the client's defense adds the variance of its Gaussian noise to S, clips examples as the
+    An attacker who knows of the client's defense adds the variance of its Gaussian noise to S, clips examples as the
     client does, and takes the scale that a clip of the whole update gave it for unknown
     (`seepage.attacks.membership.noise`).
 
@@ -172,7 +172,7 @@ class MatchedFilter(MembershipTest):
         return _Filter(gradients, Whitening.of(rows, variance), known.length is not None)
 
     def adapts(self, knowledge: Knowledge) -> bool:
-        """Whether it is told of noise, or of a clip of examples."""
+        """Whether it knows of noise, or of a clip of examples."""
         defense = knowledge.defense
         mechanism = None if defense is None else defense.mechanism([0])
         return known_noise(knowledge) is not None or (mechanism is not None and mechanism.unit == "example")

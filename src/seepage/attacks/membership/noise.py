@@ -1,4 +1,4 @@
-"""What an attacker who is told of a client's noise and clip makes of them in a membership test."""
+"""What an attacker who knows of a client's noise and clip makes of them in a membership test."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class KnownNoise:
 
     @classmethod
     def of(cls, knowledge: Knowledge, observed: Round) -> "KnownNoise | None":
-        """The noise that is told; None where none is, or none that is known to be Gaussian and white."""
+        """The noise that is known; None where there is none, or none that is known to be Gaussian and white."""
         noise = known_noise(knowledge, observed)
         if noise is None:
             return None
@@ -62,7 +62,7 @@ class KnownNoise:
 
 
 def example_clip(knowledge: Knowledge, observed: Round) -> float:
-    """The largest norm of a single example's gradient, where the attacker is told of such a clip; else infinite."""
+    """The largest norm of a single example's gradient, where the attacker knows of such a clip; else infinite."""
     mechanism = None if knowledge.defense is None else knowledge.defense.mechanism([observed.t])
     if mechanism is None or mechanism.unit != "example" or mechanism.clip is None:
         return math.inf

@@ -1,7 +1,19 @@
 """The client's network as an attacker runs it: one round's case, a cut at a layer, and whether an update vouches."""
 
-from seepage.attacks.network.attacked_round import UNCHANGED, AttackedRound
+from seepage.attacks.network.attacked_round import LARGEST_MATRIX, UNCHANGED, ZERO, AttackedRound
 from seepage.attacks.network.cut import NetworkCut, best_labels, relative_mismatch
-from seepage.attacks.network.evidence import EXACT, in_range, vouch
+from seepage.attacks.network.evidence import CERTIFYING_MISMATCH, EXACT, in_range, vouch
 
-__all__ = ["EXACT", "UNCHANGED", "AttackedRound", "NetworkCut", "best_labels", "in_range", "relative_mismatch", "vouch"]
+__all__ = [
+    "CERTIFYING_MISMATCH",
+    "EXACT",
+    "LARGEST_MATRIX",
+    "UNCHANGED",
+    "ZERO",
+    "AttackedRound",
+    "NetworkCut",
+    "best_labels",
+    "in_range",
+    "relative_mismatch",
+    "vouch",
+]

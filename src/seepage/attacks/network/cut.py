@@ -100,6 +100,7 @@ class NetworkCut:
 
         These add up to zero, `e_c - 1 / classes`, and `L^T e` is linear in e, so the rows span all slopes there are.
         """
+        # The k rows e_c - 1/k [k, k] have rank k - 1, like the differences p - e_y of vectors that each add up to 1.
         errors = torch.eye(classes).to(outputs) - 1 / classes
         return self.backward(outputs, errors[:, None])[:, 0]
 

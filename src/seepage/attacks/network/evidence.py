@@ -10,6 +10,8 @@ from seepage.federation.types import Batch
 
 EXACT = 0.01
 """Root mean square error, as a share of the value range, up to which an input counts as exact: 40 dB."""
+CERTIFYING_MISMATCH = 1e-3
+"""Relative difference of what the network itself gives at a guess from what was sent, up to which it is certified."""
 MULTIPLE = "times the gradient of the told loss"
 """In a note: the update is no gradient of the told loss at the told rate, but a multiple of one."""
 
@@ -32,6 +34,7 @@ def vouch(
     own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
     sent = observed.update.tensors
     multiple = nearest_multiple(own, sent) if multiple is None else multiple
+    # Tensors that were not sent (frozen, withheld, private) are no part of the comparison.
     apart = _sum((multiple * own[name].double() - tensor).square() for name, tensor in sent.items())
     size = _sum(tensor.double().square() for tensor in sent.values())
     return math.sqrt(apart / size) if size else math.inf, multiple

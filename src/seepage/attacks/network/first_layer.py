@@ -70,6 +70,7 @@ class FirstLayer:
         """
         if self.last[1] is None:
             return False
+        # dL/db = sum_i (p_i - e_y_i) / n for a cross-entropy: an entry is below zero at a label alone. [classes]
         bias = self.attacked.gradient[self.last[1]].double()
         below = bias < -(MIN_LABEL_SHARE * bias.abs().max()).clamp(min=torch.as_tensor(rounding).to(bias))
         return int(below.sum()) == self.batch_size and bool(below[labels].all())
@@ -113,6 +114,7 @@ class Trace:
 
     def outputs_slopes(self) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
         """The same of each output in turn, in place of the loss, added up over the candidates."""
+        # The sum over candidates: candidate i's logits depend on its own outputs alone, so rows do not mix.
         for output in self.logits.sum(0):
             yield self._pulled(output)
 

@@ -81,7 +81,7 @@ class LayerUse:
         Linear in each of the two: `G[o, c, k] = sum_{i, p} slopes[i, o, p] reading[i, c, p + k]`.
         """
         if not self.geometry:
-            return slopes.T @ reading
+            return slopes.T @ reading  # D^T X: [O, n] @ [n, d]
         # G[o, c, k] of all examples at once: correlation of what was read with the slopes.
         gradient: Tensor = conv2d_weight(reading, self.weight.shape, slopes, *self.geometry)
         return gradient
@@ -92,7 +92,7 @@ class LayerUse:
         With the layer's own weight as the matrix: what goes back to what it read, `W^T D`.
         """
         if not self.geometry:
-            return slopes @ matrix
+            return slopes @ matrix  # [n, O] @ [O, d]
         shape = (len(slopes), *self.input.shape[1:])
         back: Tensor = conv2d_input(shape, matrix, slopes, *self.geometry)
         return back
@@ -147,7 +147,7 @@ class Held:
         """What goes on in the place of the activation's own output: the known slopes, and the known value."""
         if self.value is not None and not self.passes:
             return self.value
-        bent = torch.where(self.on, read, slope * read)
+        bent = torch.where(self.on, read, slope * read)  # linear: its derivative is `on + slope (1 - on)`
         # The value does not depend on what was read; its derivative does, as if it did.
         return bent if self.value is None else self.value + (bent - bent.detach())
 
@@ -252,6 +252,7 @@ class VictimNetwork:
 
     def zero(self, like: Tensor) -> Tensor | None:
         """`[1, C, H, W]` the image that the first layer reads as zeros; None where it reads no scaled image."""
+        # Read = a unit + b, pixel by pixel, is 0 at unit = -b / a, with b what black gives and a what white adds to it.
         black, white = torch.zeros_like(like[:1]), torch.ones_like(like[:1])
         with torch.no_grad():
             low, high = (self.run(image.expand(2, *like.shape[1:])).layers[0].input[:1] for image in (black, white))

@@ -12,7 +12,7 @@ from seepage.federation.fitting import not_sent
 from seepage.federation.types import Knowledge, Round
 
 MIN_ZEROS = 0.05
-"""Least share of exact zeros in a layer's input from which it is taken to come from a ReLU."""
+"""Least share of exact zeros, in values or in slopes, from which they are taken to pass a ReLU."""
 
 
 @dataclass(frozen=True, eq=False)

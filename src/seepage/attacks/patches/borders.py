@@ -86,10 +86,12 @@ def ordered(patches: Tensor, board: Board, unit: float = 1.0) -> Tensor:
 def _mismatch(one: Tensor, other: Tensor) -> Tensor:
     """`[n, n]` how badly edges `[n, e]` go on in each other: brightness counts less than its change along the edge."""
     apart = one[:, None] - other[None]  # [n, n, e]
+    # An edge of a color image is its three channels one after the other. [n, n, channels, e / channels]
     colors = apart.unflatten(2, (3, -1)) if apart.shape[2] % 3 == 0 else apart[:, :, None]
     level = colors.mean(3, keepdim=True)
     detail = ((colors - level) / DETAIL).square()
-    # Heavy tails, as an edge of the scene may lie on the border.
+    # -log of a Cauchy density up to a constant, log(1 + (x / s)^2): heavy tails, as an edge of the scene may lie on the
+    # border. The mean brightness is one number per channel; the 2 is its weight beside the details. [n, n]
     return torch.log1p(detail).sum((2, 3)) + torch.log1p((level / LEVEL).square()).sum((2, 3)) * 2
 
 
@@ -160,10 +162,12 @@ def leveled(mixture: PatchMixture, rows: Tensor, board: Board, image: Tensor, un
     for i in range(n):
         own = torch.arange(count) * n + image[:, i]  # rows of this image, place by place
         patches = rows[own] @ mixture.rows
+        # -log of a t density in a bends by F^T W F, with F the fields of R and W = 1 / (s + width) taken as constant.
         signals = (rows[own].float() @ fields.flatten(1)).view(count, *fields.shape[1:]).double()
         size = signals.square().mean((1, 2))
         weights = 1 / (signals.square().mean(1) + WIDTH * size[:, None])  # [P, places]
         bends = torch.stack([((span_fields * w).flatten(1) @ span_fields.flatten(1).T) for w in weights])  # [P, r, r]
+        # Only the shares in R change: a patch's part outside of R is known.
         change = _across(mixture, board, patches, bends, DETAIL * unit)
         changed[own, count:] += change
     return changed
@@ -173,16 +177,20 @@ def _across(mixture: PatchMixture, board: Board, patches: Tensor, bends: Tensor,
     """`[P, r]` the change of each patch of one image, by its own curvature `[P, r, r]` and its borders."""
     one, other = board.pairs.T
     span = mixture.span
+    # What a unit change along each direction of R does to the two edges of a border.
     at_one, at_other = span[:, board.edges[:, 0]], span[:, board.edges[:, 1]]  # [r, b, e]
     apart = patches[one[:, None], board.edges[:, 0]] - patches[other[:, None], board.edges[:, 1]]  # [b, e]
     # A t density again: a border that the scene's own edge crosses has little to say. Counted per color and pixel.
     weight = 1 / (apart.square() + usual**2)
+    # The ridge keeps directions that no field of the patch shows, such as a constant, from being singular. [r, r]
     ridge = 1e-6 * bends.diagonal(dim1=1, dim2=2).mean() * torch.eye(len(span), dtype=span.dtype)
     factor = torch.linalg.cholesky(bends + ridge)
 
+    # min sum_k a_k H_k a_k + sum_borders W |apart + B a|^2: (H + ridge + B^T W B) a = -B^T W apart.
     def crossed(change: Tensor) -> Tensor:
         return torch.einsum("br,rbe->be", change[one], at_one) - torch.einsum("br,rbe->be", change[other], at_other)
 
+    # B^T: an edge's misfit counts for its one patch, and with the other sign for the other.
     def back(edge: Tensor) -> Tensor:
         into = torch.zeros(len(patches), len(span), dtype=span.dtype)
         into.index_add_(0, one, torch.einsum("be,rbe->br", edge, at_one))

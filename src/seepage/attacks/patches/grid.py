@@ -21,7 +21,7 @@ from seepage.base.lattice import reduced
 
 ROUNDS = 4
 """Times that the columns are rounded, each time with a better guess of them."""
-CLEAR = 12.0
+SAFE_GAP = 12.0
 """Smallest gap of a reduced basis, in standard deviations, that rounding is trusted across: half of it is an error."""
 USUAL = 2.0
 """Residual of a column, in units of the median, up to which it helps to guess its neighbors."""
@@ -82,8 +82,8 @@ def on_grid(
     An image off the grid fails that: the whole numbers nearest to it miss its gradients by far more than noise.
 
     Beside it stands whether no rounding was near: the noise is that of float32, and the least gap of the reduced basis
-    is `CLEAR` times what was measured of noise and guess. Where not, a column may be wrong, and what else is known of
-    the image has to decide.
+    is `SAFE_GAP` times what was measured of noise and guess. Where not, a column may be wrong, and what else is known
+    of the image has to decide.
 
     Args:
         tokens: Which pixels the patches are made of.
@@ -100,14 +100,15 @@ def on_grid(
             whole, gap = _rounded(measured, grid, guess)
         except ArithmeticError:
             return None
-        left = measured.products - measured.errors.T @ grid.entries(whole)
+        left = measured.products - measured.errors.T @ grid.entries(whole)  # G - D^T X [width, d]
+        # Each row of the equations in its own standard deviations; a column with a wrong level misses by many.
         missed = (left / guess.noise[:, None]).square().mean(0).sqrt()  # [d], about 1
         inside = ((whole >= 0) & (whole <= count)).all(0)
         # What was assumed of noise and guess is measured on what was rounded; a wrong column makes both larger.
         found, off = float(missed.max()), _off(measured, grid, guess.levels - whole, guess.noise)
         # Of noise that is not the rounding of sums, as in a difference of weights, the tails are not known.
         known = float(left.square().mean().sqrt()) < LARGEST * measured.rounding
-        clear = known and gap > CLEAR * max(found, off / guess.wide, 1.0)
+        clear = known and gap > SAFE_GAP * max(found, off / guess.wide, 1.0)
         fits = bool(inside.all()) and found < LARGEST
         if fits and (clear or turn == ROUNDS - 1):
             values = whole / count * (measured.high - measured.low) + measured.low
@@ -128,6 +129,8 @@ def _row_noise(measured: Measured) -> Tensor:
     even = torch.full((len(measured.products),), measured.noise, dtype=torch.float64)
     if measured.noise > LARGEST * measured.rounding:
         return even  # it was added
+    # A sum of float32 numbers rounds in proportion to their size: row j of G, and D's column j through the patches. The
+    # mean square over rows stays that of the noise.
     rows = measured.products.square().mean(1).sqrt() + measured.errors.norm(dim=0)
     by_size: Tensor = measured.noise * rows / rows.square().mean().sqrt() + 0.01 * even
     return by_size
@@ -138,17 +141,19 @@ def _grid(tokens: PatchTokens, measured: Measured, count: int) -> _Grid | None:
     pixels, scale = tokens.pixels, tokens.scale
     every = pixels.flatten().sort().values
     whole = torch.equal(every, torch.arange(torch.Size(measured.shape).numel()))
-    if not whole or bool(((scale - scale[0]).abs() > 1e-6 * scale[0].abs()).any()):
+    if not whole or not tokens.scaled_alike:
         return None
     return _Grid(scale[0] * (measured.high - measured.low) / count, tokens.shift + scale * measured.low, count)
 
 
 def _rounded(measured: Measured, grid: _Grid, guess: _Guess) -> tuple[Tensor, float]:
     """`[P, d]` whole levels near equations and guess, and the least gap of the basis, in standard deviations."""
-    weight = grid.mean_step / guess.noise[:, None]
+    # D^T (step k + start) = g becomes (D^T step / noise) k = (g - D^T start) / noise: unit noise, unknowns in levels.
+    weight = grid.mean_step / guess.noise[:, None]  # [width, 1]
     # In the axes of D, levels per standard deviation s are cut off: more is of no use, and beyond float64 in the end.
     v, s, ut = torch.linalg.svd(measured.errors.T * weight, full_matrices=False)  # [width, r], [r], [r, P]
     sharp = s.clamp(max=SHARP)
+    # Least squares over whole k of |S U^T k - V^T target|^2 + |(k - guess) / wide|^2: [r + P, P], reduced once.
     basis = reduced(np.vstack([sharp[:, None] * ut, np.eye(len(measured.errors)) / guess.wide]))
     # The columns differ in their steps by the normalization of the colors: targets are brought to the mean one.
     target = (measured.products - measured.errors.T @ grid.start) / grid.step * weight
@@ -161,15 +166,16 @@ def _off(measured: Measured, grid: _Grid, off: Tensor, noise: Tensor) -> float:
     """Root mean square of errors `[P, columns]` of a guess, in levels, per direction that the gradients do not show."""
     u, s, _ = measured.factors
     noise = noise.square().mean().sqrt()
+    # The gradients determine u_k^T X to noise / s_k; those known to less than `FADED` levels are left out. [P, shown]
     shown = u[:, noise <= FADED * s * grid.mean_step]
-    rest = off - shown @ (shown.T @ off)
+    rest = off - shown @ (shown.T @ off)  # [P, columns], in P - shown dimensions
     return float((rest.square().sum() / (max(len(u) - shown.shape[1], 1) * off.shape[1])).sqrt())
 
 
 def _from_neighbors(tokens: PatchTokens, measured: Measured, entries: Tensor, known: Tensor) -> Tensor:
     """`[P, d]` each column as others have it: every second pixel from those between, like the squares of a board."""
     height, width = measured.shape[-2:]
-    first = tokens.pixels[0]
+    first = tokens.pixels[0]  # [d] the first patch's pixels; all patches are cut alike
     even = (first // width % height + first % width) % 2 == 0  # [d]
     odd_known = most_likely(tokens, measured, known=(known & ~even, entries))
     even_known = most_likely(tokens, measured, known=(known & even, entries))

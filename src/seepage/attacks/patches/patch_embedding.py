@@ -66,6 +66,7 @@ class PatchGradients:
         """
         low, high = self.attacked.knowledge.value_range
         found = self.solved.image
+        # Root mean square of what lies outside, in units of the range: a lower bound of the image's error.
         outside = float((found - found.clamp(low, high)).square().mean().sqrt()) / (high - low)
         if outside > CONTRADICTED * max(self.solved.deviation, ROUNDED):
             return None
@@ -73,7 +74,7 @@ class PatchGradients:
 
     @cached_property
     def labels(self) -> Tensor | None:
-        """`[1]` the label that was told, or the one that the last layer shows; None where it shows none."""
+        """`[1]` the label that is known, or the one that the last layer shows; None where it shows none."""
         if self.attacked.observed.labels is not None:
             return self.attacked.observed.labels
         try:

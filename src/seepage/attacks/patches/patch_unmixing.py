@@ -10,7 +10,7 @@ from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import AttackedRound
 from seepage.attacks.patches.borders import Board, leveled, ordered
 from seepage.attacks.patches.tokens import PatchTokens
-from seepage.attacks.patches.unmixing import CLEAR, PatchMixture, separate
+from seepage.attacks.patches.unmixing import LEAST_CLEARANCE, PatchMixture, separate
 from seepage.base.nn import generator
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
@@ -58,7 +58,7 @@ class PatchUnmixing(Attack):
     and the size of each component. Which of a place's patches belongs to which image, and how bright each is, follows
     from its neighbors: images go on across the borders of patches.
 
-    At most (width - P) / P + 1 images can be told apart. The images are near, not exact, and none is certified.
+    At most (width - P) / P + 1 images can be separated. The images are near, not exact, and none is certified.
 
     Example:
         >>> PatchUnmixing().needs.text
@@ -85,6 +85,8 @@ class PatchUnmixing(Attack):
         errors, products = tokens.equations(attacked.gradient)
         pixels, order, inside, grid = _board(tokens, knowledge.input_shape)
         count, width, size = len(errors), errors.shape[1], pixels.shape[1]
+        # The rows of D_1 to D_n span n P dimensions, P of them those of S: (n - 1) P directions must fit into the
+        # width - P outside of it. And n P patches are independent only in d >= n P values.
         most = min(width // count, size // count)
         if images > most:
             raise Inapplicable(
@@ -94,12 +96,14 @@ class PatchUnmixing(Attack):
             )
         # Columns of G in the order of the pixels, as if the network read them without shift and scale.
         scale, shift = tokens.scale[order].gather(1, inside), tokens.shift[order].gather(1, inside)
-        errors, products = errors[order], products[:, inside[0]]
+        errors, products = errors[order], products[:, inside[0]]  # S [P, width], G [width, d]
+        # Each patch is read as scale * x + shift, so G - S^T shift = (sum_i D_i^T X_i) diag(scale).
         mixture, clear = PatchMixture.of(errors, (products - errors.T @ shift) / scale[0], images, grid)
-        if clear < CLEAR:
+        if clear < LEAST_CLEARANCE:
             raise Inapplicable(
                 f"the weakest direction of the images' differences stands {clear:.1f} times above the noise of the "
-                f"update, and {CLEAR:g} are needed (it was quantized or noised, or images are the same in a patch)",
+                f"update, and {LEAST_CLEARANCE:g} are needed (it was quantized or noised, or images are the same in a "
+                "patch)",
                 "use gradient_matching",
             )
         height, across = knowledge.input_shape[1] // grid[1], knowledge.input_shape[2] // grid[2]
@@ -154,8 +158,7 @@ def _board(tokens: PatchTokens, shape: tuple[int, ...]) -> tuple[Tensor, Tensor,
     across = int((first % width).max() - (first % width).min()) + 1
     down = int((first // width % height).max() - (first // width % height).min()) + 1
     whole = torch.equal(pixels.flatten().sort().values, torch.arange(channels * height * width))
-    scale = tokens.scale[order].gather(1, inside)
-    even = bool(((scale - scale[0]).abs() <= 1e-6 * scale[0].abs()).all()) and bool((inside == inside[0]).all())
+    even = tokens.scaled_alike and bool((inside == inside[0]).all())
     if not whole or not even or channels * down * across != pixels.shape[1] or height % down or width % across:
         raise Inapplicable(
             "the patches are no rectangles that cover the image once, all scaled alike, so no borders tell their order",

@@ -1,4 +1,4 @@
-"""Least squares for the patches of one image, with what natural images look like where the gradients do not tell."""
+"""Least squares for the patches of one image, with a smoothness prior where the gradients leave them open."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ UNKNOWN = 0.1
 HALF_UNIT = 2.0**-24
 """Largest relative error of a number rounded to float32."""
 MAX_ITERATIONS = 400
+"""Iterations of the conjugate gradients, at most."""
 CONVERGED = 1e-9
 """Relative size of the residual at which the conjugate gradients end."""
 
@@ -78,7 +79,8 @@ class Measured:
         width, patches = self.products.shape[0], self.errors.shape[0]
         if width <= patches:
             return self.rounding
-        basis = self.factors[2]
+        basis = self.factors[2]  # V^T [P, width]
+        # [width, d], of rank width - P at most: the part that no X explains.
         outside = self.products - basis.T @ (basis @ self.products)
         free = (width - patches) * self.products.shape[1]
         return max(self.rounding, float((outside.square().sum() / free).sqrt()))
@@ -92,9 +94,12 @@ def solve(tokens: PatchTokens, measured: Measured) -> SolvedImage:
         measured: The equations.
     """
     u, s, _ = measured.factors
-    certain = s.square() / measured.noise**2  # [r] precision of each direction's numbers
+    # Direction k of the patches, u_k^T X, has errors of deviation noise / s_k: D = U S V^T and G = D^T X + noise.
+    certain = s.square() / measured.noise**2  # [r] its precision, one over the variance
     scale = float(_scale(tokens, measured))
+    # A direction is known by the equations or by the smoothness of images, whichever is the better of the two.
     spread = torch.minimum(1 / certain, torch.tensor((UNKNOWN * scale) ** 2))
+    # More patches P than the width of a token: P - r directions have no equation at all.
     hidden = (len(u) - len(s)) * (UNKNOWN * scale) ** 2
     deviation = float(((spread.sum() + hidden) / len(u)).sqrt() / scale)
     shown = int((1 / certain < (UNKNOWN * scale) ** 2).sum())
@@ -124,7 +129,7 @@ def most_likely(tokens: PatchTokens, measured: Measured, known: tuple[Tensor, Te
 
     def data(image: Tensor) -> Tensor:
         """The data term's gradient, but for its constant: E^T U (S^2 / noise^2) U^T E x, with E the unfolding."""
-        read = tokens.linear(image)
+        read = tokens.linear(image)  # E x [P, d]
         return tokens.adjoint(torch.where(fixed, firm * read, u @ (certain[:, None] * (u.T @ read))), measured.shape)
 
     def normal(image: Tensor) -> Tensor:
@@ -132,14 +137,17 @@ def most_likely(tokens: PatchTokens, measured: Measured, known: tuple[Tensor, Te
 
     def precondition(image: Tensor) -> Tensor:
         """(U (S^2 / noise^2) U^T + c I)^-1 for the unfolded image, with c for the smoothness: 4 is its mean."""
+        # The Laplacian's diagonal is 4, one per neighbor; by the pixels' scale squared in units of what is read.
         c = 4 * smooth / scale**2 * (high - low) ** 2
         read = tokens.linear(image)
-        shown = u.T @ read
+        shown = u.T @ read  # [r, d] in the axes of D, where the system is diagonal
+        # Outside U's columns [P, r] only c is left, inside it is S^2 / noise^2 + c.
         free = (read - u @ shown) / c + u @ (shown / (certain + c)[:, None])
         return tokens.adjoint(torch.where(fixed, read / (firm + c), free), measured.shape)
 
     middle = torch.full((1, *measured.shape), (low + high) / 2, dtype=torch.float64)
     # D^T E(x) = G, so U^T E(x) = S^-1 V^T G; what E adds of its own is moved to the right.
+    # Solved for the difference from mid-grey, whose Laplacian is 0: the prior is blind to a constant. [r, d]
     wanted = (vt @ measured.products) / s[:, None] - u.T @ tokens.embed(middle)
     entries = u @ (certain[:, None] * wanted)
     if known is not None:
@@ -157,7 +165,8 @@ def _laplacian(image: Tensor) -> Tensor:
     """Half the gradient of the sum of squared differences of neighboring pixels."""
     found = torch.zeros_like(image)
     for axis in (-2, -1):
-        steps = image.diff(dim=axis)
+        steps = image.diff(dim=axis)  # x_(i+1) - x_i
+        # d/dx of sum (x_(i+1) - x_i)^2 / 2: each difference counts up at its end and down at its start.
         found.narrow(axis, 1, steps.shape[axis]).add_(steps)
         found.narrow(axis, 0, steps.shape[axis]).sub_(steps)
     return found

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.network import AttackedRound
+from seepage.attacks.network import UNCHANGED, AttackedRound
 from seepage.base.algebra.rows import same_rows
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode
 from seepage.federation.types import Tensors
@@ -79,6 +79,11 @@ class PatchTokens:
             REMEDY,
         )
 
+    @property
+    def scaled_alike(self) -> bool:
+        """Whether an entry of a patch has one scale in all patches."""
+        return bool(((self.scale - self.scale[0]).abs() <= UNCHANGED * self.scale[0].abs()).all())
+
     def equations(self, gradient: Tensors) -> tuple[Tensor, Tensor]:
         """`[P, width]` errors D of the patches' tokens, and `[width, d]` the patch embedding's gradient G = D^T X.
 
@@ -108,7 +113,7 @@ class PatchTokens:
 
     def adjoint(self, entries: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The transpose of `linear`: entries `[P, d]` of patches, added up to an image `[1, C, H, W]`."""
-        used = self.pixels >= 0
+        used = self.pixels >= 0  # padding belongs to no pixel
         image = torch.zeros(torch.Size(shape).numel(), dtype=entries.dtype)
         return image.index_add(0, self.pixels[used], (entries * self.scale)[used]).reshape(1, *shape)
 
@@ -139,6 +144,7 @@ def _probed(attacked: AttackedRound) -> tuple[dict[str, tuple[LayerCall, Tensor]
         with torch.no_grad(), captured_calls(model, names) as coded:
             forward(model, params, coded_images, buffers=buffers)
     once = dict(islice(((n, c[0]) for n, c in calls.items() if len(c) == 1), FIRST_LAYERS))
+    # Any loss with a gradient in every logit: only which gradients are equal is read from it.
     loss = (logits * torch.randn(logits.shape, generator=draw).to(logits)).sum()
     wanted = [*(call.output for call in once.values()), *params.values()]
     slopes = torch.autograd.grad(loss, wanted, materialize_grads=True)
@@ -154,10 +160,12 @@ def _entries(call: LayerCall, layer: nn.Module, size: int) -> tuple[Tensor, Tens
     patches = _patches(call.input, layer)
     if patches is None:
         return None
+    # Entries are affine in one pixel: entry = scale * pixel + shift. An image of zeros shows the shift, one of ones the
+    # scale, and the two digits of each pixel's number then which pixel it is. [P, d] each
     zero, one, *digits = patches.double().cpu()
     scale, shift = one - zero, zero
-    # An image of zeros tells the shift, one of ones the scale, and two of numbers which pixel it is.
     padding = scale == 0
+    # digit / BASE is at most 1 and float32 keeps it to 2^-24: digits of 0 to 2047 are rounded right.
     high, low = (BASE * (digit - shift) / torch.where(padding, 1.0, scale) for digit in digits)
     pixels = BASE * high.round() + low.round()
     whole = all(bool((digit - digit.round()).abs().max() < 0.1) for digit in (high, low))
@@ -179,6 +187,7 @@ def _patches(read: Tensor, layer: nn.Module) -> Tensor | None:
     assert isinstance(layer, nn.Conv2d)
     if layer.groups != 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros" or read.ndim != 4:
         return None
+    # A convolution is weight.flatten(1) [width, d] times these columns.
     columns = F.unfold(read, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # [4, d, P]
     return columns.transpose(1, 2)
 

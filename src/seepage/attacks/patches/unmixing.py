@@ -18,14 +18,14 @@ import torch
 from torch import Generator, Tensor
 
 from seepage.attacks.cpa.ica import balanced, difference_fields, unmix
-from seepage.attacks.cpa.ica.unmix import SparseScore, curvature
+from seepage.attacks.cpa.ica.unmix import SparseScore, capped, curvature, pair_step
 
 WIDTH = 0.005
 """Where the density of pixel differences turns from a hump to a tail: patches of photographs are often flat."""
 STEPS = 40
 """Steps of the constrained maximum likelihood."""
-CLEAR = 10.0
-"""How far the weakest direction of the differences must stand above the noise."""
+LEAST_CLEARANCE = 10.0
+"""Times the noise that the weakest direction of the differences must reach: the likelihood needs more than a rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +59,11 @@ class PatchMixture:
             grid: Of a patch.
         """
         rank = (images - 1) * len(errors)
-        basis = torch.linalg.qr(errors.T)[0]
+        # G = S^T X_1 + sum_i>1 D_i^T (X_i - X_1): outside the columns of S^T [width, P] only differences are left.
+        basis = torch.linalg.qr(errors.T)[0]  # [width, P]
         _, sizes, axes = torch.linalg.svd(products - basis @ (basis.T @ products), full_matrices=False)
-        span = axes[:rank]
+        span = axes[:rank]  # R [(n - 1) P, d], orthonormal
+        # pinv(S^T) G = X_1 + combinations of differences, which the projection away from R takes out: Y. [P, d]
         common = torch.linalg.lstsq(errors.T, products).solution
         common = common - (common @ span.T) @ span
         return cls(common, span, images, grid, len(products)), float(sizes[rank - 1] / sizes[rank]) if rank < len(
@@ -85,6 +87,7 @@ def separate(mixture: PatchMixture, draw: Generator) -> Tensor:
         mixture: What is known.
         draw: Source of the random start.
     """
+    # Rows of one length: Y's are in units of pixels and R's of length 1, and the fields are float32. [n P]
     size = mixture.rows.norm(dim=1)
     fields = balanced(difference_fields(mixture.rows / size[:, None], mixture.grid)).float()
     rows = _by_patch(unmix(fields, draw=draw).double() / size, mixture)
@@ -96,6 +99,7 @@ def _by_patch(rows: Tensor, mixture: PatchMixture) -> Tensor:
     from scipy.optimize import linear_sum_assignment
 
     patches, n = len(mixture.common), mixture.images
+    # A row's first P entries are its shares in Y's rows: one of them should be all there is. [n P, P]
     shares = rows[:, :patches].square()
     shares = shares / shares.sum(1, keepdim=True).clamp(min=1e-300)
     # Each patch has n places; the rows take the places where most of their part outside R is.
@@ -103,6 +107,7 @@ def _by_patch(rows: Tensor, mixture: PatchMixture) -> Tensor:
     patch = torch.as_tensor(place) // n
     order = patch.argsort(stable=True)
     rows, patch = rows[order], patch[order]
+    # X_i = Y + A_i R: the share in Y's own row is 1, and those in Y's other rows are 0.
     scaled = rows / rows.gather(1, patch[:, None])
     scaled[:, :patches] = torch.nn.functional.one_hot(patch, patches).to(rows)
     return scaled
@@ -117,26 +122,27 @@ def likeliest(mixture: PatchMixture, rows: Tensor, steps: int = STEPS) -> Tensor
     fields, score, n = mixture.fields(diagonal=True), SparseScore(width=WIDTH), mixture.images
     precisions, moments = None, torch.empty(0)
     for turn in range(steps):
-        signals = (rows.float() @ fields.flatten(1)).view(len(rows), *fields.shape[1:])
+        signals = (rows.float() @ fields.flatten(1)).view(len(rows), *fields.shape[1:])  # [n P, f, places]
+        # The score is one of unit signals; the rows themselves keep their scale, which Y fixes.
         size = signals.square().mean((1, 2)).sqrt()
         signals = signals / size[:, None, None]
         if turn % 3 == 0:
             precisions = score.precisions(signals, precisions)
         assert precisions is not None
         gradient, moments = curvature(signals, score, precisions)
-        # [H_kl 1; 1 H_lk] (E_kl, E_lk) = -(g_kl, g_lk), for patches of unit size
-        step = -(moments.T * gradient - gradient.T) / (moments * moments.T - 1).clamp(min=0.1)
+        # The step is one of patches of unit size; E_kl of the patches themselves is size_k / size_l times that.
         ratio = (size[:, None] / size).double()
-        own = step.double().fill_diagonal_(0) * ratio
+        own = pair_step(gradient, moments).double().fill_diagonal_(0) * ratio
         own = _zero_sums(own, moments.double() / ratio.square(), n)
-        own = own * (0.5 / torch.linalg.matrix_norm(own / ratio, 2)).clamp(max=1)
-        rows = rows + own @ rows
+        rows = rows + own * capped(own / ratio) @ rows
     return rows
 
 
 def _zero_sums(step: Tensor, bend: Tensor, n: int) -> Tensor:
     """The step nearest to `step [K, K]`, by the second derivatives `bend`, whose sums over n columns each are zero."""
-    soft = 1 / bend.clamp(min=1e-6).unflatten(1, (-1, n))
+    # min sum_l bend_l (e_l - step_l)^2 with sum_l e_l = 0 has e_l = step_l - (sum of the steps) soft_l / sum(soft),
+    # with soft = 1 / bend: directions of little curvature give way most.
+    soft = 1 / bend.clamp(min=1e-6).unflatten(1, (-1, n))  # [K, P, n]
     groups = step.unflatten(1, (-1, n))
     even: Tensor = (groups - groups.sum(2, keepdim=True) * soft / soft.sum(2, keepdim=True)).flatten(1)
     return even

@@ -7,13 +7,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from seepage.attacks.network import ZERO
 from seepage.attacks.network.linearize import ForwardPass, LayerUse, VictimNetwork
 from seepage.base.algebra.derivative import Derivative
 from seepage.base.algebra.lowrank import INDEPENDENT
 from seepage.errors import Inapplicable
 
 FLOOR = 1e-4
-"""Singular values of a layer's slopes below this share of the largest are not amplified further."""
+"""Share of the largest singular value of a layer's slopes below which a direction is not amplified further, or left to
+other equations."""
 ROUNDED_FLOOR = 5e-3
 """Stands for `FLOOR` where the update was rounded: its errors are then about as large as those of the features.
 
@@ -22,8 +24,6 @@ A gradient of 40,000 entries that is rounded to a share e has errors of `e / 200
 """
 NEAR = 3.0
 """A unit is as good as at the kink where it is no further from it than so many times the error of the active ones."""
-FAINT_VALUE = 1e-4
-"""A value behind a ReLU below this share of the example's largest is not taken for that of an active unit."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _feature_shape(seen: ForwardPass, features: Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What the head's gradient gives away about each example.
+    """What the head's gradient reveals about each example.
 
     Attributes:
         value: `[n, *shape]` the known quantity.
@@ -166,7 +166,7 @@ class Known:
         equation it would ask for zero where the network reads a negative number of any size.
         """
         off = torch.zeros_like(value, dtype=torch.bool)
-        on = value > FAINT_VALUE * value.amax((1, 2, 3), keepdim=True)
+        on = value > ZERO * value.amax((1, 2, 3), keepdim=True)
         weight = offset_known.to(value)[:, None, None].expand(len(value), -1, 1, 1)
         # The signal only says which images the search waits for: all of them alike.
         return cls(value, on, off, off, torch.ones_like(value), weight, one_sided=True)
@@ -198,6 +198,7 @@ class EquationWhitening:
     def __init__(self, layer: LayerUse, slopes: Tensor, floor: float = FLOOR) -> None:
         slopes = slopes.detach()
         rows = slope_matrix(layer, slopes).double()  # M [O k k, n positions]
+        # The rows of a group's outputs are one block of O / groups k k rows, since o is the slower index of a row.
         groups = layer.geometry[3] if layer.geometry else 1
         parts = [_singular(part) for part in rows.chunk(groups)]
         self.largest = max(float(singular.max()) for _, singular in parts)
@@ -454,6 +455,7 @@ class Equations:
         several = zip(layers, slopes, self.gradients, whitenings, strict=True)
         matched = [MatchedLayer(*parts, self.open[:, 1]) for parts in several]
         z = z.detach()
+        # Where a ReLU was off, z <= 0 is an inequality: it counts only while the guess breaks it.
         active = self.known.on | (z > 0) if self.known.one_sided else self.known.on
         mask = active.to(z) * self.known.weight / self.size
         residuals = [(z - self.known.value) * mask, *(one.residual() for one in matched)]
@@ -464,6 +466,7 @@ class Equations:
         outputs = [layer.output for layer in layers]
         if not outputs:
             return []
+        # D = (dz / d outputs)^T signal, through the activations' masks at this guess.
         return [slope.detach() for slope in torch.autograd.grad(z, outputs, self.known.signal, retain_graph=True)]
 
     def _shares(self, slopes: list[Tensor]) -> list[Tensor]:
@@ -503,6 +506,7 @@ class Equations:
     def transposed(self, point: EquationsAt, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """`J^T r`, for the images and for the open slopes."""
         assert point.derivative is not None
+        # J stacks the features' rows, times the mask, on the matched layers'; the transpose sums over both.
         pairs = [one.transposed(part) for one, part in zip(point.matched, parts[1:], strict=True)]
         pulled = point.derivative.transposed([parts[0] * point.mask, *(reading for reading, _ in pairs)])
         return pulled, sum((free for _, free in pairs), torch.zeros_like(point.free))

@@ -20,7 +20,7 @@ ON_OR_OFF = 0.05
 def read_patches(
     layer: LayerUse, gradient: Float[Tensor, "O C k k"], largest: Float[Tensor, "n O h w"]
 ) -> Bool[Tensor, "n O h w"] | None:
-    """Which outputs of a convolution passed a slope on, from its weight gradient alone; None where that cannot be told.
+    """Which outputs of a convolution passed a slope on, from its weight gradient alone; None where that is open.
 
     Behind an average each output has the known slope or none, whether its ReLU is on; behind a maximum, whether it is
     the largest. With D `[O, n P]` these slopes at P positions and H `[n P, C k k]` the patches read there, the gradient

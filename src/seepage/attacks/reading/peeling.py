@@ -56,6 +56,7 @@ class _Peeling:
     def sure(self) -> dict[int, Tensor]:
         """Slopes of those layers whose slopes are the same for other images, by their places."""
         places = list(range(self.head))
+        # Two made-up batches: slopes that agree come from known activations alone, whatever the images are.
         first, second = (self.slopes(self.run(images), places) for images in self.images)
         alike = {}
         for place, one, other in zip(places, first, second, strict=True):
@@ -64,7 +65,7 @@ class _Peeling:
         return alike
 
     def descend(self) -> None:
-        """Solve for what layers read, as long as there is one whose slopes are known and tell it.
+        """Solve for what layers read, as long as there is one whose slopes are known and determine it.
 
         One unit on the wrong side spoils the slopes of all layers further down, which then do not explain their
         gradients. So where it goes no further, units near zero of the last activation are tried on the other side.
@@ -86,7 +87,7 @@ class _Peeling:
                 return
 
     def _next(self, failed: set[tuple[int, ...]]) -> tuple[int, Tensor, Tensor] | None:
-        """Place, values and errors of one more activation; layers that do not tell what they read join the failed."""
+        """Place, values and errors of one more activation; layers that leave open what they read join the failed."""
         sure, seen = self.sure(), self.run(self.images[0])
         names = self.network.names(seen)
         readers: dict[int, list[int]] = {}
@@ -108,6 +109,7 @@ class _Peeling:
         """What known activations read straight from one that is not yet known; None where none does."""
         held = {number: replace(one, passes=False) for number, one in self.held.items()}
         like = self.run(self.images[0]).activations[place].output
+        # With all masks behind it held, what they read is affine in this activation: value and derivative at 0 give it.
         leaf = torch.zeros_like(like).requires_grad_(True)
         seen = self.run(self.images[0], {**held, place: Held(leaf > 0, leaf, passes=False)})
         inputs = {number: seen.activations[number].input for number in self.noise}
@@ -224,6 +226,7 @@ def _first(state: _Peeling, names: list[str]) -> bool:
     if not fed or seen.activations[last].slope != 0:
         return False
     place = max(fed, key=lambda one: (seen.layers[one].weight[0].numel(), one))
+    # Behind a maximum an output passes its slope on in some draws only; its largest slope over the draws is D.
     largest = torch.zeros_like(read)
     for _ in range(DRAWS):
         value = torch.rand(read.shape, generator=draw).to(read)

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from seepage.attacks.network import LARGEST_MATRIX
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.activations.deconvolution import NEGATIVE, negative_share
-from seepage.attacks.reading.equations import columns_of, slope_matrix
+from seepage.attacks.reading.equations import FLOOR, columns_of, slope_matrix
 from seepage.attacks.reading.head.equations import ROUNDING
 from seepage.base.algebra.derivative import Derivative
 from seepage.base.solvers import conjugate_gradients
@@ -18,8 +19,6 @@ UNCERTAIN = 1e-3
 """Error of a reading, as a share of its root mean square, above which it is not used."""
 MISFIT = 1e-4
 """Share of the equations that a solved reading may leave unexplained."""
-SEEN = 1e-4
-"""Singular values of the slopes below this share of the largest are left to the other equations."""
 LEAST_ROWS = 0.5
 """Rows of a layer's slopes for each unknown below which the other equations are not tried."""
 STEPS = 40
@@ -27,10 +26,10 @@ STEPS = 40
 INNER = 100
 """Iterations of the conjugate gradients in one of them."""
 NEWTON_SOLVED = 1e-2
-"""Relative residual at which they stop."""
+"""Relative residual at which the conjugate gradients of one Newton step stop."""
 SOLVED = 1e-5
 """Root mean square residual of forward and sign equations, in units of what is known, at which zeros are read off."""
-ZERO = (1e-4, 1e-4, 1e-4, 1e-5)
+ZERO_WIDTHS = (1e-4, 1e-4, 1e-4, 1e-5)
 """What counts as zero in the steps after that, in units of the root mean square; the last one from there on."""
 SHARPENINGS = 6
 """Number of these steps."""
@@ -38,8 +37,6 @@ BLOWN_UP = 10.0
 """Error of a reading that all equations together gave, in units of their root mean square residual."""
 SUPPORT = 0.95
 """Largest share of the equations that the unknowns of a support may take up."""
-MOST_ENTRIES = 2**25
-"""Entries of a matrix of slopes above which a reading is not solved for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +101,7 @@ def solve_reading(
         return None
     shape = layers[0].input.shape
     size, count = shape[0] * shape[2:].numel(), sum(layer.weight[:, 0].numel() for layer in layers)
-    if count < LEAST_ROWS * size or count * size > MOST_ENTRIES:
+    if count < LEAST_ROWS * size or count * size > LARGEST_MATRIX:
         return None
     # Each gradient in units of its own size, to which its rounding belongs.
     units = [float(one.square().mean().sqrt().clamp(min=1e-30)) for one in wanted]
@@ -113,7 +110,7 @@ def solve_reading(
     rounding = ROUNDING * torch.finfo(wanted[0].dtype).eps
     # M = U S V^T: h_0 = V S^-1 U^T G, and the other rows of V^T span what M hardly sees.
     left, singular, right = torch.linalg.svd(matrix, full_matrices=True)
-    rank = int((singular > SEEN * singular[0]).sum())
+    rank = int((singular > FLOOR * singular[0]).sum())
     inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T  # [positions, O k k]
     reading = inverse @ rows
     if rank == size:
@@ -163,7 +160,7 @@ def _complete(
         error = (square / value.numel()) ** 0.5
         # Once all equations hold, the zeros can be read off, wider first.
         if error < SOLVED or sharpened:
-            zero, sharpened = ZERO[min(sharpened, len(ZERO) - 1)], sharpened + 1
+            zero, sharpened = ZERO_WIDTHS[min(sharpened, len(ZERO_WIDTHS) - 1)], sharpened + 1
         if sharpened > SHARPENINGS:
             return (value * (below == 0), error) if error < SOLVED else None
 
@@ -176,6 +173,7 @@ def _complete(
             pulled: Tensor = hidden.T @ pushed  # N^T J^T J N v
             return pulled + 1e-9 / scale**2 * v
 
+        # Newton's step in a: (N^T J^T J N) da = -N^T pull, and h moves by N da.
         change = conjugate_gradients(product, -hidden.T @ pull, steps=INNER, tolerance=NEWTON_SOLVED)
         value = value + hidden @ change
     return None
@@ -199,8 +197,13 @@ def _from_supports(
         inner = matrix[:, support]  # [m, s]: with s < m, equations are left over that may contradict it
         inverse = torch.linalg.pinv(inner, rtol=1e-9)
         solution = inverse @ row
+        # Root mean square of the m - s equations to spare; errors of the solution are that times the rows of the
+        # inverse.
         left_over = float((inner @ solution - row).norm()) / (len(row) - len(solution)) ** 0.5
-        if left_over < MISFIT * float(row.norm()) / len(row) ** 0.5 + rounding and (solution > -ZERO[-1] * scale).all():
+        if (
+            left_over < MISFIT * float(row.norm()) / len(row) ** 0.5 + rounding
+            and (solution > -ZERO_WIDTHS[-1] * scale).all()
+        ):
             reading[:, channel], errors[:, channel] = 0.0, 0.0
             reading[support, channel] = solution
             errors[support, channel] = max(left_over, rounding) * inverse.square().sum(1).sqrt()

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
+from seepage.attacks.network import ZERO
 from seepage.base.nn import as_inputs, calls_in_pass, generator
 from seepage.federation.types import Tensors
 
@@ -26,7 +27,7 @@ class Activation:
         forward: From inputs to outputs.
         inverse: From outputs to inputs.
         derivative: Derivative, by the input.
-        known: Where the output tells the input.
+        known: Where the output determines the input.
     """
 
     forward: Callable[[Tensor], Tensor]
@@ -41,7 +42,7 @@ def _everywhere(y: Tensor) -> Tensor:
 
 def _positive(y: Tensor) -> Tensor:
     """Which outputs of a ReLU are positive beyond the error of the solution."""
-    return y > 1e-4 * y.abs().max()
+    return y > ZERO * y.abs().max()
 
 
 def activation_of(module: nn.Module | None) -> Activation | None:
@@ -115,7 +116,8 @@ class LinearMap:
     def pulled_back(self, slopes: Float[Tensor, "k out"]) -> Float[Tensor, "k d"]:
         """`W^T k` for the slopes k of each output: the loss's slopes in what the map reads."""
         if isinstance(self.module, nn.Linear):
-            return slopes @ self.weight
+            return slopes @ self.weight  # [k, out] @ [out, d]
+        # The transpose of a linear map is its derivative, at any point: strides and padding need no code of their own.
         reading = self.weight.new_zeros((len(slopes), *self.shape)).requires_grad_()
         with torch.enable_grad():
             made = self._convolved(reading)
@@ -143,7 +145,7 @@ class LinearMap:
             size = output_gradient.norm().clamp(min=1e-300)
             return size * torch.eye(self.unknowns).to(output_gradient), gradient.T @ output_gradient / size
         # dL/dW[o, c, i, j] = sum over places l of k[o, l] x[patch l at c, i, j]: linear in x, one column per basis
-        # vector.
+        # vector, [o c i j, unknowns] in all.
         by_place = output_gradient.reshape(len(self.weight), -1)  # [o, places]
         parts = [torch.einsum("ol,xcl->xoc", by_place, self._patches(part)).flatten(1) for part in self._basis()]
         return torch.cat(parts).T, gradient.flatten()
@@ -291,6 +293,7 @@ def solved(parts: Iterable[tuple[Tensor, Tensor]], rcond: float) -> tuple[Tensor
         parts: A `[r, d]` and b `[r]` of each kind, scaled to rows of mean norm 1: kinds may differ by orders of size.
         rcond: Singular values below this share of the largest do not count.
     """
+    # Rows of weights and of gradients differ by orders of size, and least squares would heed the larger kind alone.
     systems = [(a, b, a.norm(dim=1).mean().clamp(min=1e-300)) for a, b in parts if len(a)]
     a = torch.cat([a / size for a, _, size in systems]).cpu()
     b = torch.cat([b / size for _, b, size in systems]).cpu()

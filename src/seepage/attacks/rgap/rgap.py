@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import AttackedRound, vouch
+from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, vouch
 from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, probe_image, solved
 from seepage.base.nn import state_of
 from seepage.base.registry import attacks
@@ -96,6 +96,8 @@ def _solve(
     equations, wanted = layer.gradient_system(output_gradient, gradient)
     constraints = 0 if known is None else int(known[1].sum())
     counts = layer.name, layer.unknowns, constraints, gradient.numel()
+    # A fully connected layer's system is |k| I x = G^T k / |k|: solved by a division, of full rank. The outputs add
+    # nothing to it.
     if isinstance(layer.module, nn.Linear) and output_gradient.norm() > 0:
         return wanted / output_gradient.norm(), LayerRank(*counts, layer.unknowns), 0.0
     if layer.unknowns > most:
@@ -106,6 +108,7 @@ def _solve(
     parts = [(equations, wanted)]
     if known is not None:
         outputs, sure = known
+        # W x = z - b at the outputs that are known: a ReLU hides z where it is off. [known outputs, unknowns]
         parts.insert(0, (layer.matrix()[sure], (outputs - layer.spread_bias(len(outputs)))[sure]))
     reading, rank, residual = solved(parts, MIN_SINGULAR_VALUE)
     return reading, LayerRank(*counts, rank), residual
@@ -158,7 +161,7 @@ class RGap(Attack):
     )
 
     most_unknowns: int = 4096
-    certify: float = 1e-3
+    certify: float = CERTIFYING_MISMATCH
 
     def examine(self, transcript: Transcript) -> tuple[AttackedRound, Chain, Tensors]:
         """The round, its model layer by layer, and its update in float64."""
@@ -196,6 +199,7 @@ class RGap(Attack):
             if i > 0:
                 after = chain.maps[i - 1].after
                 # Turn the activation around; where a ReLU was off, its input is not known and its derivative is zero.
+                # z = act^-1(what the layer behind read).
                 known = after.inverse(reading), after.known(reading)
                 # k' = act'(z) * W^T k, one layer further to the front.
                 bend = after.derivative(known[0] * known[1])
@@ -248,8 +252,11 @@ def _length(logits: Tensor, u: Tensor, label: int) -> tuple[float, float]:
 
     def misfit(log: float) -> float:
         a = 10.0**log
+        # Over a, the slope's length, so that tiny slopes near 0 do not win by being tiny.
         return float(((logits / a).softmax(0) - wanted - a * u).norm() / a)
 
+    # |softmax - e_label| is at most sqrt(2) = 10^0.15. Steps of 0.0154, so that 0.02 to either side reaches both
+    # neighbors.
     grid = torch.linspace(-6, 0.16, 400).tolist()
     start = min(grid, key=misfit)
     found = minimize_scalar(misfit, bounds=(start - 0.02, start + 0.02), method="bounded", options={"xatol": 1e-12})

@@ -1,4 +1,4 @@
-"""What an attacker who is told of the client's defense makes of it: its noise, the client's rule, the distance.
+"""What an attacker who knows of the client's defense makes of it: its noise, the client's rule, the distance.
 
 The dummy gradient goes through what is known of the defense before it is compared, so every distance can be used:
 entries that were hidden are hidden in it too, and one that lies within the rounding of what was observed counts as
@@ -16,13 +16,13 @@ from seepage.federation.types import ClientUpdate, DefenseModel, Knowledge, Like
 
 
 def known_noise(knowledge: Knowledge, observed: Round | None = None) -> Noise | None:
-    """The Gaussian noise of a defense the attacker is told of; None where there is none that is known.
+    """The Gaussian noise of a defense the attacker knows of; None where there is none that is known.
 
     The noise of several local steps is taken to stay as it was added: that it also moves the later gradients is a
     second-order matter. Behind Adam it does not stay so, and defenses behind the noise change it: None.
 
     Args:
-        knowledge: What the attacker is told.
+        knowledge: What the attacker knows.
         observed: The round under attack; None: as of round 0, with one example.
     """
     defense, client = knowledge.defense, knowledge.client
@@ -40,12 +40,12 @@ def known_noise(knowledge: Knowledge, observed: Round | None = None) -> Noise | 
 
 
 def known_likelihood(knowledge: Knowledge, observed: Round | None = None) -> Likelihood | None:
-    """How likely the client's defense sends what was seen, where the attacker is told of one that says so.
+    """How likely the client's defense sends what was seen, where the attacker knows of one that says so.
 
     For one client's update that is an average of gradients; a sum of several clients' has another law.
 
     Args:
-        knowledge: What the attacker is told.
+        knowledge: What the attacker knows.
         observed: The round under attack; None: as of one example.
     """
     defense, client = knowledge.defense, knowledge.client
@@ -55,10 +55,10 @@ def known_likelihood(knowledge: Knowledge, observed: Round | None = None) -> Lik
 
 
 def defended_rule(knowledge: Knowledge, observed: Round | None = None) -> ClientUpdate:
-    """The client's rule with what the attacker is told of a defense that is made from the batch.
+    """The client's rule with what the attacker knows of a defense that is made from the batch.
 
     Args:
-        knowledge: What the attacker is told.
+        knowledge: What the attacker knows.
         observed: The round under attack; None: only whether the rule depends on the defense is asked.
 
     >>> from torch import nn
@@ -75,7 +75,7 @@ def defended_rule(knowledge: Knowledge, observed: Round | None = None) -> Client
 
 @dataclass(frozen=True)
 class DefenseAware(Distance):
-    """A distance that follows the client's defense where the attacker is told of it, and is `inner` where not.
+    """A distance that follows the client's defense where the attacker knows of it, and is `inner` where not.
 
     What a defense lets an attacker do to a guess's gradient it states itself (`Defense.attacker_models`), and each of
     these models says which distances it helps: a cosine has no use for a known clip, and a rounding interval helps sums

@@ -31,7 +31,7 @@ class Distance(ABC):
         """The distance to use by an attacker who knows this; itself, unless it depends on the client's defense.
 
         Args:
-            knowledge: What the attacker is told.
+            knowledge: What the attacker knows.
             observed: The round under attack; None: only whether the distance depends on the defense is asked.
         """
         return self

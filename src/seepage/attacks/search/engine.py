@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
 from seepage.attacks.search.adaptive import defended_rule
 from seepage.attacks.search.directions import Direction, Gradients, Plain
 from seepage.attacks.search.distances import Distance
@@ -26,7 +26,7 @@ from seepage.attacks.search.parameters import Parameterization, Pixels
 from seepage.attacks.search.priors import Prior
 from seepage.attacks.search.problem import Evaluation, Local, Problem
 from seepage.attacks.search.search import Restart
-from seepage.base.checkpoint import Resumable, record_interval, run_steps
+from seepage.base.checkpoint import Resumable, record_interval
 from seepage.base.nn import generator, output_shape, vocabulary_of
 from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge, Reconstruction, Round, Status, Transcript
@@ -163,7 +163,7 @@ class GradientMatching(Attack):
             objective: Whose knowledge and round say how many inputs, and of what shape, are searched for.
             labels: `[n]`; None: searched for together with the inputs.
             seed: Of the starts and the noise.
-            progress: Is told of the search, and keeps its checkpoints.
+            progress: Shows the search, and keeps its checkpoints.
             every: Steps between two checkpoints; None: a hundredth of all.
         """
         run = _MatchingRun(self, objective, labels, seed)
@@ -173,12 +173,7 @@ class GradientMatching(Attack):
             run.advance_all(step)
             return run.lowest()
 
-        def record(step: int, lowest: float) -> None:
-            progress.report(step, self.steps, lowest)
-            progress.save(run.checkpoint(step))
-
-        start = run.resume(progress.load())
-        step, interrupted = run_steps(start, self.steps, advance, record, every=every, ended=lambda: run.ended)
+        step, interrupted = run_resumable(run, self.steps, advance, progress, every=every, ended=lambda: run.ended)
         return run.reconstruction(step, "interrupted" if interrupted else None)
 
 

@@ -136,9 +136,17 @@ def largest_remainder(shares: Float[Tensor, " classes"], total: int) -> Int[Tens
     return counts
 
 
+def counted_shares(bias: Float[Tensor, " classes"], n: int) -> Float[Tensor, " classes"]:
+    """Examples of each class by the last bias gradient db of n examples, for a mean output near uniform.
+
+    `db_j = mean p_j - n_j / n`, so `n_j = n (mean p_j - db_j)`, with mean p_j taken for 1 / C. They sum to n.
+    """
+    return n * (1 / len(bias) - bias)
+
+
 @dataclass(frozen=True)
 class Given(LabelInference):
-    """The true labels, when the attacker is told them."""
+    """The true labels, when the attacker knows them."""
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Shaped[Tensor, "n ..."]:
         if observed.labels is None:
@@ -196,7 +204,7 @@ class LastLayerMinimum(LabelInference):
 class RowSumCount(LabelInference):
     """FedLeak section 5: row sums `s` of the last weight gradient `dW` (`[classes, k]`); the smallest name the classes.
 
-    Up to as many examples as classes, each of the smallest rows gives one label (repeats cannot be told). Beyond,
+    Up to as many examples as classes, each of the smallest rows gives one label (repeats do not show). Beyond,
     class j counts `floor(n (s_j - m) / sum_i (s_i - m))`, and what the floor leaves is filled round robin starting at
     the smallest row sum. In the paper m is `k max dW`, since the largest entry is subtracted from each of a row's k.
 
@@ -235,9 +243,7 @@ class BiasCount(LabelInference):
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         n = batch_size_of(observed)
-        # db_j = mean p_j - n_j / n, so n_j = n (mean p_j - db_j), with mean p_j taken for 1 / C.
-        bias = bias_of(observed, knowledge)  # [classes]
-        return counts_to_labels(largest_remainder(n * (1 / knowledge.num_classes - bias), n))
+        return counts_to_labels(largest_remainder(counted_shares(bias_of(observed, knowledge), n), n))
 
 
 @dataclass(frozen=True)
@@ -354,7 +360,7 @@ class Joint(LabelInference):
 class Refined(LabelInference):
     """Labels that are optimized together with the inputs, starting from those another rule names (FedLeak, section 5).
 
-    Labels that are told are taken as they are.
+    Labels that are known are taken as they are.
 
     Args:
         rule: Names the labels to start from.
@@ -379,7 +385,7 @@ class Refined(LabelInference):
 
 @dataclass(frozen=True)
 class Auto(LabelInference):
-    """The labels if told; else the sign rule for one example, the bias count for more, joint as a last resort."""
+    """The labels if known; else the sign rule for one example, the bias count for more, joint as a last resort."""
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Shaped[Tensor, "n ..."] | None:
         if observed.labels is not None:

@@ -34,7 +34,7 @@ class SearchOptions:
             unknowns have: those of normalized images, `(x - 0.5) / 0.25`, unless it says otherwise; 0: without.
         schedule: How the learning rate changes over the steps.
         start: What candidates start from.
-        labels: Rule that names the labels from the update; joint: they are searched for; given: they are told.
+        labels: Rule that names the labels from the update; joint: they are searched for; given: they are known.
         restarts: Searches from different starts; the one of the lowest objective is returned.
         line_search: Whether L-BFGS searches along its direction (strong Wolfe).
         microbatch: Examples per chunk, in whose memory the batch is matched; none: all at once.

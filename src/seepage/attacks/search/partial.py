@@ -122,7 +122,7 @@ class GaussianLikelihood(Distance):
     1. This is the Bayes-optimal attack's first term (Balunovic et al., ICLR 2022, eq. 3) for Gaussian noise: that of
     `gaussian_noise`, `decaying_noise`, `unit_norm_noise` and `dp_sgd`, whose clip of single examples is the client
     rule's (see `known_noise`). A defense that states a likelihood of its own, as `laplace_noise` and `quantize` do,
-    puts that in this one's place where the attacker is told of it.
+    puts that in this one's place where the attacker knows of it.
 
     Args:
         sigma: Standard deviation of the noise on each entry of the gradient; None: read from the known defense, else

@@ -37,10 +37,10 @@ def dlg(search: SearchOptions) -> GradientMatching:
     inputs and label logits standard normal and optimized together, no projection, no prior.
 
     The standard normal start lies far outside of any image and saturates sigmoids: on the paper's network at 32 pixels
-    a single image takes thousands of the 6,000 evaluations, and without a line search some runs never come back.
+    a single image takes thousands of the 6,000 evaluations, and without a line search some runs never recover.
     With `start="grey", line_search=True` all images tried were recognizable after 600 (`docs/attacks/dlg.md`).
 
-    Labels that are told are searched for all the same, as in the paper; `labels="given"` takes them.
+    Labels that are known are searched for all the same, as in the paper; `labels="given"` takes them.
 
     Deviations: the best iterate is returned, not the last; L-BFGS runs without its stopping tolerances and stops
     once the gradient is explained to 1e-10 of its square.
@@ -81,7 +81,7 @@ def inverting_gradients(
     One minus the cosine over all tensors, total variation 1e-4, signed Adam at 0.1 divided by 10 at 3/8, 5/8 and 7/8
     of 24,000 steps, normal start, projection to the value range after each step. The authors' library has a weight of
     0.1 where none is named, which is 2 to 4 dB better on batches of 4 and more, and worse on single images. Where the
-    attacker is told of the client's defense, the distance follows it (`DefenseAware`), which is not of the paper.
+    attacker knows of the client's defense, the distance follows it (`DefenseAware`), which is not of the paper.
 
     Deviations: units are (x - 0.5) / 0.25 for every data set, not its own statistics; the best iterate by the
     objective is returned, not the last; for more than one unknown label the bias count is used where the authors
@@ -182,8 +182,8 @@ def bayes(search: SearchOptions, *, sigma: float | None = None) -> GradientMatch
     """BayesAttack (Balunovic et al., ICLR 2022): the likeliest inputs, given the noise that the client adds.
 
     Maximizes `log p(g | x) + log p(x)`: a Gaussian likelihood, and total variation as minus the log prior. Where the
-    attacker is told that the defense is Gaussian noise, its sigma and clip norm are used, else `sigma`, else 0.1. Told
-    of Laplace noise it takes that likelihood, a sum of absolute differences, and told of rounding the intervals and
+    attacker knows that the defense is Gaussian noise, its sigma and clip norm are used, else `sigma`, else 0.1. Knowing
+    of Laplace noise it takes that likelihood, a sum of absolute differences, and knowing of rounding the intervals and
     signs that can have given what was sent (`RoundingLikelihood`), which are not of the paper.
 
     Deviations: the paper samples points around x before each step (its code's default is x alone, as here) and tunes
@@ -191,7 +191,7 @@ def bayes(search: SearchOptions, *, sigma: float | None = None) -> GradientMatch
     are (x - 0.5) / 0.25, candidates are projected; the likelihood of pruning is not here.
 
     Args:
-        sigma: Standard deviation of the client's noise; none: as told of the defense, else 0.1.
+        sigma: Standard deviation of the client's noise; none: as known of the defense, else 0.1.
     """
     return search.matching(GaussianLikelihood(sigma=sigma), Adam(lr=search.lr), search.normalized, project=True)
 
@@ -246,7 +246,7 @@ def fedleak(
     L1 distance plus one minus the cosine, over the half of the gradient that is largest in the dummy; total variation
     1e-5, activation penalty 1e-4 (the loss of section 4.4); direction blended from x and x + phi with lambda' 0.7
     (eq. 13); Adam at 1e-4, 10,000 steps, uniform start, values clamped to [0, 1]; labels by the count rule, optimized
-    along. Two evaluations per step. Where the attacker is told of the client's defense, the distance follows it
+    along. Two evaluations per step. Where the attacker knows of the client's defense, the distance follows it
     (`DefenseAware`), which is not of the paper.
 
     Deviations and readings: entries are chosen by the gradient of the weights (line 5 of Algorithm 1 says of the
@@ -297,7 +297,7 @@ def fedleak_released(
     spectral norm exact; the L1 is a mean over the entries that are matched, where the deposit's is over all of a
     tensor, twice as many; the step ahead leaves no trace in AdamW's memory; the best guess is kept, not the last; one
     minus the cosine; the weight decay is PyTorch's 0.01.
-    The deposit is told the labels (here they are inferred unless told), and its figures, 22.0 to 22.9 dB, are for a
+    The deposit is given the labels (here they are inferred unless known), and its figures, 22.0 to 22.9 dB, are for a
     victim with sigmoids and train-mode BatchNorm, 16 images of 128 pixels, after a 5 x 5 median filter, the best guess
     for each original.
 

@@ -20,7 +20,7 @@ def products(n: int, errors: int) -> int:
 
 
 def determined(n: int, errors: int, units: int) -> bool:
-    """Whether so many units can tell n columns apart by `lifted`: `n (n - 1) / 2 + n errors <= units`.
+    """Whether so many units can separate n columns by `lifted`: `n (n - 1) / 2 + n errors <= units`.
 
     >>> [n for n in range(60) if determined(n, 9, 512)][-1], [n for n in range(60) if determined(n, 9, 2048)][-1]
     (24, 56)

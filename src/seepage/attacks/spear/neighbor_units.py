@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.spear.sparse_columns import Span
+from seepage.attacks.spear.sparse_columns import Span, unlike
 from seepage.base.algebra.rows import first_of_each
 
 MAX_SUM_DISTANCE = 1e-4
 """Two units whose sums are nearer than this share of the largest are on for the same examples."""
 
-MAX_PAIR_MISFIT = 1e-3
-"""Relative misfit up to which a difference is one example's: of its error, and of its column beside the span."""
+MAX_COLUMN_MISFIT = 1e-3
+"""Relative misfit up to which a column, or an error, is one example's: the share outside what one example can cause."""
 
 MAX_COMPARED_UNITS = 512
 """Units that differ at all which are compared, each with each."""
@@ -55,7 +55,7 @@ class NeighborUnits:
         while len(known) < self.span.n:
             before = len(known)
             for step, column, direction in self._steps(sums):
-                if not (1 - (known @ direction).abs() < 1e-6).any():
+                if len(unlike(direction[None], known)):
                     known = torch.cat([known, direction[None]])
                     sums = sums - (column != 0)[:, None] * step
             if len(known) == before:
@@ -77,7 +77,7 @@ class NeighborUnits:
             # [k, n]
             solved = torch.linalg.lstsq(self.span.rows, columns.T).solution.T  # [k, n]
             misfit = (solved @ self.span.rows.T - columns).norm(dim=1)
-            good = misfit < MAX_PAIR_MISFIT * columns.norm(dim=1)
+            good = misfit < MAX_COLUMN_MISFIT * columns.norm(dim=1)
             yield from zip(steps[good], columns[good], F.normalize(solved[good], dim=1), strict=True)
 
     def _single(self, steps: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ class NeighborUnits:
         # A difference is e (x, 1): x is its head over its last entry, and the layer makes W x + b of it. [k, m]
         outputs = steps[:, :-1] @ self.outputs / steps[:, -1:] + self.bias
         error, said = self.errors(outputs), steps[:, -1]
-        label, place = ((error.abs() - said.abs()).abs() < MAX_PAIR_MISFIT * said.abs()).nonzero(as_tuple=True)
+        label, place = ((error.abs() - said.abs()).abs() < MAX_COLUMN_MISFIT * said.abs()).nonzero(as_tuple=True)
         error = error[label, place]
         turned = (error * said[place]).sign()
         return steps[place] * turned[:, None], self.own(outputs[place], error)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from seepage.attacks.network import ZERO
 from seepage.base.algebra.rows import first_of_each
 from seepage.base.algebra.sparse import falling, sparse_directions
 
@@ -65,6 +66,7 @@ class Span:
 
     def zeros(self, directions: Tensor) -> Tensor:
         """`[k, p]` bool: entries of `rows @ direction` that are zero to rounding, for `[k, n]` unit directions."""
+        # Independent errors: an entry of rows @ q is off by the root of sum_j (q_j rounding_j)^2.
         blur = ROUNDINGS_OF_ZERO * (directions * self.rounding).norm(dim=1, keepdim=True)
         hidden: Tensor = (directions @ self.rows.T).abs() <= blur.clamp(1e-5, ZERO_AT_FIRST_LOOK)
         return hidden
@@ -135,18 +137,19 @@ class FoundDirections:
 
     def add(self, candidates: Tensor) -> bool:
         """Keep the sparse ones of `[k, n]` unit directions that are new; whether there were any."""
+        # rows @ q has a mean square of 1 for a unit q: entries are in units of that. [k]
         share = ((candidates @ self.span.rows.T).abs() < ZERO_AT_FIRST_LOOK).double().mean(1)
         before = len(self.directions)
         left = candidates[share.argsort(descending=True, stable=True)][: int((share >= self.least).sum())]
-        left = _unlike(left, self.directions)
+        left = unlike(left, self.directions)
         for _ in range(MAX_CANDIDATES_REFINED):
             if not len(left):
                 break
             fine, zeros = refined(self.span, left[0])
-            if zeros >= self.least and len(_unlike(fine[None], self.directions)):
+            if zeros >= self.least and len(unlike(fine[None], self.directions)):
                 self.directions = torch.cat([self.directions, fine[None]])
                 self.shares = torch.cat([self.shares, zeros.reshape(1) + self.merit(fine)])
-            left = _unlike(left, torch.stack([left[0], fine]))
+            left = unlike(left, torch.stack([left[0], fine]))
         self._sort()
         return len(self.directions) > before
 
@@ -155,7 +158,7 @@ class FoundDirections:
         known = self.directions.new_zeros((0, self.span.n))
         for direction in directions:
             fine = refined(self.span, direction)[0]
-            known = torch.cat([known, (fine if len(_unlike(fine[None], direction[None])) == 0 else direction)[None]])
+            known = torch.cat([known, (fine if len(unlike(fine[None], direction[None])) == 0 else direction)[None]])
         self.directions = torch.cat([known, self.directions])
         self.shares = torch.cat([self.shares.new_full((len(known),), 3.0), self.shares])
         self._sort()
@@ -178,7 +181,7 @@ class FoundDirections:
         return torch.stack(chosen) if chosen else basis
 
 
-def _unlike(candidates: Tensor, known: Tensor) -> Tensor:
+def unlike(candidates: Tensor, known: Tensor) -> Tensor:
     """Those of `[k, n]` unit directions that are not the same as, or opposite to, a known one."""
     return candidates[~(1 - (candidates @ known.T).abs() < MAX_SAME_DIRECTION_GAP).any(1)]
 
@@ -186,8 +189,9 @@ def _unlike(candidates: Tensor, known: Tensor) -> Tensor:
 def refined(span: Span, direction: Tensor) -> tuple[Tensor, Tensor]:
     """A direction `[n]` fitted to all of its zeros, and their share."""
     direction = sparse_directions(span.rows.T, direction[None], falling(*REFINING_WIDTHS, 6))[0]
-    zeros = (span.rows @ direction).abs() < 1e-4
+    zeros = (span.rows @ direction).abs() < ZERO
     if int(zeros.sum()) >= span.n - 1:
+        # q is the null vector of the rows at its zeros: a fit to all of them alike.
         # With fewer rows than columns the null vector is not among the thin decomposition's.
         rows = span.rows[zeros]
         direction = torch.linalg.svd(rows, full_matrices=len(rows) < span.n).Vh[-1]

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.attacks.network import AttackedRound, NetworkCut
-from seepage.attacks.network.mixing_layer import MixingLayer, find_layer
+from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, NetworkCut
+from seepage.attacks.network.mixing_layer import MIN_ZEROS, MixingLayer, find_layer
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
-from seepage.attacks.spear.neighbor_units import NeighborUnits
+from seepage.attacks.spear.neighbor_units import MAX_COLUMN_MISFIT, NeighborUnits
 from seepage.attacks.spear.sparse_columns import FoundDirections, Span, reweighted, sampled
 from seepage.base.algebra.lowrank import LowRank, low_rank
 from seepage.base.nn import generator
@@ -22,8 +22,8 @@ from seepage.federation.types import Reconstruction, Transcript
 INSTEAD = f"cocktail_party or {MATCHING}"
 SUBMATRICES_AT_ONCE = 8192
 """Submatrices drawn at a time."""
-MAX_COLUMN_MISFIT = 1e-3
-"""Share of a column that may be left beside what one example can cause."""
+MIN_AGREEMENT = 0.99
+"""Share of an example's units whose sign must agree with the zeros of its column; rounding turns a few at the kink."""
 MAX_DRAWN_EXAMPLES = 16
 """Up to this many examples the fast mode first draws 16 times so many submatrices: they miss few columns."""
 STARTS_AT_ONCE = 64
@@ -47,7 +47,7 @@ class Spear(Attack):
     `dL/dW = L R` has rank n, and one invertible Q gives `D = L Q` and `X = Q^-1 R` (theorem 3.1). Behind a ReLU about
     half of D is zero: n - 1 rows of L at which column i of D is zero have column i of Q as their only null vector
     (theorem 3.2). Directions with few zeros are dropped, the n independent ones with most zeros are Q up to scale, and
-    `L Q s = dL/db` gives the scales (theorem 3.3). Images need not look like images: tables and noise come back too.
+    `L Q s = dL/db` gives the scales (theorem 3.3). Inputs need not look like images: tables and noise are recovered.
 
     The search ends when the batch agrees with itself: the signs of `X W^T + b` must be where D is not zero (the paper's
     lambda), and the model's own backward pass from each example must give its column of D. That is also the
@@ -61,7 +61,7 @@ class Spear(Attack):
     that units are on for few different sets of them. Where units are fewer, or layers more, it draws submatrices for
     up to 16 examples, then goes on by reweighted least squares from random starts.
     Each direction is fitted to all its zeros. In place of the paper's greedy exchange by lambda the best n
-    directions are chosen anew whenever one is found: first those that one example could cause, which can be told
+    directions are chosen anew whenever one is found: first those that one example could cause, which can be checked
     where the network behind has one hidden ReLU layer and fewer classes than half the units an example reaches, then
     those with most zeros. Units whose rows of the gradient are multiples of one another count once. (With two classes
     all units that are on for the same examples are such, and differences of columns have more zeros than the columns.)
@@ -102,7 +102,7 @@ class Spear(Attack):
     starts: int = 4096
     steps: int = 60
     least: float = 0.2
-    certify: float = 1e-3
+    certify: float = CERTIFYING_MISMATCH
 
     def examine(self, transcript: Transcript) -> "_LayerPart":
         return _LayerPart.of(transcript, self.layer)
@@ -202,7 +202,7 @@ class _Batch:
     mismatch: Tensor
 
     def certified(self, certify: float) -> Tensor:
-        return (self.mismatch <= certify) & (self.agreement >= 0.99)
+        return (self.mismatch <= certify) & (self.agreement >= MIN_AGREEMENT)
 
     def sure(self, certify: float) -> int:
         return int(self.certified(certify).sum())
@@ -271,8 +271,8 @@ class _LayerPart:
         outputs = torch.ones(1, len(self.live)).to(self.bias)
         rows = self.cut.rows_of_errors(outputs, classes)[:, live].T  # [p, classes]
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
-        # rows = U S V^T: U S spans what can come back, and V^T turns an error into its coefficients. [p, c], [c,
-        # classes]
+        # rows = U S V^T: U S [p, c] spans all slopes that can reach the units, and V^T [c, classes] turns an error into
+        # its coefficients.
         basis: Tensor = left * values
         there = values > 1e-9 * values[0]
         return basis[:, there], right[there]
@@ -404,7 +404,7 @@ def _behind_relu(cut: NetworkCut, weight: Tensor, layer: MixingLayer) -> None:
     drawn = torch.randn((4, len(weight)), generator=generator(0, "probe"), dtype=torch.float64).to(weight)
     classes = cut.probabilities(drawn).shape[1]
     errors = torch.randn((4, classes), generator=generator(1, "probe"), dtype=torch.float64).to(weight)
-    if float((cut.backward(drawn, errors) == 0).double().mean()) < 0.05:
+    if float((cut.backward(drawn, errors) == 0).double().mean()) < MIN_ZEROS:
         raise Inapplicable(
             f"no ReLU follows layer {layer.name!r}, so its gradient has no zeros to go by", f"use {INSTEAD}"
         )

@@ -129,6 +129,7 @@ class Reader:
 
 
 def _token_layer(read: Tensor, name: str, weights: list[tuple[str, int]], place: int) -> TokenLayer:
+    # At one place: the sequence itself, all other tokens changed, all later tokens changed. [d] each
     own, alone, before = read[:, place].double()
     local, causal = ((other - own).norm() <= UNCHANGED * own.norm() for other in (alone, before))
     return TokenLayer(name, tuple(weights), read.shape[-1], bool(local), bool(causal))

@@ -5,7 +5,7 @@ as every such row does:
 
     E'_v = (1 - a) E_v + e_v      a: what weight decay took off, the same share of every row      e_v: rounding
 
-With a = 0 the row comes back bit for bit, or as its number format rounds it. With a > 0 both are read off the rows
+With a = 0 the row is returned bit for bit, or as its number format rounds it. With a > 0 both are read off the rows
 that agree with one another.
 """
 
@@ -20,7 +20,7 @@ from seepage.attacks.text.span import FORMATS, spacing
 FALSE_ALARM = 1e-6
 """Chance that any row at all is taken for moved whose residuals are those of the rows that stood still."""
 LEAST_EXPLAINED = 0.9
-"""Share of what the still rows moved, as a square, that one common share explains where it is weight decay."""
+"""Share of what rows without a gradient of their own moved, as a square, that weight decay must explain."""
 MOST_SHRUNK = 0.5
 """Share up to which all rows may have shrunk by weight decay; where they lost more, the decay was in the gradient of an
 optimizer that divides each entry by a size of its own, and took off what was there."""
@@ -38,7 +38,7 @@ class MovedRows:
         sure: `[v]` bool: those of them of which so many numbers moved as single numbers of noise that a compression
             lets through would leave in no row.
         still: How many rows moved as all rows do.
-        share: What all rows shrank by; 0 where they came back as they were.
+        share: What all rows shrank by; 0 where they were returned unchanged.
         unit: Units of the last place that rounding is allowed; 0 where still rows are equal bit for bit.
     """
 
@@ -72,11 +72,12 @@ def moved_rows(change: Tensor, before: Tensor | None = None) -> MovedRows | None
         # A number of a finer format is one of a coarser format by chance once in thousands.
         if (after.to(coarse).to(kind) == after).double().mean() > 0.5:
             kind = coarse
+    # What was sent is a difference, so weights are compared as the client stored them, in their own format. [v, d]
     beyond = after.double() - before.to(kind).double()
     unit = spacing(torch.maximum(before.abs(), after.abs()), kind)
     start = before.double()
     change = after.double() - start
-    filled = start.any(1)  # a row of zeros does not shrink, and tells nothing of the others
+    filled = start.any(1)  # a row of zeros does not shrink, and shows nothing of the others
     exact = ~beyond.bool().any(1)
     shrunk = _by_share(start, change, unit, filled)
     if exact[filled].any() and (shrunk is None or 2 * int(exact[filled].sum()) >= shrunk.still):
@@ -109,6 +110,7 @@ def _no_single_numbers(moved: Tensor) -> Tensor:
     shares = moved.double().mean(1)
     part = shares < 1
     chance = shares[part].mean() if part.any() else shares.new_tensor(1.0)
+    # KL(m/d, q) = p log(p/q) + (1-p) log((1-p)/(1-q)), with p = m/d of each row; xlogy is 0 at p = 0 and p = 1. [v]
     gain = torch.xlogy(shares, shares / chance) + torch.xlogy(1 - shares, (1 - shares) / (1 - chance))
     return (shares > chance) & (width * gain >= math.log(rows / FALSE_ALARM))
 
@@ -121,12 +123,14 @@ def _by_share(start: Tensor, change: Tensor, unit: Tensor, filled: Tensor) -> Mo
     `FALSE_ALARM` by the number of rows, by the still rows' own residuals: nothing is assumed of how they are spread.
     """
     rows, width = start.shape
+    # Least squares for a in `change = -a start`, row by row; rows that only decayed agree. [filled rows]
     ratios = -(change * start).sum(1)[filled] / start.square().sum(1)[filled]
     if len(ratios) < 2:
         return None
     share = _densest(ratios)
-    off = change + share * start
+    off = change + share * start  # what decay leaves unexplained [v, d]
     sizes = off.abs() / unit
+    # The median, which half of a row's numbers exceed: the statistic of the bound above.
     middle = sizes.median(1).values
     chance = _chance_of_one(rows, width)
     own, numbers = middle[filled], sizes[filled]
@@ -138,6 +142,7 @@ def _by_share(start: Tensor, change: Tensor, unit: Tensor, filled: Tensor) -> Mo
             break
         still = found
         limit = max(limit, _quantile(numbers[still], 1 - chance))
+    # 1 - R^2 of the regression over the still rows: real decay explains nearly all that they moved.
     left, whole = off[filled][still].square().sum(), change[filled][still].square().sum()
     decayed = 0 < share < MOST_SHRUNK and float(left) <= (1 - LEAST_EXPLAINED) * float(whole)
     rounded = float((change.abs() / unit)[filled][still].median()) <= LAST_PLACE
@@ -152,6 +157,7 @@ def _densest(values: Tensor) -> float:
     values = values.sort().values
     while len(values) > 2:
         half = (len(values) + 1) // 2
+        # The shortest interval that holds half of the values.
         start = int((values[half - 1 :] - values[: len(values) - half + 1]).argmin())
         values = values[start : start + half]
     return float(values.mean())

@@ -20,7 +20,7 @@ from seepage.attacks.text.span import GradientSpan
 CHUNK_NUMBERS = 2**24
 """Numbers of a block of candidates' vectors: 64 MiB in float32."""
 MOST_PREFIXES = 2**14
-"""Prefixes that are followed; where more lie in the span, the span tells nothing."""
+"""Prefixes that are followed; where more lie in the span, the span excludes nothing."""
 STEPS = 6
 """Steps of an encoder's search from one anchor."""
 ANCHORS = 4
@@ -122,14 +122,14 @@ def assemble(
         checks: Layers behind the first attention.
         places: For each place the tokens that may have been there in any sequence.
         wanted: Number of sequences, where known.
-        progress: Is told how many sequences are found.
+        progress: Receives the number of sequences found.
     """
     found: list[Tensor] = []
     tried, equations = 0, sum(check.span.width - check.span.rank for check in checks)
     longest = next((p for p, tokens in enumerate(places) if not len(tokens)), len(places))
     for length in range(longest, 0 if reader.takes_shorter else len(places) - 1, -1):
         if sum(len(tokens) - 1 for tokens in places[:length]) > equations:
-            continue  # more indicators than equations: nothing would be told
+            continue  # more indicators than equations: nothing would be determined
         # Few tokens at a place leave few anchors to try; a place with fewer than there are sequences misses some.
         enough = min(wanted or 1, max(map(len, places[:length])))
         anchors = sorted((p for p in range(length) if len(places[p]) >= enough), key=lambda p: len(places[p]))
@@ -168,7 +168,8 @@ def _from_anchor(
         if float(outside[0].norm()) >= least:
             break  # it comes no nearer: the token never stood there, or the search is stuck
         least = float(outside[0].norm())
-        # outside(ids) + sum_k w_k (outside(tried_k) - outside(ids)) = 0, with w_k near 1 for the right ones
+        # outside(ids) + sum_k w_k (outside(tried_k) - outside(ids)) = 0, with w_k near 1 for the right ones: least
+        # squares with one column per other token [m, others], cut to directions that rounding does not fill.
         u, s, vt = torch.linalg.svd((outside[1:] - outside[0]).T, full_matrices=False)
         kept = s > CONDITION * s[:1]
         w = vt[kept].T @ ((u[:, kept].T @ -outside[0]) / s[kept])
@@ -192,7 +193,8 @@ def _outside(reader: Reader, checks: list[LayerCheck], ids: Tensor, place: int) 
     for rows in ids.split(max(1, CHUNK_NUMBERS // (4 * ids.shape[1] * width))):
         read, parts = reader.read(modules, rows), []
         for check in checks:
-            x, basis = read[check.module][:, place].double(), check.span.basis
+            x, basis = read[check.module][:, place].double(), check.span.basis  # [k, d], U [d, r]
+            # x - U U^T x, zero for vectors that were read; each layer's in units of its vectors' length.
             parts.append((x - (x @ basis) @ basis.T) / x.norm(dim=1).mean())
         found.append(torch.cat(parts, 1).cpu())
     return torch.cat(found)

@@ -38,9 +38,11 @@ def noise_of(mixtures: Tensor, values: Tensor) -> float:
     steps = _steps(mixtures)
     if steps is not None:
         deviation, (d, m) = math.sqrt(float(steps.square().mean()) / 12), mixtures.shape
+        # Largest singular value of a random d x m matrix of this deviation (Marchenko-Pastur edge).
         return deviation * (math.sqrt(d) + math.sqrt(m))
     unseen = float(values[0]) * UNSEEN_FLOOR
     # Below a share of the largest value there is only the rounding of the decomposition.
+    # The last gap, not the widest: tokens seen faintly make gaps within the signal.
     drops = (values.clamp(min=unseen / 4).log().diff() < -LOG_DROP).nonzero().flatten()
     return float(values[int(drops[-1]) + 1 :][:10].median()) if len(drops) else unseen
 
@@ -59,6 +61,7 @@ def spacing(values: Tensor, kind: torch.dtype) -> Tensor:
     >>> spacing(torch.tensor([1.0, 3.0]), torch.bfloat16).tolist()
     [0.0078125, 0.015625]
     """
+    # Numbers in [2^e, 2^(e+1)) are 2^e eps apart; below the smallest normal one the distance stays.
     facts = torch.finfo(kind)
     return torch.exp2(values.abs().double().clamp(min=facts.tiny).log2().floor()) * facts.eps
 
@@ -106,7 +109,8 @@ class GradientSpan:
     def excess(self, vectors: Tensor) -> Tensor:
         """`[k]` distance of vectors `[k, d]` from the span, in units of what noise explains; up to 1: inside."""
         x = vectors.double()
-        along = x @ self.basis
+        along = x @ self.basis  # U^T x [k, r]
+        # x = G c for c = V S^-1 U^T x, and noise E turns that into an error |E c| <= floor |S^-1 U^T x|.
         outside = (x - along @ self.basis.T).norm(dim=1)
         explained = CLEAR * self.floor * (along / self.values).norm(dim=1) + ROUNDED * x.norm(dim=1)
         excess: Tensor = outside / explained
@@ -121,6 +125,7 @@ class GradientSpan:
         x = vectors.float()
         along = x @ basis
         size = x.square().sum(1)
+        # Four times the allowed square: float32 may rule out no vector that float64 would let in.
         explained = (CLEAR * self.floor * (along / values).norm(dim=1)).square()
         near: Tensor = size - along.square().sum(1) <= 4 * explained + SCREENED * size
         near[near.clone()] = self.excess(vectors[near]) <= 1

@@ -44,6 +44,8 @@ def targets_by_errors(attacked: AttackedRound, ids: Tensor, places: Tensor | Non
     mixtures = (attacked.gradient[weight] if axis == 0 else attacked.gradient[weight].T).double()  # [d_in, d_out]
     if len(m) > m.shape[1]:
         return None
+    # G = M^T D with M [rows, d_in] known and D [rows, d_out] wanted; unique where M has full row rank, and of least
+    # norm where it has not.
     errors = torch.linalg.lstsq(m.T.cpu(), mixtures.cpu(), driver="gelsd").solution  # [rows, d_out]
     spread = torch.zeros_like(output.flatten(0, -2))
     spread[active] = errors.to(spread)
@@ -94,8 +96,10 @@ def _nearest(output: Tensor, logits: Tensor, errors: Tensor) -> Tensor:
     (pulled,) = torch.autograd.grad(logits, output, u, create_graph=True)
     (softmax,) = torch.autograd.grad(logits, output, logits.softmax(1).detach(), retain_graph=True)
     left = softmax - errors  # J^T onehot(y)
-    (products,) = torch.autograd.grad(pulled, u, left, retain_graph=True)  # [n, classes]
+    # J left = J J^T onehot(y): the largest entry is near y, as J J^T is close to diagonal. [n, classes]
+    (products,) = torch.autograd.grad(pulled, u, left, retain_graph=True)
     likely = products.topk(min(SHORTLIST, logits.shape[1]), 1).indices
+    # |J^T onehot(t) - left|^2 decides among the few likeliest t.
     distances = []
     for column in likely.T:
         onehot = torch.nn.functional.one_hot(column, logits.shape[1]).to(logits)

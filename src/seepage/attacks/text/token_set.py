@@ -32,7 +32,7 @@ class TokenSet(Attack):
         E'_v = (1 - a) E_v + rounding
 
     What moved otherwise was looked up (Melis et al. 2019 read words off the rows of a gradient that are not zero). The
-    share is where most rows agree, and the rounding is known where a = 0 (a row then comes back bit for bit, or as its
+    share is where most rows agree, and the rounding is known where a = 0 (a row is then returned bit for bit, or as its
     number format rounds it) and read off the rows that stood still where a > 0: the chance to name any token by
     rounding is one in a million. That only rows which are looked up have a gradient is tried: one pass of the network
     on tokens of its own. Where the embedding is the last layer as well, every row has one, and nothing is said.
@@ -40,8 +40,8 @@ class TokenSet(Attack):
     What is certified is that a row had a gradient of its own. It is a token of the texts if the client trained on
     nothing else, began with a fresh optimizer, and added nothing to single rows: noise on all of them leaves none that
     stood still, and is refused. A row of which so few numbers moved that noise behind a compression could have left
-    them is named and not certified. How often a token stood where stays open, and one whose gradient is zero, or too
-    small for the number format, is missed. A row of padding (`padding_idx`) is never trained, so it is never named.
+    them is reported and not certified. How often a token stood where stays open, and one whose gradient is zero, or too
+    small for the number format, is missed. A row of padding (`padding_idx`) is never trained, so it is never reported.
 
     Example:
         >>> from seepage import Architecture, Batch, build, record
@@ -55,7 +55,7 @@ class TokenSet(Attack):
     needs: ClassVar[Needs] = Needs(text="a network that embeds tokens in a table of its own", weights=None)
 
     def examine(self, transcript: Transcript) -> "LookedUp":
-        """Find the table, prove that only its rows which are looked up move, and tell which did.
+        """Find the table, prove that only its rows which are looked up move, and find which did.
 
         Raises:
             Inapplicable: Where the network reads no tokens, the table was not sent, is shared or stood still, or where
@@ -139,7 +139,7 @@ def _moves(observed: Round, name: str) -> tuple[Tensor, Tensor | None]:
 
 
 def _check_alone(knowledge: Knowledge, observed: Round, name: str) -> None:
-    """Raise where a row has a gradient though its token is not looked up: the network runs once to tell."""
+    """Raise where a row has a gradient though its token is not looked up: the network runs once to find out."""
     model, params = knowledge.model, {**dict(knowledge.model.named_parameters()), **observed.params}
     params = {key: tensor.detach() for key, tensor in params.items()}
     table = params[name].clone().requires_grad_()
@@ -147,6 +147,7 @@ def _check_alone(knowledge: Knowledge, observed: Round, name: str) -> None:
     try:
         with torch.enable_grad(), in_mode(model, training=False):
             logits = forward(model, {**params, name: table}, ids, buffers=observed.buffers)
+            # Any function of all logits: only which rows have a gradient at all is read from it.
             (gradient,) = torch.autograd.grad(logits.square().sum(), table)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise Inapplicable(

@@ -41,6 +41,7 @@ def targets_by_direction(attacked: AttackedRound, ids: Tensor, places: Tensor | 
         if places is not None:
             known = knowledge.client.loss_of(logits, next_tokens(ids), reduction="sum")
             count = int((places + 1).sum())
+        # d/dz of <softmax(z), z> with the softmax held constant is softmax(z): the half of each error that is known.
         total = known + (chosen.softmax(1).detach() * chosen).sum()
         own = torch.autograd.grad(total, list(leaves.values()), retain_graph=True, materialize_grads=True)
         left = [count * gradient[name] - part for name, part in zip(names, own, strict=True)]  # R
@@ -56,9 +57,10 @@ def targets_by_direction(attacked: AttackedRound, ids: Tensor, places: Tensor | 
                 one = torch.autograd.grad(
                     chosen[row, label], list(leaves.values()), retain_graph=True, allow_unused=True
                 )
+                # R + J^T onehot(label), which is nearest to zero at the right label.
                 after = [a if b is None else a + b for a, b in zip(left, one, strict=True)]
                 size = float(torch.stack([part.square().sum() for part in after]).sum())
                 if size < value:
                     best, value, found[row] = after, size, label
-            left = best
+            left = best  # the next sequence's target is looked for in what this one leaves
     return found

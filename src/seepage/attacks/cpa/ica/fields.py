@@ -52,7 +52,7 @@ def balanced(fields: Tensor) -> Tensor:
     """Fields made uncorrelated and of equal size by their covariance over all rows and places.
 
     Mixing commutes with it. Without it the strongest fields speak for all; the weak ones, diagonal differences and
-    colors, are as sparse and tell as much.
+    colors, are as sparse and carry as much information.
 
     Args:
         fields: `[r, f, p]`.

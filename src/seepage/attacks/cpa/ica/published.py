@@ -81,7 +81,7 @@ class Unmixing(Resumable):
 
     Args:
         mixtures: `[m, d]`.
-        n: Number of sources; the published method is told it.
+        n: Number of sources; the published method needs it.
         objective: Weights.
         shape: `(C, H, W)` where the sources are images.
         lr: Learning rate.
@@ -110,6 +110,7 @@ class Unmixing(Resumable):
         mixtures = mixtures.double()
         means = mixtures.mean(1, keepdim=True)
         centered = mixtures - means
+        # Whitening by the covariance's first n eigenvectors: D^-1/2 V^T, as in `unmix.whitener` but about the mean.
         moments, vectors = torch.linalg.eigh(centered @ centered.T / (mixtures.shape[1] - 1))
         keep = moments.argsort(descending=True)[:n]
         keep = keep[moments[keep] > moments.max() * 1e-15]
@@ -127,6 +128,10 @@ class Unmixing(Resumable):
         self.rows.grad = torch.autograd.grad(value, self.rows)[0]
         self.optimizer.step()
         return value.item()
+
+    def note(self, step: int, value: float) -> None:
+        """Add to the history."""
+        self.history.append((step, value))
 
     def sources(self) -> Tensor:
         """`[n, d]` the sources as they stand, up to order, sign and scale."""

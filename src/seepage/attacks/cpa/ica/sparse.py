@@ -4,7 +4,11 @@ import torch
 from torch import Generator, Tensor
 
 from seepage.attacks.cpa.ica.unmix import fast_ica, random_rotation, whitener
+from seepage.attacks.network import ZERO
 from seepage.base.algebra.sparse import falling, sparse_directions
+
+SAME_SOURCE = 0.999
+"""Cosine of two unit rows from which on both are one source."""
 
 
 def sparsest(
@@ -33,7 +37,7 @@ def sparsest(
     return sparse_directions(seen, starts, falling(0.05, 1e-4, steps), relative=True, ridge=1e-10)
 
 
-def zero_share(signals: Tensor, *, tolerance: float = 1e-4) -> Tensor:
+def zero_share(signals: Tensor, *, tolerance: float = ZERO) -> Tensor:
     """`[k]` share of entries that are zero to `tolerance` of the row's largest: a certificate for sparse sources.
 
     >>> zero_share(torch.tensor([[1.0, 0.0, 1e-7, 0.5]]))
@@ -73,7 +77,7 @@ def unmix_sparse(basis: Tensor, *, draw: Generator, steps: int = 150, retries: i
 def _doubtful(rows: Tensor, basis: Tensor) -> list[int]:
     """Rows with clearly fewer zeros than is usual here, and all but the first of rows that are the same."""
     zeros = zero_share(rows @ basis)
-    alike = (rows @ rows.T).abs().tril(-1) > 0.999
+    alike = (rows @ rows.T).abs().tril(-1) > SAME_SOURCE
     few = zeros < 0.9 * zeros.median()
     return (few | alike.any(1)).nonzero()[:, 0].tolist()
 
@@ -87,7 +91,7 @@ def _again(rows: Tensor, i: int, basis: Tensor, draw: Generator, retries: int) -
     missing = torch.linalg.svd(others)[2][-1]
     starts = missing + 0.5 * starts / len(rows) ** 0.5
     found = sparsest(basis, starts)
-    fresh = found[((found @ others.T).abs() < 0.999).all(1)]
-    taken = bool(((rows[i] @ others.T).abs() > 0.999).any())
+    fresh = found[((found @ others.T).abs() < SAME_SOURCE).all(1)]
+    taken = bool(((rows[i] @ others.T).abs() > SAME_SOURCE).any())
     candidates = fresh if taken and len(fresh) else torch.cat([rows[i : i + 1], fresh])
     return candidates[zero_share(candidates @ basis).argmax()]

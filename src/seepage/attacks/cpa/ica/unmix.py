@@ -63,7 +63,7 @@ class SparseScore:
 
     With `s = y^T P y / f` the density falls like `(s + width)^(-f/2)`, so `psi(y) = w P y`, `w = 1 / (s + width)`:
     a multivariate t. A source's precision `P` is Tyler's robust estimate; photographs differ in how their contrast is
-    spread over colors and directions, and that tells them apart.
+    spread over colors and directions, and that separates them.
 
     Args:
         width: Where the density turns from a hump to a tail, in units of the fields' mean square.
@@ -132,19 +132,33 @@ def maximum_likelihood(
             gradient, moments = curvature(signals, score, precisions)
         else:
             gradient = score_gradient(signals, score, precisions)[0]
-        # Newton on each pair alone, [H_ij 1; 1 H_ji] (E_ij, E_ji) = (g_ij, g_ji):
-        # E_ij = (H_ji g_ij - g_ji) / (H_ij H_ji - 1), with the determinant kept away from 0.
-        step = (moments.T * gradient - gradient.T) / (moments * moments.T - 1).clamp(min=0.1)
+        step = pair_step(gradient, moments)
         # Few places carry much weight, so blocks larger than 2 x 2 couple and full steps may go back and forth.
-        pace = max(0.3, 0.7 * pace) if float((step * last).sum()) > 0 else pace
-        last = -step
-        step = -step * (0.5 / torch.linalg.matrix_norm(step, 2)).clamp(max=pace)
+        pace = max(0.3, 0.7 * pace) if float((step * last).sum()) < 0 else pace
+        last = step
+        step = step * capped(step, pace)
         # Relative step rows <- (I + E) rows; the signals go along, so no product with the fields is needed. O(n^2 f p)
         rows = rows + step @ rows
         signals = signals + (step @ signals.flatten(1)).view_as(signals)
         if float(step.square().mean().sqrt()) < tolerance:
             break
     return rows
+
+
+def pair_step(gradient: Tensor, moments: Tensor) -> Tensor:
+    """`[n, n]` the Newton step E of the pairs `E_ij, E_ji`, each by itself: `[H_ij 1; 1 H_ji] (E_ij, E_ji) = -g`."""
+    # E_ij = -(H_ji g_ij - g_ji) / (H_ij H_ji - 1). The determinant is 0 where the score is linear, as of Gaussian
+    # sources, whose rotation the likelihood leaves open; the floor of 0.1 bounds the step there.
+    return (gradient.T - moments.T * gradient) / (moments * moments.T - 1).clamp(min=0.1)
+
+
+def capped(step: Tensor, pace: float = 1.0) -> Tensor:
+    """The factor, at most `pace`, that brings a relative step `[n, n]` to a spectral norm of at most 0.5.
+
+    Then `I + E` is well conditioned (singular values from 0.5 to 1.5), and no source is lost in a step.
+    """
+    factor: Tensor = (0.5 / torch.linalg.matrix_norm(step, 2)).clamp(max=pace)
+    return factor
 
 
 def score_gradient(signals: Tensor, score: SparseScore, precisions: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,6 +221,8 @@ def unmix(
     flat = fields.flatten(1)
     whitening = whitener(flat)
     white = whitening @ flat
+    # Orthogonal rows first, which finds all sources at once; then rows of any angle, since the sources' correlation
+    # over a finite number of pixels is not zero.
     rotation = fast_ica(white, random_rotation(len(flat), draw, flat), steps=fast_steps)
     return maximum_likelihood(fields, rotation @ whitening, score=score or SparseScore(), steps=steps)
 

@@ -23,14 +23,14 @@ from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round
 
 ITERATIONS = 30
-"""Iterations of the fixed point that tells each example's factor."""
+"""Iterations of the fixed point that gives each example's factor."""
 LOG_SHARES = (math.log(1e-3), math.log(10), 25)
 """Logarithms of the shares of the gradient in the update that are tried: the first, the last, how many."""
 AGREED = 1e-4
 """Relative difference of softmax minus label, as solved and as the network has it, that is nothing but rounding."""
 MULTIPLE_IF_BELOW = 0.1
 """The update is taken for a multiple of the gradient only if the misfit falls below this share."""
-MISFIT = 1e3
+LARGEST_MISFIT = 1e3
 """Larger contradictions count as this one."""
 
 
@@ -44,16 +44,16 @@ def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations
        whose entry alone is negative.
     3. D goes back through the last convolution and the ReLU in front of it, whose mask is now known, to the outputs of
        the convolution before, whose weight gradient then gives what that one read (`solve_read`).
-    4. The network's tail on these activations has class probabilities, which must be those of A: that tells the
+    4. The network's tail on these activations has class probabilities, which must be those of A: that gives the
        factors.
 
     This needs neither labels nor fewer examples than classes, only more channels than the batch has positions.
 
     With batch norm in train mode step 1 is the same. The factors are then those with which the slopes sum to zero over
-    the batch, up to one for all, which the gradient of the first norm's bias tells. Steps 2 and 3 go through the norms
+    the batch, up to one for all, which the gradient of the first norm's bias gives. Steps 2 and 3 go through the norms
     by the gradients of their weights and biases (`batch_norm`); A has its own size, and the scale of what was read
     follows from the bias of the norm in front. In step 4 the class probabilities are a check alone. The blocks in front
-    follow in the same way, as long as their gradients tell all positions.
+    follow in the same way, as long as their gradients determine all positions.
 
     Args:
         observed: A round whose update is one plain gradient of cross-entropy.
@@ -115,10 +115,10 @@ def _scaled(block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C
     labels = slopes.argmin(1)
 
     def misfit(log: float) -> float:
-        """By how much the class probabilities contradict the slopes at a share `e^log`, at most `MISFIT`."""
+        """By how much the class probabilities contradict the slopes at a share `e^log`, at most `LARGEST_MISFIT`."""
         factor, _, probabilities = _factors(block, slopes, read, math.exp(log))
         off = contradiction(probabilities, labels, len(slopes) * factor[:, None] * slopes)
-        return float(off.max().nan_to_num(nan=MISFIT, posinf=MISFIT).clamp(max=MISFIT))
+        return float(off.max().nan_to_num(nan=LARGEST_MISFIT, posinf=LARGEST_MISFIT).clamp(max=LARGEST_MISFIT))
 
     plain, share = misfit(0.0), 1.0
     if not plain < AGREED:

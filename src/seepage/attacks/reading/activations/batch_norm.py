@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from seepage.attacks.network import ZERO
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.activations.deconvolution import (
     OUTLYING,
@@ -37,8 +38,6 @@ STILL = 1e-9
 """Relative change of a round below which it has come to rest."""
 UNSEEN = 1e-10
 """Squared singular values below this share of the largest are directions that a weight gradient does not show."""
-ZERO = 1e-4
-"""A value below this share of a channel's largest counts as zero where its level is looked for."""
 FEWEST_ZEROS = 2
 """Zeros that a channel must have for its level to be known."""
 
@@ -81,6 +80,7 @@ class BatchNorm:
         self, z: Float[Tensor, "n C h w"], scale: float = 1.0
     ) -> tuple[Float[Tensor, "n C h w"], Float[Tensor, "C 1 1"]]:
         """The normalized x, and s, where the batch norm reads `scale` times z, s over `scale`."""
+        # var(scale z) + eps = scale^2 (var(z) + eps / scale^2): x is that of z with a smaller or larger epsilon.
         mean = z.mean((0, 2, 3), keepdim=True)
         variance = (z - mean).square().mean((0, 2, 3), keepdim=True)
         deviation = (variance + self.epsilon / scale**2).sqrt().clamp(min=1e-300)
@@ -146,6 +146,7 @@ def common_factor(sums: Float[Tensor, " C"], wanted: Float[Tensor, " C"]) -> tup
     for _ in range(3):
         off = (factor * sums - wanted).abs()
         kept = off <= OUTLYING * off.median()
+        # Least squares: f = <sums, wanted> / <sums, sums>.
         factor = (sums[kept] @ wanted[kept]) / (sums[kept] @ sums[kept])
     off = (factor * sums - wanted).abs().median() / wanted.square().mean().sqrt().clamp(min=1e-300)
     return float(factor), float(off)
@@ -208,7 +209,7 @@ def solve_coupled(
         What it read, or None where G shows fewer places than there are.
     """
     entries = gradient[0, 0].numel()
-    rows = columns_of(gradient.double().cpu())
+    rows = columns_of(gradient.double().cpu())  # G [O k l, C]
     sizes = rows.view(len(gradient), -1).norm(dim=1).clamp(min=1e-300)
     if before is None:
         x, deviation = torch.where(on, given, OFF_MEAN), layer.weight.flatten(1).norm(dim=1)[:, None, None]
@@ -216,7 +217,7 @@ def solve_coupled(
         x, deviation = before.x, before.deviation
     kept = torch.ones(len(gradient), dtype=torch.bool)
     for _ in range(ROUNDS):
-        chosen = kept.repeat_interleave(entries)
+        chosen = kept.repeat_interleave(entries)  # rows (o, k, l) of G whose output's slopes are trusted
         if int(chosen.sum()) < len(slopes) * layer.input[0, 0].numel():
             return None
         matrix = slope_matrix(layer, norm.slopes_in(slopes, x, deviation))  # M(D) [O k l, n positions]
@@ -224,7 +225,7 @@ def solve_coupled(
         if solved is None:
             return None
         flat, offset_known = solved
-        off = (matrix @ flat - rows).view(len(gradient), -1).norm(dim=1) / sizes
+        off = (matrix @ flat - rows).view(len(gradient), -1).norm(dim=1) / sizes  # [O]: M(D) h - G, by output
         read = layer.maps(flat)
         whole, deviation = norm.normalized(layer.applied(read), scale)
         new = torch.where(on, given, whole)
@@ -257,6 +258,7 @@ def _solve(
         support = constant > constant.max() / 2
         lifted = flat[support] / constant[support, None]
         least = lifted.amin(0)
+        # In units of the constant, channel c is a_c above its true values, so its zeros stand at a_c, the least value.
         zeros = lifted - least < ZERO * (lifted.amax(0) - least).clamp(min=1e-300)
         offset_known = zeros.sum(0) >= FEWEST_ZEROS
         # The mean of the zeros, since the smallest of them is the one with the largest error.

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from seepage.attacks.network import AttackedRound
 from seepage.attacks.network.linearize import LayerUse
-from seepage.attacks.reading.activations.deconvolution import REMEDY
+from seepage.attacks.reading.activations.deconvolution import REMEDY, UNEXPLAINED
 from seepage.attacks.reading.head import HeadFeatures
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode, last_linear
 from seepage.errors import Inapplicable
@@ -21,8 +21,6 @@ from seepage.federation.types import Tensors
 
 PROBES = 16
 """Random images that show the slope of each channel."""
-MAX_DISAGREEMENT = 1e-2
-"""Relative difference of softmax minus label, as solved and as the network has it, up to which they agree."""
 OFF_SLOPE = 1e-3
 """A channel whose slope is a smaller share of the median one counts as off for an example."""
 
@@ -128,6 +126,7 @@ class Block:
         """
         top = slope_of_channels(self.calls[self.head].input, self.calls[name].output)  # [O]
         rows = []
+        # Behind pooling all positions of an output have one slope where they are on: top[o] (A_i W)[o].
         for each in slopes.flatten(2):  # [O, positions]
             # The largest is D where the output is on somewhere, and rounding where it is nowhere.
             largest = each.gather(1, each.abs().argmax(1, keepdim=True))[:, 0]  # [O]
@@ -179,10 +178,11 @@ class Block:
             Inapplicable: Where it is not.
         """
         misfit = float(contradiction(probabilities, labels, wanted).max())
-        if not misfit < MAX_DISAGREEMENT:
+        if not misfit < UNEXPLAINED:
             raise Inapplicable("the solved activations contradict the network's own class probabilities", REMEDY)
         order = labels.argsort(stable=True)
         features, labels, probabilities = features[order], labels[order], probabilities[order]
+        # W^T (p_i - y_i) / n, as of the head itself. [n, k]
         slopes = (probabilities - F.one_hot(labels, probabilities.shape[1])) / len(labels)
         every = torch.ones(read.shape[1], dtype=torch.bool)
         return InnerActivations(
@@ -222,7 +222,7 @@ def _calls(attacked: AttackedRound) -> dict[str, LayerCall]:
 
 
 class _OutOfPlace(TorchFunctionMode):
-    """ReLUs in place make tensors of their own, so that what is behind one is told from what is in front of it."""
+    """ReLUs in place make tensors of their own: what is behind one is another tensor than what is in front of it."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -258,6 +258,7 @@ def feeds(call: LayerCall, read: Tensor) -> bool:
     """Whether `read` is this layer's output behind an affine map of each channel and a ReLU."""
     if call.output.shape != read.shape:
         return False
+    # Behind a ReLU the slope of an entry is zero just where the entry is; mixing of entries would spread it.
     (slope,) = torch.autograd.grad(read.sum(), call.output, retain_graph=True, allow_unused=True)
     return slope is not None and bool(((slope != 0) == (read > 0)).all())
 
@@ -265,5 +266,6 @@ def feeds(call: LayerCall, read: Tensor) -> bool:
 def slope_of_channels(after: Tensor, before: Tensor) -> Float[Tensor, " O"]:
     """Derivative of `after` in each channel of `before` where units are on; 0 for a channel that never is."""
     (slope,) = torch.autograd.grad(after.sum(), before, retain_graph=True)
+    # Each entry is the channel's slope or 0, so the entry of largest size is the slope.
     flat = slope.transpose(0, 1).flatten(1).double().cpu()  # [O, images positions]
     return flat.gather(1, flat.abs().argmax(1, keepdim=True))[:, 0]

@@ -34,7 +34,7 @@ from seepage.errors import Inapplicable
 RESCALED = 1e-2
 """Relative difference of the size of softmax minus label from which on the update is a multiple of the gradient."""
 SCALINGS = 2
-"""Times that a layer is solved: the second time with the scale that the first one told."""
+"""Times that a layer is solved: the second time with the scale that the first one gave."""
 
 
 class CoupledBlock(Block):
@@ -161,6 +161,7 @@ def read_coupled(block: CoupledBlock, last: Deconvolved) -> InnerActivations:
     labels, wanted = logits.argmin(1), len(logits) * logits
     inside = _block_input(block, read, back, added, labels)
     # All that was solved for so far does not depend on the update's size, but softmax minus label does.
+    # min over s of |wanted - s (P - Y)|^2, over the whole batch.
     own = inside.probabilities - F.one_hot(labels, inside.probabilities.shape[1])
     share = float((wanted * own).sum() / own.square().sum())
     share = share if share > 0 and abs(share - 1) > RESCALED else 1.0
@@ -233,6 +234,8 @@ def _block_input(
         )
         if not (off < UNEXPLAINED and factor > 0):
             raise Inapplicable("the solved activations contradict the gradient of the batch norm in front", REMEDY)
+        # f scaling + fixed = g_beta, with f = 1 / scale: of what is `scale` times as large the norm passes 1 / scale
+        # on.
         scale = 1 / factor
     assert reading is not None
     features, probabilities, slopes = block.coupled_tail(scale * read, labels)

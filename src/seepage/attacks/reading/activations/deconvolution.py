@@ -1,4 +1,4 @@
-"""What a convolution read and what came back to it, example by example, from the gradient of its weight alone.
+"""What a convolution read and the gradient of its outputs, example by example, from the gradient of its weight alone.
 
 The gradient is `G[o, c, k] = sum_{i, p} D[i, o, p] h[i, c, p + k]`: each example's output gradient D convolved with
 what the layer read, h. With few positions and many channels neither has to be known: this is blind deconvolution of
@@ -33,9 +33,9 @@ OUTLYING = 4.0
 TRIMMINGS = 8
 """Times that outlying outputs are left out, at most."""
 LEAST_PIVOT = 1e-5
-"""Share of the largest pivot below which a position is not told from the others."""
+"""Share of the largest pivot below which a position is not separated from the others."""
 UNEXPLAINED = 1e-2
-"""Share of a weight gradient, or of a norm's, that a solution may leave unexplained."""
+"""Share of a gradient (of a weight, a norm, or in the logits) that a solution may leave unexplained."""
 REMEDY = "use gradient_matching, or look at the update of a smaller batch"
 
 
@@ -129,7 +129,7 @@ def solve_read(
     A slope that is wrong (a unit taken for off) spoils the rows of its output alone. Outputs whose rows are off by far
     more than those of most are left out, and it is solved again.
 
-    None where there are more positions than equations, or these do not tell all positions.
+    None where there are more positions than equations, or these do not determine all positions.
     """
     outputs, entries = len(gradient), gradient[0, 0].numel()
     matrix, rows = slope_matrix(layer, slopes), columns_of(gradient.double().cpu())
@@ -196,7 +196,7 @@ def _contradiction(layer: LayerUse, directions: Float[Tensor, "rows r"], outputs
 def _unmixed(mixed: Float[Tensor, "n k"], error: float) -> Float[Tensor, "n k"]:
     """The examples' own rows, each up to a positive factor, from a mixture of them."""
     n, size = mixed.shape
-    rows = torch.linalg.qr(mixed.T).Q.T
+    rows = torch.linalg.qr(mixed.T).Q.T  # [n, k] orthonormal, of the same span: the search is blind to the mixture
     # Orthonormal rows have entries of 1 / sqrt(k) on average.
     found = unmix(rows, error / size**0.5, None, generator(0, "deconvolution"))
     if found is None or found[1] < n:

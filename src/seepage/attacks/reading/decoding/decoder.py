@@ -27,7 +27,7 @@ class Decoder:
 
     The attacker has the network and can pass any images through it, so this takes no data. The same coefficients hold
     at all positions, as in a convolution. Where features have no positions (behind global pooling) or positions that do
-    not divide the image, one block is the whole image, and little more than its color is told.
+    not divide the image, one block is the whole image, and little more than its color is decoded.
 
     Args:
         features: From images `[n, C, H, W]` in [0, 1] to features `[n, c, h, w]`; `[n, c, 1, 1]` without positions.
@@ -60,8 +60,10 @@ class Decoder:
         _, width, *positions = found.shape
         self.block = (shape[1] // positions[0], shape[2] // positions[1])
         self.near = next((side for side, most in REACHES if width * side**2 <= most and max(positions) > 1), 1)
+        # Features of mean square 1: one ridge then suits every network.
         self.scale = found.square().mean().sqrt().clamp(min=1e-12)
         read = self._read(found)  # [m, d]
+        # Blocks of pixels around mid-grey, in the same order as the rows of what is read: [m, C block].
         wanted = F.unfold(images.to(found) - 0.5, self.block, stride=self.block).transpose(1, 2).reshape(len(read), -1)
         self.weights = _ridge(read, wanted)
 

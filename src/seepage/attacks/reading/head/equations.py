@@ -13,7 +13,7 @@ ROUNDING = 0.2
 """Standard deviation of a rounded number's error, in units of its type's epsilon, over numbers of all sizes."""
 
 MIN_SPARE = 1
-"""Equations to spare from which on the column space of the gradient tells the label of an example."""
+"""Equations to spare from which on the column space of the gradient determines the label of an example."""
 MAX_LEFT_OVER = 1e-2
 """Share of an example's slopes outside the column space up to which it counts as one of the batch."""
 
@@ -46,7 +46,7 @@ class HeadEquations:
         deviation: Standard deviation of the errors in `basis`.
         epsilon: Rounding unit of the numbers that the network computes in.
         examples: Number of examples behind the gradient; more than n where some left no trace.
-        biased: Whether the layer has a bias, whose gradient tells the scale of each row of Q.
+        biased: Whether the layer has a bias, whose gradient gives the scale of each row of Q.
         rank_beyond_batch: The rank of the gradient; only where the update cannot be one step on `examples` examples.
     """
 
@@ -92,15 +92,16 @@ class HeadEquations:
         return replace(self, scale=self.scale / share)
 
     def share(self, unmixing: Float[Tensor, "n n"], count: int) -> float | None:
-        """What the gradient was multiplied by, clipping or another rate than was told; None where no slope tells.
+        """What the gradient was multiplied by, clipping or another rate than stated; None where no slope shows it.
 
         With a bias the features of an unmixing, and so P, do not depend on it: the ratio of the weight's to the bias's
         gradient does not. The slopes do: `n A_i = s (P_i - Y_i)`, of which the label's entry alone is negative.
 
         Args:
-            unmixing: Rows at the scale that the bias tells.
+            unmixing: Rows at the scale that the bias gives.
             count: Its first rows are those of single examples.
         """
+        # min over s of |n A - s (P - Y)|^2 is <n A, P - Y> / |P - Y|^2, for each example; their median counts.
         slopes = self.examples * self.slopes(unmixing)[:count]
         wanted = self.probabilities(unmixing)[:count] - F.one_hot(slopes.argmin(1), len(self.weight))
         size = wanted.square().sum(1)
@@ -204,7 +205,7 @@ def factored(
     """
     both = gradient.double()
     scale = both.square().mean(1).sqrt()  # [C] root mean square of each row
-    scale = scale.clamp(min=1e-12 * float(scale.max()))
+    scale = scale.clamp(min=1e-12 * float(scale.max()))  # a class whose row is zero would divide by zero
     left, singular, right = torch.linalg.svd(both / scale[:, None], full_matrices=False)
     # What is behind the n-th value has (C - n) (k - n) independent errors; the sum of squares is their energy. A head
     # has at least one with fewer examples than classes: the rows of its gradient sum to zero.
@@ -212,6 +213,7 @@ def factored(
     energy = float(singular[examples:].square().sum())
     deviation = max((energy / spare) ** 0.5, ROUNDING * torch.finfo(gradient.dtype).eps)
     # A direction at the level of the errors tells nothing: an example without a gradient left no trace.
+    # Errors of deviation s in a [C, 1 + k] matrix have singular values near s sqrt(1 + k), for C far below k.
     level = 4 * deviation * both.shape[1] ** 0.5
     kept = max(int((singular[:examples] > level).sum()), 1)
     return scale, left[:, :kept], singular[:kept, None] * right[:kept], deviation, singular

@@ -21,7 +21,7 @@ from seepage.federation.types import Knowledge, Round
 MAX_DISAGREEMENT = 1e-3
 """Relative error up to which features count as known: misfit, difference of two solutions, or rounding."""
 MIN_WIDTH = 4
-"""Features per example from which on zeros are enough to tell examples apart."""
+"""Features per example from which on zeros are enough to separate examples."""
 FORWARD = 3.0
 """Rounding of a network's own forward pass, in units of its type's epsilon and the size of its features."""
 MAX_UNKNOWNS = 10_000_000
@@ -37,7 +37,7 @@ SHARES = (1.0, 0.1, 0.01, 0.001)
 SOLVED = 1e-5
 """Misfit at which no further start is tried."""
 SIZE_REMEDY = "give the right --batch-size (or, of two checkpoints, --steps if the client took several)"
-"""What to do about a gradient of a higher rank than the told number of examples gives."""
+"""What to do about a gradient of a higher rank than the stated number of examples gives."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class HeadFeatures:
         rounding: Largest `noise` over the root mean square of the example's features.
         known: `[n]` whether the example's features are known to a relative error of about 1e-3.
         doubt: Why some features are not known, or None.
-        share: The update is so many times the gradient of the mean loss, by clipping or another rate than was told; 1
+        share: The update is so many times the gradient of the mean loss, by clipping or another rate than stated; 1
             where that contradicts nothing.
     """
 
@@ -114,7 +114,7 @@ def head_features(
     Args:
         observed: A round whose update is one plain gradient.
         knowledge: What the attacker knows.
-        labels: The labels, which may repeat; None: those told, else read off the solution.
+        labels: The labels, which may repeat; None: those known, else read off the solution.
         most: Most entries of the softmax equations' Jacobian, `n^3 C`, which are solved where zeros are too few: 1.4
             million take about five seconds of a core.
 
@@ -197,7 +197,7 @@ def _equations(observed: Round, knowledge: Knowledge, labels: Tensor | None) -> 
 
 
 def _by_zeros(equations: HeadEquations, labels: Tensor | None, draw: Generator) -> _Solution | None:
-    """The solution by the zeros of the features; None where they are too few to tell the examples apart."""
+    """The solution by the zeros of the features; None where they are too few to separate the examples."""
     rank = equations.rank
     if equations.inner.shape[1] < MIN_WIDTH * rank:
         return None
@@ -211,7 +211,7 @@ def _by_zeros(equations: HeadEquations, labels: Tensor | None, draw: Generator) 
     if not bool(unmixing.isfinite().all()) or int(torch.linalg.matrix_rank(unmixing)) < rank:
         return None  # one example was found twice
     plain = _settled(equations, unmixing, count, labels)
-    # Examples that are too alike to be told apart look like one that counts several times, as in a multiple.
+    # Examples that are too alike to be separated look like one that counts several times, as in a multiple.
     if plain.misfit < MAX_DISAGREEMENT or not equations.biased or equations.rank < equations.examples:
         return plain
     # The features do not depend on the update's size, but what the gradient holds of the softmax does.
@@ -230,17 +230,18 @@ def _settled(equations: HeadEquations, unmixing: Float[Tensor, "n n"], count: in
 
     Args:
         equations: The gradient.
-        unmixing: Rows at the scale that the bias tells.
+        unmixing: Rows at the scale that the bias gives.
         count: Its first rows are those of single examples.
-        labels: Where they are told.
+        labels: Where they are known.
     """
     from scipy.optimize import linear_sum_assignment  # heavy, and only this needs it
 
     rank = equations.rank
-    # What is left of n A - P is -1 at the label and 0 elsewhere.
+    # What is left of n A - P is -Y: -1 at the label and 0 elsewhere. [n, C]
     left = equations.examples * equations.slopes(unmixing) - equations.probabilities(unmixing)
     read = left.argmin(1)
     if labels is not None:
+        # Each known label is given to one example, at the least sum of the entries chosen.
         places = linear_sum_assignment(left[:, labels].numpy())[1]
         read = labels[torch.from_numpy(places)]
     unmixing, scale_error = rescaled(equations, unmixing, read)
@@ -316,7 +317,7 @@ def _of_starts(
     none = torch.zeros(len(labels), dtype=torch.bool)
     if not math.isfinite(misfit):
         return _Solution(unmixing, labels, torch.full_like(unmixing[:, 0], math.inf), none, misfit)
-    features = unmixing @ equations.inner
+    features = unmixing @ equations.inner  # Q B [n, k]
     # Solutions that fit about as well must be the same, whatever the order of examples with one label.
     rivals = [_apart(features, q @ equations.inner, labels) for off, q, _ in tries if off < 10 * misfit + SOLVED]
     noise = softmax.noise(equations.over(share), unmixing, labels)
@@ -343,6 +344,7 @@ def _apart(features: Float[Tensor, "n k"], other: Float[Tensor, "n k"], labels: 
     """Largest relative difference of two solutions' examples, paired within their labels."""
     from scipy.optimize import linear_sum_assignment  # heavy, and only this needs it
 
+    # Examples of one label may be found in any order. [n, n]
     away = torch.cdist(features, other) / features.norm(dim=1).clamp(min=1e-300)[:, None]
     away = away.masked_fill(labels[:, None] != labels, 1e9)
     rows, columns = linear_sum_assignment(away.numpy())
@@ -351,8 +353,9 @@ def _apart(features: Float[Tensor, "n k"], other: Float[Tensor, "n k"], labels: 
 
 def _result(head: str, equations: HeadEquations, solution: _Solution, told: Int[Tensor, " n"] | None) -> HeadFeatures:
     """A solution in the order of its labels, with examples that left no trace, and what speaks against it."""
-    features = solution.unmixing @ equations.inner
+    features = solution.unmixing @ equations.inner  # F = Q B [n, k]
     size = equations.size(solution.unmixing)
+    # Errors of the solution and of the client's own forward pass, as independent ones. [n]
     noise = (solution.noise.square() + (FORWARD * equations.epsilon * size).square()).sqrt()
     known = solution.found & (noise < MAX_DISAGREEMENT * size) & (solution.spread < MAX_DISAGREEMENT)
     known &= solution.misfit < MAX_DISAGREEMENT
@@ -367,6 +370,7 @@ def _result(head: str, equations: HeadEquations, solution: _Solution, told: Int[
     if missing:  # no gradient: the network is sure of the label
         chances[-missing:] = F.one_hot(labels[-missing:], chances.shape[1]).to(chances)
     order = labels.argsort(stable=True)
+    # dL/df_i = W^T (p_i - y_i) / n: what goes back from the head to the features. [n, k]
     slopes = (chances - F.one_hot(labels, chances.shape[1])) / equations.examples
     doubt = None if bool(known.all()) else _doubt(solution, known, rounding)
     return HeadFeatures(
@@ -386,7 +390,7 @@ def _result(head: str, equations: HeadEquations, solution: _Solution, told: Int[
 
 
 def _leftover(labels: Int[Tensor, " m"], told: Int[Tensor, " n"] | None, missing: int) -> Int[Tensor, " l"]:
-    """Labels for examples that left no trace: those told that no other example has, else the first class."""
+    """Labels for examples that left no trace: those known that no other example has, else the first class."""
     if told is None:
         return labels.new_zeros(missing)
     rest = told.tolist()

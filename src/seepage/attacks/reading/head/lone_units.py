@@ -1,7 +1,7 @@
 """Slopes of single examples, read from units of the last layer's input that are on for one example alone.
 
 This asks nothing of the number of examples: it also holds where there are more of them than classes, and the gradient's
-rank tells them no longer apart.
+rank no longer separates them.
 """
 
 from dataclasses import dataclass

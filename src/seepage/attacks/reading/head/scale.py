@@ -10,7 +10,7 @@ from seepage.attacks.reading.head.equations import ROUNDING, HeadEquations
 STEPS = 20
 """Gauss-Newton steps."""
 GRID = 97
-"""Scales to start from where no bias gradient tells one: this many, over six decades."""
+"""Scales to start from where no bias gradient gives one: this many, over six decades."""
 SUMMED = 4.0
 """Rounding of a sum over the batch, in units of the rounding of one number."""
 

@@ -38,6 +38,7 @@ def residuals(
     """`n A - (P - Y)` `[n, C]` and `Q b_0 - 1` `[n]`; and `n A` and P on the way."""
     slopes = equations.examples * equations.slopes(unmixing)
     chances = equations.probabilities(unmixing)
+    # Softmax minus label twice over: as the gradient holds it (n A), and as the features imply it (P - Y).
     off = slopes - (chances - F.one_hot(labels, len(equations.weight)))
     ones = unmixing @ equations.ones - 1 if equations.biased else torch.zeros_like(off[:, 0])
     return off, ones, slopes, chances
@@ -91,6 +92,7 @@ def refine(
     for step in range(STEPS):
         whole = _jacobian(equations, unmixing, slopes, chances)
         if scaling:
+            # One more column, for t: dA / dt = -A, and the bias's equations do not depend on it. [n C + n, n^2 + 1]
             whole = torch.cat([whole, torch.cat([-slopes.flatten(), torch.zeros_like(ones)])[:, None]], 1)
         missing = torch.cat([off.flatten(), ones])
         normal, slope = whole.T @ whole, whole.T @ missing  # J^T J [n^2, n^2], J^T r
@@ -132,9 +134,11 @@ def noise(equations: HeadEquations, unmixing: Float[Tensor, "n n"], labels: Int[
     variance = max(float(off.square().sum() + ones.square().sum()) / spare, (ROUNDING * equations.epsilon) ** 2)
     whole = _jacobian(equations, unmixing, slopes, chances)
     normal = whole.T @ whole
+    # A lift at the rounding of J^T J: the inverse stays finite where that is singular to rounding.
     lift = 1e-14 * float(normal.diagonal().mean()) * torch.eye(n * n, dtype=normal.dtype)
     covariance = variance * torch.linalg.inv(normal + lift).view(n, n, n, n)
     features = unmixing @ equations.inner
+    # Mean square of sum_a E_ia F_a over the k features: sum_ab cov(E_ia, E_ib) <F_a, F_b> / k.
     gram = features @ features.T / features.shape[1]
     of_unmixing = torch.einsum("iaib,ab->i", covariance, gram).clamp(min=0)
     return (own.square() + of_unmixing).sqrt()

@@ -52,7 +52,7 @@ NEARLY_ZERO = 1e-5
 
 
 Dual = Callable[[Float[Tensor, " n"]], Float[Tensor, " n"] | None]
-"""The column of Q^-1 that belongs to one row of Q, where something else than zeros tells it."""
+"""The column of Q^-1 that belongs to one row of Q, where something else than zeros gives it."""
 
 
 def unmix(
@@ -100,7 +100,7 @@ def unmix(
     sharp = sharpen(inner, deviation, seen.unturned(found))
     if len(found) == n:
         return sharp, n
-    # Where the softmax does not tell the label of each row found, the rest cannot be told from them.
+    # Where the softmax does not show the label of each row found, the rest cannot be separated from them.
     return None if len(space) != n - len(found) else (torch.cat([sharp, seen.unturned(space)]), len(found))
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.network import EXACT, in_range
+from seepage.attacks.network import EXACT, LARGEST_MATRIX, in_range
 from seepage.attacks.network.first_layer import MIN_LABEL_SHARE, FirstLayer
 from seepage.attacks.reading.rounded.rounding import Rounding, rounding_of
 from seepage.attacks.reading.rounded.rows import MIN_ROWS, RowGroup, agreeing_groups, fitted
@@ -18,8 +18,6 @@ ROUGH = 0.1
 """Stated error, root mean square as a share of the value range, up to which an example is returned, as a guess."""
 SINGLE = 1e-6
 """What float32 arithmetic adds to a stated error."""
-MOST_NUMBERS = 2**25
-"""Entries of the first layer's weight above which rounding is not looked into: copies in float64 take 256 MB each."""
 TRIMS = 4
 """Times that rows are left out whose columns are not the example's."""
 DEVIATIONS = 4.0
@@ -40,7 +38,7 @@ class NetworkEvidence:
     Attributes:
         label: The label whose slopes point most nearly as those that were sent.
         mismatch: Largest relative difference of the network's own slopes from the sent ones, beyond the tolerance.
-        mismatch_tolerance: How far the rounding may put off the slope that the columns tell, as a share of it.
+        mismatch_tolerance: How far the rounding may put off the slope that the columns give, as a share of it.
         share: Largest share of the group's rows that other examples may have: by how much the sent slopes are
             stronger or weaker than the example's own, with two standard errors.
         mismatch_any_loss: Relative difference of the sent slopes from what the network makes of the columns' slope on
@@ -96,7 +94,7 @@ def with_rounding(found: Reconstruction, seen: FirstLayer) -> Reconstruction:
         return found
     # The weights of what may read the layer's neurons, whose columns are compared, and the last bias, for labels.
     readers = [name for reader in seen.readers if (name := f"{reader}.weight") in seen.attacked.gradient]
-    if seen.weight.numel() > MOST_NUMBERS or not readers:
+    if seen.weight.numel() > LARGEST_MATRIX or not readers:
         return found
     names = [name for name in (layer.weight, layer.bias, *readers, seen.last[1]) if name is not None]
     rounding = rounding_of(observed, knowledge.client, [*dict.fromkeys(names)])

@@ -16,7 +16,7 @@ ARITHMETIC: dict[Place, float] = {"weights": 2.0**-10, "gradient": 2.0**-8}
 """Relative rounding that an entry is taken to carry beside that of its format: sums in the client's own arithmetic, and
 factors that were rounded before the sum where the gradient itself is of such a format, as under autocast."""
 GLANCE = 2**16
-"""Entries of the first tensor that are looked at first: most updates are not rounded, and a few rows tell."""
+"""Entries of the first tensor that are looked at first: most updates are not rounded, and a few rows show it."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Rounding:
     """The rounding of an update that is read as a gradient.
 
     Attributes:
-        format: Name of the number format; `float32` where weights came back in no coarser one.
-        where: `weights`: those that came back were rounded, so a small change is lost beside a large weight.
+        format: Name of the number format; `float32` where weights were returned in no coarser one.
+        where: `weights`: the returned ones were rounded, so a small change is lost beside a large weight.
             `gradient`: its own entries were, so each is known to the same share.
         half: By parameter, in its shape, float64, in units of the gradient: how far an entry may be off.
     """
@@ -71,7 +71,7 @@ def glance(observed: Round, client: ClientUpdate, name: str) -> Rounding | None:
 
 
 def weights_format(observed: Round, name: str) -> str | None:
-    """Name of the coarse format of the weights that came back, whatever rule made the step; None: there is none.
+    """Name of the coarse format of the returned weights, whatever rule made the step; None: there is none.
 
     Args:
         observed: The round, with a difference of weights.
@@ -118,6 +118,7 @@ def rounding_of(observed: Round, client: ClientUpdate, names: Sequence[str]) -> 
 
 def _half(kept: "_Kept", form: NumberFormat | None, where: Place) -> Tensor:
     """How far a gradient's entries may be off, by the format of what was kept and by arithmetic."""
+    # Three errors, added as if independent: rounding to the format, arithmetic in it, and float32's beside the largest.
     rounded = torch.zeros_like(kept.values) if form is None else form.half / kept.unit
     own = (0.0 if form is None else ARITHMETIC[where]) * kept.gradient
     least = torch.finfo(torch.float32).eps * kept.gradient.abs().max()
@@ -129,7 +130,7 @@ class _Kept:
     """One tensor in the numbers that may have been rounded.
 
     Attributes:
-        values: The weights that came back, or the gradient, float64.
+        values: The returned weights, or the gradient, float64.
         slack: In its shape: how far float32 arithmetic puts them off.
         unit: What one unit of the gradient changes in a value.
         gradient: The gradient, float64.
@@ -149,10 +150,12 @@ def _kept(observed: Round, client: ClientUpdate, name: str, where: Place, rows: 
     rate = update.rate
     if update.kind == "delta":
         # A weight moves by -lr times the gradient, or by what momentum makes of that.
+        # The rule is linear, so a change of 1 in a weight shows one over the rate.
         one = client.as_gradient(Update({name: torch.ones(1, dtype=torch.float64)}, "delta"), size)[name]
         rate = 1 / float(one.abs())
     if rate is None:
         return None if where == "weights" else _Kept(gradient, single * gradient.abs(), 1.0, gradient)
+    # w' = w - rate g - a w: the weights as they were after the step, with a the share taken off by weight decay.
     after = before - rate * gradient - update.decayed.get(name, 0.0) * before
     slack = single * torch.maximum(before.abs(), after.abs())
     if where == "weights":

@@ -7,7 +7,7 @@ says little and all rows of one example together say much:
     rows j, k of one example:   |W_j - r W_k| <= h_j + |r| h_k entry by entry, with h half a unit in the last place
     that example:               x = sum_j w_j s_j W_j / sum_j w_j s_j^2, with weights w = 1 / h^2, entry by entry
 
-The rows of mixtures agree so only where every one of them mixes the same examples to the same shares. That is told
+The rows of mixtures agree so only where every one of them mixes the same examples to the same shares. That is decided
 afterwards, by what the network itself makes of the example (`rounded.examples`).
 """
 
@@ -40,7 +40,7 @@ class RowGroup:
         example: `[d]` what the layer reads of the example they would come from.
         spread: `[d]` standard error of its entries, from the misfit of the rows.
         slopes: `[r]` the example's share of each row, which its bias gradient is.
-        scale_error: Relative standard error of the example's scale, which the bias gradients tell.
+        scale_error: Relative standard error of the example's scale, which the bias gradients give.
     """
 
     rows: Tensor
