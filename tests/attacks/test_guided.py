@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import seepage.federation.data
-from seepage import Architecture, Batch, FedSGD, GaussianNoise, attack, build, record
+from seepage import Architecture, Batch, FedAvg, FedSGD, GaussianNoise, attack, build, record
 from seepage.attacks.guided import GuidedMatching, gradient_matching
 from seepage.attacks.guided.decoder import fit_decoder
 from seepage.attacks.guided.matching import FeatureAgreement
@@ -102,6 +102,30 @@ def test_features_agree_as_a_share_of_their_square() -> None:
     a, b = wanted.numpy()[[0, 2]], given.numpy()[[0, 2]]
     value = prior({"head": [LayerCall(given, given)]}, torch.zeros(3), victim()[0][0])
     assert float(value) == pytest.approx(2 * ((a - b) ** 2).sum() / (a**2).sum(), rel=1e-5)
+
+
+def test_of_several_local_steps_the_first_pass_is_held_to_the_features() -> None:
+    wanted, given, later = torch.rand((3, 3, 5), generator=torch.Generator().manual_seed(5))
+    prior = FeatureAgreement(2.0, "head", wanted, torch.tensor([True, False, True]))
+    once, often = ([LayerCall(x, x) for x in passes] for passes in ([given], [given, later]))
+    one, several = (prior({"head": calls}, torch.zeros(3), victim()[0][0]) for calls in (once, often))
+    assert torch.equal(one, several)
+    part = prior(
+        {"head": [LayerCall(given[:2], given[:2]), LayerCall(later[2:], later[2:])]}, torch.zeros(3), victim()[0][0]
+    )
+    assert float(part) == 0
+
+
+@pytest.mark.parametrize("size", [2, 1])
+def test_a_client_that_takes_several_steps_is_searched_and_scored(size: int) -> None:
+    batch = Batch(photographs(2).inputs, torch.tensor([1, 4]))
+    model = build(Architecture("convnet", {"width": 4}), (3, 16, 16), 10)
+    seen = record(model, batch, client=FedAvg(lr=0.01, epochs=2, batch_size=size))
+    search = gradient_matching(steps=2)
+    assert attack(seen, search).inputs.shape == batch.inputs.shape
+    value = search.objective_at(seen, batch.inputs, batch.labels)
+    assert value is not None
+    assert value < 0.05
 
 
 def test_color_variation_is_the_mean_length_of_each_slope() -> None:

@@ -1,6 +1,7 @@
 """Score an attack against the truth: metrics, false certificates, errors of inner quantities, and the result row."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from seepage.audit.row import PASSED_OVER, PROTOCOL, Certified, Cost, Outcome, R
 from seepage.base.nn import padding_row, vocabulary_of
 from seepage.base.schema import Summary
 from seepage.base.units import Units
+from seepage.errors import Inapplicable
 from seepage.federation.models.vertical import VerticalModel
 from seepage.federation.types import Batch, Knowledge, Reconstruction, Target, Transcript
 from seepage.measure.metrics import (
@@ -199,8 +201,11 @@ def inner_errors(
 
 def at_truth(attack: Attack, views: Sequence[Transcript], truth: Sequence[Batch]) -> float | None:
     """The attack's objective at the private examples, mean over batches; None if the attack has no objective."""
-    values = [attack.objective_at(view, batch.inputs, batch.labels) for view, batch in zip(views, truth, strict=True)]
-    known = [value for value in values if value is not None]
+    known = []
+    for view, batch in zip(views, truth, strict=True):
+        with suppress(Inapplicable):  # to this round, of which the attack says so itself
+            if (value := attack.objective_at(view, batch.inputs, batch.labels)) is not None:
+                known.append(value)
     return sum(known) / len(known) if known else None
 
 

@@ -37,7 +37,9 @@ INVERSION_STEPS = 8
 class FeatureAgreement(LayerPrior):
     """Squared distance of the candidates' features to the known ones, as a share of their square, times `weight`.
 
-    Candidate i has the features of example i, so the order of a batch is settled by them.
+    Candidate i has the features of example i, so the order of a batch is settled by them. Of a client that takes
+    several steps only the first pass counts, whose weights are those that were sent; the term is 0 where that pass is on
+    a part of the batch, as then nothing says which.
 
     Args:
         weight: Weight against the gradient distance.
@@ -55,8 +57,11 @@ class FeatureAgreement(LayerPrior):
         return [self.layer]
 
     def __call__(self, seen: Seen, labels: Tensor, observed: Round) -> Tensor:
+        features = layer_input(seen[self.layer][:1])
+        if len(features) != len(self.known):
+            return features.new_zeros(())
         wanted = self.features[self.known]
-        apart = layer_input(seen[self.layer])[self.known] - wanted
+        apart = features[self.known] - wanted
         return self.weight * apart.square().sum() / wanted.square().sum()
 
 
