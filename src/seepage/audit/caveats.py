@@ -101,20 +101,25 @@ def weak_claims(rows: Sequence[EpsilonRow]) -> list[Diagnostic]:
 # --- whether guesses give the update that was sent ---------------------------------------------------------------
 
 MOST_STEPS = 100
-"""Local steps up to which an update is computed again: an attack on it took many times as long."""
+"""Local steps up to which an update is recomputed: little beside an attack, which recomputes it at every step."""
 
 
 def misfit(views: Sequence[Transcript], attempts: Sequence[Attempt]) -> float | None:
-    """Relative difference between the update that guesses give and the one that was sent, the mean over batches.
+    """Relative distance between the update that the guesses give and the update that was sent; mean over batches.
 
-    Up to the update's size, which clipping to a norm or a rate that was told wrongly changes.
-    Norm over all tensors that were sent, as a share of the sent update's: 0 where the guesses give just that update,
-    which others may too. None where no batch has as many guesses of examples as there were, with their labels, or where
-    it matters which examples are in which local step.
+    Of one batch: `|s u - v| / |v|`, with v the update that was sent, u the one that the client's rule computes from the
+    guesses, the Euclidean norm over all tensors that were sent, and s > 0 the nearest factor (`vouch`), which absorbs
+    clipping to a norm and a wrong learning rate. The value is 0 where the guesses give exactly the update that was
+    sent; other inputs may give the same update.
 
     Args:
-        views: What each attempt observed.
+        views: The transcript of each attempt.
         attempts: One per batch.
+
+    Returns:
+        The mean, without unit. None where it cannot be computed for any batch: it needs as many guessed
+        inputs as there were examples, with labels, and a rule that does not depend on which example is in which local
+        step.
     """
     found = [
         _misfit(view, attempt.reconstruction)
@@ -128,7 +133,7 @@ def misfit(views: Sequence[Transcript], attempts: Sequence[Attempt]) -> float | 
 def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
     labels = guess.labels
     if view.knowledge.client.target == "input":
-        labels = torch.zeros(len(guess), dtype=torch.long)  # which no such rule reads
+        labels = torch.zeros(len(guess), dtype=torch.long)  # [n]; a rule whose target is the input reads no labels
     if guess.space != "input" or labels is None:
         return None
     found = compared_to_sent(view, Batch(guess.inputs, labels))
@@ -136,9 +141,11 @@ def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
 
 
 def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | None:
-    """`vouch` of the update that was sent and these examples, by the client's rule as it was told.
+    """Distance between the update that was sent and the one that the client's rule computes from these examples.
 
-    None where it matters which examples are in which local step, and where that takes too long.
+    Returns:
+        Relative distance and best factor (see `vouch`). None where the result depends on which example is in which
+        local step, and for more than `MOST_STEPS` local steps.
     """
     observed, knowledge = view[0], view.knowledge
     if len(view) > 1 or observed.personal or not len(batch) or len(batch) != observed.batch_size:

@@ -322,12 +322,23 @@ def _guarantee(recipe: Recipe) -> Guarantee | None:
 
 
 def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> list[Finding]:
+    """Findings on one case apart from its attacks: its model, updates, guarantee, number of examples and metrics.
+
+    Args:
+        source: The case's recording.
+        transcript: The same, opened.
+        truth: The private batches; None: not at hand, so that nothing is said of samples and metrics.
+        recipe: The run's recipe, for the options of the score.
+    """
     knowledge = transcript.knowledge
     rule = knowledge.client if source.recipe is None else source.recipe.make_client()
-    found = diagnostics.model_diagnostics(knowledge.model, rule.mode, followed=rule.read_as == rule)
+    # Attacks follow the client's rule exactly only where it has no dropout masks or rounding of its own.
+    followed = rule.read_as == rule
+    found = diagnostics.model_diagnostics(knowledge.model, rule.mode, followed=followed)
     losses = diagnostics.example_losses(transcript, list(truth)) if truth is not None else []
-    drawn = "indices" in knowledge.told
-    found += diagnostics.update_diagnostics(transcript, 1 if drawn else len(transcript), losses)
+    # Rounds over one data set, whose indices are known, may number thousands: only the first is opened.
+    opened = 1 if "indices" in knowledge.told else len(transcript)
+    found += diagnostics.update_diagnostics(transcript, opened, losses)
     found += diagnostics.guarantee_diagnostics(None if source.recipe is None else _guarantee(source.recipe))
     if truth is not None:
         found += diagnostics.sample_diagnostics(sum(len(batch) for batch in truth), len(truth))

@@ -146,6 +146,12 @@ def _unknown_keys(tables: Mapping[str, Any]) -> list[str]:
 
 
 def _combinations(grid: Any, problems: list[str]) -> list[dict[str, Any]]:
+    """All combinations of a grid's values, the last key varying fastest; `[{}]` for a grid with a mistake.
+
+    Args:
+        grid: The recipe's `[grid]` table, unchecked: dotted key to a list of values.
+        problems: A sentence is appended for each mistake.
+    """
     if not isinstance(grid, Mapping):
         problems.append('[grid] must be a table such as "batch.size" = [1, 8]')
         return [{}]

@@ -36,19 +36,19 @@ FIRST_ORDER = (
 
 @dataclass(frozen=True, kw_only=True)
 class BoundOptions:
-    """What the auditor states beside the update.
+    """Assumptions and limits of `upper_bounds`.
 
     Attributes:
-        public: Examples of the kind of the private ones that are not private: the prior, and the blind chance.
-        candidates: If an attacker knows that the examples are among so many, equally likely ones: the blind chance is
-            1 / candidates.
-        rounds: How often the batch is sent at these weights, each time with noise of its own.
-        t: The (first) round, which a decaying noise and a client's order of examples depend on.
-        level: The false positive rate at which membership is bounded.
-        exact_db: PSNR from which on an example counts as exact.
+        public: Public examples distributed as the private ones: they give the prior and the chance of a blind guess.
+        candidates: Number of equally likely candidates among which the attacker knows each example to be; a blind guess
+            is then right with chance 1 / candidates. None: no such list.
+        rounds: Number of times that the batch is sent at these weights, each time with fresh noise.
+        t: Index of the first round; a decaying noise and the client's order of examples depend on it.
+        level: False positive rate, in (0, 1), at which membership is bounded.
+        exact_db: PSNR in dB from which on a copy counts as exact.
         value_range: Smallest and largest value of an input.
-        seed: Of the client, the defense, and the probes.
-        budget_seconds: For the bounds that are estimated.
+        seed: Seed of the client, the defense and the probes.
+        budget_seconds: Time limit in seconds of the bounds that are estimated.
     """
 
     public: Batch | None = None
@@ -86,7 +86,7 @@ def upper_bounds(
     sent: Sequence[str] | None = None,
     options: BoundOptions | None = None,
 ) -> UpperBounds:
-    """What no attacker can exceed who sees this update.
+    """Upper bounds on the success of any attacker who sees this update.
 
     The truth is used, as by an auditor who holds it: no attack process may call this. Bounds on membership and on exact
     copies come from a clip and Gaussian noise alone; those in decibels from the Jacobian of the update at the truth.
@@ -138,10 +138,15 @@ def upper_bounds(
 
 
 Found = tuple[list[Bound], list[str]]
+"""Bounds that hold, and for each kind that does not hold a sentence with the reason."""
 
 
 def _private(batch: Batch, client: ClientUpdate, defense: Defense | None, options: BoundOptions) -> Found:
-    """Bounds from the clip and the noise multiplier alone."""
+    """Bounds on membership and exact copies, from the clip and the noise multiplier of the defense alone.
+
+    Returns:
+        The bounds, and the reasons why some do not hold.
+    """
     stages = () if defense is None else defense.stages()
     stated = [stage.mechanism(range(options.t, options.t + options.rounds)) for stage in stages]
     place = next((number for number, one in enumerate(stated) if one is not None), None)
@@ -209,7 +214,14 @@ def _first_order(
     sent: Sequence[str] | None,
     options: BoundOptions,
 ) -> Found:
-    """Bounds from the Jacobian at the truth."""
+    """Bounds on the PSNR, the rank and the unseen share, from the Jacobian J of the update at the private batch.
+
+    The update is linearized: `u = J x + noise`. With noise, the least mean squared error of any estimator of x follows
+    from `J^T J`; without, the rank of J and the energy outside its row space.
+
+    Returns:
+        The bounds, and the reasons why some do not hold. Arguments as in `upper_bounds`.
+    """
     try:
         with twice_differentiable(model):
             channel = channel_of(
