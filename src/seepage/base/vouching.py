@@ -36,7 +36,7 @@ NAMED_BY = ("attack.json", "captured.json", "recipe.toml")
 LARGEST = 2**26
 """Largest size in bytes (64 MiB) of a file that is hashed; a larger one was not written by seepage."""
 LARGEST_PROOF = 2**10
-"""Largest size in bytes of a key or proof: each is one line of 64 hexadecimal digits."""
+"""Largest size in bytes (1 KiB) of a key or proof that is read: each is one line of 64 hexadecimal digits."""
 
 
 def state_folder() -> Path:
@@ -142,7 +142,7 @@ def _begun(key: bytes, named: bytes) -> bytes:
 
 
 def _finished(key: bytes, manifest: bytes) -> bytes:
-    """Proof of a finished run, over the content of its manifest. The prefix differs, so that neither stands for both."""
+    """Proof of a finished run, over the content of its manifest."""
     return hmac.digest(key, b"seepage: a run finished with\0" + manifest, "sha256")
 
 

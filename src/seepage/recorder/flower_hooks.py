@@ -204,13 +204,22 @@ class AuditedStrategy(StrategyAround):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Record, leave out what is blocked, and let the strategy aggregate the rest in the order it came."""
-        replies = list(replies)
-        kept, lines = self._tried(server_round, lambda: self._sampled(server_round)) or set(), dict[int, str]()
-        passed = [reply for reply in replies if self._passes(reply, server_round, kept, lines)]
-        if lines:
-            log.info("seepage: round %d: %s", server_round, " | ".join(f"node {n}: {w}" for n, w in lines.items()))
-        self._sent = {}
+        """The strategy's aggregate of the replies that are not blocked, in their order; replies are recorded before.
+
+        A fault in recording never stops the aggregation (see `Hook.guarded`).
+
+        Args:
+            server_round: Index of the round.
+            replies: One per client that answered.
+        """
+        received = list(replies)
+        recorded_nodes = self._tried(server_round, lambda: self._sampled(server_round)) or set()
+        exposures: dict[int, str] = {}  # node to what its update reveals, filled by `_passes`
+        passed = [reply for reply in received if self._passes(reply, server_round, recorded_nodes, exposures)]
+        if exposures:
+            lines = " | ".join(f"node {node}: {line}" for node, line in exposures.items())
+            log.info("seepage: round %d: %s", server_round, lines)
+        self._sent = {}  # weights that were sent out are needed only until the round's replies are there
         aggregated: tuple[ArrayRecord | None, MetricRecord | None]
         aggregated = self.strategy.aggregate_train(server_round, passed)
         return aggregated
@@ -224,7 +233,7 @@ class AuditedStrategy(StrategyAround):
         return self.hook.guarded(work, f"round {t}", _warn)
 
     def _held(self, t: int, messages: Iterable[Message]) -> dict[int, Mapping[str, Any]]:
-        """What each client is sent in a round of which anything is looked at."""
+        """Node to the arrays that it is sent; empty in a round in which no update is recorded or analyzed."""
         if not self.hook.looks(keep=self.hook.keeps(t)):
             return {}
         found = {message.metadata.dst_node_id: _arrays(message) for message in messages}
@@ -239,7 +248,14 @@ class AuditedStrategy(StrategyAround):
         return {nodes[place] for place in order[: self.clients].tolist()}
 
     def _passes(self, reply: Message, t: int, kept: Collection[int], lines: dict[int, str]) -> bool:
-        """Whether a reply is not blocked; it is recorded where its node is among those kept."""
+        """Whether a reply is not blocked; it is recorded too, if its node is to be.
+
+        Args:
+            reply: The reply.
+            t: Index of the round.
+            kept: Nodes whose updates are written.
+            lines: Node to what its update reveals, in words; the reply's is added.
+        """
         if reply.has_error():
             return True
 

@@ -16,11 +16,11 @@ from seepage.federation.clients.optimizers import NAMES, OPTIMIZERS, WITH_MOMENT
 from seepage.federation.types import LocalProblem, Mode, StepGradient, Tensors, Update
 
 MOST_STEPS = 100_000
-"""Local steps of one round; more count as a mistake, as they would take hours."""
+"""Local steps of one round; more count as a mistake, in a recipe or in a file."""
 FEW_STEPS = 1000
 """Local steps up to which reaches are summed one by one, exactly; beyond, a closed form takes constant time.
 
-The closed form divides by `1 - momentum` and so loses digits at a momentum near 1, more of them for few steps.
+The closed form loses digits by cancellation at a momentum m near 1, most where `steps (1 - m)` is small.
 """
 
 
@@ -217,7 +217,7 @@ class FedAvg(TrainingRule):
         return [1 + self.momentum * far for far in plain] if self.nesterov else plain
 
     def reach(self, steps: int) -> float:
-        """The sum of `reaches`: for one gradient g at all steps, `delta = -lr reach(steps) g`.
+        """The sum of `reaches`: the factor r in `delta = -lr r g`, where the gradient g is the same at all steps.
 
         The time is bounded whatever the number of steps, which may come from an untrusted file.
         """

@@ -217,10 +217,10 @@ def _first_order(
     """Bounds on the PSNR, the rank and the unseen share, from the Jacobian J of the update at the private batch.
 
     The update is linearized: `u = J x + noise`. With noise, the least mean squared error of any estimator of x follows
-    from `J^T J`; without, the rank of J and the energy outside its row space.
+    from `J^T J`; without, the rank of J and the energy outside its row space. Arguments as in `upper_bounds`.
 
     Returns:
-        The bounds, and the reasons why some do not hold. Arguments as in `upper_bounds`.
+        The bounds, and the reasons why some do not hold.
     """
     try:
         with twice_differentiable(model):
