@@ -39,7 +39,7 @@ MOST_FOR_SHAPIRO = 5000
 MIN_SPREAD = 1e-12
 """Standard deviation, as a share of the largest score, up to which float64 scores count as constant."""
 FEW_IN_TAIL = 5
-"""Scores in a tail below which its share is estimated by the normal law: that of a count is uncertain by 50 % or more."""
+"""Scores in a tail below which its share is estimated by the normal law: a count of 4 is uncertain by 50 %."""
 TAILS = np.logspace(-4, math.log10(0.9), 24)
 """Shares of a condition's scores above the thresholds that are tried, from 0.0001 to 0.9, evenly in the logarithm."""
 
