@@ -35,7 +35,7 @@ from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.types import Architecture, Reconstruction, Transcript
 
 POLL_SECONDS = 0.3
-"""Seconds between looks at the workers' progress."""
+"""Seconds between polls of the workers' progress."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Task:
             return Attempt("inapplicable", repr(attack), None, str(error))
         except SeepageError:
             raise
-        except Exception as error:  # an attack may be somebody's own code
+        except Exception as error:  # an attack may be user code
             place = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
             return Attempt("error", repr(attack), None, reason)
@@ -386,7 +386,7 @@ def attack_cases(
 
     Raises:
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
-        KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
+        KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command resumes from them.
     """
     queues = _queues(sources, recipes, folder)
     todo = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
@@ -503,7 +503,7 @@ class _CaseQueue:
             return tasks
         inferred = self.source.inferred is not None or (told is None and "batch size" in facts.said)
         reason = not_needed(names, size * facts.rounds, inferred=inferred)
-        # An attack of somebody's own is what the run is for.
+        # A user-defined attack is what the run is for.
         needless = [task for task in tasks if task.is_attack and not ATTACKS.is_foreign(task.part.use)]
         for task in needless:
             save_attempt(Attempt("not_needed", repr(ATTACKS.build(task.part)), None, reason), task.outcome)

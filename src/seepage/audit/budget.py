@@ -1,11 +1,11 @@
 """A plan that fits: searches are cut so that the attacks of a run end within the minutes that they were given.
 
 Closed forms cost what they cost. Before the searches of a stage begin, what each takes at most is estimated from one
-update of its case's client. Only where that may not fit, a few steps are timed, of the dearest searches first, until
+update of its case's client. Only where that may not fit, a few steps are timed, the most expensive searches first, until
 the others fit in any case. What all of them need is then held against what is left of the minutes:
 
 - steps of all of them are cut in proportion, to a quarter at the least;
-- where a quarter is too much, searches are left out, the dearest first, until a quarter of the others fits.
+- where a quarter is too much, searches are left out, the most expensive first, until a quarter of the others fits.
 
 The plan depends on the speed of the machine. So it is written down, in `plan.json` of the run folder, before any of it
 runs: a run that goes on, and one that is made again from the folder's recipe, keep to it, with the same bits.
@@ -130,7 +130,7 @@ class Planner:
             **{one.key: self.known[one.key] for one in new if one.key in self.known},
         }
         for one in sorted(new, key=lambda one: seconds[one.key], reverse=True):
-            # Those that seem dearest are timed, until all others fit even if they take as long as they ever may.
+            # Those that seem most expensive are timed, until all others fit even if they take as long as they ever may.
             if sum(seconds.values()) / self.jobs <= self._left:
                 break
             if one.key not in self.known:
@@ -272,7 +272,7 @@ def fitting(seconds: Mapping[str, float], left: float) -> dict[str, float]:
 
 
 def applies(search: Searching) -> bool:
-    """Whether a search can say anything about its case; one of somebody's own that fails is left to its row."""
+    """Whether a search can say anything about its case; a user-defined one that fails is left to its row."""
     try:
         search.attack.check(search.opened())
     except Exception:
@@ -303,7 +303,7 @@ def timed(search: Searching, steps: int = TIMED_STEPS) -> float:
         few(search.opened(), seed=search.seed, progress=watch)
     except SeepageError:
         return 0.0
-    except Exception:  # somebody's own attack, whose fault its row will say
+    except Exception:  # a user-defined attack, whose fault its row will say
         return 0.0
     if not watch.at:
         return time.perf_counter() - started

@@ -46,8 +46,8 @@ class Case(JsonRecord):
         accuracy_examples: Number of unseen examples.
         defense: The defense's `repr`; None where there is none or it is not known.
         client: The client rule's `repr`.
-        rate: Of captured checkpoints: the learning rate by which their difference was divided, told or inferred.
-        decayed: Of captured checkpoints: the share of each weight that weight decay took off, told or inferred.
+        rate: Of captured checkpoints: the learning rate by which their difference was divided, stated or inferred.
+        decayed: Of captured checkpoints: the share of each weight that weight decay took off, stated or inferred.
         input_shape: Shape of one example of a recorded or captured update.
         files: Of a recorded or captured update: what each judged file is, to its SHA-256 in hexadecimal.
         kind: What the examples are: pictures, rows of numbers, or texts; None in runs that did not say it yet.
@@ -61,7 +61,7 @@ class Case(JsonRecord):
             measured on the private examples; None where they read it as it is.
         promise: The differential-privacy guarantee of the defense.
         exposure: One line on what the update reveals without an attack.
-        given_away: Private examples that the first update gives away exactly in closed form, without an attack; None
+        given_away: Private examples that the first update reveals exactly in closed form, without an attack; None
             where that was not looked at.
         given_of: Examples behind that update, where known.
         undefended: Name of the case that is this one without its defense.
@@ -73,7 +73,7 @@ class Case(JsonRecord):
             reason; None where that was not looked at.
         doubts: Sentences on what a captured update contradicts of what was told of it, and on what to question where no
             attack explains it.
-        taken_for: How the attacks take the update to have been made, told or inferred, in words: with rate and loss.
+        taken_for: How the attacks take the update to have been made, stated or inferred, in words: with rate and loss.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -126,7 +126,7 @@ class Case(JsonRecord):
 
     @property
     def closed_form(self) -> tuple[int, int]:
-        """Examples that are given away in closed form, of how many.
+        """Examples that are revealed in closed form, of how many.
 
         >>> Case(name="a", given_away=2, given_of=4).closed_form, Case(name="a").closed_form
         ((2, 4), (0, 0))

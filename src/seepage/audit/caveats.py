@@ -163,7 +163,7 @@ WITHOUT_RUN = {Outcome.INAPPLICABLE, Outcome.NOT_RECORDED, Outcome.NOT_NEEDED, O
 
 
 def taken_for(transcript: Transcript) -> str:
-    """How the first round's update was made, as the attacks take it, told or inferred: in words, with rate and loss.
+    """How the first round's update was made, as the attacks take it, stated or inferred: in words, with rate and loss.
 
     >>> from seepage import Architecture, Batch, FedAvg, build, record
     >>> import torch
@@ -363,6 +363,6 @@ def refusals(transcript: Transcript, asked: Collection[str]) -> dict[str, str]:
                 attack.check(first if attack.rounds == "one" else transcript)
         except Inapplicable as refused:
             found[name] = str(refused)
-        except Exception:  # an attack may be somebody's own code; a fault of it rules nothing out
+        except Exception:  # an attack may be user code; a fault of it rules nothing out
             continue
     return found

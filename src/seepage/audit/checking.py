@@ -319,7 +319,7 @@ def _matching(look: UpdateAnalysis, exposure: Exposure, truth: Batch | None, see
         found = landscape(problem, batch.inputs, batch.labels, noises=noises, draws=draws, seed=seed)
     except SeepageError as error:
         return Matching(reason=error.reason if isinstance(error, Inapplicable) else str(error), made_up=truth is None)
-    except (ValueError, RuntimeError) as error:  # such as batch norm on a single value, or somebody's own network
+    except (ValueError, RuntimeError) as error:  # such as batch norm on a single value, or a user's network
         return Matching(reason=str(error).partition("\n")[0], made_up=truth is None)
     return Matching(
         outlook=outlook(found.means[found.noises.index(PROBE_NOISE)]),

@@ -34,7 +34,7 @@ def decided_by(places: Sequence[Path], rounds: int, size: int | None) -> list[st
     Args:
         places: Folders of the attempts of attacks that have run, one attempt per round.
         rounds: Number of rounds.
-        size: Number of examples in each round, told or inferred; None: not known, and so nothing is decided.
+        size: Number of examples in each round, stated or inferred; None: not known, and so nothing is decided.
     """
     if size is None:
         return []

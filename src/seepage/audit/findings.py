@@ -294,7 +294,7 @@ def _opened(case: Case, found: list[AuditFinding]) -> list[AuditFinding]:
 
 
 def _of_closed_form(case: Case, rows: Iterable[Row]) -> AuditFinding:
-    """What an update gives away with no attack run; not needed where an attack shows as much."""
+    """What an update reveals with no attack run; not needed where an attack shows as much."""
     (away, of), shown = case.closed_form, any(row.mean("exact") or row.certified_examples for row in rows)
     return AuditFinding(
         kind="closed_form",

@@ -119,9 +119,9 @@ REMEDIES: dict[Kind, tuple[Collection[str], str]] = {
 
 
 def met(result: Result, condition: Condition) -> list[JudgedScore]:
-    """All of a result that meets a `--fail-if` condition, what is given away in closed form last.
+    """All of a result that meets a `--fail-if` condition, what is revealed in closed form last.
 
-    Cases that only show that the attacks work are not judged. What is given away in closed form counts like rows of an
+    Cases that only show that the attacks work are not judged. What is revealed in closed form counts like rows of an
     attack.
 
     Raises:

@@ -69,7 +69,7 @@ def judge_members(
         return Judgment("inapplicable", repr(test), reason=str(error))
     except SeepageError:
         raise
-    except Exception as error:  # a test may be somebody's own code
+    except Exception as error:  # a test may be user code
         place = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
         return Judgment("error", repr(test), reason=reason)

@@ -223,7 +223,7 @@ def _personal(architecture: Architecture, model: nn.Module, before: Tensors, aft
 
 
 def _brought(model: nn.Module, architecture: Architecture) -> list[str]:
-    """Frozen parameters that somebody's own factory may have given their weights, so that no file needs them."""
+    """Frozen parameters that a user-defined factory may have given their weights, so that no file needs them."""
     own = models.is_foreign(architecture.use)
     return [name for name, parameter in model.named_parameters() if own and not parameter.requires_grad]
 

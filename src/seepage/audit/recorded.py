@@ -64,7 +64,7 @@ class AttackRequest:
         tell: Called with what to know before the attacks begin; None: nobody listens, so that nothing is timed for it.
         all_attacks: Whether attacks also run where all examples are certified already.
         minutes: What the attacks may take, to which searches are cut; None: no limit.
-        reuse: Whether a run in the folder that this user's seepage did not make is returned, or gone on from.
+        reuse: Whether a run in the folder that this user's seepage did not make is returned, or resumed.
     """
 
     attacks: Sequence[Mapping[str, Any]]
@@ -303,7 +303,7 @@ def request_contents(
         request: The request.
         model: The model that it names.
         observed: The recording, whose models and rules count where its code is trusted.
-        client: The client's rule, where it is named: it may have a loss of somebody's own.
+        client: The client's rule, where it is named: it may have a user-defined loss.
     """
     models, rules = ([] if model is None else [model]), ([] if client is None else [client.table()])
     if observed is not None and request.trust:
@@ -317,7 +317,7 @@ def request_contents(
 def fingerprint(folders: Sequence[Path]) -> str:
     """A digest of the content of recorded folders, so that changed files count as another recording.
 
-    Files that no recording has, which are not read either, do not count: a stranger's may be terabytes of nothing.
+    Files that no recording has, which are not read either, do not count: an untrusted one may be terabytes of nothing.
 
     Raises:
         SeepageError: For tensors that are less, or more, than their file's head says.

@@ -267,7 +267,7 @@ def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
 
 
 def _given_away(look: Mapping[str, Any]) -> int | None:
-    """Examples that an update gives away in closed form; none where it looks changed, since equal rows prove less."""
+    """Examples that an update reveals in closed form; none where it looks changed, since equal rows prove less."""
     if "failed" in look:
         return None
     changed = any(one["name"] in CHANGES_VALUES for one in look["defenses"])

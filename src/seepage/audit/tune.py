@@ -20,7 +20,7 @@ from seepage.errors import SeepageError, short
 TUNING = "tune"
 """Folder of the tuning run, within the run folder."""
 MOST_TRIES = 1000
-"""Combinations of one attack's options; more are taken for a mistake."""
+"""Combinations of one attack's options; more count as a mistake."""
 LEFT_OUT = ("tune", "minutes", "membership", "bounds", "epsilon", "frontier", "utility", "expect", "small")
 
 

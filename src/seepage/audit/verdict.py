@@ -18,7 +18,7 @@ def verdict(
     """The run in plain words: `(level, text)`.
 
     Levels: `exact`, `recognizable`, `partial`, `nothing`, `certified`, `inconclusive` and `unscored` (see `Result`).
-    Cases that only show that the attacks work are no finding, and are told apart.
+    Cases that only show that the attacks work are no finding, and are reported separately.
 
     Args:
         rows: All rows.
@@ -48,7 +48,7 @@ def verdict(
 def _with_closed_forms(
     level: str, text: str, rows: Sequence[Row], cases: Sequence[Case], doubt: str
 ) -> tuple[str, str]:
-    """Level and text with what is given away exactly where no attack of this run shows it: a proof, whoever looks."""
+    """Level and text with what is revealed exactly where no attack of this run shows it: a proof, whoever looks."""
     shown = {row.case for row in rows if row.mean("exact") or row.certified_examples}
     given = [case for case in cases if case.given_away and case.name not in shown]
     if not given:

@@ -79,7 +79,7 @@ def _untested(cases: Sequence[Case]) -> str:
 
 
 def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Sequence[Case] = ()) -> SummaryPart:
-    """The largest share of private examples that an attack rebuilt, or that is given away in closed form.
+    """The largest share of private examples that an attack rebuilt, or that is revealed in closed form.
 
     Exact ones count where there are any, else recognizable ones. The interval is Clopper and Pearson's, which takes
     the examples for independent; those of one batch are not quite.
@@ -110,7 +110,7 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Seque
 
 
 def _given_share(case: Case) -> float:
-    """The share of examples that a case's first update gives away in closed form."""
+    """The share of examples that a case's first update reveals in closed form."""
     away, of = case.closed_form
     return away / of if of else 0.0
 

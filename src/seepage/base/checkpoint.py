@@ -44,7 +44,7 @@ def run_steps(
     """Advance a search from step `first` to its end, recording it now and then; Ctrl-C ends it with what there is.
 
     Args:
-        first: Steps made before, by the run whose checkpoint this one goes on from.
+        first: Steps made before, by the run whose checkpoint this one resumes.
         steps: Steps in all.
         advance: Makes one step, given the number of steps before it, and returns the objective.
         record: Given the steps made and the last objective: notes it in the history, reports it, keeps a checkpoint.

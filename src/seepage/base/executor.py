@@ -241,7 +241,7 @@ def _run_in_workers(pool: ProcessPoolExecutor, works: Sequence[Work], plan: Plan
 
 @contextmanager
 def only_installed_code() -> Iterator[None]:
-    """Start Python processes that do not look for modules in the current folder, which may be a stranger's.
+    """Start Python processes that do not look for modules in the current folder, which may be untrusted.
 
     `python -c`, with which workers and their tracker are started, would run a `_posixshmem.py` that lies there. What
     this process can import its workers can, since they take over its `sys.path` before they read any work.

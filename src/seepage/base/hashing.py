@@ -1,4 +1,4 @@
-"""Digests of files that may be a stranger's: with limits of the reader's own, whatever a manifest says of them."""
+"""Digests of files that may be untrusted: with limits of the reader's own, whatever a manifest says of them."""
 
 import hashlib
 import os

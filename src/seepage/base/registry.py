@@ -323,7 +323,7 @@ class Registry(Mapping[str, Entry[T]]):
         return use in self or any(use.startswith(p.removesuffix("NAME")) for p in self.patterns)
 
     def is_foreign(self, use: str) -> bool:
-        """Whether a name leads to somebody's own code, a dotted path or a saved network, which is not run unasked.
+        """Whether a name leads to user code, a dotted path or a saved network, which is not run unasked.
 
         >>> models.is_foreign("my:net"), models.is_foreign("timm:resnet18"), models.is_foreign("nets/mine.pt2")
         (True, False, True)
@@ -358,7 +358,7 @@ class Registry(Mapping[str, Entry[T]]):
             return [f"{what}: {problem}" for problem in error.problems]
         except SeepageError:
             raise
-        except Exception as error:  # whatever somebody's own code may raise
+        except Exception as error:  # user code may raise anything
             return [f"{what} cannot be made ({type(error).__name__}: {error})"]
         return self._misfit(made, what)
 
@@ -411,7 +411,7 @@ class Registry(Mapping[str, Entry[T]]):
     def spec_of(self, made: Any, *, dotted: bool = False) -> Spec:
         """The reverse of `build` for a dataclass: its name and its options.
 
-        Fields that its class lists as `secrets` are left out: no attacker is told them, and no folder holds them. So
+        Fields that its class lists as `secrets` are left out: no attacker knows them, and no folder holds them. So
         is a field whose metadata say `quiet`, at its default: folders written before it existed read the same.
 
         Args:

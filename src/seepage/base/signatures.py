@@ -90,7 +90,7 @@ def problems_with(
 def _hints(make: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(make.__init__ if inspect.isclass(make) else make)
-    except (NameError, TypeError):  # somebody's own code, whose annotations may not resolve
+    except (NameError, TypeError):  # user code, whose annotations may not resolve
         return {}
 
 

@@ -83,7 +83,7 @@ PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", 
 """Names of files that are pickles, or may be."""
 
 LARGEST_TEXT = 2**28
-"""Bytes of a file of somebody's own texts or rows; more is refused before it is read."""
+"""Bytes of a user's file of texts or rows; more is refused before it is read."""
 
 FEWER_ROWS = "the most that is read; keep fewer of its rows"
 FEWER_FILES = "the most that is looked through; name a folder with fewer"
@@ -201,7 +201,7 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    r"""What a stranger's JSON text holds.
+    r"""The value of an untrusted JSON text.
 
     Raises:
         ValueError: Where it is no JSON; for numbers that JSON has no word for, whole ones of more than `MOST_DIGITS`
@@ -282,7 +282,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def walk(folder: Path, *, hidden: bool = True, most: int | None = MOST_ENTRIES) -> "Iterator[os.DirEntry[str]]":
-    """Everything below a folder that may be a stranger's, in the order of the names; links are not followed.
+    """Everything below a folder that may be untrusted, in the order of the names; links are not followed.
 
     Args:
         folder: The folder; one that is not there, or that cannot be opened, has nothing in it.

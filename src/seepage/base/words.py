@@ -1,4 +1,4 @@
-r"""A stranger's words made safe for whatever shows them: a terminal, Markdown, SARIF, XML, and pages.
+r"""Untrusted text made safe for whatever shows it: a terminal, Markdown, SARIF, XML, and pages.
 
 Names of cases, reasons, titles and facts come from files that others made. What would move a cursor, ring or turn the
 writing around is spelled out everywhere (`\x1b`); what a format would take for a tag, a link or a mention is broken.

@@ -430,8 +430,8 @@ class Defense(ABC):
         only_hides: It sends every entry as it is, or as zero.
         withholds: It leaves whole tensors out of the update.
         acts_on: `update`: each client's by itself. `group`: the updates of a group, in whose sum it cancels. `view`:
-            only what the server can read; the sum of all updates, which training goes on with, is as without it.
-        secrets: Names of its options that no attacker is told, whatever else it knows of the defense.
+            only what the server can read; the sum of all updates, which training continues with, is as without it.
+        secrets: Names of its options that no attacker knows, whatever else it knows of the defense.
         follows_training: What it does in a round depends on earlier ones, by `begin` and `remember`.
         needs_neighbor: It uses the plain update of the client before it in the group (`ClientView.neighbor`).
     """

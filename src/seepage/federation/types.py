@@ -81,7 +81,7 @@ class Round:
         batch_size: Number of examples behind the update, where the server knows it.
         size_inferred: That number was read off the update itself. It is the least that can be: examples with slopes in
             proportion look like one.
-        labels: `[n]` the true labels, only when the attacker is told them.
+        labels: `[n]` the true labels, only when the attacker knows them.
         indices: `[n]` data-set indices, only when the protocol shows them (vertical FL).
         personal: Names of parameters that are the client's own: neither weights nor gradients of theirs are known.
     """
@@ -128,7 +128,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Everything the attacker is told beside the rounds themselves. The report prints it.
+    """Everything the attacker knows beside the rounds themselves. The report prints it.
 
     Attributes:
         model: The architecture. Its own parameters are not used: each round carries them.
@@ -136,7 +136,7 @@ class Knowledge:
         input_shape: Shape of one example, e.g. `(3, 32, 32)`.
         num_classes: Number of classes; of values, how many numbers a target has.
         value_range: Smallest and largest value an input can take.
-        told: What the attacker is told beyond model, client rule, shapes and updates.
+        told: What the attacker knows beyond model, client rule, shapes and updates.
         defense: The defense the client applied, when the attacker knows it.
         auxiliary: Examples `[m, *shape]` that are not private, when the attacker has some.
         architecture: How to build the model again: registry name or dotted path, with options.

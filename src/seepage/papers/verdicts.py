@@ -20,7 +20,7 @@ from seepage.papers.records import Record
 Verdict = Literal["holds", "does not hold", "cannot tell"]
 
 EXACT_DB = 60.0
-"""PSNR in dB up to which numbers are told apart. An error of half a step of 8 bits is 54 dB."""
+"""PSNR in dB up to which numbers are distinguished. An error of half a step of 8 bits is 54 dB."""
 
 DIVERGED = 10.0
 """Training loss in nats beyond which training has failed; guessing among 1,000 classes has 6.9."""
@@ -29,7 +29,7 @@ LEVEL = 0.95
 """Of the intervals."""
 
 TOPS = {"psnr": EXACT_DB, "psnr_nearest": EXACT_DB, "loss": DIVERGED}
-"""Up to where numbers of a metric are told apart."""
+"""Up to where numbers of a metric are distinguished."""
 
 _ROUNDING = 1e-9
 """Differences of printed numbers, such as 0.3 - 0.2, are off by this much at most."""

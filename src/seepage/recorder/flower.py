@@ -42,7 +42,7 @@ except ImportError as error:
     raise not_installed("Flower", "flower") from error
 
 POLL = 0.2
-"""Seconds between two looks at the list of connected nodes: short beside their start, and no load."""
+"""Seconds between two polls of the list of connected nodes: short beside their start, and no load."""
 REPLY_TIMEOUT = 600.0
 """Seconds that the server waits for the replies of a round."""
 

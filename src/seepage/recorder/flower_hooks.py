@@ -1,4 +1,4 @@
-"""Flower: hooks for somebody's own app. Needs `seepage[flower]`.
+"""Flower: hooks for an existing app. Needs `seepage[flower]`.
 
     app = ClientApp(mods=[recording_mod(recorder), LocalDpMod(...)])    # on the client: what really leaves it
     strategy = AuditedStrategy(FedAvg(), recorder, every=10)             # on the server: what it sees
@@ -52,12 +52,12 @@ def recording_mod(
     """A mod that keeps what really leaves the client. Put it first in the list, so that it sees the reply last.
 
     The reply goes out as it came in, unless the recorder blocks it: then an error goes out in its place. Whatever fails
-    in recording is one line in the log for each kind of fault, and the training goes on; `Recorder(on_error=…)` says
-    what becomes of a reply that `block` could not look at.
+    in recording is one line in the log for each kind of fault, and the training continues; `Recorder(on_error=…)` says
+    what becomes of a reply that `block` could not analyze.
 
     Args:
         recorder: Writes the `observed/` folders, on the client's disk.
-        every: Keep every so many rounds; what blocks looks at all.
+        every: Keep every so many rounds; a recorder that blocks analyzes all.
         examples: Key of the reply's metrics that holds the number of examples.
         ledger: The client's own, with a line for this round: its epsilon is then said beside what the update gives
             away, and stated in the recording.
@@ -158,7 +158,7 @@ def _defended(client: Client, before: Tensors, after: Tensors, t: int) -> Tensor
 
 
 class AuditedStrategy(StrategyAround):
-    """Any strategy of Flower's, with a record of what the server sees. The training goes on bit by bit as without.
+    """Any strategy of Flower's, with a record of what the server sees. The training continues bit by bit as without.
 
     Args:
         strategy: The strategy that trains.
@@ -168,9 +168,9 @@ class AuditedStrategy(StrategyAround):
         examples: Key of the replies' metrics that holds the number of examples.
         seed: Seeds who is recorded. Python's and NumPy's generators, which strategies draw from, are left alone.
 
-    Where the recorder blocks, every reply of every round is looked at, and a blocked one is left out of what the
+    Where the recorder blocks, every reply of every round is analyzed, and a blocked one is left out of what the
     strategy aggregates. Whatever fails in recording is one line in the log for each kind of fault, and the training
-    goes on; `Recorder(on_error=…)` says what becomes of a reply that `block` could not look at.
+    goes on; `Recorder(on_error=…)` says what becomes of a reply that `block` could not analyze.
 
     Raises:
         SeepageError: For `every` or `clients` below 1.

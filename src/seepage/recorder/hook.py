@@ -23,7 +23,7 @@ class Hook:
 
     Attributes:
         recorder: Writes the `observed/` folders.
-        every: Keep every so many rounds; a recorder that blocks looks at all.
+        every: Keep every so many rounds; a recorder that blocks analyzes all.
         ledger: The client's own, with a line for each round; None: none is kept.
 
     Raises:
@@ -46,7 +46,7 @@ class Hook:
         return keep or self.recorder.block is not None
 
     def guarded(self, work: Callable[[], T], where: str, say: Say) -> T | None:
-        """What the work gives; None where it fails, which is said once and never stops the training."""
+        """What the work gives; None where it fails, which is logged once and never stops the training."""
         return self.recorder.breaker.call("hook", work, where, say, always=True)
 
     def passes(self, found: Recorded | None) -> bool:
@@ -54,7 +54,7 @@ class Hook:
         return not (self.recorder.blocks(None) if found is None else found.blocked)
 
     def summary(self, found: Recorded, t: int, client: int | str, say: Say) -> str:
-        """One line for a log: what an update gives away and, where a ledger tells, what its client had spent."""
+        """One line for a log: what an update reveals and, where a ledger tells, what its client had spent."""
         words = [] if found.exposure is None else [found.exposure.line]
         ledger = self.ledger
         if ledger is not None:

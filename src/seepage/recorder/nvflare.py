@@ -54,15 +54,15 @@ class RecordingFilter(DXOFilter):
     from the event after the task's own filters. The number of local steps is taken from the update's
     `NUM_STEPS_CURRENT_ROUND`, the round from the task's headers.
 
-    Whatever fails in recording is one line in the log for each kind of fault, and the training goes on. An update of
+    Whatever fails in recording is one line in the log for each kind of fault, and the training continues. An update of
     which parts are missing is recorded in part.
 
     Args:
         recorder: `module:name` of a `Recorder`, as a job's configuration holds words and numbers alone; or a recorder.
-        every: Keep every so many rounds; what blocks looks at all.
+        every: Keep every so many rounds; a recorder that blocks analyzes all.
         examples: Key of the update's meta data that holds the number of examples, where the client tells it.
         ledger: `module:name` of the client's `Ledger`, or a ledger: the epsilon in its line of this round and site is
-            then said beside what the update gives away, and stated in the recording.
+            then said beside what the update reveals, and stated in the recording.
         required: End the job at its start where no recorder can be made of that name, as one that blocks should. Else
             that is one line in the log, and nothing is recorded or blocked.
 

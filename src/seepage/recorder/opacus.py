@@ -1,4 +1,4 @@
-"""Opacus: what a live `PrivacyEngine` has spent, per client and round, beside what the update gives away.
+"""Opacus: what a live `PrivacyEngine` has spent, per client and round, beside what the update reveals.
 
 ledger = Ledger(Path("seepage"), delta=1e-5)
 ledger.resume(engine, client=7)                          # a new engine goes on where the last one stopped

@@ -38,7 +38,7 @@ ANSWER_SECONDS = 10.0
 """Seconds in which a cluster must answer."""
 
 POLL_SECONDS = 0.3
-"""Seconds between looks at how far the workers are."""
+"""Seconds between polls of how far the workers are."""
 
 MAX_RETRIES = 5
 """Times that a piece is begun anew after its worker was killed."""

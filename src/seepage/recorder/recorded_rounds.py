@@ -40,7 +40,7 @@ class CanaryList:
 
     @classmethod
     def read(cls, path: Path) -> "CanaryList":
-        """Read a list, which may be somebody else's.
+        """Read a list, which may come from others.
 
         Raises:
             SeepageError: For a file that is no such list.

@@ -56,7 +56,7 @@ _TELLABLE = ("labels", "indices", "defense")
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What the attacker is told beyond model, client rule, shapes, batch size and updates.
+    """What the attacker knows beyond model, client rule, shapes, batch size and updates.
 
     Args:
         told: Any of `labels`, `indices` (with `[rounds]`: which examples each round holds) and `defense` (what the
@@ -89,7 +89,7 @@ class Scoring:
         recovered_gain_db: Decibels over its own mean from which what is no image counts as recovered.
         exact_db: PSNR over which an example counts as exact.
         lpips: Also compute LPIPS, where its weights are on this machine.
-        metrics: Further metrics, each by its name or as `module:function` of one's own.
+        metrics: Further metrics, each by its name or as `module:function` of your own.
         features: Weights of torchvision's `squeezenet1_1` for metrics of features; default: torchvision's own file.
         names: Let results have the names of your data and classes, and pages without pictures its paths: they are names
             of files and folders, and may say who the examples are.
@@ -117,7 +117,7 @@ class Scoring:
             from seepage.measure.metrics import find_metric
 
             for use in self.metrics:
-                find_metric(use)  # a mistake is said before anything is computed
+                find_metric(use)  # a mistake is reported before anything is computed
 
     @property
     def limits(self) -> Limits:

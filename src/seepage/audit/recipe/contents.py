@@ -1,4 +1,4 @@
-"""What a recipe names on disk, by content: data, weights, and somebody's own code.
+"""What a recipe names on disk, by content: data, weights, and user code.
 
 A run is known by its recipe. A path in a recipe says where something lies and not what it is: with other photos or
 other weights behind the same path, an old verdict is not that of today's model. So the text by which a run is known

@@ -57,7 +57,7 @@ def _client_problems(part: Spec, what: str) -> list[str]:
         found.append(f"{what}: clients must be a whole number from 1 up, got {number!r}")
     loss = rule.options.get("loss")
     if not found and isinstance(loss, str) and is_dotted(loss):
-        own_loss(loss)  # a mistake is said before anything is computed
+        own_loss(loss)  # a mistake is reported before anything is computed
     return found
 
 

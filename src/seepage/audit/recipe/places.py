@@ -41,7 +41,7 @@ def kind_of(use: str) -> str:
 
 
 def is_own(use: str) -> bool:
-    """Whether the names of a data set are its owner's: so of files, and of what somebody's own loader loads."""
+    """Whether the names of a data set are its owner's: so of files, and of what a user-defined loader loads."""
     return kind_of(use) != use or is_dotted(use)
 
 

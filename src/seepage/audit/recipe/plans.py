@@ -256,7 +256,7 @@ class MembershipPlan:
     attacker, are neither trained on nor attacked.
 
     Args:
-        tests: Membership tests, each by its name or as `module:thing` of one's own.
+        tests: Membership tests, each by its name or as `module:thing` of your own.
         public: Public examples at most; half of them teach a test, the others calibrate it.
         level: Share of others that may be named by mistake; a p-value up to it names a candidate. With c calibration
             examples no p-value is under 1 / (c + 1).

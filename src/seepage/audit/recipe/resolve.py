@@ -48,7 +48,7 @@ _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks
 _LABEL = re.compile(r"[A-Za-z0-9_][\w.-]{0,59}", re.ASCII)
 """Folders are called by labels."""
 MOST_CASES = 10_000
-"""Combinations of a grid; more are taken for a mistake."""
+"""Combinations of a grid; more count as a mistake."""
 _OF_CASE = ("case", "varied", "twin", "control")
 """Fields of a `Recipe` that say which case it is."""
 _ASIDE = ("expect", "small", "frontier", "utility")

@@ -155,7 +155,7 @@ class Setting:
         Args:
             recipe: One case of a recipe.
             shared: Data sets and trained states of other cases; those of this case are added.
-            folder: Folder of the training's checkpoint, from which an interrupted one goes on; None: none is kept.
+            folder: Folder of the training's checkpoint, from which an interrupted one resumes; None: none is kept.
             progress: Called with (done, total) steps of the training.
 
         Raises:
@@ -354,7 +354,7 @@ def victim_of(
 
     Args:
         recipe: One case of a recipe.
-        knowledge: What the attacker is told.
+        knowledge: What the attacker knows.
         state: The model's parameters and buffers.
         batches: The attacked examples, as `Setting.batches` has them.
         units: Of their targets, where these are values that the data set scaled.

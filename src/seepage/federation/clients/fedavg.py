@@ -33,7 +33,7 @@ class FedAvg(TrainingRule):
     the statistics of that batch alone. With `create_graph` every step stays in the graph: an attack differentiates
     the whole local training, at a memory that grows with the steps.
 
-    Masks of dropout and rounding of autocast are the client's alone: attacks are told the rule without them
+    Masks of dropout and rounding of autocast are the client's alone: attacks are given the rule without them
     (`read_as`), and how far that is from what was sent is measured.
 
     Args:

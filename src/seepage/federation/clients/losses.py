@@ -36,7 +36,7 @@ SHARES_TOLERANCE = 1e-4
 def check_loss(name: str, label_smoothing: float, class_weights: tuple[float, ...] = ()) -> None:
     """Raise `SeepageError` for an unknown loss, or for options that the loss does not have.
 
-    Somebody's own loss is not imported here: a rule may be named in a stranger's file (see `own_loss`).
+    A user-defined loss is not imported here: a rule may be named in an untrusted file (see `own_loss`).
     """
     if name not in LOSSES and not is_dotted(name):
         raise unknown("loss", name, [*LOSSES, "module:function"])
@@ -197,7 +197,7 @@ def _reduced(each: Tensor, reduction: Reduction) -> Tensor:
     return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
 
 
-# --- somebody's own loss -----------------------------------------------------------------------------------------
+# --- a user-defined loss -----------------------------------------------------------------------------------------
 
 
 @cache
@@ -239,10 +239,10 @@ def _own(name: str, logits: Tensor, labels: Tensor, reduction: Reduction) -> Ten
 
 
 def _called(name: str, loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> Tensor:
-    """What somebody's own code makes of outputs and targets, in one sentence where it fails."""
+    """What user code makes of outputs and targets, in one sentence where it fails."""
     try:
         found: object = loss(logits, labels)
-    except Exception as error:  # whatever somebody's own code may raise
+    except Exception as error:  # user code may raise anything
         text = (str(error).splitlines() or [""])[0]
         raise Inapplicable(
             f"the loss {short(name)} fails ({type(error).__name__}: {text}) on outputs {tuple(logits.shape)} and "

@@ -86,7 +86,7 @@ class Client:
         if self.defense is None:
             return update
         found: object = self.defense(update, view, generator=generator(self.seed, self.purpose, draw))
-        if not isinstance(found, Update):  # a defense may be somebody's own code
+        if not isinstance(found, Update):  # a defense may be user code
             raise SeepageError(
                 f"the defense {type(self.defense).__name__} returned a {type(found).__name__} instead of a "
                 "seepage.Update; return Update(tensors, update.kind)"

@@ -1,6 +1,6 @@
 """Data sets from a zip archive of images with a table of labels. Nothing is unpacked to disk.
 
-No library reads such archives from strangers within bounds; what is refused here, fuzzing has found.
+No library reads untrusted archives within bounds; what is refused here, fuzzing has found.
 """
 
 import csv

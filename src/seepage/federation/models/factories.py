@@ -28,7 +28,7 @@ _SIDE = ("img_size", "image_size")
 def make_own(
     factory: Any, options: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int, what: str
 ) -> Any:
-    """The network that somebody's own code makes.
+    """The network that user code makes.
 
     Args:
         factory: What the name leads to.

@@ -18,7 +18,7 @@ class Untaken(Exception):
 
     Attributes:
         reason: The first line of it, with the kind of error where that is none of PyTorch's.
-        place: The last line of somebody's own code that it came through, `net.py line 3`; empty where it was none.
+        place: The last line of user code that it came through, `net.py line 3`; empty where it was none.
         wants_more: Whether the network takes more than the examples.
     """
 
@@ -44,7 +44,7 @@ def tried(model: nn.Module, inputs: Tensor) -> Any:
 
 @contextmanager
 def own_faults(use: str) -> Iterator[None]:
-    """Make one sentence of what somebody's own code raises in a block, which a guarded pass may not have met.
+    """Make one sentence of what user code raises in a block, which a guarded pass may not have met.
 
     Memory that is used up is no fault of their line.
 

@@ -184,7 +184,7 @@ class RecordedTranscript:
         return self.batch_size if told is None or told.ndim != 1 else len(told)
 
     def _labels(self, tensors: Tensors, path: Path) -> Tensor | None:
-        """The labels that the attacker is told, where they are: class numbers, next tokens, values, maps of classes."""
+        """The labels that the attacker knows, where they are: class numbers, next tokens, values, maps of classes."""
         knowledge = self.knowledge
         single = knowledge.target == "class" and vocabulary_of(knowledge.model) is None
         if single or "labels" not in knowledge.told:
@@ -364,7 +364,7 @@ def open_transcript(
 
     Args:
         folder: The folder with `knowledge.json`.
-        architecture: Use this model instead of the recorded one; needed where the record names somebody's own code.
+        architecture: Use this model instead of the recorded one; needed where the record names user code.
         batch_size: Use this batch size where the record has none.
         size_inferred: Whether that was read off the update, as one may be that the record has.
         device: Where to put the tensors.
@@ -478,7 +478,7 @@ def _fitting_model(
 def no_larger_than(path: Path) -> Iterator[None]:
     """Stop a model that is being built once it has many more tensors, or modules, or bytes than a file of its weights.
 
-    A number in a stranger's description can ask for a million layers, which take hours and gigabytes, on the meta
+    A number in an untrusted description can ask for a million layers, which take hours and gigabytes, on the meta
     device too, before anything can be compared.
 
     Raises:

@@ -149,7 +149,7 @@ def misfit(truth: Truth, rounds: int, batch_sizes: Sequence[int | None], knowled
         truth: The truth.
         rounds: Rounds of the transcript.
         batch_sizes: Batch size of its first rounds, where known.
-        knowledge: What the attacker was told.
+        knowledge: What the attacker knows.
     """
     if truth.rounds != rounds:
         return f"has {truth.rounds} batches and the recording has {rounds} rounds"

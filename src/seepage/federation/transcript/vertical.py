@@ -73,7 +73,7 @@ class IndexedVictim:
     """The parties' joint data and the protocol; only simulations, metrics and audits hold one.
 
     Args:
-        knowledge: What the attacker is told; `told` should hold `indices`.
+        knowledge: What the attacker knows; `told` should hold `indices`.
         params: Trainable parameters of round 0.
         data: All N samples, `[N, *shape]`, and their labels.
         design: Which samples each round holds.
@@ -179,7 +179,7 @@ class IndexedTranscript:
     """A transcript whose rounds are computed at access; single tensors of a round can be computed alone.
 
     Attributes:
-        knowledge: What the attacker is told.
+        knowledge: What the attacker knows.
     """
 
     knowledge: Knowledge

@@ -36,7 +36,7 @@ _PIECE = 1 << 20
 
 @metrics.register("mse", higher_is_better=False, by_default=True, digits=10, about="mean squared error on [0, 1]")
 def mse(guesses: Tensor, truth: Tensor) -> Tensor:
-    """Mean squared error per example, computed in float64 so that exact recoveries are told apart.
+    """Mean squared error per example, computed in float64 so that exact recoveries are distinguished.
 
     Args:
         guesses: `[n, *shape]`, any floating dtype.

@@ -54,7 +54,7 @@ def score(
         reconstruction: The guesses.
         truth: The private batch.
         value_range: Smallest and largest value an input can take.
-        metrics: Names from `METRICS`, or `module:function` of one's own. MSE and PSNR are always measured, the names
+        metrics: Names from `METRICS`, or `module:function` of your own. MSE and PSNR are always measured, the names
             say which rows come out; `label` is added where labels were guessed. Of images `likeness` is measured
             too, on which `recovered` rests.
         method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where both sides carry

@@ -11,7 +11,7 @@ from seepage.measure.privacy.measured.canaries import Array
 Score: TypeAlias = Callable[[Array], Array]
 """Scores `[n]` of outputs `[n, d]`."""
 MOST_ATOMS = 8
-"""Values of one entry that are told apart, where a filter sends exact values."""
+"""Values of one entry that are distinguished, where a filter sends exact values."""
 FEWEST_REPEATS = 3
 """How often a value must come up among the outputs that a statistic is learned from to count as an exact one."""
 
