@@ -379,7 +379,7 @@ def attack_cases(
         show: Called with progress messages.
         on: Executor that runs the attacks; None: worker processes on this machine.
         tell: Called, before the attacks begin, with how long their searches take, where that is over some seconds;
-            None: that is not looked at.
+            None: no estimate is made.
 
     Returns:
         Number of attacks that ran in parallel on the device of the first case.

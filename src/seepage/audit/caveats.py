@@ -1,4 +1,4 @@
-"""What to know before believing a result: of a row's numbers, of what was said of the client, of attacks not run."""
+"""Reasons to distrust a result: in a row's numbers, in the facts stated of the client, in attacks that did not run."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ def attack_diagnostics(row: Row, *, contradicted: bool = False) -> list[Finding]
 
     Args:
         row: The row.
-        contradicted: The private examples do not give the update that was sent by the client's rule as it was told.
+        contradicted: Whether the private examples, by the stated client rule, do not give the update that was sent.
     """
     found, name = [], row.attack
     if row.status == "error":
@@ -163,7 +163,7 @@ WITHOUT_RUN = {Outcome.INAPPLICABLE, Outcome.NOT_RECORDED, Outcome.NOT_NEEDED, O
 
 
 def taken_for(transcript: Transcript) -> str:
-    """How the first round's update was made, as the attacks take it, stated or inferred: in words, with rate and loss.
+    """The client rule that the attacks assume for the first round, stated or inferred: in words, with rate and loss.
 
     >>> from seepage import Architecture, Batch, FedAvg, build, record
     >>> import torch
@@ -187,7 +187,7 @@ OPTIMIZERS = {
 
 
 def _trained(transcript: Transcript) -> str:
-    """What the client is taken to have done, but for the loss."""
+    """The assumed client rule in words, without the loss."""
     rule, update = transcript.knowledge.client, transcript[0].update
     # The share of weights that shrank: of one step the learning rate times weight decay, and more with momentum.
     share = max(update.decayed.values(), default=0.0)
@@ -217,13 +217,15 @@ def caveats(
     said: Mapping[str, str] | None = None,
     off: tuple[float, float] | None = None,
 ) -> list[str]:
-    """Sentences for people; none where nothing is contradicted and an attack explains the update as it was told.
+    """Sentences on facts of the client that the update contradicts, or that may explain why no attack succeeds.
+
+    Empty where nothing is contradicted and an attack explains the update by the assumed client rule.
 
     Args:
-        transcript: What the attacks were given.
-        rows: All attacks on it.
-        at_least: Examples behind the update at the least, by the rank of its layers; None where no layer tells.
-        said: What was inferred of the update, by name.
+        transcript: Transcript that the attacks were given.
+        rows: Rows of all attacks on it.
+        at_least: Least number of examples behind the update, by the rank of its layers; None where no layer shows it.
+        said: Name of each inferred fact, to its source.
         off: `compared_to_sent` of the private examples, where these are at hand.
     """
     wrong, rule = size_doubt(transcript[0].batch_size, at_least), transcript.knowledge.client
@@ -257,14 +259,14 @@ def caveats(
 
 
 def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
-    """What of the client the files and the network speak for and no attack takes account of: by name, in words.
+    """Possible causes in the client of an unexplained update, by name: signs in the files that no attack models.
 
     Names are `noise`, `rounding`, `low precision`, `several passes`, `dropout`, `missing weights`, `other outputs` and
     `rate`.
 
     Args:
-        transcript: What the attacks were given.
-        said: What was inferred of the update, by name.
+        transcript: Transcript that the attacks were given.
+        said: Name of each inferred fact, to its source.
     """
     look, found = UpdateAnalysis(transcript, inferred=said), dict[str, str]()
     knowledge = transcript.knowledge
@@ -314,7 +316,7 @@ def _explains(row: Row) -> bool:
 
 
 def _questions(transcript: Transcript) -> Iterator[str]:
-    """What was taken for true of the client, each with its option."""
+    """The assumptions on the client in words, each with the option that changes it."""
     observed, knowledge = transcript[0], transcript.knowledge
     rule, rate, size = knowledge.client, observed.update.rate, observed.batch_size
     softened = ", or --set client.label_smoothing=… or client.class_weights=…" * (rule.loss == "cross_entropy")
@@ -341,13 +343,13 @@ def _questions(transcript: Transcript) -> Iterator[str]:
 
 
 def refusals(transcript: Transcript, asked: Collection[str]) -> dict[str, str]:
-    """Why attacks of this package that were not asked for can say nothing of a transcript, by name.
+    """Name of each attack that was not requested and does not apply to a transcript, to the reason.
 
-    One that is not named here was asked for, or is not ruled out: whoever asks for it may learn more.
+    Any other attack of this package was requested, or may apply.
 
     Args:
-        transcript: What the attacks would be given.
-        asked: Registered names of the attacks that were tried.
+        transcript: Transcript that the attacks would be given.
+        asked: Registered names of the requested attacks.
     """
     first = SingleRound(transcript.knowledge, transcript[0])  # read once, for all of them
     found = {}
@@ -356,7 +358,7 @@ def refusals(transcript: Transcript, asked: Collection[str]) -> dict[str, str]:
             continue
         try:
             attack: Attack = ATTACKS.build(Spec(name))
-            # Some solve for minutes before they know whether they apply: of those only what they declare is looked at.
+            # Some solve for minutes before they know whether they apply: of those only the declared needs are checked.
             if ATTACKS[name].facts.get("slow_check"):
                 attack.needs.check(first.knowledge, first.observed)
             else:

@@ -336,7 +336,7 @@ def _made_up(look: UpdateAnalysis, exposure: Exposure) -> Batch:
     """A made-up batch of the client's size, with the classes that the update names, else all classes in turn.
 
     Raises:
-        Inapplicable: Where the update is none of the client's rule as it was told, or that would take long.
+        Inapplicable: Where the update does not fit the stated client rule, or the outlook would take too long.
     """
     knowledge, seen = look.knowledge, look.observed
     remedy = "run the attacks"

@@ -1,7 +1,7 @@
 """One finding per attack, closed form, membership test, bound and measured epsilon of a result, each made here once.
 
-Gate, comparison, evidence pack and its formats go over `findings(result)`. Which attack is the worst is said by
-`strength` alone.
+Gate, comparison, evidence pack and its formats read `findings(result)`. `strength` alone defines which attack is the
+worst.
 """
 
 import math
@@ -24,11 +24,13 @@ from seepage.audit.row import (
 )
 
 State = Literal["leaks", "quiet", "unjudged", "skipped", "unneeded", "untried", "open"]
-"""`leaks`: data were reconstructed, members identified, or a claim is contradicted. `quiet`: tried, and nothing.
-`unjudged`: guesses were returned, and no truth is at hand to compare them with. `skipped`: it does not apply.
-`unneeded`: another attack shows as much. `untried`: it was asked for and has no result, so what it would have found is
-not known. `open`: nobody knows what comes back in its case, since nothing there could be scored, no attack applies, or
-it says nothing that nothing came back."""
+"""State of a finding.
+
+`leaks`: data were reconstructed, members identified, or a claim is contradicted. `quiet`: tried without success.
+`unjudged`: guesses were returned, and there is no truth to compare them with. `skipped`: it does not apply.
+`unneeded`: another attack shows as much. `untried`: it was requested and has no result, so that its success is not
+known. `open`: the leakage of its case is not known, since nothing there could be scored, no attack applies, or the
+failure of the attacks is no evidence of safety."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -185,7 +187,7 @@ def inconclusive(rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Dia
 
 
 def _gives(case: Case, rows: Sequence[Row]) -> bool:
-    """Whether anything of the examples came back, by an attack or in closed form."""
+    """Whether anything of the examples was recovered, by an attack or in closed form."""
     proved = any(row.leaks or row.named_tokens or row.certified_examples for row in rows)
     return proved or bool(case.given_away)
 

@@ -59,7 +59,7 @@ def judge_members(
         observed: The folder of the candidates and public examples.
         seed: Seeds the test.
         device: Where to compute.
-        progress: Is told how far it is.
+        progress: Called with the progress of the test.
     """
     candidates, public = open_candidates(observed, device)
     clocks = time.perf_counter(), time.process_time()

@@ -260,7 +260,7 @@ def _history(recipe: Recipe) -> str:
 
 def _case(setting: Setting, batches: Sequence[Batch]) -> Case:
     recipe, dataset = setting.recipe, setting.dataset
-    # Names of one's own data and classes are names of files and folders, such as those of patients.
+    # Names of private data and classes are names of files and folders, such as those of patients.
     hidden = is_own(recipe.data.use) and not recipe.score.names
     of_tokens = isinstance(dataset, TextDataset) and dataset.numbers is None
     defense = recipe.make_defense()
@@ -299,7 +299,7 @@ def _case(setting: Setting, batches: Sequence[Batch]) -> Case:
 
 
 def _inferred(setting: Setting) -> dict[str, Any]:
-    """What was taken for granted of somebody's model and of the columns of a table, if anything."""
+    """Assumptions on a user's model and on the columns of a table, by name."""
     columns = setting.dataset.columns if isinstance(setting.dataset, TableDataset) else ()
     squashed = sigmoid_words(setting.model, setting.dataset.input_shape) if setting.knowledge.client.one_logit else None
     found = {"logits": taken_outputs(setting), "columns": places_in_words(columns), "outputs": squashed}

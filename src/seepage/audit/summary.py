@@ -249,7 +249,7 @@ def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> boo
 
 
 def _said(source: Source) -> dict[str, str]:
-    """Name of each fact that the attacker inferred instead of being told, to its source."""
+    """Name of each fact that the attacker inferred instead of stated, to its source."""
     said = read_facts(source.observed).said
     if source.batch_size is not None:
         said.pop("batch size", None)

@@ -74,7 +74,7 @@ def _asked(part: SummaryPart, asked: bool, why: str) -> SummaryPart:
 
 
 def _untested(cases: Sequence[Case]) -> str:
-    """Why membership could not be tested in the first case of which it is said."""
+    """Why membership could not be tested, of the first case with a reason."""
     return next((case.membership_skipped for case in cases if case.membership_skipped), "no case could be tested")
 
 

@@ -114,7 +114,7 @@ def at_state(model: nn.Module, params: Tensors, buffers: Tensors | None = None) 
 
 
 def sorted_labels(labels: Tensor) -> Tensor:
-    """Labels as an attacker may be told them: sorted, so that the order of a batch is not told along.
+    """The labels in sorted order, in which an attacker may know them: the order of the batch stays private.
 
     Maps are sorted whole, by their pixels from the first one on.
 

@@ -166,7 +166,7 @@ class Entry(Generic[T]):
     Attributes:
         name: The name.
         home: Where it is defined, `module:thing`.
-        facts: What was said of it when it was registered, e.g. `paper` and `cost` of an attack. Each is an attribute
+        facts: Facts stated at its registration, e.g. `paper` and `cost` of an attack. Each is an attribute
             of the entry too: `ATTACKS["dlg"].paper`.
         given: Leading arguments that the program passes itself, e.g. a model's input shape and number of classes.
         leading: Those of them that are known already: the `NAME` of `torchvision:NAME`.

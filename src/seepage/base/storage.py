@@ -88,7 +88,7 @@ LARGEST_TEXT = 2**28
 FEWER_ROWS = "the most that is read; keep fewer of its rows"
 FEWER_FILES = "the most that is looked through; name a folder with fewer"
 NO_SUCH_FILE = "which no such file is; check the path, or make it again"
-"""What is said of a file that is too large."""
+"""Ends of the message on a file that is too large."""
 
 
 def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
@@ -97,7 +97,7 @@ def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
     Args:
         path: The file.
         content: Text is written as UTF-8.
-        mode: Who may read and write it at most, of which the umask takes away; 0o600: only its owner.
+        mode: Permissions of the file, less those that the umask takes away; 0o600: only its owner reads and writes.
 
     Raises:
         SeepageError: Where the folder cannot be written or the disk is full; nothing is left behind.
@@ -131,7 +131,7 @@ def sweep(folder: Path, *, older: float = 0.0) -> None:
 
     Args:
         folder: The folder.
-        older: Seconds since the last change, from which a file is taken for left, where somebody may be writing.
+        older: Age in seconds since the last change from which a file is removed; younger ones may still be written.
     """
     for left in walk(folder):
         with suppress(OSError):  # whoever writes it may just have renamed it

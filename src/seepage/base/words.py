@@ -92,10 +92,10 @@ def plural(count: int, word: str) -> str:
 
 
 def places_of(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Each sentence once, with the places of which it is said.
+    """Each sentence once, with the places that it is about, both in the order of their first appearance.
 
     Args:
-        said: Place and words.
+        said: Pairs of place and sentence.
 
     >>> places_of([("a", "told"), ("b", "not told"), ("c", "told")])
     {'told': ['a', 'c'], 'not told': ['b']}

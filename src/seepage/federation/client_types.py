@@ -64,12 +64,12 @@ class Update:
     """What leaves the client in one round.
 
     Attributes:
-        tensors: By name and in the shape of the trainable parameters. Those that are missing were not sent.
+        tensors: One tensor per trainable parameter, by its name and in its shape; missing ones were not sent.
         kind: `gradient`: the gradient of the mean loss. `delta`: parameters after minus before.
-        rate: Of a gradient that was read off two checkpoints: the learning rate that their difference was divided by,
-            so that what was rounded, the weights that came back, can be made again. None: it was sent as it is.
-        decayed: Of two checkpoints: the share of each weight that weight decay took off it, by name, where that is
-            known. It is not in the tensors any more.
+        rate: For a gradient computed from two checkpoints: the learning rate by which their difference was divided. It
+            allows recomputing the weights after training, which are what was rounded. None: sent as a gradient.
+        decayed: For two checkpoints: the share in [0, 1] by which weight decay shrank each weight, by name, where
+            known. The tensors no longer contain it.
     """
 
     tensors: Tensors
@@ -426,7 +426,7 @@ class Defense(ABC):
     Attributes:
         tensorwise: Each tensor is changed by itself, with randomness of its own: some can be made alone.
         from_batch: It makes the update anew from the client's examples, whatever it is given: it comes first.
-        reads_examples: It looks at the private examples, so behind noise it undoes what the noise guarantees.
+        reads_examples: It reads the private examples; behind noise it therefore voids the noise's guarantee.
         only_hides: It sends every entry as it is, or as zero.
         withholds: It leaves whole tensors out of the update.
         acts_on: `update`: each client's by itself. `group`: the updates of a group, in whose sum it cancels. `view`:

@@ -67,7 +67,7 @@ Told = Literal["labels", "indices", "statistics", "auxiliary", "defense"]
 
 @dataclass(frozen=True)
 class Round:
-    """One round as the server sees it: the model it sent out and the update that came back.
+    """One round as the server sees it: the model that it sent out and the update that it received.
 
     Each parameter of the model is one of four things: *sent*, in the update; *withheld*, trained by the client and not
     in the update; *personal*, where the server never saw its weights either; or *frozen*, in neither `params` nor

@@ -117,7 +117,7 @@ class RecordingFilter(DXOFilter):
             raise HeldBack
 
     def _open(self, fl_ctx: FLContext) -> Hook | None:
-        """The recorder and the ledger, made once; None where that fails, which is said once."""
+        """The recorder and the ledger, made once; None where that fails, which is logged once."""
         if not self._sought:
             self._sought = True
             try:
@@ -192,7 +192,7 @@ def _weights(data: Any) -> Mapping[str, Any] | None:
 
 
 def _client(fl_ctx: FLContext, at_client: bool) -> str:
-    """The client's name: one's own on a client, that of the other side on the server."""
+    """The client's name: on a client its own, on the server that of the sender."""
     if at_client:
         return str(fl_ctx.get_identity_name())
     peer = fl_ctx.get_peer_context()

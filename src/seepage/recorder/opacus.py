@@ -34,7 +34,7 @@ class Ledger:
     """Epsilon per client and round, as JSON lines in `ledger/client-NUMBER.jsonl`.
 
     The unit is one example of the client's: not the client. Epsilon is what the engine's own accountant says of the
-    steps that it saw; whether batches were drawn by chance, as it takes them to be, is not looked at.
+    steps that it saw; whether batches were really drawn at random, as it assumes, is not checked.
 
     Args:
         folder: Where the `ledger/` goes: best the recorder's folder. Only its owner can open it.

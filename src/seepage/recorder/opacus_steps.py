@@ -39,7 +39,7 @@ def step_pairs(
     Args:
         model: What `PrivacyEngine.make_private` returned, with few parameters; its weights are put back after each
             step, and the optimizer's momentum is not.
-        optimizer: What it returned for the optimizer. Steps are not told to the engine's accountant.
+        optimizer: The optimizer that it returned. Its steps are not counted by the engine's accountant.
         loss: The mean loss of outputs and labels.
         inputs: `[n, *shape]` examples that are in every batch, at least one. The canary is another one.
         labels: `[n]` their classes.

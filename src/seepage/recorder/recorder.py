@@ -311,7 +311,7 @@ class Recorder:
         steps: int | None,
         difference: bool,
     ) -> tuple[Sent, ClientUpdate]:
-        """The update, in memory where it is looked at, and the rule that made it."""
+        """The update, held in memory where it is analyzed, and the rule that made it."""
         check_batch_size(examples, list(self.input_shape), "the client")
         rate = self.lr if self.client.per_client.single_gradient else None
         loss = self.client.loss == "cross_entropy" and self.client.linear_in_gradient

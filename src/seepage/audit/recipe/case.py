@@ -13,7 +13,7 @@
     [client]    use = "fedsgd"                 and its options; clients = 3: only the mean of so many is seen
     [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
     [rounds]    design = "random", count = 60  `plans.Rounds`: one data set, batches of known indices (vertical FL)
-    [knowledge] told = ["labels", "defense"]   `Told`: what the attacker is told beyond the protocol
+    [knowledge] told = ["labels", "defense"]   `Told`: what the attacker knows beyond the protocol
     [auxiliary] use = "photos", count = 500   `auxiliary.Auxiliary`: images of the attacker's own, none of them private
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
@@ -77,7 +77,7 @@ SCORING_RANGES = {
     "recovered_gain_db": (0.0, 60.0),
     "exact_db": (0.0, 149.0),
 }
-"""Least and largest value of each threshold: beyond, a gate would be open or closed whatever came back."""
+"""Least and largest value of each threshold: beyond, a gate would be open or closed whatever was recovered."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,7 @@ def parallel_rows(
         noise: Size of each row's error.
         least: Smallest group. Of 1 every row is a group at least, and only a check of another kind can tell.
         sine: Sine of the angle up to which two rows are multiples of one another.
-        sharp: A row so many times larger than its error is looked at: its ratios are then good to 1 / sharp.
+        sharp: Least size of a row over its error for the row to be used; its ratios are then accurate to 1 / sharp.
 
     Returns:
         For each group the best common direction `[d]` of length 1, its rows `[m]`, and each row's size along the

@@ -19,7 +19,7 @@ NO_VALUE = "(missing)"
 WIDE = 20
 """Places of a column of words from which a run says that one column takes so many."""
 MAX_CATEGORIES = 100
-"""Different words of a column; more are taken for names of persons or things."""
+"""Distinct words of a column up to which they count as categories; more look like names of persons or things."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def is_gap(cell: str) -> bool:
 
 
 def places_in_words(columns: Sequence[Column]) -> str | None:
-    """How many columns were taken for words, and the places that they take; None where none was.
+    """A sentence on how many columns hold words and how many places of a row they take; None without such columns.
 
     >>> places_in_words([Column("age"), Column("region", categories=("east", "west"))])
     '1 of numbers and 1 of words, which take 2 of the 3 places of a row'

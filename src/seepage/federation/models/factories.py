@@ -53,7 +53,7 @@ def make_own(
 
 
 def is_told(factory: Any) -> tuple[bool, bool]:
-    """Whether a factory is told the shape of one example, or a part of it, and whether the number of classes."""
+    """Whether a factory takes the shape of one example or a part of it, and whether it takes the number of classes."""
     if isinstance(factory, nn.Module) or not callable(factory):
         return False, False
     places, named = _filled(factory, {}, (1,), 1)

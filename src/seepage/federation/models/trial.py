@@ -69,7 +69,7 @@ def own_faults(use: str) -> Iterator[None]:
 
 
 SPREADS = (1.0, 30.0, 1000.0)
-"""Sizes of the made-up inputs on which a network's outputs are looked at: logits leave [0, 1] on some of them."""
+"""Sizes of the made-up inputs at which a network's outputs are computed: logits leave [0, 1] on some of them."""
 
 
 def sigmoid_words(model: nn.Module, shape: tuple[int, ...]) -> str | None:
@@ -87,7 +87,7 @@ def sigmoid_words(model: nn.Module, shape: tuple[int, ...]) -> str | None:
     try:
         found = [logits_in(tried(model, spread * noise)) for spread in SPREADS]
     except (Untaken, SeepageError):
-        return None  # which is said where the update is computed
+        return None  # reported where the update is computed
     if not all(bool(((part >= 0) & (part <= 1)).all()) for part in found):
         return None
     return (

@@ -2,10 +2,10 @@
 
 A folder `observed/` contains everything that an attacker may read, and nothing else:
 
-    knowledge.json                schema version, architecture, client rule, shapes, what is told
+    knowledge.json                schema version, architecture, client rule, shapes, side information
     model.safetensors             params/NAME, buffers/NAME of the first round; frozen/NAME: what is not trained
     rounds/000000.safetensors     update/NAME of what was sent; params/ and buffers/ only where they changed; labels,
-                                  indices if told; rate, by which a difference of weights was divided
+                                  indices if known; rate, by which a difference of weights was divided
     auxiliary.safetensors         inputs that are not private, if the attacker has some
 """
 
@@ -179,7 +179,7 @@ class RecordedTranscript:
         return self.knowledge.client.as_gradient(update, self._size(tensors))
 
     def _size(self, tensors: Tensors) -> int | None:
-        """The batch size; where indices are told, the last batch of an epoch may be smaller."""
+        """The batch size; where indices are known, the last batch of an epoch may be smaller."""
         told = tensors.get("indices") if "indices" in self.knowledge.told else None
         return self.batch_size if told is None or told.ndim != 1 else len(told)
 

@@ -268,7 +268,7 @@ def _noisy(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, opt
 
 def _silent(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, options: BoundOptions) -> Found:
     inputs, numbers = channel.batch.inputs, channel.numbers_sent
-    # Rounding is not taken for noise: it is left out, so that the account is that of the exact numbers.
+    # Rounding does not count as noise: it is left out, so that the bounds are those of the exact numbers.
     left = "".join(f"; {name} is left out, which can only hide more" for name in channel.left_out)
     if jacobian.values > DENSE:
         account = limited_account(jacobian, inputs, numbers, seed=options.seed)

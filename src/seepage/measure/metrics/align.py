@@ -1,6 +1,6 @@
 """Which guess belongs to which private example. Done once per batch; every metric shares the result.
 
-`identity` where both sides carry data-set indices, else `hungarian`: the one-to-one matching with the least
+`identity` where guesses and examples carry data-set indices, else `hungarian`: the one-to-one matching with the least
 total squared error. `nearest` gives every example its best guess, so one good guess may count many times; it
 is only there to repeat a published protocol, and the name is printed with the score.
 

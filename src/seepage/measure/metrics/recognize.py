@@ -1,19 +1,19 @@
-"""Whether somebody would recognize an image in a guess: the one rule that every count of `recovered` images rests on.
+"""Likeness of a guess to an image: the one rule that every count of `recovered` images rests on.
 
-A guess g shows its example x if it is like x itself, and not only like something of that kind. What is of the kind of
-x and still not x are copies T x that are moved, turned, stretched or slanted a little (`_moves`). With c(a, b) the
-correlation of two images beside the mean of each channel,
+A person recognizes the example x in a guess g if g is like x itself, and not only like images of the same kind. Images
+of the same kind that are not x are made as copies T x, slightly moved, turned, stretched or slanted (`_moves`). With
+c(a, b) the correlation of two images after subtracting each channel's mean,
 
     likeness = max over blurs B of  min over T of  (|c(Bg, Bx)| - +-c(Bg, BTx)) / (1 - c(Bx, BTx))
 
 where +- is the sign of the first c. It is 1 for g = x, and also for a x + b with any a but 0: brightness and contrast
-do not matter, and a negative is read like its picture. If g is x and noise of its own, it is the correlation that
-noise leaves. Another image of the class, however like x, is as like some T x, so that it falls to 0 or below. The
-blurs stand for looking from farther off, which averages noise and forgives a guess that is blurred itself; for the
-same reason nobody looks at more than `SIDE` pixels per side. The limit, and how many others would pass it:
+do not matter, and a negative counts like its picture. If g is x plus independent noise, it is their correlation.
+Another image of the same class, however similar to x, is as similar to some T x, so that its likeness is 0 or below.
+The blurs stand for a larger viewing distance, which averages noise and forgives a guess that is blurred itself; for the
+same reason images are compared at no more than `SIDE` pixels per side. The limit, and how many others would pass it:
 `experiments/recognition.py`.
 
-Of what is no image, the gain over guesses that need no update counts; of text the pairs of neighboring tokens.
+For data other than images the gain over guesses that need no update counts, for text the pairs of neighboring tokens.
 """
 
 from functools import lru_cache

@@ -40,10 +40,10 @@ def score(
     target: Target | None = None,
     seed: int = 0,
 ) -> Scores:
-    """Match guesses with examples and measure each pair, beside three guesses that need no attack.
+    """The scores of a reconstruction: guesses matched with examples, each pair measured, beside three baselines.
 
     Truth and guesses are mapped from `value_range` to [0, 1] and the guesses clamped. An image counts as
-    recovered when it has a guess in which somebody would recognize it (`likeness`), or an exact one; for examples
+    recovered when it has a guess in which a person would recognize it (`likeness`), or an exact one; for examples
     that are not images the gain over the PSNR of their own mean counts, and where a typical example is given, that
     over its PSNR as well. (An example of one flat color can therefore never count as recovered.)
 
@@ -57,16 +57,16 @@ def score(
         metrics: Names from `METRICS`, or `module:function` of your own. MSE and PSNR are always measured, the names
             say which rows come out; `label` is added where labels were guessed. Of images `likeness` is measured
             too, on which `recovered` rests.
-        method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where both sides carry
+        method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where guesses and examples carry
             indices and the attack knows which guess is whose, else hungarian.
-        limits: From where on an example counts as recovered; None: the calibrated limits.
+        limits: Thresholds from which on an example counts as recovered; None: the calibrated ones.
         exact_db: PSNR in dB above which an example counts as exact.
-        aligned: What `align_guess` made of the two, where it is known already.
-        gallery: What `identified` and `person` rank guesses against; without one they are not measured.
-        network: Of the features that `feature_distance` compares (`feature_network`); without one it is not measured.
-        units: Of the targets, where these are values; None: as they are.
+        aligned: The result of `align_guess` for the two, where it was computed before; None: compute it.
+        gallery: Other examples, against which `identified` and `person` rank guesses; None: these are not measured.
+        network: Computes the features that `feature_distance` compares (`feature_network`); None: it is not measured.
+        units: Units of the targets, where these are values; None: the targets as they are.
         typical: `[*shape]` a guess that needs no update, such as the mean of public rows of a table.
-        target: What the examples are trained towards; None: as their labels look.
+        target: Kind of the training target; None: inferred from the labels.
         seed: Seed of the noise that the scores are printed beside. Batches scored with one seed share one noise
             picture, so that `random` differs between them only by the truth.
 
