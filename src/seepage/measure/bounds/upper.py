@@ -1,6 +1,6 @@
 """What no attacker can exceed: all bounds that hold for one update, found by the auditor, who holds the batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -120,6 +120,21 @@ def upper_bounds(
     ('numbers about the batch that can be read: not bounded', 'energy that no attacker sees: not bounded')
     """
     client, options = client or FedSGD(), options or BoundOptions()
+
+    def make_channel() -> Channel:
+        return channel_of(
+            model,
+            batch,
+            client,
+            defense,
+            params=params,
+            buffers=buffers,
+            sent=sent,
+            seed=options.seed,
+            t=options.t,
+            rounds=options.rounds,
+        )
+
     public, shape = options.public, tuple(batch.inputs.shape[1:])
     if public is not None and batch.inputs.is_floating_point() and tuple(public.inputs.shape[1:]) != shape:
         raise SeepageError(
@@ -130,7 +145,7 @@ def upper_bounds(
     reasons: list[str] = []
     for made, why in (
         _private(batch, client, defense, options),
-        _first_order(model, batch, client, defense, params, buffers, sent, options),
+        _first_order(model, make_channel, batch, options),
     ):
         bounds += made
         reasons += why
@@ -187,6 +202,14 @@ def _membership(mu: float, sentence: str, level: float) -> list[Bound]:
 
 
 def _exact(mu: float, sentence: str, batch: Batch, options: BoundOptions) -> Found:
+    """The bound on the share of exact copies: the largest success rate at `mu` for a blind guess's success rate.
+
+    Args:
+        mu: Gaussian trade-off parameter of one example's presence.
+        sentence: The mechanism in words.
+        batch: The private examples.
+        options: Assumptions: candidates or public examples give the chance of a blind guess.
+    """
     if options.candidates is not None:
         blind, source = 1 / options.candidates, f"the attacker knows {options.candidates} equally likely candidates"
     elif not batch.inputs.is_floating_point():
@@ -204,38 +227,25 @@ def _exact(mu: float, sentence: str, batch: Batch, options: BoundOptions) -> Fou
     return [Bound("exact_share", "rero", value, (value, value), f"{words}.", PRIOR, at=options.exact_db)], []
 
 
-def _first_order(
-    model: nn.Module,
-    batch: Batch,
-    client: ClientUpdate,
-    defense: Defense | None,
-    params: Tensors | None,
-    buffers: Tensors | None,
-    sent: Sequence[str] | None,
-    options: BoundOptions,
-) -> Found:
+def _first_order(model: nn.Module, make_channel: Callable[[], Channel], batch: Batch, options: BoundOptions) -> Found:
     """Bounds on the PSNR, the rank and the unseen share, from the Jacobian J of the update at the private batch.
 
     The update is linearized: `u = J x + noise`. With noise, the least mean squared error of any estimator of x follows
-    from `J^T J`; without, the rank of J and the energy outside its row space. Arguments as in `upper_bounds`.
+    from `J^T J`; without, the rank of J and the energy outside its row space.
+
+    Args:
+        model: The model, made twice differentiable meanwhile.
+        make_channel: The map from the private inputs to the update, and its noise. It raises `Inapplicable` where the
+            update has no known derivative.
+        batch: The private examples.
+        options: Assumptions and limits.
 
     Returns:
         The bounds, and the reasons why some do not hold.
     """
     try:
         with twice_differentiable(model):
-            channel = channel_of(
-                model,
-                batch,
-                client,
-                defense,
-                params=params,
-                buffers=buffers,
-                sent=sent,
-                seed=options.seed,
-                t=options.t,
-                rounds=options.rounds,
-            )
+            channel = make_channel()
             jacobian = UpdateJacobian(channel, channel.batch.inputs.flatten())
             public = None if options.public is None else options.public.inputs
             prior = GaussianPrior.of(batch, public, options.value_range)
@@ -247,6 +257,7 @@ def _first_order(
 
 
 def _noisy(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, options: BoundOptions) -> Found:
+    """The bound on the PSNR of a noisy update, by the van Trees inequality; exact up to `SMALL` input values."""
     deviation = channel.deviation
     error: LeastError | None
     if jacobian.values <= SMALL:
@@ -267,6 +278,7 @@ def _noisy(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, opt
 
 
 def _silent(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, options: BoundOptions) -> Found:
+    """Bounds of an update without noise: rank, unseen share and PSNR; above `DENSE` input values only by counting."""
     inputs, numbers = channel.batch.inputs, channel.numbers_sent
     # Rounding does not count as noise: it is left out, so that the bounds are those of the exact numbers.
     left = "".join(f"; {name} is left out, which can only hide more" for name in channel.left_out)
