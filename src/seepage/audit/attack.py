@@ -163,6 +163,11 @@ class Task:
         self.progress.clear()
 
     def _attempt(self, attack: Attack, transcript: Transcript) -> Attempt:
+        """The attack's reconstruction with its wall-clock and processor seconds, or the reason why there is none.
+
+        Raises:
+            SeepageError: For mistakes of the user; any other error of the attack is an outcome.
+        """
         progress, clocks = self.progress, (time.perf_counter(), time.process_time())
         try:
             found = attack(transcript, seed=self.seed, progress=progress)

@@ -121,6 +121,7 @@ def bound_rows(source: Source, recipe: Recipe) -> list[BoundRow]:
 
 
 def _row(case: str, one: Mapping[str, Any], batches: int) -> BoundRow:
+    """The result row of a bound, given as JSON, over so many batches; numbers rounded to 4 decimals."""
     low, high = one["interval"]
     return BoundRow(
         case=case,

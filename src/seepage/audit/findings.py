@@ -212,6 +212,7 @@ def _unshown(case: Case, rows: Sequence[Row], cases: Sequence[Case]) -> str:
 
 
 def _of_attack(row: Row, case: str) -> AuditFinding:
+    """The finding of an attack; an error where examples were rebuilt exactly. `case` is the title of its case."""
     if failed(row):
         state: State = "untried"
     elif row.outcome is Outcome.NOT_NEEDED:
@@ -262,6 +263,7 @@ def _counts(row: Row) -> dict[Measure, tuple[int, int | None]]:
 
 
 def _words(row: Row) -> str:
+    """An attack's result in words: outcome, counts, PSNR beside the baselines, certificates, side information."""
     if not row.gave_result:
         return f"{row.phrase}: {row.reason or 'no reason was recorded'}"
     parts = [row.phrase]
@@ -312,6 +314,7 @@ def _of_closed_form(case: Case, rows: Iterable[Row]) -> AuditFinding:
 
 
 def _of_test(row: MembershipRow, case: str) -> AuditFinding:
+    """The finding of a membership test; `case` is the title of its case."""
     values = {name: row.value(name) for name in MEMBERSHIP_SCORES}
     if row.status != "ok" or row.members_identified is None or row.others_identified is None:
         state: State = "skipped" if row.status == "inapplicable" else "untried"

@@ -92,6 +92,7 @@ def _inferred(
     seed: int,
     progress: Progress,
 ) -> list[Any]:
+    """The result of a test on the candidates of each round; a fitted inference serves all rounds that it fits."""
     inference, found = None, []
     for t, batch in enumerate(candidates):
         observed = transcript[t]

@@ -259,6 +259,12 @@ def _history(recipe: Recipe) -> str:
 
 
 def _case(setting: Setting, batches: Sequence[Batch]) -> Case:
+    """The facts of a simulated case. Names of private data are left out unless `score.names` asks for them.
+
+    Args:
+        setting: The case's model, data and client.
+        batches: Its private batches, for the baselines.
+    """
     recipe, dataset = setting.recipe, setting.dataset
     # Names of private data and classes are names of files and folders, such as those of patients.
     hidden = is_own(recipe.data.use) and not recipe.score.names

@@ -206,6 +206,13 @@ def _named_attacks(recipe: Recipe) -> list[tuple[str, Attack]]:
 
 
 def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary:
+    """Everything that a report says of one case: its facts, rows of its attacks, diagnostics and score lines.
+
+    Args:
+        source: The case's recording.
+        recipe: The recipe with its attacks and score options.
+        folder: The run folder.
+    """
     transcript = source.open("cpu")
     truth = None if source.private is None else _truth_for(transcript, source)
     said, look = _said(source), _look(source, transcript)
@@ -231,7 +238,7 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
         flags += [Diagnostic(case=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     if any(row.certified is not None and row.certified.wrong for row in rows):
-        case = case.model_copy(update={"given_away": None})  # by the truth equal rows prove nothing here
+        case = case.model_copy(update={"given_away": None})  # a certificate was wrong: equal rows prove nothing here
     if source.recipe is None:
         case = case.model_copy(update={"doubts": caveats(transcript, rows, look.get("at_least"), said, off)})
     return CaseSummary(case, rows, flags, lines, look)

@@ -108,6 +108,7 @@ def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
 
 @contextmanager
 def _opened(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A temporary file beside `path`, which replaces it at the end of the block, and is removed after an error."""
     # Not by `tempfile`: its files are their owner's alone, and a later chmod knows nothing of the umask.
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
     try:
@@ -122,7 +123,7 @@ def _opened(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
             f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with --out"
         ) from error
     finally:
-        with suppress(OSError):  # such as that of a folder that is none, which was said above
+        with suppress(OSError):  # such as of a missing folder, reported above
             temporary.unlink(missing_ok=True)
 
 

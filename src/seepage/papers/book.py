@@ -290,6 +290,7 @@ def _figures(item: Item, size: str, records: Sequence[Record], results: Path, fo
 
 
 def _table(item: Item, size: str, records: Sequence[Record]) -> str:
+    """A Markdown table of an item: for each row the paper's numbers, ours, and those beside ours."""
     heads = item.columns("small" if size == "small" else "paper")
     lines = [_row(["row", "", *heads]), "|" + "---|" * (len(heads) + 2)]
     if tuple(heads) != tuple(item.expect.columns):

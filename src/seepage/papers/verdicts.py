@@ -224,6 +224,16 @@ def _decide(
     baseline: Callable[[At], Number | None] = lambda at: None,
     data: str = "",
 ) -> Decided:
+    """Whether a comparison that a paper claims holds for our numbers.
+
+    Args:
+        comparison: The two numbers, their order and the least margin.
+        number: Number at a place of the table; None: not measured.
+        exact: Whether the numbers are exact, so that no interval over seeds is needed.
+        cap: Whether metrics are cut at `TOPS`, beyond which differences do not matter.
+        baseline: Number of the baseline at a place.
+        data: Data set of the numbers.
+    """
     left, right = number(comparison.left), comparison.right
     if isinstance(right, At):
         other = number(right)

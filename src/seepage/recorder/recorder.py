@@ -335,6 +335,7 @@ class Recorder:
         return Knowledge(model, rule, self.input_shape, classes, architecture=self.architecture, target=target)
 
     def _write(self, sent: Sent, rule: ClientUpdate, examples: int | None, t: int, client: int | str) -> Path:
+        """Write one update as a folder `ROUND-client-NUMBER`, and return it; an incomplete folder is removed."""
         if t < 0:
             raise SeepageError(f"round {t} cannot be recorded, since rounds count from 0; number the rounds so")
         make_private(self.folder)

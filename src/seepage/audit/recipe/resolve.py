@@ -261,6 +261,14 @@ def _table(make: type, table: Any, key: str, problems: list[str]) -> Any:
 
 
 def _part(table: Any, key: str, problems: list[str], default: str | None = None) -> Spec:
+    """The name and options of a part, such as an attack, from a recipe's unchecked table.
+
+    Args:
+        table: The table.
+        key: Its key in the recipe.
+        problems: A sentence is appended for each mistake.
+        default: Name of the part where the table has no `use`; None: `use` is required.
+    """
     if not isinstance(table, Mapping) or not isinstance(table.get("use", default), str):
         problems.append(f'{key} must be a table with use = "NAME", got {table!r}')
         return Spec("")

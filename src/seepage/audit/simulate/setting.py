@@ -482,6 +482,7 @@ def _called(recipe: Recipe, dataset: Dataset) -> str:
 
 
 def _check_enough(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise where a data set has too few classes or examples to attack (`Skipped`) or to train on (`SeepageError`)."""
     if len(dataset.classes) < 2 and _target(recipe, dataset) != "value":
         raise Skipped(
             f"{_called(recipe, dataset)} has one class only, and a classifier of one class has no loss to send a "

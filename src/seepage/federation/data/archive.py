@@ -154,6 +154,7 @@ def _files(rows: _Rows, folder: PurePosixPath, members: frozenset[str], path: Pa
 
 
 def _labels(rows: _Rows, path: Path) -> tuple[Tensor, tuple[str, ...]]:
+    """`[n]` int64 class numbers and the classes' names: labels that are all integers are kept, others are numbered."""
     words = rows.columns[rows.label]
     try:
         numbers = [int(word) for word in words]

@@ -68,6 +68,11 @@ class FileDataset:
         return Batch(inputs, self.labels[indices], indices)
 
     def _decode(self, open_file: Open, name: str) -> Tensor:
+        """One image `[C, H, W]` of the data set's shape.
+
+        Raises:
+            SeepageError: For an unreadable image and for another shape.
+        """
         from seepage.federation.data.decode import Unreadable, read_image
 
         try:

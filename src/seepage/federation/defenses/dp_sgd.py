@@ -217,6 +217,7 @@ def _alone(client: ClientView, batch: Batch) -> Tensors:
 
 
 def _check_applies(update: Update, client: ClientView) -> None:
+    """Raise `Inapplicable` where the update is not made of separate gradients of single examples."""
     local = client.rule.local_steps
     if (update.kind == "delta") != local:
         raise Inapplicable(

@@ -129,6 +129,7 @@ def check_batch_size(size: int | None, shape: list[int], where: str) -> None:
 
 
 def _check_names(facts: Facts, path: Path) -> None:
+    """Raise `SeepageError` for names and options of an untrusted `knowledge.json` that are unknown or do not fit."""
     architecture, client = facts.architecture, dict(facts.client)
     if not isinstance(architecture.get("use"), str) or not isinstance(architecture.get("options"), dict):
         raise SeepageError(f"{path} is damaged: architecture needs a name `use` and a table `options`; record it again")

@@ -115,6 +115,11 @@ class RecordedTranscript:
         return self._cache.rounds[t]
 
     def _read(self, t: int, path: Path) -> Round:
+        """One round from its file; parameters and buffers that are not in it are those of the first round.
+
+        Raises:
+            SeepageError: For tensors that do not fit the model, and for damaged values.
+        """
         found = read_tensors(path, most=self._most)
         tensors = {name: tensor.to(self.device) for name, tensor in found.items()}
         parts = {part: _under(tensors, part) for part in ("params", "buffers", "update")}
@@ -295,6 +300,16 @@ def save_update(
 
 
 def _table(knowledge: Knowledge, batch_size: int | None, rounds: int) -> dict[str, Any]:
+    """The content of `knowledge.json`.
+
+    Args:
+        knowledge: What the attacker knows.
+        batch_size: Number of examples in a round; None: not stated.
+        rounds: Number of rounds.
+
+    Raises:
+        SeepageError: For a model without a name to build it from.
+    """
     if knowledge.architecture is None:
         raise SeepageError(
             "this transcript's model has no name to build it from, so it cannot be written to a folder; "
@@ -385,6 +400,15 @@ def open_transcript(
 def _open_knowledge(
     folder: Path, facts: Facts, architecture: Architecture | None, device: str, trust: bool
 ) -> tuple[Knowledge, tuple[Tensors, Tensors]]:
+    """The attacker's knowledge from a recorded folder, and the first round's parameters and buffers by name.
+
+    Args:
+        folder: The `observed/` folder.
+        facts: Content of its `knowledge.json`.
+        architecture: Use this model instead of the recorded one; None: the recorded one.
+        device: Where tensors go.
+        trust: Whether user code that the folder names may run.
+    """
     named = _architecture(folder, facts, architecture, trust)
     shape, rule = tuple(facts.input_shape), facts.make_client(trust=trust)
     outputs = rule.num_outputs(facts.num_classes)

@@ -170,6 +170,13 @@ def _through(places: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _by_index(guess_indices: Tensor | None, truth_indices: Tensor | None, usable: Tensor) -> Tensor:
+    """`[n]` int64 place of each example's guess with the same data-set index; -1 for none.
+
+    Args:
+        guess_indices: `[k]` indices of the guesses.
+        truth_indices: `[n]` indices of the examples.
+        usable: `[k]` bool: whether a guess is finite.
+    """
     if guess_indices is None or truth_indices is None:
         raise SeepageError(
             "alignment by identity needs the data-set indices of the guesses and of the truth, and one of "

@@ -78,6 +78,7 @@ def likeness(guesses: Tensor, truth: Tensor) -> Tensor:
 
 
 def _likeness(guesses: Tensor, truth: Tensor) -> Tensor:
+    """`[n]` float64 likeness of guesses to examples `[n, C, H, W]`, by the module's formula; 0 for flat images."""
     g, x = _seen(guesses), _seen(truth)
     flat = (_centered(g).norm(dim=1) < _FLAT) | (_centered(x).norm(dim=1) < _FLAT)
     best = torch.full((len(x),), -torch.inf, dtype=torch.float64, device=x.device)
@@ -85,14 +86,14 @@ def _likeness(guesses: Tensor, truth: Tensor) -> Tensor:
         sigma = share * min(x.shape[2:])
         guess, example = _blurred(g, sigma), _blurred(x, sigma)
         a, b = _unit(guess), _unit(example)
-        own = (a * b).sum(1)
+        own = (a * b).sum(1)  # [n], c(Bg, Bx)
         worst = torch.full_like(best, torch.inf)
         for move in _moves().to(x.device):
             grid = F.affine_grid(move.expand(len(x), -1, -1), list(x.shape), align_corners=False)
             moved = _unit(F.grid_sample(example, grid, padding_mode="border", align_corners=False))
-            left = 1 - (b * moved).sum(1)
+            left = 1 - (b * moved).sum(1)  # [n], 1 - c(Bx, BTx)
             more = (own.abs() - own.sign() * (a * moved).sum(1)) / left.clamp_min(_SAME)
-            worst = torch.where(left > _SAME, torch.minimum(worst, more), worst)  # a copy that is x tells nothing
+            worst = torch.where(left > _SAME, torch.minimum(worst, more), worst)  # T x = x, up to `_SAME`: undefined
         best = torch.maximum(best, worst.where(worst.isfinite(), -torch.inf))
     return best.where(best.isfinite() & ~flat, 0.0).clamp(max=1.0)
 

@@ -172,14 +172,26 @@ def _with_inputs(
     beside: Beside,
     typical: Tensor | None,
 ) -> Scores:
-    """Add what is measured on inputs `[n, *shape]` in [0, 1], beside the baselines."""
+    """The scores `blank` with the metrics of inputs added, and those of the baselines.
+
+    Args:
+        blank: Scores without metrics of inputs.
+        guesses: `[n, *shape]` in [0, 1], one per example.
+        truth: `[n, *shape]` in [0, 1].
+        wanted: Name to requested metric.
+        limits: Thresholds from which on an example counts as recovered.
+        exact_db: PSNR in dB above which an example counts as exact.
+        seed: Seed of the noise baseline.
+        beside: Gallery and feature network of the metrics that need them.
+        typical: `[*shape]` a guess that needs no update; None: none.
+    """
     shape = tuple(truth.shape[1:])
     pictures = image.is_image(shape)
     always = {name: find_metric(name) for name in ("mse", "psnr", *(("likeness",) if pictures else ()))}
     rest = [metric for metric in wanted.values() if metric.name not in always]
     values = _measure(guesses, truth, [*always.values(), *rest], beside)
     ranked = [metric for metric in rest if metric.gallery and metric.name in values]
-    for metric in ranked:  # the mid-grey that stands in for a missing guess identifies nobody
+    for metric in ranked:  # a missing guess, replaced by mid-grey, identifies nobody
         values[metric.name] = values[metric.name].where(blank.matched | values[metric.name].isnan(), 0.0)
     compared = [find_metric(metric) for metric in ("psnr", "ssim", "lpips", "feature_distance") if metric in values]
     floors = {
@@ -195,7 +207,7 @@ def _with_inputs(
         }
     exact = values["psnr"] > exact_db
     seen = values["psnr"] - floor_of(floors) >= limits.gain_db
-    if pictures:  # of one that is nearly flat an exact copy may have no likeness left
+    if pictures:  # likeness is undefined for a nearly flat image, so an exact copy counts too
         seen = (values["likeness"] >= limits.likeness) | (exact & seen)
     return replace(
         blank,
@@ -208,6 +220,7 @@ def _with_inputs(
 
 
 def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[float, float] | None) -> None:
+    """Raise `SeepageError` for what cannot be scored; `value_range` is None in feature space, which has none."""
     if not len(truth):
         raise SeepageError("the private batch is empty: nothing to score; pass at least one example")
     labels = reconstruction.labels
@@ -226,7 +239,7 @@ def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[floa
     if value_range is None:
         return
     (low, high), least, most = value_range, float(truth.inputs.min()), float(truth.inputs.max())
-    slack = 1e-3 * (high - low)
+    slack = 1e-3 * (high - low)  # float rounding of a normalization; 60 dB below the range
     if least < low - slack or most > high + slack:
         raise SeepageError(
             f"the truth runs from {least:.4g} to {most:.4g}, outside value_range ({low:g}, {high:g}), "
@@ -250,6 +263,14 @@ def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], beside: 
 def _notes(
     metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...], beside: Beside
 ) -> tuple[str, ...]:
+    """Sentences on requested metrics that are not measured, or measured otherwise than usual.
+
+    Args:
+        metrics: Names of the requested metrics.
+        values: Name of each measured metric, to its `[n]` values.
+        shape: Shape of one example.
+        beside: Gallery and feature network.
+    """
     notes = []
     if "ssim" in values and (window := image.ssim_window(*shape[1:])) < image.SSIM_WINDOW:
         notes.append(
