@@ -360,7 +360,7 @@ def ready_for(
 
 
 def _import_attacks() -> None:
-    """What a new worker calls first. It has imported this module by then, and now what torch adds at its first use."""
+    """Import, first in a new worker, what torch loads at its first use."""
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
@@ -423,7 +423,7 @@ def attack_cases(
 def estimate(
     sources: Sequence[Source], recipes: Sequence[Recipe], jobs: int | None = None, on: Executor | None = None
 ) -> Estimate:
-    """How long the searches of `attack_cases` would take; arguments as there. Nothing is attacked or written."""
+    """Estimated time of the searches of `attack_cases`; arguments as there. Nothing is attacked or written."""
     with scratch() as folder:
         queues = _queues(sources, recipes, folder)
         count = sum(len(stage) for queue in queues for stage in queue.stages)

@@ -121,7 +121,7 @@ class Case(JsonRecord):
 
     @property
     def measure(self) -> Measure:
-        """What `accuracy` is a share of: tokens for a model of the next token, else what is trained towards."""
+        """Unit of `accuracy`: tokens for a model of the next token, else the training target."""
         text = self.baseline("frequent", "rouge_1") is not None
         return "token" if text and not self.classes else self.target
 
@@ -306,7 +306,7 @@ class RunBudget(JsonRecord):
         )
 
     def of(self, case: str, attack: str) -> Cut | None:
-        """What is cut of an attack on a case; None where it runs in full."""
+        """The cut of an attack on a case; None where it runs in full."""
         return next((cut for cut in self.cut if (cut.case, cut.attack) == (case, attack)), None)
 
 

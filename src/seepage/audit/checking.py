@@ -108,7 +108,7 @@ class Check:
     rounds: int = 1
 
     def table(self) -> dict[str, Any]:
-        """As JSON."""
+        """The check as JSON."""
         return {
             "case": self.case,
             "title": self.title,

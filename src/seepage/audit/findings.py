@@ -82,7 +82,7 @@ class AuditFinding:
 
     @property
     def fingerprint(self) -> str:
-        """The same in every run of the same attack on the same case, so that a platform knows it again."""
+        """Identifier, equal in all runs of the same attack on the same case, by which platforms match findings."""
         return sha256(f"{self.kind}\0{self.by}\0{self.case}".encode()).hexdigest()[:32]
 
 
@@ -246,7 +246,7 @@ def _numbers(row: Row) -> dict[str, float]:
 
 
 def _counts(row: Row) -> dict[Measure, tuple[int, int | None]]:
-    """What an attack with a result counted; what has no result has no count."""
+    """Name to (hits, of) of an attack's counts; empty without a result."""
     found: dict[Measure, tuple[int, int | None]] = {}
     if not row.gave_result:
         return found

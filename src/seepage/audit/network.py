@@ -223,7 +223,7 @@ def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
 
 
 def _head(model: nn.Module, state: Mapping[str, Tensor], asked: int) -> int:
-    """How many classes the weights are for: rows of what ends a network that was asked for some."""
+    """Number of classes of the weights: rows of the last layer of a network built for some number."""
     given = _in_names_of(model, state)
     for name, own in reversed(list(model.named_parameters())):
         if own.ndim and len(own) == asked and name in given and given[name].shape[1:] == own.shape[1:]:

@@ -64,7 +64,7 @@ class Files:
 
     @property
     def answer(self) -> Path:
-        """What the client returned: `after` or `gradient`."""
+        """The client's reply: `after` or `gradient`."""
         path = self.after or self.gradient
         assert path is not None
         return path

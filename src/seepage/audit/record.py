@@ -99,7 +99,7 @@ def is_skipped(private: Path) -> bool:
 
 
 def read_case(private: Path, name: str) -> Case:
-    """What was written down when a case was recorded, under the name that it has in this run."""
+    """The facts written when a case was recorded, under the name that it has in this run."""
     path = private / "case.json"
     facts = read_json(path)
     check_schema(facts, path)
@@ -107,7 +107,7 @@ def read_case(private: Path, name: str) -> Case:
 
 
 def case_of_recording(name: str, transcript: Transcript) -> Case:
-    """What somebody else's recording shows of its case."""
+    """Facts of a case from a recording made elsewhere."""
     knowledge, first = transcript.knowledge, transcript[0]
     use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
     own = "" if name == "case" else f"{name}: "

@@ -88,7 +88,7 @@ class AttackRequest:
         return tuple(map(Spec.of, self.attacks))
 
     def of_texts(self) -> "AttackRequest":
-        """The same where all examples are texts: with attacks of these, if nobody chose any."""
+        """A copy for texts: with the attacks on texts, if none were chosen."""
         return replace(self, attacks=[{"use": name} for name in OF_TEXT]) if self.default else self
 
     def check(self) -> None:
@@ -203,7 +203,7 @@ class RecordedRequest:
 
     @property
     def text(self) -> str:
-        """As JSON without default values, so that names of runs do not change when an argument is added."""
+        """The request as JSON without default values, so that names of runs stay when an argument is added."""
         table = {name: value for name, value in asdict(self).items() if name not in OPTIONAL or value}
         return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
 

@@ -166,7 +166,7 @@ def _is_captured(sources: Sequence[Source]) -> bool:
 
 
 def _kind(knowledge: Knowledge) -> Kind:
-    """What the examples are, by their shape."""
+    """Kind of the examples, by their shape."""
     if vocabulary_of(knowledge.model) is not None:
         return "texts"
     return "pictures" if is_image(knowledge.input_shape) else "records"

@@ -261,7 +261,7 @@ def _silent(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
 
 
 def _causes(rows: Sequence[Row], mute: Sequence[Case]) -> str:
-    """Why cases have no result, each cause once."""
+    """Reasons why cases have no result, each once."""
     found = dict[str, None]()
     for case in mute:
         own = [row for row in rows if row.case == case.name]
@@ -338,7 +338,7 @@ def _named(some: Sequence[Case], cases: Mapping[str, Case], which: str = "audite
 
 
 def _kind(row: Row) -> Kind:
-    """What the examples of a scored row are."""
+    """Kind of the examples of a scored row."""
     return "texts" if row.of_text else "pictures" if "ssim" in row.scores else "records"
 
 

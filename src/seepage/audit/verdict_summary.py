@@ -116,7 +116,7 @@ def _given_share(case: Case) -> float:
 
 
 def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
-    """What the attacks rebuilt."""
+    """The part on examples that the attacks rebuilt."""
     scored = [row for row in rows if row.scored and row.examples]
     best = max(rows, key=strength, default=None)
     if not scored and best is not None and best.certificate:
@@ -142,7 +142,7 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
 
 
 def _proof(row: Row) -> str:
-    """What an attack proves, or how much of a set of tokens it names where that is known."""
+    """The certificate of an attack, or the share of tokens that it names where that is known."""
     return row.phrase if "token_recall" in row.scores else row.certificate
 
 

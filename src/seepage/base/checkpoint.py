@@ -111,7 +111,7 @@ class Resumable:
 
 
 def _restored(own: Any, packed: Any, tensors: Tensors) -> Any:
-    """What was packed; tensors that optimizers hold, and searches, are filled in place."""
+    """The unpacked value; tensors that optimizers hold, and searches, are filled in place."""
     if isinstance(own, Resumable):
         own.resume(Checkpoint(tensors, {"step": 0, **packed["kept"]}))
     elif hasattr(own, "load_state_dict"):

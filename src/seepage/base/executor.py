@@ -79,7 +79,7 @@ class Executor(Protocol):
     """Where work is done."""
 
     def plan(self, jobs: int | None, count: int, device: str) -> Plan:
-        """How `count` pieces are run, where the user asked for `jobs` at a time or left that open."""
+        """The plan for `count` pieces of work: how many run at a time, and how; `jobs` None: not stated."""
 
     def ready(
         self, jobs: int | None, count: int, device: str, first: Callable[[], None]
@@ -119,7 +119,7 @@ class LocalExecutor:
     workers: ProcessPoolExecutor | None = None
 
     def plan(self, jobs: int | None, count: int, device: str) -> Plan:
-        """As many as cores on a CPU, one on a GPU, where nothing was asked for."""
+        """The plan: if `jobs` is None, one piece per core on a CPU, and one at a time on a GPU."""
         cores = os.cpu_count() or 1
         workers = max(1, min(jobs or (cores if device == "cpu" else 1), count))
         return Plan(workers, threads_for(workers, device))

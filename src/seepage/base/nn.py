@@ -372,7 +372,7 @@ def first_layer(model: nn.Module) -> tuple[str, nn.Module] | None:
 
 
 def vocabulary_of(model: nn.Module) -> int | None:
-    """How many tokens a model knows whose examples are sequences of token numbers; None for all other models.
+    """Number of tokens that a model over sequences of token numbers knows; None for all other models.
 
     Its first layer is then an embedding, whose rows are the tokens' own.
 

@@ -430,7 +430,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _head(shapes: Mapping[str, Kind], metadata: Mapping[str, str] | None) -> bytes:
-    """What a safetensors file starts with: the length of the JSON after it, 8 bytes little-endian, and that JSON."""
+    """The head of a safetensors file: the length of the JSON after it, 8 bytes little-endian, and that JSON."""
     table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
     for name, (dtype, shape) in shapes.items():
@@ -525,7 +525,7 @@ def _not_whole(path: Path, error: Exception) -> SeepageError:
 
 
 def count_tensors(path: Path) -> int:
-    """How many tensors the head of a safetensors file names, whatever the size of the file that it is the head of.
+    """Number of tensors that the head of a safetensors file names, without a check of the file's size.
 
     Raises:
         SeepageError: For a file whose head cannot be read, and for what is none.

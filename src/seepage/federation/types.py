@@ -106,7 +106,7 @@ class Round:
         return tuple(name for name in self.params if name not in self.update.tensors)
 
     def over(self, share: float) -> Self:
-        """The same round with its update divided by a number, where that is known to be so many times the client's."""
+        """A copy with the update divided by a number, where it is known to be this multiple of the client's."""
         if share == 1:
             return self
         sent = self.update

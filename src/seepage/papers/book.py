@@ -126,7 +126,7 @@ COUNTED = (
 
 
 def _counts(paper: str, source: str, items: Sequence[Item], found: Mapping[str, Sequence[Record]]) -> list[str]:
-    """How many of a paper's claims came out how, a line for each size."""
+    """Number of a paper's claims by outcome, a line for each size."""
     claims = [judged for item in items for _, judged in judged_of(item, found[item.id])]
     lines = []
     for size, words in (("paper", "the paper's"), ("small", "small")):
@@ -228,7 +228,7 @@ def _claims(item: Item, records: Sequence[Record]) -> str:
 
 
 def _price(item: Item, judged: Judged) -> str:
-    """What it would take to close an open claim."""
+    """The cost of closing an open claim."""
     seeds = seeds_to_decide(judged)
     if seeds is None:
         return f"To close it: more than {MOST_SEEDS} seeds, as the numbers lie on the claim's line."

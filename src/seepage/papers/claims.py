@@ -87,7 +87,7 @@ class _Claim(BaseModel):
         raise NotImplementedError
 
     def problems(self, lines: Sequence[Line], columns: int) -> list[str]:
-        """What is wrong with it for an item with these rows and so many columns, a sentence each."""
+        """Sentences on mistakes in the claim, for an item with these rows and so many columns."""
         found = [
             f"the claim {self.text!r} names the rows {pattern!r}, and there are none"
             for pattern in self._patterns()

@@ -71,7 +71,7 @@ class Job:
         return [line for line in self.item.lines if line.data == self.paper_data]
 
     def command(self, size: Size) -> str:
-        """What makes these numbers again, without folders of this machine."""
+        """The command that repeats these numbers, without folders of this machine."""
         words = ["seepage", "reproduce", self.item.id, "--size", size]
         if self.data not in ("", self.paper_data, self.item.stand_in.get(self.paper_data)):
             words += ["--data", f"{self.paper_data}={Path(self.data).name}"]
@@ -360,7 +360,7 @@ def _show_part(
 
 
 def data_name(job: Job) -> str:
-    """What the records of a job call its data."""
+    """The name of a job's data in its records."""
     return Path(job.data).name if job.data else _own_data(job)
 
 

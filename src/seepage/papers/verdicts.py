@@ -103,7 +103,7 @@ class Judged:
 
     @property
     def measured(self) -> int:
-        """How many of its comparisons have numbers."""
+        """Number of its comparisons that have numbers."""
         return sum(part.measured for part in self.parts)
 
     @property
@@ -117,7 +117,7 @@ class Judged:
         return "holds" if all(found) else "cannot tell"
 
     def count(self, found: bool | None) -> int:
-        """How many of the measured comparisons came out so."""
+        """Number of measured comparisons with this outcome."""
         return sum(part.measured and part.found is found for part in self.parts)
 
     @property
@@ -127,7 +127,7 @@ class Judged:
 
 
 def judge_paper(claim: Claim, lines: Sequence[Line], columns: int) -> Judged:
-    """What the paper's own printed numbers say of a claim."""
+    """The verdict of the paper's own printed numbers on a claim."""
 
     def number(at: At) -> Number | None:
         value = at.line.paper_at(at.column)

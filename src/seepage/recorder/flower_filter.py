@@ -77,7 +77,7 @@ def mod_filter(
 
 
 def claim_of(mod: object, *, rounds: int = 1) -> Claim:
-    """What a mod states, and what an accountant makes of its options; nothing for others than Flower's `LocalDpMod`.
+    """The epsilon that a mod states and the one computed from its options; empty except for Flower's `LocalDpMod`.
 
     That mod clips the update to `clipping_norm` and adds noise of deviation `sensitivity * sqrt(2 ln(1.25 / delta)) /
     epsilon` to each entry, so its noise multiplier is that deviation over `clipping_norm`. It states its epsilon for

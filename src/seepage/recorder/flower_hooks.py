@@ -196,7 +196,7 @@ class AuditedStrategy(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the strategy does; what each client is sent is held until its reply is there."""
+        """The strategy's messages; the weights sent to each client are kept until its reply arrives."""
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self._sent = self._tried(server_round, lambda: self._held(server_round, messages)) or {}
         return messages
@@ -225,7 +225,7 @@ class AuditedStrategy(StrategyAround):
         return aggregated
 
     def summary(self) -> None:
-        """As the strategy does, and a line on what is recorded."""
+        """Log the strategy's summary, and a line on what is recorded."""
         super().summary()
         log.info("seepage: every %d rounds, %s clients, to %s", self.every, self.clients or "all", self.recorder.folder)
 
@@ -303,7 +303,7 @@ def _recorded(
     *,
     keep: bool,
 ) -> Recorded:
-    """What became of a reply."""
+    """The recorder's result for a reply."""
     after = _arrays(reply)
     if after is None or before is None:
         what = "the reply carries" if after is None else "the server's message carries"
@@ -330,7 +330,7 @@ def is_train(message: Message) -> bool:
 
 
 def _has_arrays(reply: Message, before: Mapping[str, Any] | None) -> bool:
-    """Whether weights may go round here: some were sent out, or come back."""
+    """Whether weights were sent out or returned."""
     return before is not None or bool(reply.content.array_records)
 
 

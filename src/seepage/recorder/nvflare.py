@@ -146,7 +146,7 @@ class RecordingFilter(DXOFilter):
         self._tasks[_client(fl_ctx, at_client)] = _SentOut(kept, t)
 
     def _record(self, hook: Hook, dxo: DXO, fl_ctx: FLContext) -> Recorded:
-        """What became of an update."""
+        """The recorder's result for an update."""
         client = _client(fl_ctx, fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT)
         task = self._tasks.pop(client, None)
         keep = task is not None and hook.keeps(task.t)

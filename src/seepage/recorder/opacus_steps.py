@@ -82,7 +82,7 @@ class _CanaryStep:
     draw: torch.Generator
 
     def moved(self, *, included: bool) -> Array:
-        """How one step moves the weights, which are put back."""
+        """The change of the weights by one step; the weights themselves are restored."""
         inputs, labels = self.batch
         if included and (self.sample_rate == 1 or float(torch.rand(1, generator=self.draw)) < self.sample_rate):
             x, y = self.canary

@@ -181,7 +181,7 @@ class Ray:
     """A cluster that this process has joined. Each piece takes one CPU, or one GPU where its device is one."""
 
     def plan(self, jobs: int | None, count: int, device: str) -> Plan:
-        """As many at a time as the cluster has room for, where nothing was asked for; one thread each."""
+        """The plan: if `jobs` is None, as many pieces at a time as the cluster has room for; one thread each."""
         if ":" in device:
             raise SeepageError(
                 f"on Ray each attack is given a GPU of its own, so {device!r} names none; use --device cuda"

@@ -151,7 +151,7 @@ class Recorder:
 
     @cached_property
     def breaker(self) -> CircuitBreaker:
-        """What failed in this process, and was not let through to the training."""
+        """Faults of this process, which did not reach the training."""
         return CircuitBreaker(self.folder)
 
     @cached_property
@@ -219,7 +219,7 @@ class Recorder:
         keep: bool = True,
         say: Say | None = None,
     ) -> Recorded:
-        """The same as `record`, but without raising, for a training that must not stop.
+        """Record an update as `record` does, but never raise, for a training that must not stop.
 
         Each kind of fault is logged once and noted in `faults.jsonl` of the folder, if that can be written. A step of
         recording that fails three times in a row for a reason other than the update itself is disabled, which is

@@ -16,7 +16,7 @@ _REGISTRIES = {registry.kind: registry for registry in KINDS.values()}
 
 
 def problems_of(part: Spec, key: str) -> list[str]:
-    """What is wrong with a part of a recipe.
+    """Sentences on mistakes in a part of a recipe.
 
     Args:
         part: The part.
@@ -62,7 +62,7 @@ def _client_problems(part: Spec, what: str) -> list[str]:
 
 
 def _data_problems(part: Spec, what: str) -> list[str]:
-    """What can be said without loading the data: whether they exist, and whether the options make sense."""
+    """Sentences on mistakes that show without loading the data: a missing file, or options that do not fit."""
     try:
         loader = data.named(part)
     except SeepageError as error:

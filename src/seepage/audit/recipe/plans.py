@@ -170,7 +170,7 @@ class Rounds:
         return ServerStep(optimizer=self.optimizer, lr=self.lr)
 
     def drawn(self, batch_size: int, seed: int) -> Design:
-        """Which samples each round holds.
+        """Indices of each round's samples.
 
         Raises:
             SeepageError: Where the batches do not fit the data set, or the rounds would only repeat themselves.

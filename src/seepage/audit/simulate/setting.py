@@ -260,7 +260,7 @@ class Setting:
         return MembershipParts(tuple(candidates), tuple(members), self.batch(public))
 
     def gallery(self) -> Gallery:
-        """What the scorer ranks guesses against: 99 examples that are not attacked, and a picture of each person.
+        """Images to rank guesses against: 99 examples that are not attacked, and a picture of each person.
 
         The others come from where the attacked examples come from, as far as there are enough. Persons are classes;
         each one's picture is any that is not attacked, and persons that are attacked come first.
@@ -458,7 +458,7 @@ def _fresh_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
 
 
 def _target(recipe: Recipe, dataset: Dataset) -> Target:
-    """What the data's examples are trained towards, by their labels.
+    """Kind of training target of the data, by their labels.
 
     One example tells classes from maps. Of numbers it tells nothing: one class of several at once looks like a chance.
     """
@@ -556,7 +556,7 @@ def _check_takes(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
 
 
 def _probed(model: nn.Module, recipe: Recipe, dataset: Dataset) -> Any:
-    """What a model in eval mode returns for two examples."""
+    """Outputs of a model in eval mode for two examples."""
     probe = as_inputs(model, torch.zeros(2, *dataset.input_shape, device=recipe.device))
     try:
         return tried(model, probe)

@@ -66,7 +66,7 @@ def first_of_each(near: Bool[Tensor, "k k"]) -> Bool[Tensor, " k"]:
 
 
 def same_rows(wanted: Float[Tensor, "p d"], rows: Float[Tensor, "k d"]) -> Int[Tensor, " p"] | None:
-    """Which of the rows each wanted one is, up to `SAME_ROW`, on the CPU; None where one is none of them.
+    """Index of the row that equals each wanted row, up to `SAME_ROW`, on the CPU; None where one has no equal.
 
     Also where two are the same row, and where a wanted row is zero, which says nothing.
 

@@ -54,7 +54,7 @@ def check_loss(name: str, label_smoothing: float, class_weights: tuple[float, ..
 
 
 def target_of(labels: Tensor, loss: str, *, tokens: bool = False) -> Target:
-    """What examples with these labels are trained towards.
+    """Kind of training target of examples with these labels.
 
     Whole numbers of more than one dimension are maps, but for those of a text's `tokens`, `[n, T]`.
     Floating-point labels are probabilities of classes where they are shares of 1, or where none is negative and the
@@ -72,7 +72,7 @@ def target_of(labels: Tensor, loss: str, *, tokens: bool = False) -> Target:
 
 
 def likely_target(outputs: tuple[int, ...], loss: str, *, tokens: bool = False) -> Target:
-    """What a model is trained towards, where nobody says so.
+    """The likely kind of training target of a model, where none is stated.
 
     Args:
         outputs: Shape of its outputs for one example.

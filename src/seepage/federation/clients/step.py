@@ -69,7 +69,7 @@ class Client:
 
     @property
     def undefended(self) -> "Client":
-        """The same client without a defense."""
+        """A copy of the client without a defense."""
         return replace(self, defense=None)
 
     def defended(self, update: Update, view: ClientView, draw: int) -> Update:

@@ -60,7 +60,7 @@ class Column:
 
     @classmethod
     def of(cls, name: str, cells: Sequence[str]) -> Self:
-        """What a column's cells say of it: numbers if all that are not missing are, else words.
+        """The column that its cells describe: of numbers if all present cells are numbers, else of words.
 
         Raises:
             SeepageError: For infinite numbers, and for more than `MAX_CATEGORIES` words.
@@ -102,7 +102,7 @@ class Column:
         return torch.stack([scaled, missing.double()][: self.width], dim=1).float()
 
     def words(self, places: Tensor) -> str:
-        """What numbers `[width]` stand for, such as those of an attack: they may lie outside of [0, 1]."""
+        """The row's cells in words from numbers `[width]`; those of an attack may lie outside of [0, 1]."""
         if self.categories:
             return self.categories[int(places.argmax())]
         if self.gaps and places[1] > 0.5:
@@ -114,7 +114,7 @@ class Column:
         return str(round(value)) if self.whole else f"{value:.6g}"
 
     def record(self) -> dict[str, Any]:
-        """As written beside the truth."""
+        """The column as JSON, written beside the truth."""
         return asdict(self)
 
     @classmethod

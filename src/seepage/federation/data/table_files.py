@@ -198,7 +198,7 @@ def _named(names: Sequence[str], columns: Sequence[list[str]], path: Path) -> Ta
 
 
 def _told(columns: Sequence[Column]) -> str:
-    """What was made of the columns, in words."""
+    """The treatment of the columns, in words."""
     words = [column for column in columns if column.categories]
     gaps = [column for column in columns if column.gaps or NO_VALUE in column.categories]
     parts = [f"{len(columns) - len(words)} of numbers, scaled from the least to the largest"]

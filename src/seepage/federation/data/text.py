@@ -68,7 +68,7 @@ class TextDataset:
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """What each token number stands for."""
+        """Text of each token number."""
         return self.tokenizer.pieces
 
     @property

@@ -91,7 +91,7 @@ def _filled(
 
 
 def _known_as(name: str, input_shape: tuple[int, ...], num_classes: int) -> Any:
-    """What a parameter of this name is given; None where the name says nothing."""
+    """The argument for a parameter of this name; None where the name is not known."""
     if name in _SHAPE:
         return input_shape
     if name in _CLASSES:

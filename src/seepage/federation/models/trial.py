@@ -30,7 +30,7 @@ class Untaken(Exception):
 
 
 def tried(model: nn.Module, inputs: Tensor) -> Any:
-    """What a network in eval mode returns.
+    """Outputs of a network in eval mode.
 
     Raises:
         Untaken: Whatever the network, which may be anybody's code, raised.
@@ -73,7 +73,7 @@ SPREADS = (1.0, 30.0, 1000.0)
 
 
 def sigmoid_words(model: nn.Module, shape: tuple[int, ...]) -> str | None:
-    """What to say where a network's one output is a chance already, and a loss of one logit takes it for a logit.
+    """A warning where a network's one output is a probability already, while the loss expects a logit.
 
     Args:
         model: A network that takes numbers.

@@ -12,7 +12,7 @@ MAX_LABELS = 2**28
 
 
 def misfit_of_labels(labels: Tensor, knowledge: Knowledge, examples: int | None = None) -> str | None:
-    """Why labels cannot belong to a transcript, from its verb on; None if they can.
+    """The reason why labels cannot belong to a transcript, from its verb on; None if they can.
 
     Args:
         labels: As `Batch.labels`.

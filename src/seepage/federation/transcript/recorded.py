@@ -339,7 +339,7 @@ def kind_tensor(kind: str) -> Tensor:
 
 
 def update_facts(kind: str, rate: float | None, decayed: Mapping[str, float]) -> Tensors:
-    """What a round's file holds of an update beside its tensors; see `Update`."""
+    """The fields of an update beside its tensors, as a round's file holds them; see `Update`."""
     told = {"kind": kind_tensor(kind)}
     if rate is not None:
         told["rate"] = torch.tensor(rate, dtype=torch.float64)

@@ -143,7 +143,7 @@ def _check_draws(draws: Tensor, samples: int, path: Path) -> None:
 
 
 def misfit(truth: Truth, rounds: int, batch_sizes: Sequence[int | None], knowledge: Knowledge) -> str | None:
-    """Why a truth cannot belong to a transcript; None if it can.
+    """The reason why a truth cannot belong to a transcript; None if it can.
 
     Args:
         truth: The truth.

@@ -22,7 +22,7 @@ def first_case(tables: Mapping[str, Any], seed: int) -> Recipe:
 
 
 def victims_of(recipe: Recipe) -> list[tuple[SimulatedTranscript, Batch]]:
-    """What the server sees of each private batch, with the batch, drawn as an audit draws them.
+    """Pairs of a transcript and its private batch, drawn as an audit draws them.
 
     Args:
         recipe: One case without `[federation]`, `[rounds]` and `[[defense]]`.
