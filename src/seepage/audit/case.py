@@ -121,7 +121,7 @@ class Case(JsonRecord):
 
     @property
     def measure(self) -> Measure:
-        """Unit of `accuracy`: tokens for a model of the next token, else the training target."""
+        """Kind of prediction that `accuracy` counts: tokens for a model of the next token, else the training target."""
         text = self.baseline("frequent", "rouge_1") is not None
         return "token" if text and not self.classes else self.target
 

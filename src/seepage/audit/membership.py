@@ -21,6 +21,7 @@ from seepage.federation.types import Batch, Transcript
 from seepage.measure.metrics.membership import area_interval, area_under_curve
 
 PER_MILLE = 0.001
+"""False positive rate of the stricter share of members identified; needs at least 999 calibration scores."""
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def _moved_beside(model: nn.Module, moved: Tensors, input_shape: tuple[int, ...]
             total = logits_in(model(example)).sum()
         slopes = torch.autograd.grad(total, [own[name] for name in named], allow_unused=True)
     except (SeepageError, RuntimeError, TypeError):
-        return None  # which is said where the outputs are used
+        return None  # reported where the outputs are used
     unused = [name for name, slope in zip(named, slopes, strict=True) if slope is None and moved[name].any()]
     if not unused:
         return None

@@ -288,7 +288,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
         Recipe(name="attack", seed=recorded.seed, attack=parts, case=source.name, score=scoring) for source in sources
     ]
     with held(folder):
-        refuse_changed(folder)  # a new manifest must not vouch for what somebody else wrote
+        refuse_changed(folder)  # a new manifest must not vouch for foreign files
         env = folder / "env.json"
         judged = parse_all(JudgedFile, read_json(env).get("files", []), str(env))
         return Run(folder, summarize(sources, recipes, folder, files=judged), fresh=True)

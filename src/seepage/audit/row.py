@@ -82,7 +82,7 @@ def counted_tokens(n: int, certified: int) -> str:
 
 
 FITS = 0.01
-"""Relative difference of updates up to which guesses are said to reproduce the one that was sent."""
+"""Relative difference of updates up to which guesses count as reproducing the one that was sent."""
 
 
 def share_words(share: float) -> str:

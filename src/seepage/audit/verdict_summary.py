@@ -30,7 +30,7 @@ def verdict_summary(
         epsilons: The rows of measured defenses.
         cases: All cases.
         asked: Which of `membership` and `epsilon` the recipe asks for in any case.
-        captured: Whether somebody else recorded the updates, so that no option of an audit helps.
+        captured: Whether the updates were recorded elsewhere, so that no option of an audit helps.
     """
     headings = {case.name: case.heading for case in cases}
     controls = {case.name for case in cases if case.control}

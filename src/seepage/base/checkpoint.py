@@ -77,7 +77,7 @@ def history_in(facts: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 class Resumable:
-    """A search that goes on with the same bits from its checkpoint.
+    """A search that resumes from its checkpoint with the same bits.
 
     Attributes:
         kept: Names of the attributes that change on the way: tensors, plain values, lists and dictionaries of these,

@@ -240,7 +240,7 @@ class Registry(Mapping[str, Entry[T]]):
         given: Leading arguments that the program passes itself when it makes one.
         variable: The name of this registry in its module.
         group: The group of entry points; default: `seepage.` and the room's own name.
-        own: What somebody's own is called in messages, as in `module:factory`.
+        own: Word for a user-defined part in messages, as `factory` in `module:factory`.
         shared: `module:Class` of options that every one of this kind takes; it is given them as one object.
     """
 

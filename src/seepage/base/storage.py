@@ -218,7 +218,7 @@ def parse_json(text: str) -> Any:
     if text.count("[") + text.count("{") > MOST_TABLES:  # each takes a hundred bytes, and time
         raise ValueError(f"it has more than {MOST_TABLES:,} tables and lists")
     found = json.loads(text, parse_constant=_finite, parse_float=_finite)
-    digits = _LONG.search(text) is not None  # of a whole number or of a fraction; a look at each number takes seconds
+    digits = _LONG.search(text) is not None  # of a whole number or of a fraction; checking each number takes seconds
     level: list[Any] = [[found]]
     for _ in range(DEEPEST_JSON + 1):
         parts = [values.values() if isinstance(values, dict) else values for values in level]
@@ -269,7 +269,7 @@ def check_regular(path: Path, largest: int | None = None, *, too_large: str = NO
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise where a link below a folder leads out of it: somebody else's folder must not make us read or write there.
+    """Raise where a link below a folder leads out of it: an untrusted folder must not make us read or write there.
 
     The folder itself may be reached through one.
     """
@@ -288,7 +288,7 @@ def walk(folder: Path, *, hidden: bool = True, most: int | None = MOST_ENTRIES) 
     Args:
         folder: The folder; one that is not there, or that cannot be opened, has nothing in it.
         hidden: Whether names that begin with a dot count, and what is below them.
-        most: Files and folders that there may be; None: any number, as of one's own pictures.
+        most: Files and folders that there may be; None: any number, as for the user's own pictures.
 
     Raises:
         SeepageError: Where there are more, or folders more than `DEEPEST_FOLDER` deep.

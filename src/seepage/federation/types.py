@@ -121,7 +121,7 @@ class Round:
         """
         found = client.as_gradient(self.update, self.batch_size)
         if found is not self.update.tensors:
-            # A rate of 1e-300, which a stranger may state, makes of any difference more than a number can hold.
+            # A rate of 1e-300, which an untrusted file may state, makes of any difference more than a number can hold.
             check_finite(found, self.t, "gradient that the client's rule and update make")
         return SentTensors(found, [*self.params, *self.personal])
 

@@ -89,6 +89,7 @@ stands in [FedLeak on ReLU networks](../attacks/fedleak_guided.md).""",
 """What the small size of each paper is, for its part of the first page."""
 
 DECIMALS = 2
+"""Decimals of numbers from 0.1 on in the tables; smaller ones have three significant digits."""
 
 
 def write_book(results: Path, folder: Path) -> list[Path]:

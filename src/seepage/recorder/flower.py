@@ -246,7 +246,7 @@ def _unpacked_reply(content: RecordDict, stage: FederationState) -> Reply:
     kind = content["config"]["kind"]
     update = Update(_like(_unpacked(content["update"]), stage.params), "delta" if kind == "delta" else "gradient")
     buffers = _like(_unpacked(content["buffers"]), stage.buffers)
-    # Unchanged statistics are told by being the very same ones.
+    # Unchanged statistics are the very same objects.
     same = all(torch.equal(buffers[name], tensor) for name, tensor in stage.buffers.items())
     return Reply(update, stage.buffers if same else buffers, int(content["metrics"]["num-examples"]))
 

@@ -66,9 +66,9 @@ class RecordingFilter(DXOFilter):
         required: End the job at its start where no recorder can be made of that name, as one that blocks should. Else
             that is one line in the log, and nothing is recorded or blocked.
 
-    A blocked update is replaced by a reply with the return code `TASK_RESULT_FILTER_ERROR`; the workflow must be told
-    to go on without it, by `ignore_result_error`. `Recorder(on_error=…)` says what becomes of an update that `block`
-    could not look at.
+    A blocked update is replaced by a reply with the return code `TASK_RESULT_FILTER_ERROR`; the workflow must be set
+    to continue without it, by `ignore_result_error`. `Recorder(on_error=…)` says what becomes of an update that `block`
+    could not analyze.
 
     Raises:
         SeepageError: For `every` below 1.

@@ -1,7 +1,7 @@
 """Opacus: what a live `PrivacyEngine` has spent, per client and round, beside what the update reveals.
 
 ledger = Ledger(Path("seepage"), delta=1e-5)
-ledger.resume(engine, client=7)                          # a new engine goes on where the last one stopped
+ledger.resume(engine, client=7)                          # a new engine continues where the last one stopped
 ...                                                      # training, through the engine's optimizer
 seen = recorder.record(before, model.state_dict(), t=3, client=7, examples=500)
 print(ledger.record(engine, optimizer, t=3, client=7, seen=seen).line)
@@ -154,7 +154,7 @@ class Ledger:
         return found
 
     def join(self, seen: Recorded, *, t: int, client: int | str) -> LedgerEntry | None:
-        """Put a round's line and the look at its update together, where the update was recorded after its line.
+        """Join a round's line with the analysis of its update, where the update was recorded after its line.
 
         The client's code adds the line, as it has the engine, and a hook of a framework sees the update that leaves.
         The recording then states the epsilon, and a further line of that round holds both.

@@ -170,7 +170,7 @@ class Rounds:
         return ServerStep(optimizer=self.optimizer, lr=self.lr)
 
     def drawn(self, batch_size: int, seed: int) -> Design:
-        """Indices of each round's samples.
+        """The design: which samples each round holds.
 
         Raises:
             SeepageError: Where the batches do not fit the data set, or the rounds would only repeat themselves.
@@ -222,7 +222,7 @@ class EpsilonPlan:
     """The epsilon of each defense is measured as well, by calling it on canaries: the `[epsilon]` of a recipe.
 
     Args:
-        stated: The epsilon that somebody states for the defense, over all rounds; None: only what is computed from its
+        stated: The claimed epsilon of the defense, over all rounds; None: only what is computed from its
             options is compared with the measurement.
         delta: The delta of both.
         calls: Calls of the defense, at most. The measured epsilon cannot exceed about the logarithm of them.

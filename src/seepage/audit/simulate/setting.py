@@ -522,7 +522,7 @@ def _check_takes(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
         )
     output = _probed(model, recipe, dataset)
     rule, target = recipe.make_client(), _target(recipe, dataset)
-    if is_dotted(rule.loss):  # it knows what the outputs are; what it cannot take is said by itself
+    if is_dotted(rule.loss):  # it knows what the outputs are; it reports itself what it cannot take
         rule.loss_of(logits_in(output), dataset.batch(dataset.private[:1].repeat(2)).to(recipe.device).labels)
         return
     wanted: tuple[int, ...] = (2, rule.num_outputs(len(dataset.classes)))

@@ -102,7 +102,7 @@ def with_inputs(batch: Batch, outputs: Sequence[int]) -> Batch:
 
 
 def check_target(loss: str, target: Target, num_classes: int, class_weights: Sequence[float] = ()) -> None:
-    """Raise `SeepageError` where a loss is not of such targets; somebody's own may be of any.
+    """Raise `SeepageError` where a loss is not of such targets; a user-defined one may be of any.
 
     Args:
         loss: Its name.

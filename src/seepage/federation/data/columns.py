@@ -1,4 +1,4 @@
-"""Columns of a table of one's own: cells in words become numbers in [0, 1], and numbers become words again."""
+"""Columns of a table from a file: cells in words become numbers in [0, 1], and numbers become words again."""
 
 import math
 import sys
@@ -102,7 +102,7 @@ class Column:
         return torch.stack([scaled, missing.double()][: self.width], dim=1).float()
 
     def words(self, places: Tensor) -> str:
-        """The row's cells in words from numbers `[width]`; those of an attack may lie outside of [0, 1]."""
+        """The cell as text, from the column's numbers `[width]`; those of an attack may lie outside of [0, 1]."""
         if self.categories:
             return self.categories[int(places.argmax())]
         if self.gaps and places[1] > 0.5:

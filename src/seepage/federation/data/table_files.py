@@ -1,4 +1,4 @@
-"""Tables of one's own: rows of a `.csv`, `.tsv` or `.parquet`, with a column of the class or of values to predict."""
+"""Tables from files: rows of a `.csv`, `.tsv` or `.parquet`, with a column of the class or of values to predict."""
 
 import csv
 import io
@@ -20,6 +20,7 @@ from seepage.federation.data.targets import Targets
 MAX_CELLS = 2**25
 """Cells of a Parquet table, which may unpack to any number: as words they take 2 GiB or more."""
 MAX_WIDTH = 4096
+"""Largest number of values of an encoded row."""
 MAX_TABLE_CLASSES = 100
 """Different cells of the column of classes; more are a number to predict."""
 NAMED = 12

@@ -21,10 +21,11 @@ from seepage.federation.data.tokens import FileTokenizer, Tokenizer, WordTokeniz
 from seepage.federation.types import Batch
 
 NONE = -1
-"""What stands behind the end of a sequence."""
+"""Number in place of tokens behind the end of a sequence."""
 LEAST_VOCABULARY = 257
 """Smallest vocabulary of `words`: number 0 and the 256 single bytes, by which any text can be written."""
 MAX_TOKENS = 2**15
+"""Largest number of tokens of an example."""
 REFERENCE = "paragraphs of the language reference that ships with Python (pydoc_data, PSF license)"
 
 

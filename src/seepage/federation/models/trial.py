@@ -33,7 +33,7 @@ def tried(model: nn.Module, inputs: Tensor) -> Any:
     """Outputs of a network in eval mode.
 
     Raises:
-        Untaken: Whatever the network, which may be anybody's code, raised.
+        Untaken: Whatever the network, which may be user code, raised.
     """
     try:
         with torch.no_grad(), in_mode(model, training=False):

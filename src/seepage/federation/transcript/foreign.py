@@ -26,8 +26,11 @@ MAX_FACTS_BYTES = 2**20
 MAX_SENTENCE, MAX_SENTENCES = 400, 12
 """Largest length of a sentence on an inferred fact, and largest number of them; the rest is cut."""
 MAX_CLASSES = 10**6
+"""Largest accepted number of classes: more than any vocabulary, which is the largest kind of class list."""
 MAX_CLIENTS = 10**6
+"""Largest accepted number of clients behind one update."""
 MAX_DEFENSES = 64
+"""Largest accepted number of stages of a defense; each is built before it is checked."""
 
 
 @dataclass(frozen=True, kw_only=True)

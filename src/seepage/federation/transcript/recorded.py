@@ -383,7 +383,7 @@ def open_transcript(
         batch_size: Use this batch size where the record has none.
         size_inferred: Whether that was read off the update, as one may be that the record has.
         device: Where to put the tensors.
-        trust: Whether code that it names by dotted paths, a model or a client rule, is run: it is one's own.
+        trust: Whether code that it names by dotted paths, a model or a client rule, may run.
 
     Raises:
         SeepageError: Where a file is missing, truncated, of another schema version, or does not fit the model.

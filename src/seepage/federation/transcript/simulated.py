@@ -77,7 +77,7 @@ class Victim:
 
     @staticmethod
     def knowing(knowledge: Knowledge, defense: Defense | None) -> Knowledge:
-        """The attacker's knowledge of a client with the rule `client`: the rule that it is read by.
+        """The attacker's knowledge of a client whose own rule is `knowledge.client`: with the rule that it is read by.
 
         A server undoes weight decay that it knows of, unless a defense came in between.
         """

@@ -8,6 +8,7 @@ from torch import Tensor
 from seepage.errors import SeepageError
 
 CONFIDENCE = 0.95
+"""Confidence of the bound on the chance of a blind guess, over the draw of public examples."""
 
 
 def blind_chance(public: Tensor, *, psnr_db: float, value_range: tuple[float, float] = (0.0, 1.0)) -> float:

@@ -18,6 +18,7 @@ from seepage.errors import SeepageError, unknown
 from seepage.federation.types import Ambiguity
 
 _COLUMNS = 4096
+"""Columns of `[k, d]` inputs that are converted to float64 at a time: bounds the memory of the copies."""
 
 
 @dataclass(frozen=True, eq=False)

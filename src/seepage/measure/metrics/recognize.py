@@ -27,15 +27,17 @@ from seepage.base.registry import metrics
 from seepage.measure.metrics.image import check_images, in_pieces
 
 STEP = 0.05
-"""How far the copies are shifted, by the side of the image."""
+"""Shift of the copies, as a share of the image's side."""
 
 BLURS = (0.0, 1 / 32, 1 / 16)
-"""Standard deviations, by the shorter side."""
+"""Standard deviations of the blurs, as shares of the shorter side."""
 
 SIDE = 64
+"""Largest side in pixels at which images are compared; larger ones are scaled down."""
 
 _FLAT, _SAME = 1e-5, 1e-6
 _PIECE = 1 << 18
+"""Input values that are compared at a time; the 20 moved copies are made one by one."""
 
 
 @lru_cache(maxsize=1)

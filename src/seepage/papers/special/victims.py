@@ -1,4 +1,4 @@
-"""Victims of a recipe in memory, for items that look at more than an audit keeps."""
+"""Victims of a recipe in memory, for items that need more than an audit keeps."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -65,7 +65,7 @@ class EpsilonClaims:
         unit: What joins, leaves or is replaced: a client's whole `update`, or one `example`.
         neighbors: `join`: the unit is there or is not, for which the zero update stands. `replace`: it is one or
             another, which a clip leaves twice as far apart. Accountants of this package count `join`.
-        stated: What somebody stated, over all rounds; None: nothing.
+        stated: The claimed epsilon over all rounds; None: none.
         computed: What an accountant computed, over all rounds; None: nothing.
     """
 
