@@ -35,7 +35,7 @@ from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.types import Architecture, Reconstruction, Transcript
 
 POLL_SECONDS = 0.3
-"""Seconds between looks at the workers' progress."""
+"""Seconds between polls of the workers' progress."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,11 @@ class Task:
         self.progress.clear()
 
     def _attempt(self, attack: Attack, transcript: Transcript) -> Attempt:
+        """The attack's reconstruction with its wall-clock and processor seconds, or the reason why there is none.
+
+        Raises:
+            SeepageError: For mistakes of the user; any other error of the attack is an outcome.
+        """
         progress, clocks = self.progress, (time.perf_counter(), time.process_time())
         try:
             found = attack(transcript, seed=self.seed, progress=progress)
@@ -174,7 +179,7 @@ class Task:
             return Attempt("inapplicable", repr(attack), None, str(error))
         except SeepageError:
             raise
-        except Exception as error:  # an attack may be somebody's own code
+        except Exception as error:  # an attack may be user code
             place = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
             return Attempt("error", repr(attack), None, reason)
@@ -355,7 +360,7 @@ def ready_for(
 
 
 def _import_attacks() -> None:
-    """What a new worker calls first. It has imported this module by then, and now what torch adds at its first use."""
+    """Import, first in a new worker, what torch loads at its first use."""
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
@@ -379,14 +384,14 @@ def attack_cases(
         show: Called with progress messages.
         on: Executor that runs the attacks; None: worker processes on this machine.
         tell: Called, before the attacks begin, with how long their searches take, where that is over some seconds;
-            None: that is not looked at.
+            None: no estimate is made.
 
     Returns:
         Number of attacks that ran in parallel on the device of the first case.
 
     Raises:
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
-        KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
+        KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command resumes from them.
     """
     queues = _queues(sources, recipes, folder)
     todo = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
@@ -418,7 +423,7 @@ def attack_cases(
 def estimate(
     sources: Sequence[Source], recipes: Sequence[Recipe], jobs: int | None = None, on: Executor | None = None
 ) -> Estimate:
-    """How long the searches of `attack_cases` would take; arguments as there. Nothing is attacked or written."""
+    """Estimated time of the searches of `attack_cases`; arguments as there. Nothing is attacked or written."""
     with scratch() as folder:
         queues = _queues(sources, recipes, folder)
         count = sum(len(stage) for queue in queues for stage in queue.stages)
@@ -484,7 +489,14 @@ class _CaseQueue:
         return cls(source, recipe, tuple(stages))
 
     def left(self, number: int, finish: Callable[[Task], None]) -> list[Task]:
-        """The tasks of a stage that are to run; for the others that need not, it is written down why."""
+        """The tasks of a stage that still have to run.
+
+        For each attack that need not run, an outcome `not_needed` with the reason is written, and `finish` is called.
+
+        Args:
+            number: Index of the stage.
+            finish: Called with each task that is left out.
+        """
         tasks = [task for task in self.stages[number] if not task.done]
         before = [task.outcome.parent for stage in self.stages[:number] for task in stage]
         facts, told = self.source.facts, self.source.batch_size
@@ -496,7 +508,7 @@ class _CaseQueue:
             return tasks
         inferred = self.source.inferred is not None or (told is None and "batch size" in facts.said)
         reason = not_needed(names, size * facts.rounds, inferred=inferred)
-        # An attack of somebody's own is what the run is for.
+        # A user-defined attack is what the run is for.
         needless = [task for task in tasks if task.is_attack and not ATTACKS.is_foreign(task.part.use)]
         for task in needless:
             save_attempt(Attempt("not_needed", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
@@ -505,9 +517,9 @@ class _CaseQueue:
 
 
 def _places(queues: Sequence[_CaseQueue]) -> list[list[tuple[_CaseQueue, int]]]:
-    """For each stage of a run the cases that are in it, and which of their own stages it is.
+    """For each stage of a run, its cases, each with the index of the case's own stage.
 
-    A case with fewer stages joins at the end, where the dear attacks are.
+    A case with fewer stages joins at the end, so that the expensive attacks of all cases run side by side.
     """
     most = max((len(queue.stages) for queue in queues), default=0)
     own = [[(queue, number - most + len(queue.stages)) for queue in queues] for number in range(most)]
@@ -517,7 +529,7 @@ def _places(queues: Sequence[_CaseQueue]) -> list[list[tuple[_CaseQueue, int]]]:
 def _stages(
     queues: Sequence[_CaseQueue], planner: Planner | None, finish: Callable[[Task], None]
 ) -> Iterator[list[Task]]:
-    """The tasks of all cases, stage by stage; each is looked at when those before it are done."""
+    """The tasks of all cases, stage by stage; a stage's tasks are chosen once the stages before it are done."""
     for own in _places(queues):
         tasks = [task for queue, place in own for task in queue.left(place, finish)]
         if planner is not None:
@@ -527,7 +539,10 @@ def _stages(
 
 
 def _within(planner: Planner, tasks: Sequence[Task], finish: Callable[[Task], None]) -> list[Task]:
-    """The tasks that the minutes are enough for, with so many steps; for the others it is written down why not."""
+    """The tasks that fit the time budget, with their steps cut to it.
+
+    For each other task an outcome `not_tried` with the reason is written, and `finish` is called.
+    """
     planner.plan(_searches(tasks))
     found = []
     for task in tasks:
@@ -546,7 +561,7 @@ def _within(planner: Planner, tasks: Sequence[Task], finish: Callable[[Task], No
 
 
 def _searches(tasks: Iterable[Task]) -> list[Searching]:
-    """The attacks of these tasks, for the planner."""
+    """The planner's entries for these tasks: one for each case and attack; membership tests have none."""
     by_attack: dict[tuple[str, str], list[Task]] = {}
     for task in tasks:
         if task.is_attack:
@@ -555,27 +570,41 @@ def _searches(tasks: Iterable[Task]) -> list[Searching]:
 
 
 def _searching(tasks: Sequence[Task]) -> Searching:
-    """One attack on one case, for the planner."""
+    """The planner's entry for one attack on one case.
+
+    Args:
+        tasks: The attack's tasks, one per round; all of the same case and the same attack, so that the first one stands
+            for all of them.
+    """
     first = tasks[0]
     attack = ATTACKS.build(first.part)
 
-    def opened() -> Transcript:
+    def open_first_round() -> Transcript:
         transcript = first.source.open(first.device)
         return OneRound(transcript, first.t) if attack.rounds == "one" else transcript
 
-    def fewer(steps: int) -> Attack | None:
+    def with_steps(steps: int) -> Attack | None:
         try:
             return ATTACKS.build(first.part.with_options(steps=steps))
-        except SeepageError:
+        except SeepageError:  # the attack has no option `steps`, or does not accept so few
             return None
 
-    return Searching(first.case, first.name, attack, len(tasks), first.seed, opened, fewer)
+    return Searching(
+        case=first.case,
+        name=first.name,
+        attack=attack,
+        rounds=len(tasks),
+        seed=first.seed,
+        opened=open_first_round,
+        fewer=with_steps,
+    )
 
 
 def _dearest_first(tasks: Sequence[Task]) -> list[Task]:
-    """Tasks whose last ones are short, so that processes side by side end together.
+    """The tasks, the longest first, so that parallel processes end at about the same time.
 
-    Somebody else's attack may take any time, and a membership test some. Later cases tend to be the larger ones.
+    The order of the attack registry stands for run time. Foreign attacks and membership tests, which are not in it,
+    come first: a foreign attack may take any time. Within one attack later cases come first, as they tend to be larger.
     """
     places = {use: place for place, use in enumerate(ATTACKS)}  # cheapest first
     return sorted(tasks, key=lambda task: places.get(task.part.use, len(places)))[::-1]

@@ -104,6 +104,15 @@ def open_attempt(path: Path) -> Attempt:
 
 
 def _reconstruction(facts: _FactsOfResult, path: Path) -> Reconstruction:
+    """A stored reconstruction.
+
+    Args:
+        facts: Content of its JSON file.
+        path: Its safetensors file.
+
+    Raises:
+        SeepageError: For tensors that do not fit together.
+    """
     tensors = read_tensors(path)
     wrong = _misfit(tensors)
     wrong = "history" if any(len(pair) != 2 for pair in facts.history) else wrong

@@ -25,7 +25,7 @@ FILE = "bounds.json"
 MOST_BATCHES = 4
 """Batches of a case that are bounded; one takes seconds."""
 SLACK_DB = 0.5
-"""Decibels over a bound from which on an attack is said to exceed it: a score of few examples varies by as much."""
+"""Decibels over a bound from which on an attack counts as exceeding it: the score of few examples varies that much."""
 
 
 def bound_cases(sources: Sequence[Source], recipes: Sequence[Recipe], show: ProgressCallback = no_progress) -> None:
@@ -121,6 +121,7 @@ def bound_rows(source: Source, recipe: Recipe) -> list[BoundRow]:
 
 
 def _row(case: str, one: Mapping[str, Any], batches: int) -> BoundRow:
+    """The result row of a bound, given as JSON, over so many batches; numbers rounded to 4 decimals."""
     low, high = one["interval"]
     return BoundRow(
         case=case,

@@ -1,14 +1,14 @@
-"""A plan that fits: searches are cut so that the attacks of a run end within the minutes that they were given.
+"""Cuts the searches of a run so that its attacks end within the minutes that they were given.
 
-Closed forms cost what they cost. Before the searches of a stage begin, what each takes at most is estimated from one
-update of its case's client. Only where that may not fit, a few steps are timed, of the dearest searches first, until
-the others fit in any case. What all of them need is then held against what is left of the minutes:
+Closed forms are not cut. Before the searches of a stage begin, the longest time of each is estimated from one
+update of its case's client. Only where that may not fit, a few steps are timed, of the most expensive searches, until
+the others fit in any case. The time of all of them is then compared with what is left of the minutes:
 
 - steps of all of them are cut in proportion, to a quarter at the least;
-- where a quarter is too much, searches are left out, the dearest first, until a quarter of the others fits.
+- where a quarter is too much, searches are left out, the most expensive first, until a quarter of the others fits.
 
 The plan depends on the speed of the machine. So it is written down, in `plan.json` of the run folder, before any of it
-runs: a run that goes on, and one that is made again from the folder's recipe, keep to it, with the same bits.
+runs: a resumed run, and one repeated from the folder's recipe, follow it, with the same bits.
 """
 
 import math
@@ -35,12 +35,12 @@ FLOOR = 0.25
 TIMED_STEPS = 3
 """Steps of a search that are timed; the first of them may be slower."""
 PASS = 5.0
-"""Client's updates whose time one evaluation of a search takes, roughly at most: it differentiates twice."""
+"""Time of one evaluation of a search in updates of the client, roughly at most: it differentiates twice."""
 SOON = 10.0
-"""Seconds that searches may take without anybody being told beforehand."""
+"""Time in seconds that searches may take without an estimate being shown beforehand."""
 LONG_STEP, PATIENCE = 0.3, 5.0
-"""Seconds that a step may take at most for a few steps of each search to be timed, and not two of one search; and what
-all this timing may take before cases that are left are estimated by others."""
+"""Times in seconds. A step up to `LONG_STEP`: a few steps of each search are timed; else two of one search. All timing
+together up to `PATIENCE`: beyond, the remaining cases are estimated from the timed ones."""
 SETUP = 100
 """Evaluations whose time a search takes before its first step, such as to fit a decoder, roughly and at most."""
 
@@ -68,16 +68,16 @@ def write_budget(folder: Path, budget: RunBudget) -> None:
 
 @dataclass(frozen=True)
 class Searching:
-    """A search on one case that is about to run.
+    """An attack on one case that is about to run, as the planner needs it.
 
     Attributes:
-        case: The case.
-        name: The attack's name in the run.
+        case: Name of the case.
+        name: Name of the attack in the run.
         attack: The attack.
-        rounds: Rounds that it is to run on.
-        seed: Seed of the first.
-        opened: The first round; only where the time is looked at.
-        fewer: The attack with so many steps; None where it takes no such option.
+        rounds: Number of rounds that it runs on.
+        seed: Seed of the first round.
+        opened: Opens the first round; called only where the time is estimated.
+        fewer: Builds the attack with this number of steps; None where it has no such option.
     """
 
     case: str
@@ -94,7 +94,7 @@ class Searching:
 
     @property
     def steps(self) -> int:
-        """Steps that it is asked for; 0 where they cannot be cut."""
+        """Number of steps it is configured with; 0 where they cannot be cut."""
         able = self.attack.passes > 0 and self.fewer(1) is not None
         found = getattr(self.attack, "steps", None) or getattr(getattr(self.attack, "search", None), "steps", None)
         return int(found) if able and found else 0
@@ -121,7 +121,7 @@ class Planner:
     started: float = field(default_factory=time.perf_counter)
 
     def plan(self, searches: Sequence[Searching]) -> None:
-        """Look at searches that were not looked at yet, and write down what of them is cut."""
+        """Plan the searches that are not planned yet, and write down which of them are cut."""
         new = [one for one in searches if one.key not in self.budget.planned and one.steps]
         if not new:
             return
@@ -130,7 +130,7 @@ class Planner:
             **{one.key: self.known[one.key] for one in new if one.key in self.known},
         }
         for one in sorted(new, key=lambda one: seconds[one.key], reverse=True):
-            # Those that seem dearest are timed, until all others fit even if they take as long as they ever may.
+            # The most expensive ones are timed, until all others fit even at the longest time they may take.
             if sum(seconds.values()) / self.jobs <= self._left:
                 break
             if one.key not in self.known:
@@ -182,12 +182,12 @@ def time_words(seconds: float) -> str:
 
 
 class Estimate(JsonRecord):
-    """How long the searches of a run take, told before they begin. Closed forms are not timed.
+    """Estimated time of a run's searches, shown before they begin. Closed forms are not timed.
 
     Attributes:
-        seconds: All of them together, as many at a time as run side by side, if none is cut.
-        searches: Seconds of each by its name, over all cases and rounds.
-        minutes: What the attacks may take; None: no limit.
+        seconds: Wall-clock seconds of all searches, run in parallel as configured, if none is cut.
+        searches: Name of each attack, to its seconds over all cases and rounds.
+        minutes: Limit in minutes of the attacks; None: no limit.
     """
 
     seconds: float
@@ -272,7 +272,7 @@ def fitting(seconds: Mapping[str, float], left: float) -> dict[str, float]:
 
 
 def applies(search: Searching) -> bool:
-    """Whether a search can say anything about its case; one of somebody's own that fails is left to its row."""
+    """Whether a search can say anything about its case; a user-defined one that fails is left to its row."""
     try:
         search.attack.check(search.opened())
     except Exception:
@@ -303,7 +303,7 @@ def timed(search: Searching, steps: int = TIMED_STEPS) -> float:
         few(search.opened(), seed=search.seed, progress=watch)
     except SeepageError:
         return 0.0
-    except Exception:  # somebody's own attack, whose fault its row will say
+    except Exception:  # a user-defined attack, whose fault its row will say
         return 0.0
     if not watch.at:
         return time.perf_counter() - started

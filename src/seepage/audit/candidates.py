@@ -1,4 +1,4 @@
-"""Examples set aside in a run folder: those of membership tests, apart from them who is a member, and those for bounds.
+"""Files of a run folder for membership tests (candidates; separately, which are members) and for bounds (the prior).
 
 observed/membership.safetensors    public/inputs, public/labels, 000000/inputs, 000000/labels (candidates of round 0)
 private/membership.safetensors     000000/member: [k] bool
@@ -20,7 +20,7 @@ FILE, UNSEEN = "membership.safetensors", "unseen.safetensors"
 
 
 def save_candidates(parts: MembershipParts, observed: Path, private: Path) -> None:
-    """Write both files."""
+    """Write the candidates of each round into `observed`, and which of them are members into `private`."""
     tensors: Tensors = {"public/inputs": parts.public.inputs, "public/labels": parts.public.labels}
     for t, batch in enumerate(parts.candidates):
         tensors |= {f"{t:06d}/inputs": batch.inputs, f"{t:06d}/labels": batch.labels}
@@ -29,7 +29,14 @@ def save_candidates(parts: MembershipParts, observed: Path, private: Path) -> No
 
 
 def open_candidates(observed: Path, device: str = "cpu") -> tuple[list[Batch], Batch]:
-    """The candidates of each round, and the public examples.
+    """The candidates of the membership tests, and the public examples.
+
+    Args:
+        observed: The run's `observed/` folder.
+        device: Where the tensors go.
+
+    Returns:
+        One batch of candidates per round, in the order of rounds, and the batch of public examples.
 
     Raises:
         SeepageError: Where the file is missing or damaged.
@@ -39,6 +46,7 @@ def open_candidates(observed: Path, device: str = "cpu") -> tuple[list[Batch], B
     try:
         batches = {
             part: Batch(tensors[f"{part}/inputs"], tensors[f"{part}/labels"]).to(device)
+            # Round numbers have six digits, so alphabetical order is their order.
             for part in sorted({name.partition("/")[0] for name in tensors})
         }
         public = batches.pop("public")
@@ -48,7 +56,10 @@ def open_candidates(observed: Path, device: str = "cpu") -> tuple[list[Batch], B
 
 
 def open_members(private: Path) -> list[Tensor]:
-    """For each round `[k]` bool: which of its candidates were in the batch.
+    """Which candidates are members: per round `[k]` bool, true where the candidate was in the client's batch.
+
+    Args:
+        private: The run's `private/` folder.
 
     Raises:
         SeepageError: Where the file is missing or damaged.
@@ -61,7 +72,7 @@ def open_members(private: Path) -> list[Tensor]:
 
 
 def save_unseen(setting: Setting, private: Path) -> None:
-    """Write the examples that the bounds take for the attacker's prior, if the case is bounded and has any."""
+    """Write the examples that estimate the attacker's prior in the bounds; nothing where a case has no bounds."""
     plan = setting.recipe.bounds
     if plan is None or not setting.recipe.bounded or not len(setting.unseen) or not plan.public:
         return
@@ -72,7 +83,7 @@ def save_unseen(setting: Setting, private: Path) -> None:
 
 
 def open_unseen(private: Path) -> Batch | None:
-    """Read them; None where there are none.
+    """The examples that `save_unseen` wrote; None where there is no such file.
 
     Raises:
         SeepageError: For a damaged file.

@@ -125,7 +125,7 @@ class Capture:
 
 
 def _digest(path: Path) -> str:
-    """The content of a captured file, looked at before it is read to its end: it may be terabytes of nothing."""
+    """SHA-256 of a captured file in hexadecimal, after a check of its head: an untrusted file may be terabytes long."""
     try:
         if path.exists():
             check_head(path)
@@ -155,7 +155,7 @@ def attack_folder(
 
 
 TOLD_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not told: optimizer")
-"""How remarks begin that are told before hours are spent on attacks."""
+"""Beginnings of the remarks that are shown before hours are spent on attacks."""
 
 
 def attack_captured(capture: Capture, request: AttackRequest) -> Run:

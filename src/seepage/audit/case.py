@@ -20,7 +20,7 @@ class DrawnRounds(JsonRecord):
 
 
 Kind = Literal["pictures", "records", "texts"]
-"""What a person sees who looks at examples; whatever is no picture and no text is a list of numbers."""
+"""Kind of the examples for display; whatever is no picture and no text is a list of numbers."""
 
 Measure = Literal["class", "value", "map", "token"]
 """What a model's accuracy is a share of: examples, the variance of targets, pixels, or next tokens."""
@@ -35,7 +35,8 @@ class Case(JsonRecord):
         title_parts: The parts of which the title is composed.
         model: Name of the model.
         model_options: Options of the model.
-        data: Name of the data set; of one's own its kind, such as `folder`, unless `score.names` asks for the name.
+        data: Name of the data set; of private files their kind, such as `folder`, unless `score.names` asks for the
+            name.
         data_source: Source of the data set.
         batch_size: Number of examples in one batch.
         batches: Number of attacked batches.
@@ -46,12 +47,12 @@ class Case(JsonRecord):
         accuracy_examples: Number of unseen examples.
         defense: The defense's `repr`; None where there is none or it is not known.
         client: The client rule's `repr`.
-        rate: Of captured checkpoints: the learning rate by which their difference was divided, told or inferred.
-        decayed: Of captured checkpoints: the share of each weight that weight decay took off, told or inferred.
+        rate: Of captured checkpoints: the learning rate by which their difference was divided, stated or inferred.
+        decayed: Of captured checkpoints: the share of each weight that weight decay took off, stated or inferred.
         input_shape: Shape of one example of a recorded or captured update.
         files: Of a recorded or captured update: what each judged file is, to its SHA-256 in hexadecimal.
         kind: What the examples are: pictures, rows of numbers, or texts; None in runs that did not say it yet.
-        classes: Names of the classes; of one's own data numbers, unless `score.names` asks for the names.
+        classes: Names of the classes; of private files numbers, unless `score.names` asks for the names.
         target: What examples are trained towards: a class, values, or a map with a class at each pixel.
         parameters: Number of the model's parameters.
         baselines: Name of a guess without an attack, to metric, to its mean.
@@ -61,19 +62,19 @@ class Case(JsonRecord):
             measured on the private examples; None where they read it as it is.
         promise: The differential-privacy guarantee of the defense.
         exposure: One line on what the update reveals without an attack.
-        given_away: Private examples that the first update gives away exactly in closed form, without an attack; None
-            where that was not looked at.
-        given_of: Examples behind that update, where known.
-        undefended: Name of the case that is this one without its defense.
-        control: It was run for the sake of such a case alone, to show that the attacks work: no finding of the run.
-        inconclusive: Why it does not say anything that nothing came back here; None where that does, or something came.
+        given_away: Number of private examples that the first update reveals exactly in closed form, without an attack;
+            None where that was not computed.
+        given_of: Number of examples behind that update, where known.
+        undefended: Name of the case with the same setting without the defense.
+        control: Whether this is such a case, run only to show that the attacks work without the defense: no finding.
+        inconclusive: Why the failure of all attacks is no evidence of safety here; None where it is, or one succeeded.
         skipped: Why the case could not be recorded.
         membership_skipped: Why its membership could not be tested.
-        refusals: Attacks of this package that nobody asked for and that cannot say anything of this update, to the
-            reason; None where that was not looked at.
-        doubts: Sentences on what a captured update contradicts of what was told of it, and on what to question where no
-            attack explains it.
-        taken_for: How the attacks take the update to have been made, told or inferred, in words: with rate and loss.
+        refusals: Name of each attack of this package that was not requested and does not apply, to the reason; None
+            where that was not checked.
+        doubts: Sentences on facts about the client, stated or inferred, that a captured update contradicts, and on
+            those to question where no attack explains it.
+        taken_for: Client rule that the attacks assume, stated or inferred, in words: with rate and loss.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -120,13 +121,13 @@ class Case(JsonRecord):
 
     @property
     def measure(self) -> Measure:
-        """What `accuracy` is a share of: tokens for a model of the next token, else what is trained towards."""
+        """Kind of prediction that `accuracy` counts: tokens for a model of the next token, else the training target."""
         text = self.baseline("frequent", "rouge_1") is not None
         return "token" if text and not self.classes else self.target
 
     @property
     def closed_form(self) -> tuple[int, int]:
-        """Examples that are given away in closed form, of how many.
+        """Examples that are revealed in closed form, of how many.
 
         >>> Case(name="a", given_away=2, given_of=4).closed_form, Case(name="a").closed_form
         ((2, 4), (0, 0))
@@ -273,12 +274,12 @@ class Cut(JsonRecord):
 
 
 class RunBudget(JsonRecord):
-    """The minutes of a run, and what they were too few for.
+    """The time limit of a run, and the searches that it cuts.
 
     Attributes:
-        minutes: The minutes that its attacks were given.
-        cut: What does not run in full; empty where everything fits.
-        planned: The searches that were looked at, as `CASE/ATTACK`: a run that goes on does not look again.
+        minutes: Limit in minutes of all attacks together.
+        cut: Searches that do not run in full; empty where everything fits.
+        planned: Searches that were planned, as `CASE/ATTACK`: a resumed run does not plan them again.
     """
 
     minutes: float
@@ -305,7 +306,7 @@ class RunBudget(JsonRecord):
         )
 
     def of(self, case: str, attack: str) -> Cut | None:
-        """What is cut of an attack on a case; None where it runs in full."""
+        """The cut of an attack on a case; None where it runs in full."""
         return next((cut for cut in self.cut if (cut.case, cut.attack) == (case, attack)), None)
 
 

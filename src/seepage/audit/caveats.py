@@ -1,4 +1,4 @@
-"""What to know before believing a result: of a row's numbers, of what was said of the client, of attacks not run."""
+"""Reasons to distrust a result: in a row's numbers, in the facts stated of the client, in attacks that did not run."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ def attack_diagnostics(row: Row, *, contradicted: bool = False) -> list[Finding]
 
     Args:
         row: The row.
-        contradicted: The private examples do not give the update that was sent by the client's rule as it was told.
+        contradicted: Whether the private examples, by the stated client rule, do not give the update that was sent.
     """
     found, name = [], row.attack
     if row.status == "error":
@@ -101,20 +101,25 @@ def weak_claims(rows: Sequence[EpsilonRow]) -> list[Diagnostic]:
 # --- whether guesses give the update that was sent ---------------------------------------------------------------
 
 MOST_STEPS = 100
-"""Local steps up to which an update is computed again: an attack on it took many times as long."""
+"""Local steps up to which an update is recomputed: little beside an attack, which recomputes it at every step."""
 
 
 def misfit(views: Sequence[Transcript], attempts: Sequence[Attempt]) -> float | None:
-    """Relative difference between the update that guesses give and the one that was sent, the mean over batches.
+    """Relative distance between the update that the guesses give and the update that was sent; mean over batches.
 
-    Up to the update's size, which clipping to a norm or a rate that was told wrongly changes.
-    Norm over all tensors that were sent, as a share of the sent update's: 0 where the guesses give just that update,
-    which others may too. None where no batch has as many guesses of examples as there were, with their labels, or where
-    it matters which examples are in which local step.
+    Of one batch: `|s u - v| / |v|`, with v the update that was sent, u the one that the client's rule computes from the
+    guesses, the Euclidean norm over all tensors that were sent, and s > 0 the nearest factor (`vouch`), which absorbs
+    clipping to a norm and a wrong learning rate. The value is 0 where the guesses give exactly the update that was
+    sent; other inputs may give the same update.
 
     Args:
-        views: What each attempt observed.
+        views: The transcript of each attempt.
         attempts: One per batch.
+
+    Returns:
+        The mean, without unit. None where it cannot be computed for any batch: it needs as many guessed
+        inputs as there were examples, with labels, and a rule that does not depend on which example is in which local
+        step.
     """
     found = [
         _misfit(view, attempt.reconstruction)
@@ -128,7 +133,7 @@ def misfit(views: Sequence[Transcript], attempts: Sequence[Attempt]) -> float | 
 def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
     labels = guess.labels
     if view.knowledge.client.target == "input":
-        labels = torch.zeros(len(guess), dtype=torch.long)  # which no such rule reads
+        labels = torch.zeros(len(guess), dtype=torch.long)  # [n]; a rule whose target is the input reads no labels
     if guess.space != "input" or labels is None:
         return None
     found = compared_to_sent(view, Batch(guess.inputs, labels))
@@ -136,9 +141,11 @@ def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
 
 
 def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | None:
-    """`vouch` of the update that was sent and these examples, by the client's rule as it was told.
+    """Distance between the update that was sent and the one that the client's rule computes from these examples.
 
-    None where it matters which examples are in which local step, and where that takes too long.
+    Returns:
+        Relative distance and best factor (see `vouch`). None where the result depends on which example is in which
+        local step, and for more than `MOST_STEPS` local steps.
     """
     observed, knowledge = view[0], view.knowledge
     if len(view) > 1 or observed.personal or not len(batch) or len(batch) != observed.batch_size:
@@ -156,7 +163,7 @@ WITHOUT_RUN = {Outcome.INAPPLICABLE, Outcome.NOT_RECORDED, Outcome.NOT_NEEDED, O
 
 
 def taken_for(transcript: Transcript) -> str:
-    """How the first round's update was made, as the attacks take it, told or inferred: in words, with rate and loss.
+    """The client rule that the attacks assume for the first round, stated or inferred: in words, with rate and loss.
 
     >>> from seepage import Architecture, Batch, FedAvg, build, record
     >>> import torch
@@ -180,7 +187,7 @@ OPTIMIZERS = {
 
 
 def _trained(transcript: Transcript) -> str:
-    """What the client is taken to have done, but for the loss."""
+    """The assumed client rule in words, without the loss."""
     rule, update = transcript.knowledge.client, transcript[0].update
     # The share of weights that shrank: of one step the learning rate times weight decay, and more with momentum.
     share = max(update.decayed.values(), default=0.0)
@@ -210,13 +217,15 @@ def caveats(
     said: Mapping[str, str] | None = None,
     off: tuple[float, float] | None = None,
 ) -> list[str]:
-    """Sentences for people; none where nothing is contradicted and an attack explains the update as it was told.
+    """Sentences on facts of the client that the update contradicts, or that may explain why no attack succeeds.
+
+    Empty where nothing is contradicted and an attack explains the update by the assumed client rule.
 
     Args:
-        transcript: What the attacks were given.
-        rows: All attacks on it.
-        at_least: Examples behind the update at the least, by the rank of its layers; None where no layer tells.
-        said: What was inferred of the update, by name.
+        transcript: Transcript that the attacks were given.
+        rows: Rows of all attacks on it.
+        at_least: Least number of examples behind the update, by the rank of its layers; None where no layer shows it.
+        said: Name of each inferred fact, to its source.
         off: `compared_to_sent` of the private examples, where these are at hand.
     """
     wrong, rule = size_doubt(transcript[0].batch_size, at_least), transcript.knowledge.client
@@ -250,14 +259,14 @@ def caveats(
 
 
 def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
-    """What of the client the files and the network speak for and no attack takes account of: by name, in words.
+    """Possible causes in the client of an unexplained update, by name: signs in the files that no attack models.
 
     Names are `noise`, `rounding`, `low precision`, `several passes`, `dropout`, `missing weights`, `other outputs` and
     `rate`.
 
     Args:
-        transcript: What the attacks were given.
-        said: What was inferred of the update, by name.
+        transcript: Transcript that the attacks were given.
+        said: Name of each inferred fact, to its source.
     """
     look, found = UpdateAnalysis(transcript, inferred=said), dict[str, str]()
     knowledge = transcript.knowledge
@@ -307,7 +316,7 @@ def _explains(row: Row) -> bool:
 
 
 def _questions(transcript: Transcript) -> Iterator[str]:
-    """What was taken for true of the client, each with its option."""
+    """The assumptions on the client in words, each with the option that changes it."""
     observed, knowledge = transcript[0], transcript.knowledge
     rule, rate, size = knowledge.client, observed.update.rate, observed.batch_size
     softened = ", or --set client.label_smoothing=… or client.class_weights=…" * (rule.loss == "cross_entropy")
@@ -334,13 +343,13 @@ def _questions(transcript: Transcript) -> Iterator[str]:
 
 
 def refusals(transcript: Transcript, asked: Collection[str]) -> dict[str, str]:
-    """Why attacks of this package that were not asked for can say nothing of a transcript, by name.
+    """Name of each attack that was not requested and does not apply to a transcript, to the reason.
 
-    One that is not named here was asked for, or is not ruled out: whoever asks for it may learn more.
+    Any other attack of this package was requested, or may apply.
 
     Args:
-        transcript: What the attacks would be given.
-        asked: Registered names of the attacks that were tried.
+        transcript: Transcript that the attacks would be given.
+        asked: Registered names of the requested attacks.
     """
     first = SingleRound(transcript.knowledge, transcript[0])  # read once, for all of them
     found = {}
@@ -349,13 +358,13 @@ def refusals(transcript: Transcript, asked: Collection[str]) -> dict[str, str]:
             continue
         try:
             attack: Attack = ATTACKS.build(Spec(name))
-            # Some solve for minutes before they know whether they apply: of those only what they declare is looked at.
+            # Some solve for minutes before they know whether they apply: of those only the declared needs are checked.
             if ATTACKS[name].facts.get("slow_check"):
                 attack.needs.check(first.knowledge, first.observed)
             else:
                 attack.check(first if attack.rounds == "one" else transcript)
         except Inapplicable as refused:
             found[name] = str(refused)
-        except Exception:  # an attack may be somebody's own code; a fault of it rules nothing out
+        except Exception:  # an attack may be user code; a fault of it rules nothing out
             continue
     return found

@@ -1,5 +1,5 @@
-"""Look before attacking, in seconds: what of a client is known, what its update gives away by itself, whether gradient
-matching has a way to its examples, and how long the attacks would take. No attack runs, and nothing here reaches one.
+"""A check before attacking, in seconds: what is known of a client, what its update reveals in closed form, whether
+gradient matching is likely to succeed, and how long the attacks would take. No attack runs, and no attack reads this.
 
 files, a folder or a recipe --> observed/ --> facts, closed forms, outlook, time        (nothing is kept on disk)
                                 private/  --> outlook beside the truth; where there is none, beside a made-up batch
@@ -41,17 +41,23 @@ from seepage.federation.transcript.truth import open_truth
 from seepage.federation.types import Architecture, Batch, Knowledge, Update
 
 DRAWS, MADE_UP_DRAWS = 6, 3
-"""Noises drawn at each size beside the truth, and at `PROBE_NOISE` alone beside a made-up batch."""
+"""Draws of noise per noise size around the true batch, and at `PROBE_NOISE` alone around a made-up batch.
+
+Fewer for a made-up batch, since its outlook is an estimate in any case.
+"""
 MOST_SECONDS = 5.0
-"""What the look at a made-up batch may take, by the time of one update."""
+"""Time in seconds that the outlook at a made-up batch may take, estimated from the time of one update.
+
+A check is to end in seconds; where it would not, no outlook is given.
+"""
 
 
 class NoiseCosine(JsonRecord):
-    """Where descent goes from inputs with noise of one size.
+    """Alignment of descent with the direction back to the inputs, at one size of noise on them.
 
     Attributes:
         noise: Standard deviation of the noise on the inputs, in their own units.
-        cosine: Mean cosine between descent and the way back.
+        cosine: Mean cosine in [-1, 1] between the descent direction and the direction back to the inputs.
         low: Lower end of Student's 95 % interval over the draws of noise.
         high: Its upper end.
     """
@@ -63,14 +69,13 @@ class NoiseCosine(JsonRecord):
 
 
 class Matching(JsonRecord):
-    """Whether gradient matching has a way back.
+    """The outlook of gradient matching, by the slope of its objective near the examples.
 
     Attributes:
-        outlook: `expected`: cosines like this one came with images that matching brought back; `not expected`: with
-            hardly any; `open`: with both. None where that cannot be told.
+        outlook: `expected`: at cosines like this one matching recovered the images; `not expected`: hardly any;
+            `open`: some. None where there is no estimate.
         cosines: One for each noise.
-        chance: Standard deviation of the cosine of a direction that knows nothing: one over the root of the batch's
-            numbers.
+        chance: Standard deviation of the cosine of a random direction: `1 / sqrt(numbers in the batch)`.
         made_up: Whether the batch was made up, as the client's own is not at hand.
         reason: Why there is no outlook.
     """
@@ -84,15 +89,15 @@ class Matching(JsonRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What a look at one recorded update says.
+    """The check of one recorded update.
 
     Attributes:
-        case: Its name.
-        title: For readers.
-        facts: Of the client.
-        exposure: What the update gives away in closed form.
+        case: Name of the case.
+        title: Its title for readers.
+        facts: Facts on the client; empty for a recipe, which states them.
+        exposure: What the update reveals in closed form.
         matching: The outlook of gradient matching.
-        rounds: Rounds of the recording, of which one was looked at.
+        rounds: Rounds of the recording; one of them was checked.
     """
 
     case: str
@@ -103,7 +108,7 @@ class Check:
     rounds: int = 1
 
     def table(self) -> dict[str, Any]:
-        """As JSON."""
+        """The check as JSON."""
         return {
             "case": self.case,
             "title": self.title,
@@ -115,12 +120,12 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """The looks at all updates of a folder or a recipe.
+    """The checks of all updates of a folder or a recipe.
 
     Attributes:
-        cases: One for each; none of a case that could not be recorded.
-        estimate: How long attacks on all of them would take; None: not asked for.
-        skipped: Why cases could not be recorded, by their titles.
+        cases: One per recorded case.
+        estimate: Time that attacks on all of them would take; None: not asked for.
+        skipped: Title of each case that could not be recorded, to the reason.
     """
 
     cases: tuple[Check, ...]
@@ -130,10 +135,10 @@ class Checks:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How to look.
+    """Options of a check.
 
     Attributes:
-        t: The round.
+        t: Index of the round, from 0.
         thorough: As in `seepage.exposure`.
         timed: Whether the attacks' searches are timed.
         show: Called with progress messages.
@@ -146,13 +151,16 @@ class Look:
 
 
 def check_capture(capture: Capture, request: AttackRequest, look: Look, *, named: bool = True) -> Checks:
-    """Look at captured files; the user's own code that they name is run.
+    """Check one update captured as files. This runs the user's own code where the capture names it as the model.
 
     Args:
-        capture: The files and what is known.
-        request: The attacks whose time is asked for.
-        look: How.
-        named: Whether the user named the model.
+        capture: The files and what the user stated of them.
+        request: The attacks whose run time is estimated.
+        look: Options of the check.
+        named: Whether the user named the model, so that it counts as stated.
+
+    Returns:
+        The check of the one update; it holds facts on the client, among them which parameters the files contain.
 
     Raises:
         SeepageError: For files that contradict the model or the stated facts.
@@ -173,12 +181,12 @@ def check_folder(
     model: Architecture | None = None,
     batch_size: int | None = None,
 ) -> Checks:
-    """Look at recorded updates; where a run's `private/` lies beside them, the outlook is that of its own batch.
+    """Check recorded updates. The outlook is at the true batch in a run folder with the truth, else at a made-up one.
 
     Args:
         folder: An `observed/` folder, one with several below it, or a run folder.
-        request: The attacks whose time is asked for, and whether code that the folder names is run.
-        look: How.
+        request: The attacks whose run time is estimated, and whether code that the folder names may run.
+        look: Options of the check.
         model: Use this model instead of the recorded one.
         batch_size: Batch size to use where the recording states none; None: infer it.
 
@@ -197,7 +205,7 @@ def check_folder(
 
 
 def _recipes(sources: Sequence[Source], request: AttackRequest) -> list[Recipe]:
-    """The attacks on each, by which their time is told."""
+    """One recipe per source: the attacks whose run time is estimated."""
     if all(vocabulary_of(source.open("cpu").knowledge.model) is not None for source in sources):
         request = request.of_texts()
     return [recipe_of(source, request) for source in sources]
@@ -208,7 +216,11 @@ def _is_run(folder: Path) -> bool:
 
 
 def check_recipe(tables: Mapping[str, Any], look: Look) -> Checks:
-    """Let a recipe's clients compute their updates, as in an audit, and look at these; nothing is kept on disk.
+    """Check the updates that a recipe's clients compute, as in an audit; nothing is kept on disk.
+
+    Args:
+        tables: The recipe's tables.
+        look: Options of the check.
 
     Raises:
         SeepageError: For mistakes in the recipe or the data.
@@ -227,6 +239,15 @@ def _looked_at(
     told: Collection[str] | None = None,
     keys: Fact | None = None,
 ) -> Checks:
+    """The checks of all sources that were recorded.
+
+    Args:
+        sources: The recordings.
+        recipes: One for each source, in the same order.
+        look: Options of the check.
+        told: Names of the facts that the user stated of captured files; None: not captured files.
+        keys: Which of the model's parameters captured files contain; None: not captured files.
+    """
     pairs = list(zip(sources, recipes, strict=True))
     there = [(source, recipe) for source, recipe in pairs if not source.skipped]
     found = [_check(source, recipe, look, told, keys) for source, recipe in there]
@@ -240,6 +261,7 @@ def _why_skipped(source: Source) -> str:
 
 
 def _check(source: Source, recipe: Recipe, look: Look, told: Collection[str] | None, keys: Fact | None) -> Check:
+    """The check of one recorded update; arguments as in `_looked_at`."""
     seen = source.open(recipe.device)
     if not 0 <= look.t < len(seen):
         last = len(seen) - 1
@@ -267,6 +289,14 @@ def _check(source: Source, recipe: Recipe, look: Look, told: Collection[str] | N
 
 
 def _matching(look: UpdateAnalysis, exposure: Exposure, truth: Batch | None, seed: int) -> Matching:
+    """The outlook of gradient matching on one update.
+
+    Args:
+        look: The update and what was found in it.
+        exposure: Its labels, which a made-up batch takes over.
+        truth: The client's batch; None: a made-up batch takes its place, with the update that it gives.
+        seed: Seed of the noise.
+    """
     knowledge, seen = look.knowledge, look.observed
     try:
         if isinstance(knowledge.model, VerticalModel):
@@ -289,7 +319,7 @@ def _matching(look: UpdateAnalysis, exposure: Exposure, truth: Batch | None, see
         found = landscape(problem, batch.inputs, batch.labels, noises=noises, draws=draws, seed=seed)
     except SeepageError as error:
         return Matching(reason=error.reason if isinstance(error, Inapplicable) else str(error), made_up=truth is None)
-    except (ValueError, RuntimeError) as error:  # such as batch norm on a single value, or somebody's own network
+    except (ValueError, RuntimeError) as error:  # such as batch norm on a single value, or a user's network
         return Matching(reason=str(error).partition("\n")[0], made_up=truth is None)
     return Matching(
         outlook=outlook(found.means[found.noises.index(PROBE_NOISE)]),
@@ -303,10 +333,10 @@ def _matching(look: UpdateAnalysis, exposure: Exposure, truth: Batch | None, see
 
 
 def _made_up(look: UpdateAnalysis, exposure: Exposure) -> Batch:
-    """As many made-up examples as are behind the update, with classes that it names, or others.
+    """A made-up batch of the client's size, with the classes that the update names, else all classes in turn.
 
     Raises:
-        Inapplicable: Where the update is none of the client's rule as it was told, or that would take long.
+        Inapplicable: Where the update does not fit the stated client rule, or the outlook would take too long.
     """
     knowledge, seen = look.knowledge, look.observed
     remedy = "run the attacks"

@@ -13,8 +13,8 @@ ALL_ATTACKS = "--all runs it all the same"
 def in_stages(attacks: Mapping[str, tuple[str, Attack]]) -> list[list[str]]:
     """Names of attacks in the order in which they run; those of one stage do not wait for one another.
 
-    First come those that can certify guesses, one after the other, from the cheapest (as `ATTACKS` has them) to the
-    dearest, and somebody's own at the end; then, side by side, those that cannot, which make no other unnecessary.
+    First come the attacks that can certify guesses, one per stage, in the order of `ATTACKS`, from the cheapest to the
+    most expensive, then user-defined ones; last, in one stage, those that cannot, which make no other unnecessary.
 
     Args:
         attacks: Name in the run to registered name and attack.
@@ -27,14 +27,14 @@ def in_stages(attacks: Mapping[str, tuple[str, Attack]]) -> list[list[str]]:
 
 
 def decided_by(places: Sequence[Path], rounds: int, size: int | None) -> list[str]:
-    """Which attacks certified every example of every round; empty where any example is left.
+    """Names of attacks that together certified every example of every round; empty where any example is left.
 
-    One attack's guesses count by themselves: guesses of two may be the same example.
+    In each round one attack must certify all examples: guesses of two attacks may be the same example.
 
     Args:
         places: Folders of the attempts of attacks that have run, one attempt per round.
         rounds: Number of rounds.
-        size: Number of examples in each round, told or inferred; None: not known, and so nothing is decided.
+        size: Number of examples in each round, stated or inferred; None: not known, so that the result is empty.
     """
     if size is None:
         return []

@@ -1,4 +1,4 @@
-"""What of a client was told, what of it the files say, what is guessed and what stays open: a fact a line."""
+"""Facts on a client, one a line, each with its origin: stated, read from the files, guessed, or unknown."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -31,10 +31,10 @@ class Fact(JsonRecord):
 
     Attributes:
         name: What it is about.
-        value: What it is, or is taken for.
-        origin: `told`: by the user or the recording. `read`: the files determine it. `guessed`: it is the likeliest, or
-            what is taken where nothing speaks against it. `unknown`: nothing tells it.
-        option: The option that states it; empty where none does, or nobody need.
+        value: Its value, or the assumed one.
+        origin: `told`: stated by the user or the recording. `read`: determined by the files. `guessed`: the likeliest
+            value, or the default where nothing contradicts it. `unknown`: nothing determines it.
+        option: Option of the command line that states it; empty where there is none, or the files determine it.
     """
 
     name: str
@@ -46,19 +46,25 @@ class Fact(JsonRecord):
 def facts_of(
     look: UpdateAnalysis, exposure: Exposure, said: Mapping[str, str], told: Collection[str] | None
 ) -> list[Fact]:
-    """The facts of one round, in the order in which a client is described.
+    """The facts on the client of one round, in the order of a report.
 
     Args:
-        look: The round.
-        exposure: What it gives away.
-        said: What was inferred of it, by name.
-        told: Names of what the user stated of captured files; None: a recording, which states what was not inferred.
+        look: Analysis of the round's update.
+        exposure: What the update reveals in closed form.
+        said: Name of each inferred fact, to its source in words.
+        told: Names of the facts that the user stated of captured files; None: a recording, which states every fact that
+            was not inferred.
     """
     return list(_Reader(look, exposure, said, told).facts())
 
 
 def keys_fact(before: Path, model: nn.Module) -> Fact:
-    """How the names in the file of weights that were sent out meet the network's."""
+    """The fact which of the network's parameters the file of weights that were sent out contains.
+
+    Args:
+        before: The file.
+        model: The network.
+    """
     names, own = set(read_state(before)), {name for name, _ in model.named_parameters()}
     other = renamed(names, known_names(model), tied_names(model))
     found = {other.get(name, name) for name in names} & own
@@ -70,6 +76,8 @@ def keys_fact(before: Path, model: nn.Module) -> Fact:
 
 
 class _Reader:
+    """Derives the facts on a client; one method for each, all over the same analysis. Arguments as in `facts_of`."""
+
     def __init__(
         self, look: UpdateAnalysis, exposure: Exposure, said: Mapping[str, str], told: Collection[str] | None
     ) -> None:
@@ -99,12 +107,12 @@ class _Reader:
         yield from self._labels()
 
     def _fact(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
-        """A fact that is told where the user or the recording states it."""
+        """A fact with the origin `told` where the user or the recording states it, else with the given one."""
         stated = name not in self.said if self.told is None else name in self.told
         return self._seen(name, value, "told" if stated else origin, option)
 
     def _seen(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
-        """A fact that nobody states; what the files determine needs no option."""
+        """A fact that nobody can state, with the given origin; no option where the files determine it."""
         return Fact(name=name, value=value, origin=origin, option=option if origin in ("guessed", "unknown") else "")
 
     def _network(self) -> Iterator[Fact]:
@@ -149,19 +157,21 @@ class _Reader:
         return self._fact("loss", words, "guessed", "--loss")
 
     def _optimizer(self) -> Fact:
+        """The local optimizer: by the sizes of the update's entries, else the client rule's own."""
         if not self.moved:
             return self._seen("optimizer", "none: a gradient was sent", "read")
+        if self.signs is not None and self.signs.evidence["signs"]:
+            # A first step of Adam is g / sqrt(g^2) = sign(g): all entries have one size, which determines the kind.
+            kind = "leaves signs alone: Adam, AdamW or RMSprop at its first step, or at several that agree"
+            return self._fact("optimizer", kind, "read", ADAPTIVE)
         if self.signs is not None:
-            kind = (
-                "leaves signs alone: Adam, AdamW or RMSprop at its first step, or at several that agree"
-                if self.signs.evidence["signs"]
-                else "holds all entries to one size: several steps of Adam, Adadelta, RMSprop, or clipping by value"
-            )
-            return self._fact("optimizer", kind, "read" if self.signs.evidence["signs"] else "guessed", ADAPTIVE)
-        words = str(self.rule) if self.update.rate is None else "SGD"
+            kind = "holds all entries to one size: several steps of Adam, Adadelta, RMSprop, or clipping by value"
+            return self._fact("optimizer", kind, "guessed", ADAPTIVE)
         if isinstance(self.rule, FedAvg):
             words = OPTIMIZERS[self.rule.optimizer]
             words += f" with momentum {self.rule.momentum:g}" if self.rule.momentum else ""
+        else:
+            words = str(self.rule) if self.update.rate is None else "SGD"  # a rate is that of one step of SGD
         if self.told is not None and "optimizer" not in self.told:
             words += ", as entries have many sizes; momentum does not show in one step"
         return self._fact("optimizer", words, "guessed", ADAPTIVE)

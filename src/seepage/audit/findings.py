@@ -1,7 +1,7 @@
 """One finding per attack, closed form, membership test, bound and measured epsilon of a result, each made here once.
 
-Gate, comparison, evidence pack and its formats go over `findings(result)`. Which attack is the worst is said by
-`strength` alone.
+Gate, comparison, evidence pack and its formats read `findings(result)`. `strength` alone defines which attack is the
+worst.
 """
 
 import math
@@ -24,11 +24,13 @@ from seepage.audit.row import (
 )
 
 State = Literal["leaks", "quiet", "unjudged", "skipped", "unneeded", "untried", "open"]
-"""`leaks`: data were reconstructed, members identified, or a claim is contradicted. `quiet`: tried, and nothing.
-`unjudged`: guesses were returned, and no truth is at hand to compare them with. `skipped`: it does not apply.
-`unneeded`: another attack shows as much. `untried`: it was asked for and has no result, so what it would have found is
-not known. `open`: nobody knows what comes back in its case, since nothing there could be scored, no attack applies, or
-it says nothing that nothing came back."""
+"""State of a finding.
+
+`leaks`: data were reconstructed, members identified, or a claim is contradicted. `quiet`: tried without success.
+`unjudged`: guesses were returned, and there is no truth to compare them with. `skipped`: it does not apply.
+`unneeded`: another attack shows as much. `untried`: it was requested and has no result, so that its success is not
+known. `open`: the leakage of its case is not known, since nothing there could be scored, no attack applies, or the
+failure of the attacks is no evidence of safety."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -80,7 +82,7 @@ class AuditFinding:
 
     @property
     def fingerprint(self) -> str:
-        """The same in every run of the same attack on the same case, so that a platform knows it again."""
+        """Identifier, equal in all runs of the same attack on the same case, by which platforms match findings."""
         return sha256(f"{self.kind}\0{self.by}\0{self.case}".encode()).hexdigest()[:32]
 
 
@@ -185,7 +187,7 @@ def inconclusive(rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Dia
 
 
 def _gives(case: Case, rows: Sequence[Row]) -> bool:
-    """Whether anything of the examples came back, by an attack or in closed form."""
+    """Whether anything of the examples was recovered, by an attack or in closed form."""
     proved = any(row.leaks or row.named_tokens or row.certified_examples for row in rows)
     return proved or bool(case.given_away)
 
@@ -210,6 +212,7 @@ def _unshown(case: Case, rows: Sequence[Row], cases: Sequence[Case]) -> str:
 
 
 def _of_attack(row: Row, case: str) -> AuditFinding:
+    """The finding of an attack; an error where examples were rebuilt exactly. `case` is the title of its case."""
     if failed(row):
         state: State = "untried"
     elif row.outcome is Outcome.NOT_NEEDED:
@@ -243,7 +246,7 @@ def _numbers(row: Row) -> dict[str, float]:
 
 
 def _counts(row: Row) -> dict[Measure, tuple[int, int | None]]:
-    """What an attack with a result counted; what has no result has no count."""
+    """Name to (hits, of) of an attack's counts; empty without a result."""
     found: dict[Measure, tuple[int, int | None]] = {}
     if not row.gave_result:
         return found
@@ -260,6 +263,7 @@ def _counts(row: Row) -> dict[Measure, tuple[int, int | None]]:
 
 
 def _words(row: Row) -> str:
+    """An attack's result in words: outcome, counts, PSNR beside the baselines, certificates, side information."""
     if not row.gave_result:
         return f"{row.phrase}: {row.reason or 'no reason was recorded'}"
     parts = [row.phrase]
@@ -294,7 +298,7 @@ def _opened(case: Case, found: list[AuditFinding]) -> list[AuditFinding]:
 
 
 def _of_closed_form(case: Case, rows: Iterable[Row]) -> AuditFinding:
-    """What an update gives away with no attack run; not needed where an attack shows as much."""
+    """What an update reveals with no attack run; not needed where an attack shows as much."""
     (away, of), shown = case.closed_form, any(row.mean("exact") or row.certified_examples for row in rows)
     return AuditFinding(
         kind="closed_form",
@@ -310,6 +314,7 @@ def _of_closed_form(case: Case, rows: Iterable[Row]) -> AuditFinding:
 
 
 def _of_test(row: MembershipRow, case: str) -> AuditFinding:
+    """The finding of a membership test; `case` is the title of its case."""
     values = {name: row.value(name) for name in MEMBERSHIP_SCORES}
     if row.status != "ok" or row.members_identified is None or row.others_identified is None:
         state: State = "skipped" if row.status == "inapplicable" else "untried"

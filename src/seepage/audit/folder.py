@@ -66,7 +66,7 @@ def claim(
         text: Content that the file must have.
         beside: Further entries that are allowed in a folder without that file.
         sweeps: Whether to remove what a killed writer left; only while the folder is `locked`.
-        reuse: Whether what somebody else's seepage made is gone on from, or taken as it is.
+        reuse: Whether a run without this user's proof (`vouching`) is resumed, or taken as it is.
 
     Raises:
         SeepageError: Where the folder holds something else, or a link that leads out of it.

@@ -57,7 +57,7 @@ class Condition(NamedTuple):
         return f"{self.score} {self.sign} {self.limit:g}"
 
     def meets(self, value: float) -> bool:
-        """Whether a value meets it.
+        """Whether a value meets the condition.
 
         >>> Condition("psnr", ">", 20.0).meets(20.0)
         False
@@ -119,9 +119,9 @@ REMEDIES: dict[Kind, tuple[Collection[str], str]] = {
 
 
 def met(result: Result, condition: Condition) -> list[JudgedScore]:
-    """All of a result that meets a `--fail-if` condition, what is given away in closed form last.
+    """All of a result that meets a `--fail-if` condition, what is revealed in closed form last.
 
-    Cases that only show that the attacks work are not judged. What is given away in closed form counts like rows of an
+    Cases that only show that the attacks work are not judged. What is revealed in closed form counts like rows of an
     attack.
 
     Raises:
@@ -184,7 +184,7 @@ def _refuse_lost(rows: Sequence[Row], condition: Condition, seen: set[str]) -> N
 
 
 def _remedy(rows: Sequence[Row], condition: Condition) -> str:
-    """What to do where no row of a case has the score of a condition."""
+    """The remedy where no row of a case has the score of a condition."""
     if not any(row.gave_result for row in rows):
         return "add attacks that apply: none of these gave a result, and the table says why"
     if condition.score == "certified" and not any(row.scored for row in rows):

@@ -107,7 +107,7 @@ def _facts(found: MeasuredEpsilon) -> dict[str, Any]:
 
 
 def epsilon_row(source: Source, recipe: Recipe, folder: Path) -> EpsilonRow | None:
-    """What was measured of a case's defense; None where nothing was asked for.
+    """The row of the epsilon measured on a case's defense; None where none was requested.
 
     Raises:
         SeepageError: For a damaged file.

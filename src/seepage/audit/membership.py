@@ -21,6 +21,7 @@ from seepage.federation.types import Batch, Transcript
 from seepage.measure.metrics.membership import area_interval, area_under_curve
 
 PER_MILLE = 0.001
+"""False positive rate of the stricter share of members identified; needs at least 999 calibration scores."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def judge_members(
         observed: The folder of the candidates and public examples.
         seed: Seeds the test.
         device: Where to compute.
-        progress: Is told how far it is.
+        progress: Called with the progress of the test.
     """
     candidates, public = open_candidates(observed, device)
     clocks = time.perf_counter(), time.process_time()
@@ -69,7 +70,7 @@ def judge_members(
         return Judgment("inapplicable", repr(test), reason=str(error))
     except SeepageError:
         raise
-    except Exception as error:  # a test may be somebody's own code
+    except Exception as error:  # a test may be user code
         place = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
         return Judgment("error", repr(test), reason=reason)
@@ -92,6 +93,7 @@ def _inferred(
     seed: int,
     progress: Progress,
 ) -> list[Any]:
+    """The result of a test on the candidates of each round; a fitted inference serves all rounds that it fits."""
     inference, found = None, []
     for t, batch in enumerate(candidates):
         observed = transcript[t]

@@ -37,13 +37,13 @@ MORE_TRIES = 4
 PHOTOGRAPH, PHOTOGRAPH_CLASSES = 224, 1000
 """Side of the pictures of a network for so many classes whose first convolution takes two pixels at a step."""
 UNTOLD = "nothing in the files tells"
-"""How an error begins that asks for the shape."""
+"""Beginning of an error that asks for the shape."""
 ANOTHER_SHAPE = "if examples have another shape, give it with --shape"
-"""How another shape than the inferred one is told, where that may be needed."""
+"""The remedy where the inferred shape may be wrong."""
 TAKEN_FOR = "examples are taken for"
-"""How the remark begins that says which shape was taken where others pass as well."""
+"""Beginning of the remark on the assumed shape, where others fit the weights as well."""
 DEFAULT_CLASSES = 10
-"""What is taken where nothing tells the number of classes."""
+"""Number of classes that is assumed where nothing determines it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class Network:
     Attributes:
         model: The network.
         input_shape: Shape of one example.
-        outputs: How many outputs it was asked for, or has, where it takes no such number.
-        said: What was inferred, by name, with its source.
-        warned: A sentence on what its factory warned of.
-        pools: A sentence where pictures of another size pass as well, so that the taken one decides what comes back.
-        unfit: What to add to an error about weights that do not fit it; empty where the shape was told.
+        outputs: Number of outputs that it was built with, or has, where its factory takes no such number.
+        said: Name of each inferred fact, to its source.
+        warned: A sentence on warnings of its factory.
+        pools: A sentence where pictures of other sizes fit as well, so that the result depends on the assumed size.
+        unfit: Addition to an error about weights that do not fit it; empty where the shape was stated.
     """
 
     model: nn.Module
@@ -72,12 +72,12 @@ class Network:
 def find_network(
     architecture: Architecture, state: Mapping[str, Tensor], shape: Shape | None, classes: int | None
 ) -> Network:
-    """The network that weights were made for. A shape or a number of classes that is not told is tried out.
+    """The network that weights belong to. A shape or a number of classes that is not stated is found by trial.
 
     Args:
-        architecture: How to build it; the user's own code is run.
-        state: The weights.
-        shape: Of one example, if known.
+        architecture: How to build it; this runs user code.
+        state: The weights, by name.
+        shape: Shape of one example; None: not stated.
         classes: Outputs, if known.
 
     Raises:
@@ -223,7 +223,7 @@ def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
 
 
 def _head(model: nn.Module, state: Mapping[str, Tensor], asked: int) -> int:
-    """How many classes the weights are for: rows of what ends a network that was asked for some."""
+    """Number of classes of the weights: rows of the last layer of a network built for some number."""
     given = _in_names_of(model, state)
     for name, own in reversed(list(model.named_parameters())):
         if own.ndim and len(own) == asked and name in given and given[name].shape[1:] == own.shape[1:]:

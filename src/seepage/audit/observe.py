@@ -64,7 +64,7 @@ class Files:
 
     @property
     def answer(self) -> Path:
-        """What the client returned: `after` or `gradient`."""
+        """The client's reply: `after` or `gradient`."""
         path = self.after or self.gradient
         assert path is not None
         return path
@@ -223,7 +223,7 @@ def _personal(architecture: Architecture, model: nn.Module, before: Tensors, aft
 
 
 def _brought(model: nn.Module, architecture: Architecture) -> list[str]:
-    """Frozen parameters that somebody's own factory may have given their weights, so that no file needs them."""
+    """Frozen parameters that a user-defined factory may have given their weights, so that no file needs them."""
     own = models.is_foreign(architecture.use)
     return [name for name, parameter in model.named_parameters() if own and not parameter.requires_grad]
 
@@ -255,7 +255,7 @@ def _moved_beside(model: nn.Module, moved: Tensors, input_shape: tuple[int, ...]
             total = logits_in(model(example)).sum()
         slopes = torch.autograd.grad(total, [own[name] for name in named], allow_unused=True)
     except (SeepageError, RuntimeError, TypeError):
-        return None  # which is said where the outputs are used
+        return None  # reported where the outputs are used
     unused = [name for name, slope in zip(named, slopes, strict=True) if slope is None and moved[name].any()]
     if not unused:
         return None
@@ -266,7 +266,7 @@ def _moved_beside(model: nn.Module, moved: Tensors, input_shape: tuple[int, ...]
 
 
 def _of_batch_norms(found: list[BatchStatistics], rule: ClientUpdate) -> dict[str, str]:
-    """What the running statistics that came back tell: those of the batch, and passes that no step is known of."""
+    """Facts from the returned running statistics: that they hold the batch's, and forward passes beyond the steps."""
     words, passes = statistics_words(found), max((one.steps for one in found), default=0)
     steps = rule.steps if isinstance(rule, FedAvg) else 1
     said = {} if words is None else {"batch norm": words}
@@ -380,9 +380,12 @@ def _rule(
 def _rule_of_signs(
     client: Spec, steps: int | None, adaptive: Finding, lr: float | None
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
-    """The rule of a client whose optimizer left hardly more than signs, whatever was told of it but for Adam.
+    """The client rule for an update of hardly more than signs, as Adam gives it, whatever rule was stated.
 
-    Attacks that need a gradient then say so, in place of taking its rows for mixtures of examples.
+    With it, attacks that need a gradient refuse, instead of reading its rows as mixtures of examples.
+
+    Returns:
+        The rule, the learning rate to divide by (always None), and the inferred facts by name.
     """
     rule = make_client(client)
     if not isinstance(rule, FedAvg | FedSGD) or not rule.linear_in_gradient:
@@ -396,7 +399,7 @@ def _rule_of_signs(
 
 
 def _steps_of_signs(adaptive: Finding, lr: float | None) -> str:
-    """What is said of the number of steps, which was not told; a step of Adam is as long as its rate, or shorter."""
+    """The inferred number of steps in words; an entry moves by at most about the learning rate in one step of Adam."""
     many = 1 if lr is None else round(adaptive.evidence["size"] / lr)
     if lr is None and not adaptive.evidence["signs"]:
         return "assumed to be 1, as nothing counts them; of Adam they were several, and --lr counts these"

@@ -43,7 +43,7 @@ class Outcome(StrEnum):
 
 
 _WITHOUT_SCORE = {"feature": Outcome.FEATURES_ONLY, "token": Outcome.TOKENS_NAMED}
-"""What came back where it is no example."""
+"""Outcome of a reconstruction whose guesses are no examples, by its space."""
 
 TRACE_OF_TEXT = 0.5
 """ROUGE-1 from which text that does not count as recovered is partly recovered: half of its tokens."""

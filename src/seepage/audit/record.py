@@ -99,7 +99,7 @@ def is_skipped(private: Path) -> bool:
 
 
 def read_case(private: Path, name: str) -> Case:
-    """What was written down when a case was recorded, under the name that it has in this run."""
+    """The facts written when a case was recorded, under the name that it has in this run."""
     path = private / "case.json"
     facts = read_json(path)
     check_schema(facts, path)
@@ -107,7 +107,7 @@ def read_case(private: Path, name: str) -> Case:
 
 
 def case_of_recording(name: str, transcript: Transcript) -> Case:
-    """What somebody else's recording shows of its case."""
+    """Facts of a case from a recording made elsewhere."""
     knowledge, first = transcript.knowledge, transcript[0]
     use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
     own = "" if name == "case" else f"{name}: "
@@ -259,8 +259,14 @@ def _history(recipe: Recipe) -> str:
 
 
 def _case(setting: Setting, batches: Sequence[Batch]) -> Case:
+    """The facts of a simulated case. Names of private data are left out unless `score.names` asks for them.
+
+    Args:
+        setting: The case's model, data and client.
+        batches: Its private batches, for the baselines.
+    """
     recipe, dataset = setting.recipe, setting.dataset
-    # Names of one's own data and classes are names of files and folders, such as those of patients.
+    # Names of private data and classes are names of files and folders, such as those of patients.
     hidden = is_own(recipe.data.use) and not recipe.score.names
     of_tokens = isinstance(dataset, TextDataset) and dataset.numbers is None
     defense = recipe.make_defense()
@@ -299,7 +305,7 @@ def _case(setting: Setting, batches: Sequence[Batch]) -> Case:
 
 
 def _inferred(setting: Setting) -> dict[str, Any]:
-    """What was taken for granted of somebody's model and of the columns of a table, if anything."""
+    """Assumptions on a user's model and on the columns of a table, by name."""
     columns = setting.dataset.columns if isinstance(setting.dataset, TableDataset) else ()
     squashed = sigmoid_words(setting.model, setting.dataset.input_shape) if setting.knowledge.client.one_logit else None
     found = {"logits": taken_outputs(setting), "columns": places_in_words(columns), "outputs": squashed}

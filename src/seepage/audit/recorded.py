@@ -64,7 +64,7 @@ class AttackRequest:
         tell: Called with what to know before the attacks begin; None: nobody listens, so that nothing is timed for it.
         all_attacks: Whether attacks also run where all examples are certified already.
         minutes: What the attacks may take, to which searches are cut; None: no limit.
-        reuse: Whether a run in the folder that this user's seepage did not make is returned, or gone on from.
+        reuse: Whether a run in the folder that this user's seepage did not make is returned, or resumed.
     """
 
     attacks: Sequence[Mapping[str, Any]]
@@ -88,7 +88,7 @@ class AttackRequest:
         return tuple(map(Spec.of, self.attacks))
 
     def of_texts(self) -> "AttackRequest":
-        """The same where all examples are texts: with attacks of these, if nobody chose any."""
+        """A copy for texts: with the attacks on texts, if none were chosen."""
         return replace(self, attacks=[{"use": name} for name in OF_TEXT]) if self.default else self
 
     def check(self) -> None:
@@ -203,7 +203,7 @@ class RecordedRequest:
 
     @property
     def text(self) -> str:
-        """As JSON without default values, so that names of runs do not change when an argument is added."""
+        """The request as JSON without default values, so that names of runs stay when an argument is added."""
         table = {name: value for name, value in asdict(self).items() if name not in OPTIONAL or value}
         return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
 
@@ -288,7 +288,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
         Recipe(name="attack", seed=recorded.seed, attack=parts, case=source.name, score=scoring) for source in sources
     ]
     with held(folder):
-        refuse_changed(folder)  # a new manifest must not vouch for what somebody else wrote
+        refuse_changed(folder)  # a new manifest must not vouch for foreign files
         env = folder / "env.json"
         judged = parse_all(JudgedFile, read_json(env).get("files", []), str(env))
         return Run(folder, summarize(sources, recipes, folder, files=judged), fresh=True)
@@ -303,7 +303,7 @@ def request_contents(
         request: The request.
         model: The model that it names.
         observed: The recording, whose models and rules count where its code is trusted.
-        client: The client's rule, where it is named: it may have a loss of somebody's own.
+        client: The client's rule, where it is named: it may have a user-defined loss.
     """
     models, rules = ([] if model is None else [model]), ([] if client is None else [client.table()])
     if observed is not None and request.trust:
@@ -317,7 +317,7 @@ def request_contents(
 def fingerprint(folders: Sequence[Path]) -> str:
     """A digest of the content of recorded folders, so that changed files count as another recording.
 
-    Files that no recording has, which are not read either, do not count: a stranger's may be terabytes of nothing.
+    Files that no recording has, which are not read either, do not count: an untrusted one may be terabytes of nothing.
 
     Raises:
         SeepageError: For tensors that are less, or more, than their file's head says.

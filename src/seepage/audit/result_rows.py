@@ -120,7 +120,7 @@ class EpsilonRow(JsonRecord):
         delta: The delta of all epsilons.
         rounds: Rounds that they are over.
         unit: What joins or leaves: a client's `update`, or one `example`.
-        stated: What somebody stated.
+        stated: The claimed epsilon.
         computed: What an accountant computed from the defense's options.
         measured: Lower bound that exceeds the true epsilon in 5 % of measurements at most, without assumptions.
         ceiling: The largest bound that so many calls could have given.

@@ -15,7 +15,7 @@ def forget_failures(folder: Path) -> int:
     """
     failed = failures(folder)
     if failed:
-        # First the result: a run that is killed in between is an unfinished one, and goes on.
+        # First the result: a run that is killed in between is an unfinished one, and is resumed.
         with staying_own(folder, finished=False):
             (folder / "result.json").unlink()
         for path in failed:

@@ -82,7 +82,7 @@ def counted_tokens(n: int, certified: int) -> str:
 
 
 FITS = 0.01
-"""Relative difference of updates up to which guesses are said to reproduce the one that was sent."""
+"""Relative difference of updates up to which guesses count as reproducing the one that was sent."""
 
 
 def share_words(share: float) -> str:
@@ -220,7 +220,7 @@ class Row(JsonRecord):
 
     @property
     def certificate(self) -> str:
-        """What the attack certifies, in words; empty where it certifies nothing.
+        """The attack's certificate in words; empty where it certifies nothing.
 
         >>> Row(case="a", attack="x", outcome="features_only", space="feature", certified={"n": 1}).certificate
         '1 inner feature certified, which is no example'
@@ -256,7 +256,7 @@ class Row(JsonRecord):
 
     @property
     def fitted(self) -> str:
-        """What the score fitted with the truth, such as `sign and scale`; empty where nothing was fitted."""
+        """Quantities that the score fitted with the truth, such as `sign and scale`; empty for none."""
         return (self.alignment or "").partition("+")[2].replace("+", " and ")
 
     @property
@@ -392,7 +392,7 @@ class Result(JsonRecord):
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody can say from this run what comes back. An update of zeros alone holds nothing."""
+        """Whether a case's leakage is not known from this run. An update of zeros alone leaks nothing."""
         empty = {row.outcome for row in self.judged_rows} == {Outcome.ZERO_UPDATE}
         return self.verdict_level in ("inconclusive", "unscored") and not empty
 

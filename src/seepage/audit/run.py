@@ -70,7 +70,7 @@ def run(
         command: The command line, stored with the run.
         retry_failed: Whether what failed in a finished run is run again.
         budget: The plan of an earlier run of the same recipe, to keep to; None: one is made where minutes are given.
-        reuse: Whether a run in the folder that this user's seepage did not make is returned, or gone on from.
+        reuse: Whether a run in the folder that this user's seepage did not make is returned, or resumed.
 
     Raises:
         SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
@@ -82,7 +82,7 @@ def run(
         return Run(folder, read_result(folder), fresh=False)
     sweep_tables = None if recipes[0].tune is None else tuning_tables(tables, recipes)
     if sweep_tables is not None:
-        resolve_cases(sweep_tables)  # a value that an attack does not take is said before anything is written
+        resolve_cases(sweep_tables)  # a value that an attack does not take is reported before anything is written
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
     if any(recipe.epsilon is not None for recipe in recipes):

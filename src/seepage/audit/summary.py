@@ -166,7 +166,7 @@ def _is_captured(sources: Sequence[Source]) -> bool:
 
 
 def _kind(knowledge: Knowledge) -> Kind:
-    """What the examples are, by their shape."""
+    """Kind of the examples, by their shape."""
     if vocabulary_of(knowledge.model) is not None:
         return "texts"
     return "pictures" if is_image(knowledge.input_shape) else "records"
@@ -206,6 +206,13 @@ def _named_attacks(recipe: Recipe) -> list[tuple[str, Attack]]:
 
 
 def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary:
+    """Everything that a report says of one case: its facts, rows of its attacks, diagnostics and score lines.
+
+    Args:
+        source: The case's recording.
+        recipe: The recipe with its attacks and score options.
+        folder: The run folder.
+    """
     transcript = source.open("cpu")
     truth = None if source.private is None else _truth_for(transcript, source)
     said, look = _said(source), _look(source, transcript)
@@ -231,7 +238,7 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
         flags += [Diagnostic(case=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     if any(row.certified is not None and row.certified.wrong for row in rows):
-        case = case.model_copy(update={"given_away": None})  # by the truth equal rows prove nothing here
+        case = case.model_copy(update={"given_away": None})  # a certificate was wrong: equal rows prove nothing here
     if source.recipe is None:
         case = case.model_copy(update={"doubts": caveats(transcript, rows, look.get("at_least"), said, off)})
     return CaseSummary(case, rows, flags, lines, look)
@@ -249,7 +256,7 @@ def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> boo
 
 
 def _said(source: Source) -> dict[str, str]:
-    """Name of each fact that the attacker inferred instead of being told, to its source."""
+    """Name of each fact that the attacker inferred instead of stated, to its source."""
     said = read_facts(source.observed).said
     if source.batch_size is not None:
         said.pop("batch size", None)
@@ -267,7 +274,7 @@ def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
 
 
 def _given_away(look: Mapping[str, Any]) -> int | None:
-    """Examples that an update gives away in closed form; none where it looks changed, since equal rows prove less."""
+    """Examples that an update reveals in closed form; none where it looks changed, since equal rows prove less."""
     if "failed" in look:
         return None
     changed = any(one["name"] in CHANGES_VALUES for one in look["defenses"])
@@ -322,12 +329,23 @@ def _guarantee(recipe: Recipe) -> Guarantee | None:
 
 
 def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> list[Finding]:
+    """Findings on one case apart from its attacks: its model, updates, guarantee, number of examples and metrics.
+
+    Args:
+        source: The case's recording.
+        transcript: The same, opened.
+        truth: The private batches; None: not at hand, so that nothing is said of samples and metrics.
+        recipe: The run's recipe, for the options of the score.
+    """
     knowledge = transcript.knowledge
     rule = knowledge.client if source.recipe is None else source.recipe.make_client()
-    found = diagnostics.model_diagnostics(knowledge.model, rule.mode, followed=rule.read_as == rule)
+    # Attacks follow the client's rule exactly only where it has no dropout masks or rounding of its own.
+    followed = rule.read_as == rule
+    found = diagnostics.model_diagnostics(knowledge.model, rule.mode, followed=followed)
     losses = diagnostics.example_losses(transcript, list(truth)) if truth is not None else []
-    drawn = "indices" in knowledge.told
-    found += diagnostics.update_diagnostics(transcript, 1 if drawn else len(transcript), losses)
+    # Rounds over one data set, whose indices are known, may number thousands: only the first is opened.
+    opened = 1 if "indices" in knowledge.told else len(transcript)
+    found += diagnostics.update_diagnostics(transcript, opened, losses)
     found += diagnostics.guarantee_diagnostics(None if source.recipe is None else _guarantee(source.recipe))
     if truth is not None:
         found += diagnostics.sample_diagnostics(sum(len(batch) for batch in truth), len(truth))

@@ -20,7 +20,7 @@ from seepage.errors import SeepageError, short
 TUNING = "tune"
 """Folder of the tuning run, within the run folder."""
 MOST_TRIES = 1000
-"""Combinations of one attack's options; more are taken for a mistake."""
+"""Combinations of one attack's options; more count as a mistake."""
 LEFT_OUT = ("tune", "minutes", "membership", "bounds", "epsilon", "frontier", "utility", "expect", "small")
 
 
@@ -55,7 +55,7 @@ def tuning_tables(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[
     ]
     # Scored are the first `count` batches of the order; a grid may choose how many, so the most of all cases count.
     found.pop("undefended", None)
-    found["all_attacks"] = True  # which of two values is better is told from rows of both
+    found["all_attacks"] = True  # comparing two values needs the rows of both
     batch = {**found.get("batch", {}), "count": plan.count, "skip": max(recipe.batch.count for recipe in recipes)}
     found["batch"] = batch
     for choice in found.get("grid", {}).get("batch", []):

@@ -18,7 +18,7 @@ def verdict(
     """The run in plain words: `(level, text)`.
 
     Levels: `exact`, `recognizable`, `partial`, `nothing`, `certified`, `inconclusive` and `unscored` (see `Result`).
-    Cases that only show that the attacks work are no finding, and are told apart.
+    Cases that only show that the attacks work are no finding, and are reported separately.
 
     Args:
         rows: All rows.
@@ -48,7 +48,7 @@ def verdict(
 def _with_closed_forms(
     level: str, text: str, rows: Sequence[Row], cases: Sequence[Case], doubt: str
 ) -> tuple[str, str]:
-    """Level and text with what is given away exactly where no attack of this run shows it: a proof, whoever looks."""
+    """Level and text with what is revealed exactly where no attack of this run shows it: a proof, whoever looks."""
     shown = {row.case for row in rows if row.mean("exact") or row.certified_examples}
     given = [case for case in cases if case.given_away and case.name not in shown]
     if not given:
@@ -74,7 +74,7 @@ def _with_closed_forms(
 
 
 def _without_defense(rows: Sequence[Row], cases: Sequence[Case]) -> str:
-    """What came back in the cases that were run for the sake of defended ones, the best row of each; empty for none.
+    """A sentence on the best attack in the cases without the defense; empty where none was run or none leaks.
 
     >>> row = Row(case="b", attack="x", outcome="exact", examples=4, scores={"exact": {"mean": 1.0}, "psnr":
     ...     {"mean": 99.0}, "recovered": {"mean": 1.0}})
@@ -86,7 +86,7 @@ def _without_defense(rows: Sequence[Row], cases: Sequence[Case]) -> str:
     best = [max(own, key=strength) for case in controls if (own := [row for row in scored if row.case == case.name])]
     leaking = [row for row in best if row.leaks]
     if not leaking:
-        return ""  # then it is said why nothing came back
+        return ""  # another sentence says why nothing was recovered
     most = max(leaking, key=strength)
     if len(controls) == 1:
         return f"Without the defense {most.attack} rebuilt {_share(most)}."
@@ -103,7 +103,7 @@ def _found(rows: Sequence[Row], cases: Mapping[str, Case], score: str, doubtful:
         rows: Rows of these cases.
         cases: The cases.
         score: The command that compares what was found with a truth.
-        doubtful: Cases where nothing came back, to why that says nothing.
+        doubtful: Name of each case in which the failure of all attacks is no evidence of safety, to the reason.
     """
     scored = [row for row in rows if row.scored]
     silent = _silent(rows, cases)
@@ -176,7 +176,7 @@ def _unaware(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
 
 
 def _doubt(doubtful: Mapping[str, str], cases: Mapping[str, Case]) -> str:
-    """Sentences on where it says nothing that nothing came back, each reason once with its cases; empty for none."""
+    """Sentences on why the failure of the attacks is no evidence of safety, each reason once with its cases."""
     return " ".join(
         (
             f"{why[0].upper()}{why[1:]}"
@@ -261,7 +261,7 @@ def _silent(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
 
 
 def _causes(rows: Sequence[Row], mute: Sequence[Case]) -> str:
-    """Why cases have no result, each cause once."""
+    """Reasons why cases have no result, each once."""
     found = dict[str, None]()
     for case in mute:
         own = [row for row in rows if row.case == case.name]
@@ -338,7 +338,7 @@ def _named(some: Sequence[Case], cases: Mapping[str, Case], which: str = "audite
 
 
 def _kind(row: Row) -> Kind:
-    """What the examples of a scored row are."""
+    """Kind of the examples of a scored row."""
     return "texts" if row.of_text else "pictures" if "ssim" in row.scores else "records"
 
 
@@ -351,7 +351,7 @@ _TRACES: Mapping[Kind, str] = {
 
 
 def _quiet_verdict(best: Mapping[str, Row], partial: bool, doubt: str) -> str:
-    """What to say where nothing came back, with what makes that inconclusive, if anything does."""
+    """The verdict where nothing was recovered, with the reasons that make it inconclusive (`doubt`, may be empty)."""
     if partial:
         signs = dict.fromkeys(_TRACES[_kind(row)] for row in best.values())
         head = f"In {_cases(len(best))} no example counts as recovered, but some guesses {', or '.join(signs)}."
@@ -482,7 +482,7 @@ def named_tokens(rows: Sequence[Row], cases: Sequence[Case]) -> str:
 
 
 def contradicted(epsilons: Sequence[EpsilonRow], cases: Sequence[Case]) -> str:
-    """Sentences on defenses that are not as private as somebody claims; empty where nothing measured says so.
+    """Sentences on defenses whose claimed epsilon a measurement contradicts; empty for none.
 
     >>> row = EpsilonRow(case="a", contradicted=["the stated epsilon of 1 is contradicted"])
     >>> contradicted([row], [Case(name="a", title="net")])
@@ -541,7 +541,7 @@ def guarantee_lines(cases: Sequence[Case]) -> list[str]:
 
 
 def doubt_lines(cases: Sequence[Case]) -> list[str]:
-    """What is doubted of what was told of captured updates, shown beside the verdict; each sentence once.
+    """Doubts on the stated facts of captured updates, shown beside the verdict; each sentence once.
 
     >>> doubt_lines([Case(name="a", title="net", doubts=["Contradicted: this."]), Case(name="b", title="other")])
     ['Contradicted: this. (net)']
@@ -574,7 +574,7 @@ def warning_lines(flags: Sequence[Diagnostic], cases: Sequence[Case]) -> list[st
 
 
 def once(said: Iterable[tuple[str, str]], cases: int) -> list[str]:
-    """Each sentence once, with the cases that it is said of in brackets, where these are not all.
+    """Each sentence once, with its cases in brackets, where these are not all.
 
     Args:
         said: Title of the case and words.

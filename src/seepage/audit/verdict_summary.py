@@ -30,7 +30,7 @@ def verdict_summary(
         epsilons: The rows of measured defenses.
         cases: All cases.
         asked: Which of `membership` and `epsilon` the recipe asks for in any case.
-        captured: Whether somebody else recorded the updates, so that no option of an audit helps.
+        captured: Whether the updates were recorded elsewhere, so that no option of an audit helps.
     """
     headings = {case.name: case.heading for case in cases}
     controls = {case.name for case in cases if case.control}
@@ -74,12 +74,12 @@ def _asked(part: SummaryPart, asked: bool, why: str) -> SummaryPart:
 
 
 def _untested(cases: Sequence[Case]) -> str:
-    """Why membership could not be tested in the first case of which it is said."""
+    """Why membership could not be tested, of the first case with a reason."""
     return next((case.membership_skipped for case in cases if case.membership_skipped), "no case could be tested")
 
 
 def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Sequence[Case] = ()) -> SummaryPart:
-    """The largest share of private examples that an attack rebuilt, or that is given away in closed form.
+    """The largest share of private examples that an attack rebuilt, or that is revealed in closed form.
 
     Exact ones count where there are any, else recognizable ones. The interval is Clopper and Pearson's, which takes
     the examples for independent; those of one batch are not quite.
@@ -110,13 +110,13 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Seque
 
 
 def _given_share(case: Case) -> float:
-    """The share of examples that a case's first update gives away in closed form."""
+    """The share of examples that a case's first update reveals in closed form."""
     away, of = case.closed_form
     return away / of if of else 0.0
 
 
 def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
-    """What the attacks rebuilt."""
+    """The part on examples that the attacks rebuilt."""
     scored = [row for row in rows if row.scored and row.examples]
     best = max(rows, key=strength, default=None)
     if not scored and best is not None and best.certificate:
@@ -142,7 +142,7 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
 
 
 def _proof(row: Row) -> str:
-    """What an attack proves, or how much of a set of tokens it names where that is known."""
+    """The certificate of an attack, or the share of tokens that it names where that is known."""
     return row.phrase if "token_recall" in row.scores else row.certificate
 
 

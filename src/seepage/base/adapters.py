@@ -46,6 +46,12 @@ def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:
 
 
 def _adapters(name: str, module: nn.Module) -> list[AdaptedLayer]:
+    """The plain low-rank adapters `scale * B A` of a PEFT module; empty for any other module.
+
+    Args:
+        name: Name of the module in the network.
+        module: The module.
+    """
     down, up = getattr(module, "lora_A", None), getattr(module, "lora_B", None)
     scales: Any = getattr(module, "scaling", {})
     if not isinstance(down, nn.ModuleDict) or not isinstance(up, nn.ModuleDict) or not isinstance(scales, Mapping):

@@ -44,7 +44,7 @@ def run_steps(
     """Advance a search from step `first` to its end, recording it now and then; Ctrl-C ends it with what there is.
 
     Args:
-        first: Steps made before, by the run whose checkpoint this one goes on from.
+        first: Steps made before, by the run whose checkpoint this one resumes.
         steps: Steps in all.
         advance: Makes one step, given the number of steps before it, and returns the objective.
         record: Given the steps made and the last objective: notes it in the history, reports it, keeps a checkpoint.
@@ -77,7 +77,7 @@ def history_in(facts: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 class Resumable:
-    """A search that goes on with the same bits from its checkpoint.
+    """A search that resumes from its checkpoint with the same bits.
 
     Attributes:
         kept: Names of the attributes that change on the way: tensors, plain values, lists and dictionaries of these,
@@ -111,7 +111,7 @@ class Resumable:
 
 
 def _restored(own: Any, packed: Any, tensors: Tensors) -> Any:
-    """What was packed; tensors that optimizers hold, and searches, are filled in place."""
+    """The unpacked value; tensors that optimizers hold, and searches, are filled in place."""
     if isinstance(own, Resumable):
         own.resume(Checkpoint(tensors, {"step": 0, **packed["kept"]}))
     elif hasattr(own, "load_state_dict"):

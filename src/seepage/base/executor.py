@@ -79,7 +79,7 @@ class Executor(Protocol):
     """Where work is done."""
 
     def plan(self, jobs: int | None, count: int, device: str) -> Plan:
-        """How `count` pieces are run, where the user asked for `jobs` at a time or left that open."""
+        """The plan for `count` pieces of work: how many run at a time, and how; `jobs` None: not stated."""
 
     def ready(
         self, jobs: int | None, count: int, device: str, first: Callable[[], None]
@@ -119,7 +119,7 @@ class LocalExecutor:
     workers: ProcessPoolExecutor | None = None
 
     def plan(self, jobs: int | None, count: int, device: str) -> Plan:
-        """As many as cores on a CPU, one on a GPU, where nothing was asked for."""
+        """The plan: if `jobs` is None, one piece per core on a CPU, and one at a time on a GPU."""
         cores = os.cpu_count() or 1
         workers = max(1, min(jobs or (cores if device == "cpu" else 1), count))
         return Plan(workers, threads_for(workers, device))
@@ -241,7 +241,7 @@ def _run_in_workers(pool: ProcessPoolExecutor, works: Sequence[Work], plan: Plan
 
 @contextmanager
 def only_installed_code() -> Iterator[None]:
-    """Start Python processes that do not look for modules in the current folder, which may be a stranger's.
+    """Start Python processes that do not look for modules in the current folder, which may be untrusted.
 
     `python -c`, with which workers and their tracker are started, would run a `_posixshmem.py` that lies there. What
     this process can import its workers can, since they take over its `sys.path` before they read any work.

@@ -1,4 +1,4 @@
-"""Digests of files that may be a stranger's: with limits of the reader's own, whatever a manifest says of them."""
+"""Digests of files that may be untrusted: with limits of the reader's own, whatever a manifest says of them."""
 
 import hashlib
 import os
@@ -56,6 +56,11 @@ class Hasher:
         return digest.hexdigest()
 
     def _check(self, path: Path) -> None:
+        """Count a file against the limits of size, and against files that take hardly any room on the disk (sparse).
+
+        Raises:
+            SeepageError: Where a limit is passed.
+        """
         check_regular(path, LARGEST.get(path.suffix, LARGEST_TEXT))
         state = path.stat()
         self._left -= state.st_size

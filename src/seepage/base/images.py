@@ -1,4 +1,4 @@
-"""What is said of images in more than one room."""
+"""Wording on images that several packages share."""
 
 from torch import Tensor
 

@@ -1,20 +1,22 @@
-"""From where on an example counts as recovered; how the numbers were chosen: `docs/concepts/verdict.md`."""
+"""Limits from which on an example counts as recovered; how they were chosen: `docs/concepts/verdict.md`."""
 
 from dataclasses import dataclass
 
 LIKENESS = 0.4
+"""Likeness (`metrics.recognize`, at most 1) from which on an image counts as recovered."""
 GAIN_DB = 9.0
+"""PSNR in dB over the best guess without an attack from which on a record counts: an eighth of its squared error."""
 ROUGE_2 = 0.5
-"""Where a record (dB) and a text (half of its token pairs) count as recovered, as an image in `metrics.recognize`."""
+"""ROUGE-2 in [0, 1] from which on a text counts as recovered: half of its pairs of neighboring tokens."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """From where on an example counts as recovered.
+    """Limits from which on an example counts as recovered.
 
     Attributes:
-        likeness: For images.
-        gain_db: For examples that are neither images nor texts, in dB.
+        likeness: Likeness of an image, at most 1.
+        gain_db: Gain in dB over the best guess without an attack, for examples that are neither images nor texts.
     """
 
     likeness: float = LIKENESS

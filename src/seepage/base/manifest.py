@@ -258,6 +258,7 @@ def _fits(folder: Path, path: str, known: Mapping[str, Digest], key: bytes | Non
 
 
 def _key(folder: Path, *, make: bool = False) -> bytes | None:
+    """The run's own key for digests of private files; a new one where there is none and `make`, else None."""
     path = folder / KEY_FILE
     if path.exists():
         check_regular(path, 2**10)

@@ -114,7 +114,7 @@ def at_state(model: nn.Module, params: Tensors, buffers: Tensors | None = None) 
 
 
 def sorted_labels(labels: Tensor) -> Tensor:
-    """Labels as an attacker may be told them: sorted, so that the order of a batch is not told along.
+    """The labels in sorted order, in which an attacker may know them: the order of the batch stays private.
 
     Maps are sorted whole, by their pixels from the first one on.
 
@@ -372,7 +372,7 @@ def first_layer(model: nn.Module) -> tuple[str, nn.Module] | None:
 
 
 def vocabulary_of(model: nn.Module) -> int | None:
-    """How many tokens a model knows whose examples are sequences of token numbers; None for all other models.
+    """Number of tokens that a model over sequences of token numbers knows; None for all other models.
 
     Its first layer is then an embedding, whose rows are the tokens' own.
 

@@ -1,4 +1,4 @@
-"""What somebody's own code raised, in words that lead to its line."""
+"""What user code raised, in words that lead to its line."""
 
 import sysconfig
 import traceback
@@ -11,7 +11,7 @@ def first_line(error: Exception) -> str:
 
 
 def own_line(error: Exception) -> str:
-    """The last line of somebody's own code that an error came through; empty where it was none."""
+    """The last line of user code that an error came through; empty where it was none."""
     installed = tuple(filter(None, (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))))
     ours = str(Path(__file__).parents[1])
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]

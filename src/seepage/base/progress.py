@@ -18,7 +18,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Doing:
-    """What goes on.
+    """A step of a run in words.
 
     Attributes:
         what: What of the phase, such as the attack and its case; empty in `ATTACKING` where nothing new is named.
@@ -36,7 +36,7 @@ class Doing:
 
 
 ProgressCallback = Callable[[float, float, Doing], None]
-"""Called with (done, total, what goes on) while a run goes on."""
+"""Called with (done, total, step) during a run."""
 
 
 def no_progress(done: float, total: float, doing: Doing) -> None:

@@ -58,7 +58,7 @@ def is_network_file(use: str) -> bool:
 
 
 def respelled(use: str) -> str | None:
-    """What a name in the form of a file or of an attribute is called here; None where it has no such form.
+    """The registered spelling of a name in the form of a file or of an attribute; None where it has no such form.
 
     >>> respelled("./nets/mine.py:Net"), respelled("nets.mine.Net"), respelled("fc2")
     ('nets.mine:Net', 'nets.mine:Net', None)
@@ -151,11 +151,11 @@ class Spec:
         return f"{self.use}({inside})" if inside else self.use
 
     def with_options(self, **options: Any) -> Self:
-        """The same part with other options."""
+        """A copy with other options."""
         return replace(self, options={**self.options, **options})
 
     def table(self) -> dict[str, Any]:
-        """As a recipe writes it."""
+        """The part as a recipe's table."""
         return {"use": self.use, **({"label": self.label} if self.label else {}), **self.options}
 
 
@@ -166,7 +166,7 @@ class Entry(Generic[T]):
     Attributes:
         name: The name.
         home: Where it is defined, `module:thing`.
-        facts: What was said of it when it was registered, e.g. `paper` and `cost` of an attack. Each is an attribute
+        facts: Facts stated at its registration, e.g. `paper` and `cost` of an attack. Each is an attribute
             of the entry too: `ATTACKS["dlg"].paper`.
         given: Leading arguments that the program passes itself, e.g. a model's input shape and number of classes.
         leading: Those of them that are known already: the `NAME` of `torchvision:NAME`.
@@ -196,7 +196,7 @@ class Entry(Generic[T]):
 
     @property
     def about(self) -> str:
-        """What it is, in one line: the first paragraph of its docstring, unless it was registered with another."""
+        """Description in one line: the first paragraph of its docstring, unless it was registered with another."""
         source = self._source
         return str(self.facts.get("about", "" if source is None else source.about))
 
@@ -207,7 +207,7 @@ class Entry(Generic[T]):
 
     @property
     def explained(self) -> list[Option]:
-        """The same, with their meanings."""
+        """The options with their meanings."""
         return self._options(meanings=True)
 
     def _options(self, *, meanings: bool) -> list[Option]:
@@ -240,7 +240,7 @@ class Registry(Mapping[str, Entry[T]]):
         given: Leading arguments that the program passes itself when it makes one.
         variable: The name of this registry in its module.
         group: The group of entry points; default: `seepage.` and the room's own name.
-        own: What somebody's own is called in messages, as in `module:factory`.
+        own: Word for a user-defined part in messages, as `factory` in `module:factory`.
         shared: `module:Class` of options that every one of this kind takes; it is given them as one object.
     """
 
@@ -296,7 +296,7 @@ class Registry(Mapping[str, Entry[T]]):
         return remember
 
     def find(self, use: str) -> Entry[T]:
-        """What a name stands for. A dotted path is imported: call this only with names that the user typed.
+        """The entry of a name. A dotted path is imported: call this only with names that the user typed.
 
         Raises:
             SeepageError: For an unknown name.
@@ -323,7 +323,7 @@ class Registry(Mapping[str, Entry[T]]):
         return use in self or any(use.startswith(p.removesuffix("NAME")) for p in self.patterns)
 
     def is_foreign(self, use: str) -> bool:
-        """Whether a name leads to somebody's own code, a dotted path or a saved network, which is not run unasked.
+        """Whether a name leads to user code, a dotted path or a saved network, which is not run unasked.
 
         >>> models.is_foreign("my:net"), models.is_foreign("timm:resnet18"), models.is_foreign("nets/mine.pt2")
         (True, False, True)
@@ -331,7 +331,7 @@ class Registry(Mapping[str, Entry[T]]):
         return (is_dotted(use) or (self.kind == "model" and is_network_file(use))) and not self.knows(use)
 
     def problems(self, spec: Spec, what: str = "") -> list[str]:
-        """What is wrong with a part: its options, or its own checks of their values.
+        """Sentences on mistakes in a part: its options, or its own checks of their values.
 
         Args:
             spec: The part.
@@ -358,7 +358,7 @@ class Registry(Mapping[str, Entry[T]]):
             return [f"{what}: {problem}" for problem in error.problems]
         except SeepageError:
             raise
-        except Exception as error:  # whatever somebody's own code may raise
+        except Exception as error:  # user code may raise anything
             return [f"{what} cannot be made ({type(error).__name__}: {error})"]
         return self._misfit(made, what)
 
@@ -411,7 +411,7 @@ class Registry(Mapping[str, Entry[T]]):
     def spec_of(self, made: Any, *, dotted: bool = False) -> Spec:
         """The reverse of `build` for a dataclass: its name and its options.
 
-        Fields that its class lists as `secrets` are left out: no attacker is told them, and no folder holds them. So
+        Fields that its class lists as `secrets` are left out: no attacker knows them, and no folder holds them. So
         is a field whose metadata say `quiet`, at its default: folders written before it existed read the same.
 
         Args:
@@ -481,7 +481,7 @@ class Registry(Mapping[str, Entry[T]]):
         }
 
     def _registrations(self, path: Path, room: Path) -> Iterator[Entry[T]]:
-        """What a file registers here, read from its source."""
+        """The registrations in a file, read from its source without importing it."""
         if f"{self.variable}.register(" not in path.read_text(encoding="utf-8"):
             return
         below = path.relative_to(room.parent).with_suffix("").parts if path != room else ()
@@ -502,7 +502,7 @@ class Registry(Mapping[str, Entry[T]]):
 
     @cached_property
     def _installed(self) -> dict[str, Entry[T]]:
-        """What installed packages add by entry points; a name of this package's own is never taken over."""
+        """Entries that installed packages add by entry points; names of this package keep their meaning."""
         found = {}
         for point in _entry_points().select(group=self.group):
             if point.name not in self._built_in:
@@ -510,7 +510,7 @@ class Registry(Mapping[str, Entry[T]]):
         return found
 
     def _entry_of(self, point: EntryPoint) -> Entry[T]:
-        """What an entry point names; its facts are read from its source, without importing it."""
+        """The entry of an entry point; its facts are read from its source, without importing it."""
         source = read_source(point.module, point.attr)
         node = source.node if source is not None else None
         calls = [] if node is None else [call for call, _ in self._calls(node)]
@@ -531,7 +531,7 @@ def _declared(module: str, node: ast.stmt) -> dict[str, Any]:
 
 @cache
 def _entry_points() -> Any:
-    """What installed packages offer, to whomever."""
+    """Entry points of all installed packages."""
     return entry_points()
 
 

@@ -77,7 +77,7 @@ class Summary(JsonRecord):
     n: int | None = None
 
     def rounded(self, digits: int) -> "Summary":
-        """The same with so many decimals.
+        """A copy with numbers rounded to so many decimals.
 
         >>> Summary(mean=0.123456, n=2).rounded(4)
         Summary(mean=0.1235, median=None, low=None, high=None, n=2)

@@ -47,7 +47,7 @@ def problems_with(
     shared: Callable[..., Any] | None = None,
     filled: Collection[str] = (),
 ) -> list[str]:
-    """What is wrong with calling `make` with these options: unknown names, wrong types, missing ones.
+    """Sentences on mistakes in calling `make` with these options: unknown names, wrong types, missing ones.
 
     Args:
         make: A class or function; its annotations are the schema.
@@ -90,7 +90,7 @@ def problems_with(
 def _hints(make: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(make.__init__ if inspect.isclass(make) else make)
-    except (NameError, TypeError):  # somebody's own code, whose annotations may not resolve
+    except (NameError, TypeError):  # user code, whose annotations may not resolve
         return {}
 
 
@@ -132,7 +132,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 @cache
 def _adapter(hint: Any) -> Any:
-    """What checks values of an annotation; None where pydantic knows nothing of it."""
+    """The pydantic adapter that checks values of an annotation; None where there is none."""
     from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
     try:
@@ -209,7 +209,7 @@ class SourceDefinition:
         return found
 
     def meanings(self, names: Sequence[str] = ()) -> dict[str, str]:
-        """What its docstring says of its options under `Args:`, each on one line and without markup.
+        """Option to its description under `Args:` of the docstring, each on one line and without markup.
 
         A class also says what its bases say. Of those of `names` that a function says nothing of, it says what the
         parts say that it passes them to.

@@ -83,12 +83,12 @@ PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", 
 """Names of files that are pickles, or may be."""
 
 LARGEST_TEXT = 2**28
-"""Bytes of a file of somebody's own texts or rows; more is refused before it is read."""
+"""Bytes of a user's file of texts or rows; more is refused before it is read."""
 
 FEWER_ROWS = "the most that is read; keep fewer of its rows"
 FEWER_FILES = "the most that is looked through; name a folder with fewer"
 NO_SUCH_FILE = "which no such file is; check the path, or make it again"
-"""What is said of a file that is too large."""
+"""Ends of the message on a file that is too large."""
 
 
 def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
@@ -97,7 +97,7 @@ def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
     Args:
         path: The file.
         content: Text is written as UTF-8.
-        mode: Who may read and write it at most, of which the umask takes away; 0o600: only its owner.
+        mode: Permissions of the file, less those that the umask takes away; 0o600: only its owner reads and writes.
 
     Raises:
         SeepageError: Where the folder cannot be written or the disk is full; nothing is left behind.
@@ -108,6 +108,7 @@ def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
 
 @contextmanager
 def _opened(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A temporary file beside `path`, which replaces it at the end of the block, and is removed after an error."""
     # Not by `tempfile`: its files are their owner's alone, and a later chmod knows nothing of the umask.
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
     try:
@@ -122,7 +123,7 @@ def _opened(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
             f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with --out"
         ) from error
     finally:
-        with suppress(OSError):  # such as that of a folder that is none, which was said above
+        with suppress(OSError):  # such as of a missing folder, reported above
             temporary.unlink(missing_ok=True)
 
 
@@ -131,7 +132,7 @@ def sweep(folder: Path, *, older: float = 0.0) -> None:
 
     Args:
         folder: The folder.
-        older: Seconds since the last change, from which a file is taken for left, where somebody may be writing.
+        older: Age in seconds since the last change from which a file is removed; younger ones may still be written.
     """
     for left in walk(folder):
         with suppress(OSError):  # whoever writes it may just have renamed it
@@ -201,7 +202,7 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    r"""What a stranger's JSON text holds.
+    r"""The value of an untrusted JSON text.
 
     Raises:
         ValueError: Where it is no JSON; for numbers that JSON has no word for, whole ones of more than `MOST_DIGITS`
@@ -217,7 +218,7 @@ def parse_json(text: str) -> Any:
     if text.count("[") + text.count("{") > MOST_TABLES:  # each takes a hundred bytes, and time
         raise ValueError(f"it has more than {MOST_TABLES:,} tables and lists")
     found = json.loads(text, parse_constant=_finite, parse_float=_finite)
-    digits = _LONG.search(text) is not None  # of a whole number or of a fraction; a look at each number takes seconds
+    digits = _LONG.search(text) is not None  # of a whole number or of a fraction; checking each number takes seconds
     level: list[Any] = [[found]]
     for _ in range(DEEPEST_JSON + 1):
         parts = [values.values() if isinstance(values, dict) else values for values in level]
@@ -268,7 +269,7 @@ def check_regular(path: Path, largest: int | None = None, *, too_large: str = NO
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise where a link below a folder leads out of it: somebody else's folder must not make us read or write there.
+    """Raise where a link below a folder leads out of it: an untrusted folder must not make us read or write there.
 
     The folder itself may be reached through one.
     """
@@ -282,12 +283,12 @@ def refuse_links(folder: Path) -> None:
 
 
 def walk(folder: Path, *, hidden: bool = True, most: int | None = MOST_ENTRIES) -> "Iterator[os.DirEntry[str]]":
-    """Everything below a folder that may be a stranger's, in the order of the names; links are not followed.
+    """Everything below a folder that may be untrusted, in the order of the names; links are not followed.
 
     Args:
         folder: The folder; one that is not there, or that cannot be opened, has nothing in it.
         hidden: Whether names that begin with a dot count, and what is below them.
-        most: Files and folders that there may be; None: any number, as of one's own pictures.
+        most: Files and folders that there may be; None: any number, as for the user's own pictures.
 
     Raises:
         SeepageError: Where there are more, or folders more than `DEEPEST_FOLDER` deep.
@@ -429,7 +430,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _head(shapes: Mapping[str, Kind], metadata: Mapping[str, str] | None) -> bytes:
-    """What a safetensors file starts with: the length of the JSON after it, 8 bytes little-endian, and that JSON."""
+    """The head of a safetensors file: the length of the JSON after it, 8 bytes little-endian, and that JSON."""
     table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
     for name, (dtype, shape) in shapes.items():
@@ -524,7 +525,7 @@ def _not_whole(path: Path, error: Exception) -> SeepageError:
 
 
 def count_tensors(path: Path) -> int:
-    """How many tensors the head of a safetensors file names, whatever the size of the file that it is the head of.
+    """Number of tensors that the head of a safetensors file names, without a check of the file's size.
 
     Raises:
         SeepageError: For a file whose head cannot be read, and for what is none.

@@ -1,11 +1,12 @@
-"""Whether a run folder is one's own: made by seepage for this user on this machine, and not brought by a checkout.
+"""Proof that seepage made a run folder for this user on this machine; a folder from a checkout has none.
 
-A key lies in the user's state folder, made on first use and readable by nobody else. `owner.mac` in a run folder holds
-an HMAC-SHA-256 with it: of the file that says what the run is of, from before anything else is written, and of the
-manifest once the run is finished. Whoever has no access to the key can make neither, however well the rest fits.
+A secret key lies in the user's state folder, made on first use and readable by nobody else. `owner.mac` in a run folder
+holds an HMAC-SHA-256 with that key. Until the run is finished it is over the file that defines the run (one of
+`NAMED_BY`), and is written before anything else; then it is over the manifest, which lists all other files. Nobody
+can make either without the key.
 
-A gate judges a folder that it did not just make only if it is one's own. What is one's own and unfinished is trusted
-with what lies in it: who can write into it can change what is gone on from.
+A gate judges an older folder only if it has this proof. An unfinished folder is proven by its definition alone: whoever
+can write into it can change the intermediate results from which the run is resumed.
 """
 
 import hmac
@@ -21,21 +22,25 @@ from seepage.base.storage import OWNER_ONLY, TEMPORARY, check_regular, write_who
 from seepage.errors import SeepageError
 
 OWNER = "owner.mac"
-"""File in a run folder that says whose it is; no manifest lists it, as it vouches for the manifest."""
+"""File in a run folder with the proof, in hexadecimal; no manifest lists it, as it is over the manifest."""
 
 KEY = "run.key"
+"""File in the user's state folder with the secret key, in hexadecimal."""
 KEY_BYTES = 32
+"""Length of the key: that of SHA-256's output, beyond which a longer one adds no strength."""
 
 MANIFEST, RESULT = "manifest.json", "result.json"
 NAMED_BY = ("attack.json", "captured.json", "recipe.toml")
-"""Files that say what a run is of; a run of captured files has two."""
+"""Files that define a run; a run of captured files has two of them."""
 
 LARGEST = 2**26
-"""Bytes of one of these."""
+"""Largest size in bytes (64 MiB) of a file that is hashed; a larger one was not written by seepage."""
+LARGEST_PROOF = 2**10
+"""Largest size in bytes (1 KiB) of a key or proof that is read: each is one line of 64 hexadecimal digits."""
 
 
 def state_folder() -> Path:
-    """Where this user's programs keep what is neither data nor settings: `$XDG_STATE_HOME`, or the system's own.
+    """The folder of this user's program state: `$XDG_STATE_HOME/seepage`, or the system's own place for it.
 
     Raises:
         SeepageError: Where the user has no home.
@@ -54,13 +59,13 @@ def state_folder() -> Path:
 
 
 def begin(folder: Path, text: str) -> None:
-    """Say that a folder is one's own before anything is written to it, unless somebody else's files are there.
+    """Write the proof of a run that is about to start; nothing where the folder holds files without a proof.
 
-    Without a place for the key nothing is said, and the folder counts as somebody else's later.
+    Where no key can be made, no proof is written, and the folder counts as foreign later.
 
     Args:
-        folder: The run folder; empty, or one's own.
-        text: What the run is of: the content of the file that says so.
+        folder: The run folder; empty, or with a valid proof.
+        text: Content of the file that defines the run.
     """
     if _is_empty(folder) or is_own(folder):
         with suppress(SeepageError):
@@ -69,7 +74,7 @@ def begin(folder: Path, text: str) -> None:
 
 @contextmanager
 def staying_own(folder: Path, *, finished: bool = True) -> Iterator[None]:
-    """While seepage itself writes another manifest or result: what was one's own before stays so, and nothing else.
+    """Keep a folder's proof valid while seepage rewrites its manifest or result; a folder without one gets none.
 
     Args:
         folder: The run folder.
@@ -86,41 +91,42 @@ def staying_own(folder: Path, *, finished: bool = True) -> Iterator[None]:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether this user's seepage made what a run folder holds."""
-    return _doubt(folder) is None
+    """Whether a run folder has a valid proof that this user's seepage made it."""
+    return _why_foreign(folder) is None
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise where a folder, or a file in place of one, holds anything that this user's seepage did not make.
+    """Refuse a folder that is not empty and has no valid proof, and a file in place of a folder.
 
     Raises:
-        SeepageError: With what to do.
+        SeepageError: With the reason and the remedy.
     """
     if _is_empty(folder):
         return
-    doubt = _doubt(folder) if folder.is_dir() else "a file alone says nothing of who made it"
-    if doubt is not None:
+    reason = _why_foreign(folder) if folder.is_dir() else "a file alone says nothing of who made it"
+    if reason is not None:
         raise SeepageError(
-            f"{folder} holds a run that nothing shows to be yours ({doubt}), and a gate would believe "
+            f"{folder} holds a run that nothing shows to be yours ({reason}), and a gate would believe "
             "whoever made it; name a fresh folder, or, if you know where it comes from, add --reuse"
         )
 
 
-def _doubt(folder: Path) -> str | None:
-    """Why a folder is not one's own; None where it is."""
+def _why_foreign(folder: Path) -> str | None:
+    """The reason why a folder has no valid proof; None where it has one. Never raises."""
     place = folder / OWNER
     if not place.is_file():
         return f"it has no {OWNER}"
     try:
-        check_regular(place, 2**10)
+        check_regular(place, LARGEST_PROOF)
         found, key = bytes.fromhex(place.read_text(encoding="ascii").strip()), _key()
-        facts = [_begun(key, _content(folder / name)) for name in NAMED_BY if (folder / name).is_file()]
-        # Without its result a finished run would be gone on from, by what its manifest no longer vouches for.
+        valid = [_begun(key, _content(folder / name)) for name in NAMED_BY if (folder / name).is_file()]
+        # The proof over the manifest needs the result too. A finished run whose result was deleted would be resumed,
+        # from intermediate files that may have been changed since.
         if (folder / RESULT).is_file() and (folder / MANIFEST).is_file():
-            facts.append(_finished(key, _content(folder / MANIFEST)))
+            valid.append(_finished(key, _content(folder / MANIFEST)))
     except (SeepageError, OSError, ValueError) as error:
         return str(error)
-    if any(hmac.compare_digest(found, one) for one in facts):
+    if any(hmac.compare_digest(found, one) for one in valid):  # constant time
         return None
     return f"its {OWNER} is of another key or of other files"
 
@@ -131,10 +137,12 @@ def _content(path: Path) -> bytes:
 
 
 def _begun(key: bytes, named: bytes) -> bytes:
+    """Proof of a run that is not finished, over the content of the file that defines it."""
     return hmac.digest(key, b"seepage: a run begun of\0" + named, "sha256")
 
 
 def _finished(key: bytes, manifest: bytes) -> bytes:
+    """Proof of a finished run, over the content of its manifest."""
     return hmac.digest(key, b"seepage: a run finished with\0" + manifest, "sha256")
 
 
@@ -161,7 +169,7 @@ def _key(*, make: bool = False) -> bytes:
     try:
         if make and not place.exists():
             _make(place)
-        check_regular(place, 2**10)
+        check_regular(place, LARGEST_PROOF)
         state = place.stat()
         if hasattr(os, "getuid") and (state.st_uid != os.getuid() or state.st_mode & 0o077):
             raise SeepageError(f"{place} is not yours alone; remove it, and a new key is made")

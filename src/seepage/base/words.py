@@ -1,4 +1,4 @@
-r"""A stranger's words made safe for whatever shows them: a terminal, Markdown, SARIF, XML, and pages.
+r"""Untrusted text made safe for whatever shows it: a terminal, Markdown, SARIF, XML, and pages.
 
 Names of cases, reasons, titles and facts come from files that others made. What would move a cursor, ring or turn the
 writing around is spelled out everywhere (`\x1b`); what a format would take for a tag, a link or a mention is broken.
@@ -92,10 +92,10 @@ def plural(count: int, word: str) -> str:
 
 
 def places_of(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Each sentence once, with the places of which it is said.
+    """Each sentence once, with the places that it is about, both in the order of their first appearance.
 
     Args:
-        said: Place and words.
+        said: Pairs of place and sentence.
 
     >>> places_of([("a", "told"), ("b", "not told"), ("c", "told")])
     {'told': ['a', 'c'], 'not told': ['b']}

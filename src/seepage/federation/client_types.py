@@ -64,12 +64,12 @@ class Update:
     """What leaves the client in one round.
 
     Attributes:
-        tensors: By name and in the shape of the trainable parameters. Those that are missing were not sent.
+        tensors: One tensor per trainable parameter, by its name and in its shape; missing ones were not sent.
         kind: `gradient`: the gradient of the mean loss. `delta`: parameters after minus before.
-        rate: Of a gradient that was read off two checkpoints: the learning rate that their difference was divided by,
-            so that what was rounded, the weights that came back, can be made again. None: it was sent as it is.
-        decayed: Of two checkpoints: the share of each weight that weight decay took off it, by name, where that is
-            known. It is not in the tensors any more.
+        rate: For a gradient computed from two checkpoints: the learning rate by which their difference was divided. It
+            allows recomputing the weights after training, which are what was rounded. None: sent as a gradient.
+        decayed: For two checkpoints: the share in [0, 1] by which weight decay shrank each weight, by name, where
+            known. The tensors no longer contain it.
     """
 
     tensors: Tensors
@@ -96,7 +96,7 @@ class Update:
         return cls(tensors, kind="delta")
 
     def without_decay(self, before: Mapping[str, Tensor], shares: Mapping[str, float]) -> Self:
-        """The same difference of weights as it were without weight decay, which took off a share of each weight.
+        """The difference of weights without the part of weight decay, which shrinks each weight by a share.
 
         Args:
             before: The weights that were sent out.
@@ -179,7 +179,7 @@ class ClientUpdate(ABC):
 
     @abstractmethod
     def compute(self, problem: LocalProblem) -> Update:
-        """What the client sends."""
+        """The update that the client sends."""
 
     @abstractmethod
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
@@ -211,7 +211,7 @@ class ClientUpdate(ABC):
 
     @property
     def target(self) -> OwnTarget:
-        """What the loss compares the outputs with: each example's label, or the example itself (an autoencoder)."""
+        """Target of the loss: each example's label, or the example itself (an autoencoder)."""
         return "label"
 
     @property
@@ -260,7 +260,7 @@ class ClientUpdate(ABC):
         return [torch.arange(examples)]
 
     def reaches(self, steps: int) -> list[float]:
-        """How many learning rates the gradient of each of so many local steps has moved the weights by at their end."""
+        """Weight of each local step's gradient in the final difference of weights, in units of the learning rate."""
         return [1.0] * steps
 
     def with_steps(self, steps: int) -> "ClientUpdate":
@@ -323,7 +323,7 @@ class ClientUpdate(ABC):
         return self
 
     def with_per_client(self, rule: "ClientUpdate") -> "ClientUpdate":
-        """The same with another rule for each client; that rule itself, unless updates of several are summed."""
+        """A copy with another rule for each client; the other rule itself, unless updates of several are summed."""
         return rule
 
     @property
@@ -402,7 +402,7 @@ class DefenseModel(ABC):
         return None
 
     def credible(self, target: Tensors) -> Tensors:
-        """What was sent, with zero for entries that are no part of the gradient, where the defense makes such up."""
+        """The sent update, with zero for entries that the defense made up and that are no part of the gradient."""
         return target
 
 
@@ -426,12 +426,12 @@ class Defense(ABC):
     Attributes:
         tensorwise: Each tensor is changed by itself, with randomness of its own: some can be made alone.
         from_batch: It makes the update anew from the client's examples, whatever it is given: it comes first.
-        reads_examples: It looks at the private examples, so behind noise it undoes what the noise guarantees.
+        reads_examples: It reads the private examples; behind noise it therefore voids the noise's guarantee.
         only_hides: It sends every entry as it is, or as zero.
         withholds: It leaves whole tensors out of the update.
         acts_on: `update`: each client's by itself. `group`: the updates of a group, in whose sum it cancels. `view`:
-            only what the server can read; the sum of all updates, which training goes on with, is as without it.
-        secrets: Names of its options that no attacker is told, whatever else it knows of the defense.
+            only what the server can read; the sum of all updates, which training continues with, is as without it.
+        secrets: Names of its options that no attacker knows, whatever else it knows of the defense.
         follows_training: What it does in a round depends on earlier ones, by `begin` and `remember`.
         needs_neighbor: It uses the plain update of the client before it in the group (`ClientView.neighbor`).
     """
@@ -468,11 +468,11 @@ class Defense(ABC):
         return None
 
     def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
-        """What an attacker who knows of it does to guesses, in order. None by default: it is not followed."""
+        """Transformations that an attacker who knows the defense applies to guesses, in order; none by default."""
         return ()
 
     def defended_rule(self, rule: ClientUpdate, model: nn.Module, sent: Tensors) -> ClientUpdate:
-        """What the client computes with the defense inside, as far as an attacker who knows of it can repeat that.
+        """The client rule with the defense inside, as far as an attacker who knows the defense can repeat it.
 
         Args:
             rule: What the client computes without.
@@ -501,11 +501,11 @@ class Defense(ABC):
         return None
 
     def with_less_noise(self, share: float, t: int) -> "Defense":
-        """The same with this share of its noise of round `t`, which is what is left in an average over rounds."""
+        """A copy with this share of its noise of round `t`, as it remains in an average over rounds."""
         return self
 
     def mechanism(self, rounds: Sequence[int]) -> GaussianMechanism | None:
-        """What is counted of it for the epsilon of a client in these rounds; None: it promises no such thing."""
+        """The mechanism of differential privacy for a client's epsilon in these rounds; None: it is none."""
         return None
 
     def wire_bytes(self, update: Update) -> int:

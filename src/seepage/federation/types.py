@@ -67,7 +67,7 @@ Told = Literal["labels", "indices", "statistics", "auxiliary", "defense"]
 
 @dataclass(frozen=True)
 class Round:
-    """One round as the server sees it: the model it sent out and the update that came back.
+    """One round as the server sees it: the model that it sent out and the update that it received.
 
     Each parameter of the model is one of four things: *sent*, in the update; *withheld*, trained by the client and not
     in the update; *personal*, where the server never saw its weights either; or *frozen*, in neither `params` nor
@@ -81,7 +81,7 @@ class Round:
         batch_size: Number of examples behind the update, where the server knows it.
         size_inferred: That number was read off the update itself. It is the least that can be: examples with slopes in
             proportion look like one.
-        labels: `[n]` the true labels, only when the attacker is told them.
+        labels: `[n]` the true labels, only when the attacker knows them.
         indices: `[n]` data-set indices, only when the protocol shows them (vertical FL).
         personal: Names of parameters that are the client's own: neither weights nor gradients of theirs are known.
     """
@@ -106,7 +106,7 @@ class Round:
         return tuple(name for name in self.params if name not in self.update.tensors)
 
     def over(self, share: float) -> Self:
-        """The same round with its update divided by a number, where that is known to be so many times the client's."""
+        """A copy with the update divided by a number, where it is known to be this multiple of the client's."""
         if share == 1:
             return self
         sent = self.update
@@ -121,14 +121,14 @@ class Round:
         """
         found = client.as_gradient(self.update, self.batch_size)
         if found is not self.update.tensors:
-            # A rate of 1e-300, which a stranger may state, makes of any difference more than a number can hold.
+            # A rate of 1e-300, which an untrusted file may state, makes of any difference more than a number can hold.
             check_finite(found, self.t, "gradient that the client's rule and update make")
         return SentTensors(found, [*self.params, *self.personal])
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Everything the attacker is told beside the rounds themselves. The report prints it.
+    """Everything the attacker knows beside the rounds themselves. The report prints it.
 
     Attributes:
         model: The architecture. Its own parameters are not used: each round carries them.
@@ -136,7 +136,7 @@ class Knowledge:
         input_shape: Shape of one example, e.g. `(3, 32, 32)`.
         num_classes: Number of classes; of values, how many numbers a target has.
         value_range: Smallest and largest value an input can take.
-        told: What the attacker is told beyond model, client rule, shapes and updates.
+        told: What the attacker knows beyond model, client rule, shapes and updates.
         defense: The defense the client applied, when the attacker knows it.
         auxiliary: Examples `[m, *shape]` that are not private, when the attacker has some.
         architecture: How to build the model again: registry name or dotted path, with options.

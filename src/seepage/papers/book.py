@@ -89,6 +89,7 @@ stands in [FedLeak on ReLU networks](../attacks/fedleak_guided.md).""",
 """What the small size of each paper is, for its part of the first page."""
 
 DECIMALS = 2
+"""Decimals of numbers from 0.1 on in the tables; smaller ones have three significant digits."""
 
 
 def write_book(results: Path, folder: Path) -> list[Path]:
@@ -126,7 +127,7 @@ COUNTED = (
 
 
 def _counts(paper: str, source: str, items: Sequence[Item], found: Mapping[str, Sequence[Record]]) -> list[str]:
-    """How many of a paper's claims came out how, a line for each size."""
+    """Number of a paper's claims by outcome, a line for each size."""
     claims = [judged for item in items for _, judged in judged_of(item, found[item.id])]
     lines = []
     for size, words in (("paper", "the paper's"), ("small", "small")):
@@ -228,7 +229,7 @@ def _claims(item: Item, records: Sequence[Record]) -> str:
 
 
 def _price(item: Item, judged: Judged) -> str:
-    """What it would take to close an open claim."""
+    """The cost of closing an open claim."""
     seeds = seeds_to_decide(judged)
     if seeds is None:
         return f"To close it: more than {MOST_SEEDS} seeds, as the numbers lie on the claim's line."
@@ -290,6 +291,7 @@ def _figures(item: Item, size: str, records: Sequence[Record], results: Path, fo
 
 
 def _table(item: Item, size: str, records: Sequence[Record]) -> str:
+    """A Markdown table of an item: for each row the paper's numbers, ours, and those beside ours."""
     heads = item.columns("small" if size == "small" else "paper")
     lines = [_row(["row", "", *heads]), "|" + "---|" * (len(heads) + 2)]
     if tuple(heads) != tuple(item.expect.columns):

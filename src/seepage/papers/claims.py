@@ -66,7 +66,7 @@ class _Claim(BaseModel):
         exact: Whether no chance is in the numbers, so that they are compared as they are.
         instead: The metric that is read, more being better, where the row's own could not be measured.
         own: Whether our numbers are by an algorithm of this package in place of the paper's, which the verdict says.
-        only: Columns that are looked at; empty: all.
+        only: Columns that the claim is about; empty: all.
         differs: What is different here and what would have to be true for the paper's result; needed where the claim
             does not hold here.
     """
@@ -87,7 +87,7 @@ class _Claim(BaseModel):
         raise NotImplementedError
 
     def problems(self, lines: Sequence[Line], columns: int) -> list[str]:
-        """What is wrong with it for an item with these rows and so many columns, a sentence each."""
+        """Sentences on mistakes in the claim, for an item with these rows and so many columns."""
         found = [
             f"the claim {self.text!r} names the rows {pattern!r}, and there are none"
             for pattern in self._patterns()

@@ -75,5 +75,5 @@ def _one(
 
 
 def _literal(text: str) -> str:
-    """A stranger's words for a legend, in which dollars would begin a formula."""
+    """Untrusted text for a legend, in which dollars would begin a formula."""
     return printable(text[:60]).replace("$", r"\$")

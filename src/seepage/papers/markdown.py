@@ -1,4 +1,4 @@
-"""A stranger's words in Markdown: they stay words, whatever a builder of pages makes of the rest."""
+"""Untrusted text in Markdown: it stays text, whatever a builder of pages makes of the rest."""
 
 from seepage.errors import printable
 

@@ -71,7 +71,7 @@ class Job:
         return [line for line in self.item.lines if line.data == self.paper_data]
 
     def command(self, size: Size) -> str:
-        """What makes these numbers again, without folders of this machine."""
+        """The command that repeats these numbers, without folders of this machine."""
         words = ["seepage", "reproduce", self.item.id, "--size", size]
         if self.data not in ("", self.paper_data, self.item.stand_in.get(self.paper_data)):
             words += ["--data", f"{self.paper_data}={Path(self.data).name}"]
@@ -226,6 +226,15 @@ def _values(job: Job, result_rows: Sequence[Row], result_cases: Sequence[Case]) 
 
 
 def _value(line: Line, column: int, case: Case | None, row: Row | None, where: str) -> Value:
+    """Our number for one place of a paper's table.
+
+    Args:
+        line: The table's row, which names the metric.
+        column: The table's column.
+        case: The case that was run for it; None: missing.
+        row: The result row; None: missing, or the metric is a fact of the case (`case.NAME`).
+        where: The place in words, for errors.
+    """
     if case is None or (row is None and not line.metric.startswith("case.")):
         raise SeepageError(f"the recipe has no {where}, which [[expect.rows]] {line.name!r} names; correct the recipe")
     if row is None or line.metric.startswith("case."):
@@ -248,6 +257,7 @@ def _value(line: Line, column: int, case: Case | None, row: Row | None, where: s
 
 
 def _record(job: Job, size: Size, value: Value, env: Mapping[str, Any]) -> Record:
+    """The record of one measured number of a paper's table, with the paper's own and the environment."""
     line = next((line for line in job.lines if line.name == value.row), None)
     if line is None:
         raise SeepageError(f"{job.item.expect.by} made a row {value.row!r}, which is not in [[expect.rows]]")
@@ -350,7 +360,7 @@ def _show_part(
 
 
 def data_name(job: Job) -> str:
-    """What the records of a job call its data."""
+    """The name of a job's data in its records."""
     return Path(job.data).name if job.data else _own_data(job)
 
 

@@ -20,7 +20,7 @@ from seepage.papers.records import Record
 Verdict = Literal["holds", "does not hold", "cannot tell"]
 
 EXACT_DB = 60.0
-"""PSNR in dB up to which numbers are told apart. An error of half a step of 8 bits is 54 dB."""
+"""PSNR in dB up to which numbers are distinguished. An error of half a step of 8 bits is 54 dB."""
 
 DIVERGED = 10.0
 """Training loss in nats beyond which training has failed; guessing among 1,000 classes has 6.9."""
@@ -29,7 +29,7 @@ LEVEL = 0.95
 """Of the intervals."""
 
 TOPS = {"psnr": EXACT_DB, "psnr_nearest": EXACT_DB, "loss": DIVERGED}
-"""Up to where numbers of a metric are told apart."""
+"""Up to where numbers of a metric are distinguished."""
 
 _ROUNDING = 1e-9
 """Differences of printed numbers, such as 0.3 - 0.2, are off by this much at most."""
@@ -103,7 +103,7 @@ class Judged:
 
     @property
     def measured(self) -> int:
-        """How many of its comparisons have numbers."""
+        """Number of its comparisons that have numbers."""
         return sum(part.measured for part in self.parts)
 
     @property
@@ -117,7 +117,7 @@ class Judged:
         return "holds" if all(found) else "cannot tell"
 
     def count(self, found: bool | None) -> int:
-        """How many of the measured comparisons came out so."""
+        """Number of measured comparisons with this outcome."""
         return sum(part.measured and part.found is found for part in self.parts)
 
     @property
@@ -127,7 +127,7 @@ class Judged:
 
 
 def judge_paper(claim: Claim, lines: Sequence[Line], columns: int) -> Judged:
-    """What the paper's own printed numbers say of a claim."""
+    """The verdict of the paper's own printed numbers on a claim."""
 
     def number(at: At) -> Number | None:
         value = at.line.paper_at(at.column)
@@ -224,6 +224,16 @@ def _decide(
     baseline: Callable[[At], Number | None] = lambda at: None,
     data: str = "",
 ) -> Decided:
+    """Whether a comparison that a paper claims holds for our numbers.
+
+    Args:
+        comparison: The two numbers, their order and the least margin.
+        number: Number at a place of the table; None: not measured.
+        exact: Whether the numbers are exact, so that no interval over seeds is needed.
+        cap: Whether metrics are cut at `TOPS`, beyond which differences do not matter.
+        baseline: Number of the baseline at a place.
+        data: Data set of the numbers.
+    """
     left, right = number(comparison.left), comparison.right
     if isinstance(right, At):
         other = number(right)

@@ -192,20 +192,20 @@ class Sent:
         softmax: bool = False,
         hold: bool = False,
     ) -> "Sent":
-        """The update from one state to another; a gradient where the rate of the one SGD step between is given.
+        """The update between two states: their difference, or a gradient where the rate of one SGD step is given.
 
         Args:
-            layout: The model's.
-            before: What was sent out; frozen parameters may be missing, and those that do not come back either.
-            after: What came back; parameters may be missing.
-            lr: The rate.
-            t: The round, for messages.
-            difference: `after` is the difference itself.
-            softmax: The client follows gradients of a loss of the softmax, beside which weight decay shows.
-            hold: Keep the update in memory, for who looks at it often.
+            layout: Names, shapes and kinds of the model's tensors.
+            before: State that was sent out; may lack frozen parameters, and trained ones that `after` lacks too.
+            after: State that was returned; may lack parameters.
+            lr: Learning rate of the one SGD step between the states; None: not known, or several steps.
+            t: Index of the round, for messages.
+            difference: Whether `after` is the difference itself.
+            softmax: Whether the loss is one of the softmax, with which weight decay can be detected.
+            hold: Whether to keep the update in memory, for repeated reads.
 
         Raises:
-            SeepageError: Where a state does not fit the model, where no trained parameter came back, and where the
+            SeepageError: Where a state does not fit the model, where no trained parameter was returned, and where the
                 update is not finite.
         """
         start, end = layout.named(before), layout.named(after)

@@ -1,4 +1,4 @@
-"""What fails beside a training stays beside it: each kind of fault is said once, and what keeps failing is stopped."""
+"""Faults of recording never reach the training: each kind is logged once, and a step that keeps failing is stopped."""
 
 import logging
 import time
@@ -36,7 +36,7 @@ class CircuitBreaker:
 
     Attributes:
         folder: Where `faults.jsonl` goes, as far as it can be written.
-        said: Kinds that were said already. A framework that starts a process for each round may keep them.
+        said: Kinds that were logged already. A framework that starts a process for each round may keep them.
         open: Open circuits: steps that are not tried anymore, of one client or at all, with the reason.
 
     Example:
@@ -66,15 +66,15 @@ class CircuitBreaker:
         always: bool = False,
         client: int | str | None = None,
     ) -> T | None:
-        """What the work gives; None where it fails, or was given up. It lets no exception through.
+        """The result of a step of recording; None where it fails, or was stopped. Never raises.
 
         Args:
-            step: Which step of recording it is.
-            work: The work.
+            step: The kind of step.
+            work: Runs the step.
             where: Round and client, for the warning.
-            say: Takes the warning.
-            always: Never give it up, since something depends on it, or as it costs next to nothing.
-            client: Whose message the work is on; None: a fault would be nobody's, as that of a full disk.
+            say: Called with each warning.
+            always: Never stop the step, since something depends on it or it costs next to nothing.
+            client: Client whose message the step reads; None: its faults are of no client's making, as a full disk.
         """
         circuit = step, client
         if circuit in self.open:
@@ -90,7 +90,15 @@ class CircuitBreaker:
         return found
 
     def note(self, circuit: Circuit, error: Exception, where: str, say: Say, *, always: bool = False) -> None:
-        """Say a fault, if none of its kind was said, and give its step up where it is one too many."""
+        """Log a fault, if it is the first of its kind, and stop its step after `MAX_FAULTS_IN_A_ROW`.
+
+        Args:
+            circuit: The step and its client.
+            error: The fault.
+            where: Round and client, for the warning.
+            say: Called with each warning.
+            always: Never stop the step.
+        """
         step, client = circuit
         why, kind = reason_of(error), kind_of(error)
         log.debug("seepage: %s: %s", where, why, exc_info=error)

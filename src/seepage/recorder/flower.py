@@ -41,6 +41,8 @@ try:
 except ImportError as error:
     raise not_installed("Flower", "flower") from error
 
+POLL = 0.2
+"""Seconds between two polls of the list of connected nodes: short beside their start, and no load."""
 REPLY_TIMEOUT = 600.0
 """Seconds that the server waits for the replies of a round."""
 
@@ -164,7 +166,15 @@ def simulate(recipe: str, *, cpus: int = 1) -> FederationState:
 
 
 def _nodes(grid: Grid, clients: int) -> dict[int, int]:
-    """Which node is which client; asks every node once, and waits until all are there."""
+    """Client number to node identifier, by asking every node once; waits until all nodes are connected.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        clients: Number of clients of the federation.
+
+    Raises:
+        SeepageError: Where nodes or client numbers are missing after `REPLY_TIMEOUT` seconds.
+    """
     import time
 
     end = time.monotonic() + REPLY_TIMEOUT
@@ -173,7 +183,7 @@ def _nodes(grid: Grid, clients: int) -> dict[int, int]:
             raise SeepageError(
                 f"{len(nodes)} of {clients} Flower nodes are there after {REPLY_TIMEOUT:g} s; start the others"
             )
-        time.sleep(0.2)
+        time.sleep(POLL)
     questions = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
     answers = _replies(grid.send_and_receive(questions, timeout=REPLY_TIMEOUT))
     found = {int(answer.content["client"]["client"]): answer.metadata.src_node_id for answer in answers}
@@ -236,7 +246,7 @@ def _unpacked_reply(content: RecordDict, stage: FederationState) -> Reply:
     kind = content["config"]["kind"]
     update = Update(_like(_unpacked(content["update"]), stage.params), "delta" if kind == "delta" else "gradient")
     buffers = _like(_unpacked(content["buffers"]), stage.buffers)
-    # Unchanged statistics are told by being the very same ones.
+    # Unchanged statistics are the very same objects.
     same = all(torch.equal(buffers[name], tensor) for name, tensor in stage.buffers.items())
     return Reply(update, stage.buffers if same else buffers, int(content["metrics"]["num-examples"]))
 

@@ -77,7 +77,7 @@ def mod_filter(
 
 
 def claim_of(mod: object, *, rounds: int = 1) -> Claim:
-    """What a mod states, and what an accountant makes of its options; nothing for others than Flower's `LocalDpMod`.
+    """The epsilon that a mod states and the one computed from its options; empty except for Flower's `LocalDpMod`.
 
     That mod clips the update to `clipping_norm` and adds noise of deviation `sensitivity * sqrt(2 ln(1.25 / delta)) /
     epsilon` to each entry, so its noise multiplier is that deviation over `clipping_norm`. It states its epsilon for
@@ -96,6 +96,11 @@ def _through(mod: Mod, app: ClientApp, message: Message, context: Context) -> Me
 
 
 def _sent(reply: Message) -> Tensors:
+    """The numbers of a reply behind the mods: the difference of weights by name, and metrics as `metric NAME`.
+
+    Raises:
+        SeepageError: Where a mod answered with an error, or not with exactly one record of weights.
+    """
     if reply.has_error():
         raise SeepageError(
             f"the mod answers with an error: {short(reply.error.reason)}; give what it needs of the server's message "
@@ -107,7 +112,7 @@ def _sent(reply: Message) -> Tensors:
             "the mod lets no single record of weights through, so nothing can be measured; secure aggregation needs "
             "the other clients, leave it out"
         )
-    # Zeros went out, so what comes back is the difference.
+    # The weights that were sent out are zeros, so the reply's weights are the difference itself.
     found: Tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in records[0].items()}
     for record in reply.content.metric_records.values():
         found |= {f"metric {name}": _number(value) for name, value in record.items()}
@@ -120,7 +125,7 @@ def _number(value: float | Sequence[float]) -> Tensor:
 
 @contextmanager
 def _somebody() -> Iterator[None]:
-    """Messages want to know who sends them, which an engine tells; here nobody does."""
+    """Set the sender's identity, which Flower's messages require and its engine sets; here no engine runs."""
     before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (1 if part is None else part for part in before)
     try:
@@ -131,7 +136,7 @@ def _somebody() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Mods have a line for each call in the log."""
+    """Turn off Flower's log, in which mods write a line for each call."""
     log = logging.getLogger("flwr")
     before, log.disabled = log.disabled, True  # setting a level instead would clear a cache, which takes longer
     try:

@@ -1,4 +1,4 @@
-"""Flower: hooks for somebody's own app. Needs `seepage[flower]`.
+"""Flower: hooks for an existing app. Needs `seepage[flower]`.
 
     app = ClientApp(mods=[recording_mod(recorder), LocalDpMod(...)])    # on the client: what really leaves it
     strategy = AuditedStrategy(FedAvg(), recorder, every=10)             # on the server: what it sees
@@ -52,12 +52,12 @@ def recording_mod(
     """A mod that keeps what really leaves the client. Put it first in the list, so that it sees the reply last.
 
     The reply goes out as it came in, unless the recorder blocks it: then an error goes out in its place. Whatever fails
-    in recording is one line in the log for each kind of fault, and the training goes on; `Recorder(on_error=…)` says
-    what becomes of a reply that `block` could not look at.
+    in recording is one line in the log for each kind of fault, and the training continues; `Recorder(on_error=…)` says
+    what becomes of a reply that `block` could not analyze.
 
     Args:
         recorder: Writes the `observed/` folders, on the client's disk.
-        every: Keep every so many rounds; what blocks looks at all.
+        every: Keep every so many rounds; a recorder that blocks analyzes all.
         examples: Key of the reply's metrics that holds the number of examples.
         ledger: The client's own, with a line for this round: its epsilon is then said beside what the update gives
             away, and stated in the recording.
@@ -158,7 +158,7 @@ def _defended(client: Client, before: Tensors, after: Tensors, t: int) -> Tensor
 
 
 class AuditedStrategy(StrategyAround):
-    """Any strategy of Flower's, with a record of what the server sees. The training goes on bit by bit as without.
+    """Any strategy of Flower's, with a record of what the server sees. The training continues bit by bit as without.
 
     Args:
         strategy: The strategy that trains.
@@ -168,9 +168,9 @@ class AuditedStrategy(StrategyAround):
         examples: Key of the replies' metrics that holds the number of examples.
         seed: Seeds who is recorded. Python's and NumPy's generators, which strategies draw from, are left alone.
 
-    Where the recorder blocks, every reply of every round is looked at, and a blocked one is left out of what the
+    Where the recorder blocks, every reply of every round is analyzed, and a blocked one is left out of what the
     strategy aggregates. Whatever fails in recording is one line in the log for each kind of fault, and the training
-    goes on; `Recorder(on_error=…)` says what becomes of a reply that `block` could not look at.
+    goes on; `Recorder(on_error=…)` says what becomes of a reply that `block` could not analyze.
 
     Raises:
         SeepageError: For `every` or `clients` below 1.
@@ -196,7 +196,7 @@ class AuditedStrategy(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the strategy does; what each client is sent is held until its reply is there."""
+        """The strategy's messages; the weights sent to each client are kept until its reply arrives."""
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self._sent = self._tried(server_round, lambda: self._held(server_round, messages)) or {}
         return messages
@@ -204,19 +204,28 @@ class AuditedStrategy(StrategyAround):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Record, leave out what is blocked, and let the strategy aggregate the rest in the order it came."""
-        replies = list(replies)
-        kept, lines = self._tried(server_round, lambda: self._sampled(server_round)) or set(), dict[int, str]()
-        passed = [reply for reply in replies if self._passes(reply, server_round, kept, lines)]
-        if lines:
-            log.info("seepage: round %d: %s", server_round, " | ".join(f"node {n}: {w}" for n, w in lines.items()))
-        self._sent = {}
+        """The strategy's aggregate of the replies that are not blocked, in their order; replies are recorded before.
+
+        A fault in recording never stops the aggregation (see `Hook.guarded`).
+
+        Args:
+            server_round: Index of the round.
+            replies: One per client that answered.
+        """
+        received = list(replies)
+        recorded_nodes = self._tried(server_round, lambda: self._sampled(server_round)) or set()
+        exposures: dict[int, str] = {}  # node to what its update reveals, filled by `_passes`
+        passed = [reply for reply in received if self._passes(reply, server_round, recorded_nodes, exposures)]
+        if exposures:
+            lines = " | ".join(f"node {node}: {line}" for node, line in exposures.items())
+            log.info("seepage: round %d: %s", server_round, lines)
+        self._sent = {}  # weights that were sent out are needed only until the round's replies are there
         aggregated: tuple[ArrayRecord | None, MetricRecord | None]
         aggregated = self.strategy.aggregate_train(server_round, passed)
         return aggregated
 
     def summary(self) -> None:
-        """As the strategy does, and a line on what is recorded."""
+        """Log the strategy's summary, and a line on what is recorded."""
         super().summary()
         log.info("seepage: every %d rounds, %s clients, to %s", self.every, self.clients or "all", self.recorder.folder)
 
@@ -224,7 +233,7 @@ class AuditedStrategy(StrategyAround):
         return self.hook.guarded(work, f"round {t}", _warn)
 
     def _held(self, t: int, messages: Iterable[Message]) -> dict[int, Mapping[str, Any]]:
-        """What each client is sent in a round of which anything is looked at."""
+        """Node to the arrays that it is sent; empty in a round in which no update is recorded or analyzed."""
         if not self.hook.looks(keep=self.hook.keeps(t)):
             return {}
         found = {message.metadata.dst_node_id: _arrays(message) for message in messages}
@@ -239,7 +248,14 @@ class AuditedStrategy(StrategyAround):
         return {nodes[place] for place in order[: self.clients].tolist()}
 
     def _passes(self, reply: Message, t: int, kept: Collection[int], lines: dict[int, str]) -> bool:
-        """Whether a reply is not blocked; it is recorded where its node is among those kept."""
+        """Whether a reply is not blocked; it is recorded too, if its node is to be.
+
+        Args:
+            reply: The reply.
+            t: Index of the round.
+            kept: Nodes whose updates are written.
+            lines: Node to what its update reveals, in words; the reply's is added.
+        """
         if reply.has_error():
             return True
 
@@ -287,7 +303,7 @@ def _recorded(
     *,
     keep: bool,
 ) -> Recorded:
-    """What became of a reply."""
+    """The recorder's result for a reply."""
     after = _arrays(reply)
     if after is None or before is None:
         what = "the reply carries" if after is None else "the server's message carries"
@@ -314,7 +330,7 @@ def is_train(message: Message) -> bool:
 
 
 def _has_arrays(reply: Message, before: Mapping[str, Any] | None) -> bool:
-    """Whether weights may go round here: some were sent out, or come back."""
+    """Whether weights were sent out or returned."""
     return before is not None or bool(reply.content.array_records)
 
 

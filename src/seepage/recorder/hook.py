@@ -1,4 +1,4 @@
-"""What the hooks of every framework share: which updates are kept, what is said of them, and what is let through."""
+"""The part that all frameworks' hooks share: which updates are kept, what is logged, and which are let through."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,17 +13,17 @@ from seepage.recorder.opacus import Ledger
 from seepage.recorder.recorder import Recorded, Recorder
 
 NOT_LOOKED_AT = Recorded(None, None, blocked=False)
-"""What becomes of an update that nobody looks at."""
+"""The result for an update that is neither recorded nor analyzed."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A recorder beside a framework: it lets no fault through to the training, and no blocked update out of it.
+    """A recorder inside a framework: its faults do not reach the training, and a blocked update does not leave.
 
     Attributes:
         recorder: Writes the `observed/` folders.
-        every: Keep every so many rounds; a recorder that blocks looks at all.
+        every: Keep every so many rounds; a recorder that blocks analyzes all.
         ledger: The client's own, with a line for each round; None: none is kept.
 
     Raises:
@@ -42,19 +42,19 @@ class Hook:
         return t % self.every == 0
 
     def looks(self, *, keep: bool) -> bool:
-        """Whether anything is done with an update that is kept or not."""
+        """Whether an update is recorded or analyzed: it is kept, or the recorder may block it."""
         return keep or self.recorder.block is not None
 
     def guarded(self, work: Callable[[], T], where: str, say: Say) -> T | None:
-        """What the work gives; None where it fails, which is said once and never stops the training."""
+        """The result of `work`; None where it fails, which is logged once and never stops the training."""
         return self.recorder.breaker.call("hook", work, where, say, always=True)
 
     def passes(self, found: Recorded | None) -> bool:
-        """Whether an update goes on; None: looking at it failed."""
+        """Whether an update is let through; `found` is None where its analysis failed."""
         return not (self.recorder.blocks(None) if found is None else found.blocked)
 
     def summary(self, found: Recorded, t: int, client: int | str, say: Say) -> str:
-        """One line for a log: what an update gives away and, where a ledger tells, what its client had spent."""
+        """One line for a log: what an update reveals and, where a ledger tells, what its client had spent."""
         words = [] if found.exposure is None else [found.exposure.line]
         ledger = self.ledger
         if ledger is not None:

@@ -54,21 +54,21 @@ class RecordingFilter(DXOFilter):
     from the event after the task's own filters. The number of local steps is taken from the update's
     `NUM_STEPS_CURRENT_ROUND`, the round from the task's headers.
 
-    Whatever fails in recording is one line in the log for each kind of fault, and the training goes on. An update of
+    Whatever fails in recording is one line in the log for each kind of fault, and the training continues. An update of
     which parts are missing is recorded in part.
 
     Args:
         recorder: `module:name` of a `Recorder`, as a job's configuration holds words and numbers alone; or a recorder.
-        every: Keep every so many rounds; what blocks looks at all.
+        every: Keep every so many rounds; a recorder that blocks analyzes all.
         examples: Key of the update's meta data that holds the number of examples, where the client tells it.
         ledger: `module:name` of the client's `Ledger`, or a ledger: the epsilon in its line of this round and site is
-            then said beside what the update gives away, and stated in the recording.
+            then said beside what the update reveals, and stated in the recording.
         required: End the job at its start where no recorder can be made of that name, as one that blocks should. Else
             that is one line in the log, and nothing is recorded or blocked.
 
-    A blocked update is replaced by a reply with the return code `TASK_RESULT_FILTER_ERROR`; the workflow must be told
-    to go on without it, by `ignore_result_error`. `Recorder(on_error=…)` says what becomes of an update that `block`
-    could not look at.
+    A blocked update is replaced by a reply with the return code `TASK_RESULT_FILTER_ERROR`; the workflow must be set
+    to continue without it, by `ignore_result_error`. `Recorder(on_error=…)` says what becomes of an update that `block`
+    could not analyze.
 
     Raises:
         SeepageError: For `every` below 1.
@@ -117,7 +117,7 @@ class RecordingFilter(DXOFilter):
             raise HeldBack
 
     def _open(self, fl_ctx: FLContext) -> Hook | None:
-        """The recorder and the ledger, made once; None where that fails, which is said once."""
+        """The recorder and the ledger, made once; None where that fails, which is logged once."""
         if not self._sought:
             self._sought = True
             try:
@@ -146,7 +146,7 @@ class RecordingFilter(DXOFilter):
         self._tasks[_client(fl_ctx, at_client)] = _SentOut(kept, t)
 
     def _record(self, hook: Hook, dxo: DXO, fl_ctx: FLContext) -> Recorded:
-        """What became of an update."""
+        """The recorder's result for an update."""
         client = _client(fl_ctx, fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT)
         task = self._tasks.pop(client, None)
         keep = task is not None and hook.keeps(task.t)
@@ -192,7 +192,7 @@ def _weights(data: Any) -> Mapping[str, Any] | None:
 
 
 def _client(fl_ctx: FLContext, at_client: bool) -> str:
-    """The client's name: one's own on a client, that of the other side on the server."""
+    """The client's name: on a client its own, on the server that of the sender."""
     if at_client:
         return str(fl_ctx.get_identity_name())
     peer = fl_ctx.get_peer_context()

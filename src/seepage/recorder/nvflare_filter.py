@@ -63,7 +63,7 @@ def dxo_filter(
 
 
 def claim_of(each: object, *, rounds: int = 1, shapes: Mapping[str, Sequence[int]] = SHAPES) -> Claim:
-    """What a filter states; nothing for others than NVFlare's `SVTPrivacy`.
+    """The epsilon that a filter states; empty except for NVFlare's `SVTPrivacy`.
 
     What that filter states is what its own accountant adds up for an update of these shapes: the epsilons of
     threshold, queries and release, at delta 0, which grow with the number of entries. Its option `epsilon` is a part.

@@ -1,7 +1,7 @@
-"""Opacus: what a live `PrivacyEngine` has spent, per client and round, beside what the update gives away.
+"""Opacus: what a live `PrivacyEngine` has spent, per client and round, beside what the update reveals.
 
 ledger = Ledger(Path("seepage"), delta=1e-5)
-ledger.resume(engine, client=7)                          # a new engine goes on where the last one stopped
+ledger.resume(engine, client=7)                          # a new engine continues where the last one stopped
 ...                                                      # training, through the engine's optimizer
 seen = recorder.record(before, model.state_dict(), t=3, client=7, examples=500)
 print(ledger.record(engine, optimizer, t=3, client=7, seen=seen).line)
@@ -34,7 +34,7 @@ class Ledger:
     """Epsilon per client and round, as JSON lines in `ledger/client-NUMBER.jsonl`.
 
     The unit is one example of the client's: not the client. Epsilon is what the engine's own accountant says of the
-    steps that it saw; whether batches were drawn by chance, as it takes them to be, is not looked at.
+    steps that it saw; whether batches were really drawn at random, as it assumes, is not checked.
 
     Args:
         folder: Where the `ledger/` goes: best the recorder's folder. Only its owner can open it.
@@ -98,10 +98,13 @@ class Ledger:
 
         Args:
             engine: The client's engine after its local training.
-            optimizer: What `make_private` gave for the optimizer.
-            t: The round. A round that is recorded again adds a line; the last one counts.
+            optimizer: The optimizer that `PrivacyEngine.make_private` returned.
+            t: Index of the round. A round that is recorded again adds a line; the last one counts.
             client: The client's number or name.
-            seen: What the recorder made of the update.
+            seen: The recorder's result for the round's update; None: the update is not recorded.
+
+        Returns:
+            The line: the epsilon that the client has spent up to and with this round, and how it was counted.
 
         Raises:
             SeepageError: Where the folder cannot be written.
@@ -151,7 +154,7 @@ class Ledger:
         return found
 
     def join(self, seen: Recorded, *, t: int, client: int | str) -> LedgerEntry | None:
-        """Put a round's line and the look at its update together, where the update was recorded after its line.
+        """Join a round's line with the analysis of its update, where the update was recorded after its line.
 
         The client's code adds the line, as it has the engine, and a hook of a framework sees the update that leaves.
         The recording then states the epsilon, and a further line of that round holds both.
@@ -226,26 +229,40 @@ def _entry(engine: "PrivacyEngine", optimizer: "DPOptimizer", delta: float, befo
 
 
 def _epsilon(engine: "PrivacyEngine", history: History, delta: float) -> tuple[float | None, tuple[str, ...]]:
-    """What the engine says, and what it warns of. Never a traceback: the training goes on."""
+    """Epsilon by the engine's own accountant, and sentences on why it is missing or loose. Never raises.
+
+    A `prv` accountant takes minutes and gigabytes where epsilon is large. So Renyi accounting (`rdp`), which is fast
+    and looser, goes first; its value stands where it is above `VACUOUS`, since a tighter one is hardly worth the time.
+
+    Args:
+        engine: The engine, whose accountant counted the steps.
+        history: Its steps.
+        delta: In (0, 1).
+
+    Returns:
+        Epsilon, or None where none can be stated; and the sentences.
+    """
     if not history:
         return None, ("no step was counted, so no epsilon can be stated",)
     if any(noise == 0 for noise, _, _ in history):
         return None, ("some steps had no noise, so no epsilon holds",)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            loose = _renyi(history, delta) if engine.accountant.mechanism() == "prv" else 0.0
-            amount = loose if loose > VACUOUS else float(engine.get_epsilon(delta))
+            by_rdp = _renyi(history, delta) if engine.accountant.mechanism() == "prv" else 0.0
+            is_loose = by_rdp > VACUOUS
+            amount = by_rdp if is_loose else float(engine.get_epsilon(delta))
         except (ArithmeticError, ValueError, RuntimeError) as error:
             return None, (f"{engine.accountant.mechanism()} could not count it: {error}",)
     if not math.isfinite(amount):
         return None, ("no finite epsilon holds for so little noise",)
-    if loose > VACUOUS:
+    if is_loose:
         return amount, ("counted by rdp, since prv takes minutes and gigabytes for so large an epsilon",)
-    return amount, tuple(f"Opacus warns: {warning.message}" for warning in said)
+    return amount, tuple(f"Opacus warns: {warning.message}" for warning in caught)
 
 
 def _renyi(history: History, delta: float) -> float:
+    """Epsilon of these steps by Renyi accounting: an upper bound of what a `prv` accountant states."""
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
@@ -256,6 +273,7 @@ def _renyi(history: History, delta: float) -> float:
 
 
 def _oddities(optimizer: "DPOptimizer", history: History, before: History) -> Iterator[str]:
+    """Sentences on steps that the accountant did not count; `before` is the history at the client's last round."""
     if optimizer.step_hook is None:
         yield "the optimizer tells no accountant of its steps; use the one that PrivacyEngine.make_private returns"
     if before and _steps(history) <= _steps(before):

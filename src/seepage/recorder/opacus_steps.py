@@ -39,7 +39,7 @@ def step_pairs(
     Args:
         model: What `PrivacyEngine.make_private` returned, with few parameters; its weights are put back after each
             step, and the optimizer's momentum is not.
-        optimizer: What it returned for the optimizer. Steps are not told to the engine's accountant.
+        optimizer: The optimizer that it returned. Its steps are not counted by the engine's accountant.
         loss: The mean loss of outputs and labels.
         inputs: `[n, *shape]` examples that are in every batch, at least one. The canary is another one.
         labels: `[n]` their classes.
@@ -82,7 +82,7 @@ class _CanaryStep:
     draw: torch.Generator
 
     def moved(self, *, included: bool) -> Array:
-        """How one step moves the weights, which are put back."""
+        """The change of the weights by one step; the weights themselves are restored."""
         inputs, labels = self.batch
         if included and (self.sample_rate == 1 or float(torch.rand(1, generator=self.draw)) < self.sample_rate):
             x, y = self.canary

@@ -38,7 +38,7 @@ ANSWER_SECONDS = 10.0
 """Seconds in which a cluster must answer."""
 
 POLL_SECONDS = 0.3
-"""Seconds between looks at how far the workers are."""
+"""Seconds between polls of how far the workers are."""
 
 MAX_RETRIES = 5
 """Times that a piece is begun anew after its worker was killed."""
@@ -181,7 +181,7 @@ class Ray:
     """A cluster that this process has joined. Each piece takes one CPU, or one GPU where its device is one."""
 
     def plan(self, jobs: int | None, count: int, device: str) -> Plan:
-        """As many at a time as the cluster has room for, where nothing was asked for; one thread each."""
+        """The plan: if `jobs` is None, as many pieces at a time as the cluster has room for; one thread each."""
         if ":" in device:
             raise SeepageError(
                 f"on Ray each attack is given a GPU of its own, so {device!r} names none; use --device cuda"

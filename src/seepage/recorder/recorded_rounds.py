@@ -2,7 +2,7 @@
 
 A list says which, as JSON or TOML: `{"with": ["000001-client-5", ...], "without": [...], "canary": FILE}`.
 Its names are those of the recorder's folders; the canary's tensors, as they were added to the update before the filter,
-may be left out, and then what to look at is learned from the rounds themselves.
+may be left out, and then the statistic is learned from the rounds themselves.
 """
 
 import tomllib
@@ -40,7 +40,7 @@ class CanaryList:
 
     @classmethod
     def read(cls, path: Path) -> "CanaryList":
-        """Read a list, which may be somebody else's.
+        """Read a list, which may come from others.
 
         Raises:
             SeepageError: For a file that is no such list.
@@ -79,7 +79,7 @@ def measure_recorded(
         folder: Where the recorder wrote its folders.
         listed: Which of them had the canary in them.
         delta: In (0, 1).
-        stated: The epsilon that somebody states, over all rounds.
+        stated: The claimed epsilon over all rounds.
         computed: The epsilon that an accountant computes, over all rounds.
         rounds: Rounds that the claims are over, taken to be alike.
         seed: Divides the recordings.

@@ -151,7 +151,7 @@ class Recorder:
 
     @cached_property
     def breaker(self) -> CircuitBreaker:
-        """What failed in this process, and was not let through to the training."""
+        """Faults of this process, which did not reach the training."""
         return CircuitBreaker(self.folder)
 
     @cached_property
@@ -219,7 +219,7 @@ class Recorder:
         keep: bool = True,
         say: Say | None = None,
     ) -> Recorded:
-        """The same as `record`, but without raising, for a training that must not stop.
+        """Record an update as `record` does, but never raise, for a training that must not stop.
 
         Each kind of fault is logged once and noted in `faults.jsonl` of the folder, if that can be written. A step of
         recording that fails three times in a row for a reason other than the update itself is disabled, which is
@@ -311,7 +311,7 @@ class Recorder:
         steps: int | None,
         difference: bool,
     ) -> tuple[Sent, ClientUpdate]:
-        """The update, in memory where it is looked at, and the rule that made it."""
+        """The update, held in memory where it is analyzed, and the rule that made it."""
         check_batch_size(examples, list(self.input_shape), "the client")
         rate = self.lr if self.client.per_client.single_gradient else None
         loss = self.client.loss == "cross_entropy" and self.client.linear_in_gradient
@@ -335,6 +335,7 @@ class Recorder:
         return Knowledge(model, rule, self.input_shape, classes, architecture=self.architecture, target=target)
 
     def _write(self, sent: Sent, rule: ClientUpdate, examples: int | None, t: int, client: int | str) -> Path:
+        """Write one update as a folder `ROUND-client-NUMBER`, and return it; an incomplete folder is removed."""
         if t < 0:
             raise SeepageError(f"round {t} cannot be recorded, since rounds count from 0; number the rounds so")
         make_private(self.folder)

@@ -13,14 +13,14 @@ from seepage.federation import data
 
 @dataclass(frozen=True, kw_only=True)
 class Auxiliary:
-    """Images of the attacker's own, for attacks that learn what images look like. What they are is told in the report.
+    """Images that the attacker has, for attacks that learn what images look like. The report names them.
 
-    They are delivered in the size and channels of the private ones. None of them is, byte for byte, an attacked image.
+    They have the size and channels of the private ones. None of them is, byte for byte, an attacked image.
 
     Args:
-        use: Data set or path, as in `[data]`; None: the half of the private data's own set that models are trained on,
-            of which nothing is private.
-        count: At most so many, drawn at random; None: all.
+        use: Data set or path, as in `[data]`; None: the public half of the private data's set, on which models are
+            trained.
+        count: Largest number of images, drawn at random; None: all.
     """
 
     use: str | None = None

@@ -13,7 +13,7 @@
     [client]    use = "fedsgd"                 and its options; clients = 3: only the mean of so many is seen
     [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
     [rounds]    design = "random", count = 60  `plans.Rounds`: one data set, batches of known indices (vertical FL)
-    [knowledge] told = ["labels", "defense"]   `Told`: what the attacker is told beyond the protocol
+    [knowledge] told = ["labels", "defense"]   `Told`: what the attacker knows beyond the protocol
     [auxiliary] use = "photos", count = 500   `auxiliary.Auxiliary`: images of the attacker's own, none of them private
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
@@ -56,7 +56,7 @@ _TELLABLE = ("labels", "indices", "defense")
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What the attacker is told beyond model, client rule, shapes, batch size and updates.
+    """What the attacker knows beyond model, client rule, shapes, batch size and updates.
 
     Args:
         told: Any of `labels`, `indices` (with `[rounds]`: which examples each round holds) and `defense` (what the
@@ -77,7 +77,7 @@ SCORING_RANGES = {
     "recovered_gain_db": (0.0, 60.0),
     "exact_db": (0.0, 149.0),
 }
-"""Least and largest value of each threshold: beyond, a gate would be open or closed whatever came back."""
+"""Least and largest value of each threshold: beyond, a gate would be open or closed whatever was recovered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Scoring:
         recovered_gain_db: Decibels over its own mean from which what is no image counts as recovered.
         exact_db: PSNR over which an example counts as exact.
         lpips: Also compute LPIPS, where its weights are on this machine.
-        metrics: Further metrics, each by its name or as `module:function` of one's own.
+        metrics: Further metrics, each by its name or as `module:function` of your own.
         features: Weights of torchvision's `squeezenet1_1` for metrics of features; default: torchvision's own file.
         names: Let results have the names of your data and classes, and pages without pictures its paths: they are names
             of files and folders, and may say who the examples are.
@@ -117,7 +117,7 @@ class Scoring:
             from seepage.measure.metrics import find_metric
 
             for use in self.metrics:
-                find_metric(use)  # a mistake is said before anything is computed
+                find_metric(use)  # a mistake is reported before anything is computed
 
     @property
     def limits(self) -> Limits:

@@ -1,4 +1,4 @@
-"""What a recipe names on disk, by content: data, weights, and somebody's own code.
+"""What a recipe names on disk, by content: data, weights, and user code.
 
 A run is known by its recipe. A path in a recipe says where something lies and not what it is: with other photos or
 other weights behind the same path, an old verdict is not that of today's model. So the text by which a run is known
@@ -29,7 +29,7 @@ from seepage.base.storage import walk
 from seepage.errors import SeepageError
 
 MOST_HASHED = 4 * 2**30
-"""Bytes under one name that are read; a larger data set is told by names, sizes and times of change of its files."""
+"""Bytes (4 GiB) up to which a data set is hashed; a larger one is identified by its files' names, sizes and times."""
 
 MARK = "# content of "
 """What the comment of one thing begins with."""
@@ -87,7 +87,7 @@ def contents(tables: Any) -> dict[str, str]:
 
 
 def _is_named(place: str, text: str, path: Path) -> bool:
-    """Whether a text is taken for a path: of data where it exists; elsewhere of a file, or a folder with a slash."""
+    """Whether a text counts as a path: of data where it exists; elsewhere of a file, or a folder with a slash."""
     if place in _DATA or (place in ("data", "auxiliary")):
         return os.path.exists(path)  # unlike Path.exists, False for a name too long to be one
     if place.rpartition(".")[2] in _NO_PATH:

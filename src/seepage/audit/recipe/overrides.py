@@ -170,7 +170,7 @@ _LISTS = {"attack": attacks, "defense": defenses}
 
 
 def takes(part: Mapping[str, Any], head: str, option: str) -> bool:
-    """Whether an attack or a defense takes an option, as far as that can be told without importing its code."""
+    """Whether an attack or a defense takes an option, as far as that is known without importing its code."""
     entry = _LISTS[head].get(str(part.get("use")))
     if entry is None:
         return True  # somebody's own; checked when it is made

@@ -16,7 +16,7 @@ _REGISTRIES = {registry.kind: registry for registry in KINDS.values()}
 
 
 def problems_of(part: Spec, key: str) -> list[str]:
-    """What is wrong with a part of a recipe.
+    """Sentences on mistakes in a part of a recipe.
 
     Args:
         part: The part.
@@ -57,12 +57,12 @@ def _client_problems(part: Spec, what: str) -> list[str]:
         found.append(f"{what}: clients must be a whole number from 1 up, got {number!r}")
     loss = rule.options.get("loss")
     if not found and isinstance(loss, str) and is_dotted(loss):
-        own_loss(loss)  # a mistake is said before anything is computed
+        own_loss(loss)  # a mistake is reported before anything is computed
     return found
 
 
 def _data_problems(part: Spec, what: str) -> list[str]:
-    """What can be said without loading the data: whether they exist, and whether the options make sense."""
+    """Sentences on mistakes that show without loading the data: a missing file, or options that do not fit."""
     try:
         loader = data.named(part)
     except SeepageError as error:

@@ -26,7 +26,7 @@ _WORDS = frozenset({"use", "name", "label"})
 
 
 def kind_of(use: str) -> str:
-    """What a data set may be called in results: its own name where the package has it, else what kind of file it is.
+    """Name of a data set in results: its own where the package has it, else its kind of file.
 
     >>> kind_of("digits"), kind_of("/home/me/patients"), kind_of("ward.npz"), kind_of("mine:load")
     ('digits', 'folder', 'npz', 'mine:load')
@@ -41,12 +41,12 @@ def kind_of(use: str) -> str:
 
 
 def is_own(use: str) -> bool:
-    """Whether the names of a data set are its owner's: so of files, and of what somebody's own loader loads."""
+    """Whether the names of a data set are its owner's: so of files, and of what a user-defined loader loads."""
     return kind_of(use) != use or is_dotted(use)
 
 
 def called(use: str, name: str, *, names: bool) -> str:
-    """What a sentence of a result calls a data set.
+    """Name of a data set in a sentence of a result.
 
     Args:
         use: How a recipe names it.

@@ -170,7 +170,7 @@ class Rounds:
         return ServerStep(optimizer=self.optimizer, lr=self.lr)
 
     def drawn(self, batch_size: int, seed: int) -> Design:
-        """Which samples each round holds.
+        """The design: which samples each round holds.
 
         Raises:
             SeepageError: Where the batches do not fit the data set, or the rounds would only repeat themselves.
@@ -222,7 +222,7 @@ class EpsilonPlan:
     """The epsilon of each defense is measured as well, by calling it on canaries: the `[epsilon]` of a recipe.
 
     Args:
-        stated: The epsilon that somebody states for the defense, over all rounds; None: only what is computed from its
+        stated: The claimed epsilon of the defense, over all rounds; None: only what is computed from its
             options is compared with the measurement.
         delta: The delta of both.
         calls: Calls of the defense, at most. The measured epsilon cannot exceed about the logarithm of them.
@@ -256,7 +256,7 @@ class MembershipPlan:
     attacker, are neither trained on nor attacked.
 
     Args:
-        tests: Membership tests, each by its name or as `module:thing` of one's own.
+        tests: Membership tests, each by its name or as `module:thing` of your own.
         public: Public examples at most; half of them teach a test, the others calibrate it.
         level: Share of others that may be named by mistake; a p-value up to it names a candidate. With c calibration
             examples no p-value is under 1 / (c + 1).

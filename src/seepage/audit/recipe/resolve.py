@@ -48,7 +48,7 @@ _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks
 _LABEL = re.compile(r"[A-Za-z0-9_][\w.-]{0,59}", re.ASCII)
 """Folders are called by labels."""
 MOST_CASES = 10_000
-"""Combinations of a grid; more are taken for a mistake."""
+"""Combinations of a grid; more count as a mistake."""
 _OF_CASE = ("case", "varied", "twin", "control")
 """Fields of a `Recipe` that say which case it is."""
 _ASIDE = ("expect", "small", "frontier", "utility")
@@ -146,6 +146,12 @@ def _unknown_keys(tables: Mapping[str, Any]) -> list[str]:
 
 
 def _combinations(grid: Any, problems: list[str]) -> list[dict[str, Any]]:
+    """All combinations of a grid's values, the last key varying fastest; `[{}]` for a grid with a mistake.
+
+    Args:
+        grid: The recipe's `[grid]` table, unchecked: dotted key to a list of values.
+        problems: A sentence is appended for each mistake.
+    """
     if not isinstance(grid, Mapping):
         problems.append('[grid] must be a table such as "batch.size" = [1, 8]')
         return [{}]
@@ -255,6 +261,14 @@ def _table(make: type, table: Any, key: str, problems: list[str]) -> Any:
 
 
 def _part(table: Any, key: str, problems: list[str], default: str | None = None) -> Spec:
+    """The name and options of a part, such as an attack, from a recipe's unchecked table.
+
+    Args:
+        table: The table.
+        key: Its key in the recipe.
+        problems: A sentence is appended for each mistake.
+        default: Name of the part where the table has no `use`; None: `use` is required.
+    """
     if not isinstance(table, Mapping) or not isinstance(table.get("use", default), str):
         problems.append(f'{key} must be a table with use = "NAME", got {table!r}')
         return Spec("")

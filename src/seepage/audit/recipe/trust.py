@@ -1,4 +1,4 @@
-"""Names of somebody's own code in a recipe or a run folder, which is not run unless it is trusted."""
+"""Names of user code in a recipe or a run folder, which is not run unless it is trusted."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def _is_code(where: tuple[str, ...], value: Any) -> bool:
 
 
 def own_code(tables: Any, *, models: bool = True) -> list[str]:
-    """Names of somebody's own code in tables, but for the networks of torchvision and timm, looked up by name.
+    """Names of user code in tables, but for the networks of torchvision and timm, looked up by name.
 
     Elsewhere than in a model's place, `timm:create_model` would be imported and called like anybody's code.
 
@@ -42,7 +42,7 @@ def own_code(tables: Any, *, models: bool = True) -> list[str]:
 
 
 def refuse_code(tables: Any, what: str, *, models: bool = True) -> None:
-    """Raise `SeepageError` where tables name somebody's own code, as `own_code` finds it.
+    """Raise `SeepageError` where tables name user code, as `own_code` finds it.
 
     Args:
         tables: A recipe's, or a run folder's.

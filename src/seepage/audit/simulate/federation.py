@@ -276,6 +276,18 @@ def federate(
 
 
 def _round(clients: Clients, stage: FederationState, plan: Federation, ask: AskClients | None) -> FederationState:
+    """The federation's state after one round: `p <- p + lr * mean delta`, or `p <- p - lr * mean gradient`.
+
+    Args:
+        clients: The clients.
+        stage: The state before.
+        plan: Who takes part, and the server's learning rate.
+        ask: Asks the chosen clients elsewhere; None: they are computed here.
+
+    Raises:
+        SeepageError: Where no client holds any example.
+        Diverged: Where the weights are not finite afterwards.
+    """
     chosen = clients.chosen(stage.t, plan)
     if not chosen:
         raise SeepageError("no client of the federation holds any example; use fewer clients or more data")

@@ -155,7 +155,7 @@ class Setting:
         Args:
             recipe: One case of a recipe.
             shared: Data sets and trained states of other cases; those of this case are added.
-            folder: Folder of the training's checkpoint, from which an interrupted one goes on; None: none is kept.
+            folder: Folder of the training's checkpoint, from which an interrupted one resumes; None: none is kept.
             progress: Called with (done, total) steps of the training.
 
         Raises:
@@ -260,7 +260,7 @@ class Setting:
         return MembershipParts(tuple(candidates), tuple(members), self.batch(public))
 
     def gallery(self) -> Gallery:
-        """What the scorer ranks guesses against: 99 examples that are not attacked, and a picture of each person.
+        """Images to rank guesses against: 99 examples that are not attacked, and a picture of each person.
 
         The others come from where the attacked examples come from, as far as there are enough. Persons are classes;
         each one's picture is any that is not attacked, and persons that are attacked come first.
@@ -354,7 +354,7 @@ def victim_of(
 
     Args:
         recipe: One case of a recipe.
-        knowledge: What the attacker is told.
+        knowledge: What the attacker knows.
         state: The model's parameters and buffers.
         batches: The attacked examples, as `Setting.batches` has them.
         units: Of their targets, where these are values that the data set scaled.
@@ -458,7 +458,7 @@ def _fresh_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
 
 
 def _target(recipe: Recipe, dataset: Dataset) -> Target:
-    """What the data's examples are trained towards, by their labels.
+    """Kind of training target of the data, by their labels.
 
     One example tells classes from maps. Of numbers it tells nothing: one class of several at once looks like a chance.
     """
@@ -482,6 +482,7 @@ def _called(recipe: Recipe, dataset: Dataset) -> str:
 
 
 def _check_enough(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise where a data set has too few classes or examples to attack (`Skipped`) or to train on (`SeepageError`)."""
     if len(dataset.classes) < 2 and _target(recipe, dataset) != "value":
         raise Skipped(
             f"{_called(recipe, dataset)} has one class only, and a classifier of one class has no loss to send a "
@@ -521,7 +522,7 @@ def _check_takes(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
         )
     output = _probed(model, recipe, dataset)
     rule, target = recipe.make_client(), _target(recipe, dataset)
-    if is_dotted(rule.loss):  # it knows what the outputs are; what it cannot take is said by itself
+    if is_dotted(rule.loss):  # it knows what the outputs are; it reports itself what it cannot take
         rule.loss_of(logits_in(output), dataset.batch(dataset.private[:1].repeat(2)).to(recipe.device).labels)
         return
     wanted: tuple[int, ...] = (2, rule.num_outputs(len(dataset.classes)))
@@ -555,7 +556,7 @@ def _check_takes(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
 
 
 def _probed(model: nn.Module, recipe: Recipe, dataset: Dataset) -> Any:
-    """What a model in eval mode returns for two examples."""
+    """Outputs of a model in eval mode for two examples."""
     probe = as_inputs(model, torch.zeros(2, *dataset.input_shape, device=recipe.device))
     try:
         return tried(model, probe)

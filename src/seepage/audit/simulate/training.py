@@ -53,7 +53,7 @@ NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 @dataclass(frozen=True)
 class TrainingCheckpoint:
-    """Where a training keeps how far it is, so that a killed one goes on with the same bits.
+    """Where a training keeps how far it is, so that a killed one resumes with the same bits.
 
     Attributes:
         path: The file; None: nothing is kept.
@@ -125,7 +125,7 @@ def train(
         seed: Seeds the draws of batches.
         loss: The mean loss of `[n, classes]` outputs against labels.
         progress: Called with (done, total) steps.
-        checkpoint: From which an interrupted training goes on, with the same bits.
+        checkpoint: From which an interrupted training resumes, with the same bits.
 
     Raises:
         SeepageError: If the loss stops being finite.

@@ -66,7 +66,7 @@ def first_of_each(near: Bool[Tensor, "k k"]) -> Bool[Tensor, " k"]:
 
 
 def same_rows(wanted: Float[Tensor, "p d"], rows: Float[Tensor, "k d"]) -> Int[Tensor, " p"] | None:
-    """Which of the rows each wanted one is, up to `SAME_ROW`, on the CPU; None where one is none of them.
+    """Index of the row that equals each wanted row, up to `SAME_ROW`, on the CPU; None where one has no equal.
 
     Also where two are the same row, and where a wanted row is zero, which says nothing.
 
@@ -103,7 +103,7 @@ def parallel_rows(
         noise: Size of each row's error.
         least: Smallest group. Of 1 every row is a group at least, and only a check of another kind can tell.
         sine: Sine of the angle up to which two rows are multiples of one another.
-        sharp: A row so many times larger than its error is looked at: its ratios are then good to 1 / sharp.
+        sharp: Least size of a row over its error for the row to be used; its ratios are then accurate to 1 / sharp.
 
     Returns:
         For each group the best common direction `[d]` of length 1, its rows `[m]`, and each row's size along the

@@ -85,7 +85,7 @@ class TrainingRule(ClientUpdate):
         return self.loss_of(outputs, inputs.reshape(outputs.shape) if self.target == "input" else labels)
 
     def outputs(self, problem: LocalProblem, weights: Tensors, inputs: Tensor) -> Tensor:
-        """What the model returns in training, at these weights."""
+        """The model's outputs in training, at these weights."""
         with in_mode(problem.model, training=self.mode == "train"):
             return forward(problem.model, weights, inputs, buffers=problem.buffers)
 
@@ -97,7 +97,7 @@ class TrainingRule(ClientUpdate):
 
 
 def leaves_of(params: Tensors) -> Tensors:
-    """The same weights as leaves of a new graph."""
+    """Copies of the weights as leaves of a new graph."""
     return {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
 
 

@@ -16,9 +16,12 @@ from seepage.federation.clients.optimizers import NAMES, OPTIMIZERS, WITH_MOMENT
 from seepage.federation.types import LocalProblem, Mode, StepGradient, Tensors, Update
 
 MOST_STEPS = 100_000
-"""Local steps of one round; more are taken for a mistake."""
+"""Local steps of one round; more count as a mistake, in a recipe or in a file."""
 FEW_STEPS = 1000
-"""Local steps whose reaches are added up one by one; the closed form of more loses digits at a momentum near 1."""
+"""Local steps up to which reaches are summed one by one, exactly; beyond, a closed form takes constant time.
+
+The closed form loses digits by cancellation at a momentum m near 1, most where `steps (1 - m)` is small.
+"""
 
 
 @clients.register("fedavg")
@@ -30,7 +33,7 @@ class FedAvg(TrainingRule):
     the statistics of that batch alone. With `create_graph` every step stays in the graph: an attack differentiates
     the whole local training, at a memory that grows with the steps.
 
-    Masks of dropout and rounding of autocast are the client's alone: attacks are told the rule without them
+    Masks of dropout and rounding of autocast are the client's alone: attacks are given the rule without them
     (`read_as`), and how far that is from what was sent is measured.
 
     Args:
@@ -194,26 +197,29 @@ class FedAvg(TrainingRule):
         return Update(delta if create_graph else {name: d.detach() for name, d in delta.items()}, kind="delta")
 
     def step_gradient(self, gradient: Tensors, now: Tensors, start: Tensors) -> Tensors:
-        """What a local step follows: the gradient of the loss, to which a rule derived from this one may add a term.
+        """The descent gradient of a local step: that of the loss here; a derived rule may add a term, as FedProx does.
 
         Args:
-            gradient: Of the loss at `now`.
+            gradient: Gradient of the loss at `now`, one tensor per parameter.
             now: The weights at this step.
             start: The weights that the server sent.
         """
         return gradient
 
     def reaches(self, steps: int) -> list[float]:
-        """How far each step's gradient has moved the weights when the last of so many is made, in units of `-lr`."""
+        """Weight of each step's gradient in the final difference of weights, in units of `-lr`; one per step.
+
+        `delta = -lr sum over s of reaches[s] g_s`, with `g_s` the gradient at step s.
+        """
         # With momentum m, step s moves them again at every later one: 1 + m + ... + m^(steps - 1 - s) times, and once
         # more, so that it is as if one step more were made less the first, where the step looks ahead: r <- 1 + m r.
         plain = [(1 - self.momentum ** (steps - s)) / (1 - self.momentum) for s in range(steps)]
         return [1 + self.momentum * far for far in plain] if self.nesterov else plain
 
     def reach(self, steps: int) -> float:
-        """The sum of `reaches`: what a gradient that is the same at each of so many steps is multiplied by, over `-lr`.
+        """The sum of `reaches`: the factor r in `delta = -lr r g`, where the gradient g is the same at all steps.
 
-        It takes no longer for a million steps than for two: their number may be a stranger's word.
+        The time is bounded whatever the number of steps, which may come from an untrusted file.
         """
         return sum(self.reaches(steps)) if steps <= FEW_STEPS else self._reach_of_many(steps)
 
@@ -224,10 +230,21 @@ class FedAvg(TrainingRule):
         return steps + m * plain if self.nesterov else plain
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
-        """Minus the difference of weights, over what the learning rate and the number of steps make of a gradient.
+        """The mean gradient behind a difference of weights: `-delta / (lr reach(n))` for n local steps.
 
-        With SGD this is an average of the gradients at the local steps; with momentum the early ones weigh more.
-        With Adam it is no average: each entry was divided by a size of its own.
+        With SGD and one gradient g at all steps, `delta = -lr reach(n) g` exactly; where the gradient changes along the
+        way, the result is an average over the steps, in which early ones weigh more with momentum. With Adam it is no
+        average, as each entry was divided by a size of its own.
+
+        Args:
+            update: Difference of weights, after minus before.
+            examples: Number of the client's examples; needed for a rule of epochs, whose steps depend on it.
+
+        Returns:
+            One tensor per parameter that was sent, of its shape.
+
+        Raises:
+            SeepageError: For an update that is a gradient, and for an unknown number of steps.
         """
         if update.kind != "delta":
             raise SeepageError(

@@ -59,8 +59,8 @@ class FedProx(FedAvg):
         return after[::-1]
 
     def _reach_of_many(self, steps: int) -> float:
-        # The recursion of `reaches` is linear in (v, x) and the running sum s of x, so n - 1 more steps are a power of
-        # its matrix, by repeated squaring.
+        # The recursion of `reaches` is linear in (v, x, s), with s the running sum of x: n - 1 further steps are the
+        # (n - 1)-th power of its 3 x 3 matrix, by repeated squaring.
         pull = self.lr * self.mu
         once = np.array(
             [

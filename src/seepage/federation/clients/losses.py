@@ -36,7 +36,7 @@ SHARES_TOLERANCE = 1e-4
 def check_loss(name: str, label_smoothing: float, class_weights: tuple[float, ...] = ()) -> None:
     """Raise `SeepageError` for an unknown loss, or for options that the loss does not have.
 
-    Somebody's own loss is not imported here: a rule may be named in a stranger's file (see `own_loss`).
+    A user-defined loss is not imported here: a rule may be named in an untrusted file (see `own_loss`).
     """
     if name not in LOSSES and not is_dotted(name):
         raise unknown("loss", name, [*LOSSES, "module:function"])
@@ -54,7 +54,7 @@ def check_loss(name: str, label_smoothing: float, class_weights: tuple[float, ..
 
 
 def target_of(labels: Tensor, loss: str, *, tokens: bool = False) -> Target:
-    """What examples with these labels are trained towards.
+    """Kind of training target of examples with these labels.
 
     Whole numbers of more than one dimension are maps, but for those of a text's `tokens`, `[n, T]`.
     Floating-point labels are probabilities of classes where they are shares of 1, or where none is negative and the
@@ -72,7 +72,7 @@ def target_of(labels: Tensor, loss: str, *, tokens: bool = False) -> Target:
 
 
 def likely_target(outputs: tuple[int, ...], loss: str, *, tokens: bool = False) -> Target:
-    """What a model is trained towards, where nobody says so.
+    """The likely kind of training target of a model, where none is stated.
 
     Args:
         outputs: Shape of its outputs for one example.
@@ -102,7 +102,7 @@ def with_inputs(batch: Batch, outputs: Sequence[int]) -> Batch:
 
 
 def check_target(loss: str, target: Target, num_classes: int, class_weights: Sequence[float] = ()) -> None:
-    """Raise `SeepageError` where a loss is not of such targets; somebody's own may be of any.
+    """Raise `SeepageError` where a loss is not of such targets; a user-defined one may be of any.
 
     Args:
         loss: Its name.
@@ -197,7 +197,7 @@ def _reduced(each: Tensor, reduction: Reduction) -> Tensor:
     return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
 
 
-# --- somebody's own loss -----------------------------------------------------------------------------------------
+# --- a user-defined loss -----------------------------------------------------------------------------------------
 
 
 @cache
@@ -239,10 +239,10 @@ def _own(name: str, logits: Tensor, labels: Tensor, reduction: Reduction) -> Ten
 
 
 def _called(name: str, loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> Tensor:
-    """What somebody's own code makes of outputs and targets, in one sentence where it fails."""
+    """What user code makes of outputs and targets, in one sentence where it fails."""
     try:
         found: object = loss(logits, labels)
-    except Exception as error:  # whatever somebody's own code may raise
+    except Exception as error:  # user code may raise anything
         text = (str(error).splitlines() or [""])[0]
         raise Inapplicable(
             f"the loss {short(name)} fails ({type(error).__name__}: {text}) on outputs {tuple(logits.shape)} and "

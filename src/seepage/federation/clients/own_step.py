@@ -38,7 +38,7 @@ class OwnStep(WrappedRule):
 
     The code gets a copy of the model in train mode and changes its weights; what it draws from the global generators of
     PyTorch, NumPy and Python, such as dropout's masks, is repeatable and the client's own. It cannot be differentiated:
-    attacks are told `rule`, the nearest that can be, and never run the code.
+    attacks are given `rule`, the nearest that can be, and never run the code.
 
     Args:
         rule: How attacks read the update. It also says how the examples are shared out in batches, and for how long.
@@ -120,7 +120,7 @@ class OwnStep(WrappedRule):
                 _train(self.step, model, batches)
             except SeepageError:
                 raise
-            except Exception as error:  # whatever somebody's own code may raise
+            except Exception as error:  # user code may raise anything
                 place = own_line(error)
                 raise SeepageError(
                     f"the training step {short(self.name)} fails ({type(error).__name__}: {first_line(error)}"

@@ -42,15 +42,19 @@ class Client:
         """The update that the client sends, after the defense.
 
         Args:
-            model: The architecture.
-            params: The weights that the server sent.
+            model: The architecture; its own weights are not read.
+            params: The weights that the server sent, by name.
             batch: The client's examples.
-            buffers: The model's buffers; None: those of the module.
-            t: The round.
-            number: Index of this client among those whose updates are summed.
+            buffers: The model's buffers, by name; None: those of the module.
+            t: Index of the round, from 0.
+            number: Index of this client among those whose updates are summed, from 0.
             clients: Number of clients whose updates are summed.
-            draw: Further seed of the randomness; None: round and number, so that no two clients share randomness.
-            neighbor: The plain update of the client before it, for a defense that needs it.
+            draw: Third part of the seed, beside `seed` and `purpose`. None: `t * clients + number`, which differs
+                between all clients and rounds, so that no two share randomness.
+            neighbor: Undefended update of the client before it, for a defense that needs it (`needs_neighbor`).
+
+        Returns:
+            The update, of the kind that the rule sends.
         """
         draw = t * clients + number if draw is None else draw
         rule = self.rule.for_round(self.seed, draw)
@@ -65,15 +69,24 @@ class Client:
 
     @property
     def undefended(self) -> "Client":
-        """The same client without a defense."""
+        """A copy of the client without a defense."""
         return replace(self, defense=None)
 
     def defended(self, update: Update, view: ClientView, draw: int) -> Update:
-        """The update after the defense."""
+        """The update after the defense; the update itself where there is none.
+
+        Args:
+            update: What the rule computed.
+            view: What the defense may read of the client.
+            draw: Third part of the seed of the defense's randomness, as in `send`.
+
+        Raises:
+            SeepageError: For a defense that returns no update.
+        """
         if self.defense is None:
             return update
         found: object = self.defense(update, view, generator=generator(self.seed, self.purpose, draw))
-        if not isinstance(found, Update):  # a defense may be somebody's own code
+        if not isinstance(found, Update):  # a defense may be user code
             raise SeepageError(
                 f"the defense {type(self.defense).__name__} returned a {type(found).__name__} instead of a "
                 "seepage.Update; return Update(tensors, update.kind)"

@@ -1,6 +1,6 @@
 """Data sets from a zip archive of images with a table of labels. Nothing is unpacked to disk.
 
-No library reads such archives from strangers within bounds; what is refused here, fuzzing has found.
+No library reads untrusted archives within bounds; what is refused here, fuzzing has found.
 """
 
 import csv
@@ -21,12 +21,15 @@ from seepage.federation.data.dataset import Options, check_labels, divide, numbe
 from seepage.federation.data.files import NAMED, FileDataset, shape_of
 
 MAX_MEMBER = 64 * 2**20
+"""Largest size in bytes (64 MiB) of one unpacked file; a compressed photograph has a few MiB."""
 MAX_TOTAL = 64 * 2**30
+"""Largest size in bytes (64 GiB) of all unpacked files together."""
 MAX_RATIO, MAX_UNPACKED = 100, 2**30
 """An archive may unpack to so many times its size, or to so many bytes; images are packed already."""
 MAX_TABLE, MAX_LINES = 32 * 2**20, 1000
 """Bytes of a table, and lines that it may have however few the files are: then each that is missing is named."""
 MAX_MEMBERS = 1_000_000
+"""Largest number of files in an archive; their list is read at once."""
 TABLE = "labels.csv"
 FILE_COLUMNS = ("file", "name", "image", "filename")
 CLASS_COLUMNS = ("class", "class_name", "name")
@@ -146,7 +149,7 @@ def _files(rows: _Rows, folder: PurePosixPath, members: frozenset[str], path: Pa
         named = ", ".join(map(repr, missing[:NAMED]))
         problems.append(f"{len(missing)} files in the column {rows.file!r} are not in the archive ({named}{more})")
     if len(set(files)) < len(files):
-        # The same image on both sides of the split would make private images known.
+        # The same image in the public and the private part would make private images known.
         problems.append(f"{len(files) - len(set(files))} files are listed more than once")
     if problems:
         raise Problems(f"{path}: {TABLE} does not fit the archive; correct the table:", problems)
@@ -154,6 +157,7 @@ def _files(rows: _Rows, folder: PurePosixPath, members: frozenset[str], path: Pa
 
 
 def _labels(rows: _Rows, path: Path) -> tuple[Tensor, tuple[str, ...]]:
+    """`[n]` int64 class numbers and the classes' names: labels that are all integers are kept, others are numbered."""
     words = rows.columns[rows.label]
     try:
         numbers = [int(word) for word in words]

@@ -1,4 +1,4 @@
-"""Columns of a table of one's own: cells in words become numbers in [0, 1], and numbers become words again."""
+"""Columns of a table from a file: cells in words become numbers in [0, 1], and numbers become words again."""
 
 import math
 import sys
@@ -19,7 +19,7 @@ NO_VALUE = "(missing)"
 WIDE = 20
 """Places of a column of words from which a run says that one column takes so many."""
 MAX_CATEGORIES = 100
-"""Different words of a column; more are taken for names of persons or things."""
+"""Distinct words of a column up to which they count as categories; more look like names of persons or things."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Column:
 
     @classmethod
     def of(cls, name: str, cells: Sequence[str]) -> Self:
-        """What a column's cells say of it: numbers if all that are not missing are, else words.
+        """The column that its cells describe: of numbers if all present cells are numbers, else of words.
 
         Raises:
             SeepageError: For infinite numbers, and for more than `MAX_CATEGORIES` words.
@@ -102,7 +102,7 @@ class Column:
         return torch.stack([scaled, missing.double()][: self.width], dim=1).float()
 
     def words(self, places: Tensor) -> str:
-        """What numbers `[width]` stand for, such as those of an attack: they may lie outside of [0, 1]."""
+        """The cell as text, from the column's numbers `[width]`; those of an attack may lie outside of [0, 1]."""
         if self.categories:
             return self.categories[int(places.argmax())]
         if self.gaps and places[1] > 0.5:
@@ -114,7 +114,7 @@ class Column:
         return str(round(value)) if self.whole else f"{value:.6g}"
 
     def record(self) -> dict[str, Any]:
-        """As written beside the truth."""
+        """The column as JSON, written beside the truth."""
         return asdict(self)
 
     @classmethod
@@ -153,7 +153,7 @@ def is_gap(cell: str) -> bool:
 
 
 def places_in_words(columns: Sequence[Column]) -> str | None:
-    """How many columns were taken for words, and the places that they take; None where none was.
+    """A sentence on how many columns hold words and how many places of a row they take; None without such columns.
 
     >>> places_in_words([Column("age"), Column("region", categories=("east", "west"))])
     '1 of numbers and 1 of words, which take 2 of the 3 places of a row'

@@ -15,7 +15,9 @@ Progress = Callable[[int, int], None]
 """Called with (done, total) while many files are checked."""
 
 MAX_CLASSES = 100_000
+"""Bound of class numbers; a larger one is a mistake, such as an identifier in place of a class."""
 LARGEST_SIZE = 4096
+"""Largest side in pixels to which images are scaled; 4096 x 4096 x 3 floats have 192 MiB."""
 
 
 @runtime_checkable

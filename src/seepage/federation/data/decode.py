@@ -1,4 +1,4 @@
-"""One image file, looked at and decoded with suspicion.
+"""Decoding of one untrusted image file.
 
 Only this module and `tiles` import Pillow at their top; the others import them late, to keep `import seepage` light.
 """
@@ -17,9 +17,11 @@ from torch import Tensor
 # Named one by one, because Pillow also opens formats that call outside programs.
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
 MAX_PIXELS = 2**26
+"""Largest number of pixels of an image file, 8192 x 8192: checked before it is decoded."""
 _GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N")
 _COLOR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 _ORIENTATION = 0x0112
+"""EXIF tag of the orientation."""
 
 
 class Unreadable(Exception):

@@ -19,6 +19,7 @@ from seepage.federation.types import Batch
 
 Open = Callable[[str], IO[bytes]]
 NAMED = 3
+"""Number of files or sizes that a message names, so that it stays readable."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,6 +69,11 @@ class FileDataset:
         return Batch(inputs, self.labels[indices], indices)
 
     def _decode(self, open_file: Open, name: str) -> Tensor:
+        """One image `[C, H, W]` of the data set's shape.
+
+        Raises:
+            SeepageError: For an unreadable image and for another shape.
+        """
         from seepage.federation.data.decode import Unreadable, read_image
 
         try:
@@ -104,7 +110,7 @@ def opener(root: Path) -> Iterator[Open]:
 
 
 def shape_of(root: Path, files: Sequence[str], options: Options, progress: Progress | None) -> tuple[int, int, int]:
-    """The `(C, H, W)` that a data set of these files delivers, after a look at every file's header.
+    """The `(C, H, W)` that a data set of these files delivers, by every file's header.
 
     Raises:
         SeepageError: For images that cannot be read, and for mixed sizes when no size was asked for.

@@ -24,6 +24,7 @@ from seepage.federation.data.targets import Targets, value_names
 from seepage.federation.types import Batch
 
 MAX_BYTES = 8 * 2**30
+"""Largest size in bytes (8 GiB) of the unpacked arrays, which are held in memory."""
 PICKLE_REMEDY = "save plain arrays with numpy.savez"
 
 Array = NDArray[Any]

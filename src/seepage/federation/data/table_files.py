@@ -1,4 +1,4 @@
-"""Tables of one's own: rows of a `.csv`, `.tsv` or `.parquet`, with a column of the class or of values to predict."""
+"""Tables from files: rows of a `.csv`, `.tsv` or `.parquet`, with a column of the class or of values to predict."""
 
 import csv
 import io
@@ -20,6 +20,7 @@ from seepage.federation.data.targets import Targets
 MAX_CELLS = 2**25
 """Cells of a Parquet table, which may unpack to any number: as words they take 2 GiB or more."""
 MAX_WIDTH = 4096
+"""Largest number of values of an encoded row."""
 MAX_TABLE_CLASSES = 100
 """Different cells of the column of classes; more are a number to predict."""
 NAMED = 12
@@ -198,7 +199,7 @@ def _named(names: Sequence[str], columns: Sequence[list[str]], path: Path) -> Ta
 
 
 def _told(columns: Sequence[Column]) -> str:
-    """What was made of the columns, in words."""
+    """The treatment of the columns, in words."""
     words = [column for column in columns if column.categories]
     gaps = [column for column in columns if column.gaps or NO_VALUE in column.categories]
     parts = [f"{len(columns) - len(words)} of numbers, scaled from the least to the largest"]

@@ -69,7 +69,7 @@ class Targets:
 
 
 def value_names(width: int, names: Sequence[str] | None = None) -> tuple[str, ...]:
-    """What stands in for class names: one for each number of a target."""
+    """Names in place of class names, one for each number of a target."""
     if names is not None and len(names) == width:
         return tuple(names)
     return ("value",) if width == 1 else tuple(f"value {place}" for place in range(1, width + 1))

@@ -11,7 +11,9 @@ from seepage.federation.data.package_data import shipped
 from seepage.federation.data.pixels import as_float
 
 TILE_SIZE = 32
+"""Side of a tile in pixels."""
 LARGEST_SHARE = 20
+"""Largest number of tiles of one photograph, so that none dominates the set."""
 # Luma standard deviation in [0, 1]. Below it a tile is sky, wall or blur: it shows nothing that could leak, and a
 # guess of one flat color would score as a recovery of it.
 FLAT = 0.06

@@ -15,6 +15,7 @@ _WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s")
 _BYTES = range(1, 257)
 """Numbers of the 256 bytes in a `WordTokenizer`."""
 MAX_BYTES = 2**26
+"""Largest size in bytes (64 MiB) of a `tokenizer.json`, checked before it is read."""
 
 
 class Tokenizer(Protocol):

@@ -68,7 +68,7 @@ class Compose(Defense):
         return Compose(tuple(part.begin(losses, memory) for part in self.parts))
 
     def remember(self, sent: Update) -> float | None:
-        """What its last part remembers: those before it do not see what was sent."""
+        """The memory of the last part: those before it do not see the sent update."""
         return self.parts[-1].remember(sent) if self.parts else None
 
     def with_less_noise(self, share: float, t: int) -> "Compose":

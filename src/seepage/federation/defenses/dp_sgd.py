@@ -39,7 +39,7 @@ class DPSGD(Defense):
     With `fedsgd` the client sends one such mean. With `fedavg` every local step goes along one, with noise of its own,
     and the client sends the difference of weights as ever: what Opacus does inside a client. Where Opacus divides by
     the batch size it expects, this divides by the number of examples in the step, which is another only for the
-    smaller last batch of an epoch. A rule of one's own that sends differences of weights is refused.
+    smaller last batch of an epoch. A user-defined rule that sends differences of weights is refused.
 
     To count it, give `privacy.accounting.epsilon` this sigma, and as `rounds` the rounds times `max_participations(n)`:
     the local steps in which one example is used. That count takes nothing for the order being unknown, and holds for
@@ -217,6 +217,7 @@ def _alone(client: ClientView, batch: Batch) -> Tensors:
 
 
 def _check_applies(update: Update, client: ClientView) -> None:
+    """Raise `Inapplicable` where the update is not made of separate gradients of single examples."""
     local = client.rule.local_steps
     if (update.kind == "delta") != local:
         raise Inapplicable(

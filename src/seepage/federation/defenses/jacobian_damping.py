@@ -68,7 +68,8 @@ class JacobianDamping(Defense):
         def system(u: Tensor) -> Tensor:
             return u + weight * _flat(push(pull(_named(u, true))))
 
-        # The update solves the system where beta is 0, so that the search starts there: only the rest is solved for.
+        # (I + c J J^T) u = g is solved by conjugate gradients from u = g, the solution for c = 0: only the correction
+        # is solved for.
         own = _flat(true)
         rest = own - system(own)  # [parameters]
         if rest.norm() > self.tolerance * own.norm():
@@ -136,7 +137,7 @@ class JacobianDampingRule(WrappedRule):
         values = list(outputs.values())
         probe = [torch.zeros_like(tensor, requires_grad=True) for tensor in values]
         towards = [probe, [self.sent[name] for name in outputs], values]
-        # J^T 0 (kept for its derivative), J^T u and J^T g, each `[n, *shape]`.
+        # J^T 0 (kept, as its derivative gives J v), J^T u and J^T g, each `[n, *shape]`.
         pulled, by_sent, by_own = (
             torch.autograd.grad(values, inputs, along, create_graph=True)[0] for along in towards
         )

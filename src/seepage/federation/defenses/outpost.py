@@ -1,4 +1,4 @@
-"""OUTPOST: prune, then add noise where the gradient is large, less often as training goes on."""
+"""OUTPOST: prune, then add noise where the gradient is large, less often as training proceeds."""
 
 import math
 from dataclasses import dataclass, replace

@@ -101,7 +101,7 @@ class Withhold(Defense):
     """Send some tensors not at all: layers that are the client's own, or whose updates are encrypted as a whole.
 
     The client trains them all the same, so after local steps the server knows neither their gradients nor their
-    weights. Training in a simulation goes on with the whole update: in the case of encryption that is what the server
+    weights. Training in a simulation continues with the whole update: in the case of encryption that is what the server
     has, and where the layers are personal it is the client's own.
 
     Args:

@@ -57,6 +57,11 @@ class Quantize(Defense):
         return update.encoded_bytes(self.bits)
 
     def _send(self, tensor: Tensor, generator: Generator) -> Tensor:
+        """The tensor as it is sent, in its own dtype.
+
+        With 2 to 31 bits it is on a grid of `2 k + 1` levels of step `max|x| / k`, with `k = 2^(bits - 1) - 1`; 32 bits
+        are single precision and 1 bit leaves signs.
+        """
         if self.bits == 32:
             return tensor.float().to(tensor.dtype)
         # In double precision, since 31 bits do not fit into the 24 of a float.

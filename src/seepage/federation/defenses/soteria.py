@@ -98,7 +98,7 @@ def sensitivity(client: ClientView, layer: str) -> Tensor:
         )
     features = calls[0].input  # [n, k]
     gradients = torch.stack([_gradient(features[:, i], inputs) for i in range(features.shape[1])], dim=1)  # [n, k]
-    # The paper's |r_i| / |dr_i/dx|, inverted so that a feature that is not used, r_i = 0, can be told apart.
+    # The paper's |r_i| / |dr_i/dx|, inverted so that a feature that is not used, r_i = 0, is recognized.
     used = features.detach() != 0
     ratios = torch.where(used, gradients / features.detach().abs(), 0)
     return torch.where(used.any(0), ratios.sum(0) / used.sum(0), torch.inf)

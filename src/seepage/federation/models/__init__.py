@@ -92,7 +92,7 @@ def build(
                 normalize_inputs(model, part["normalize"])
     except SeepageError:
         raise
-    except Exception as error:  # whatever somebody's factory, or a library's, may raise
+    except Exception as error:  # a factory may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = own_line(error) or f"{Path(frame.filename).name} line {frame.lineno}"
         raise SeepageError(

@@ -28,7 +28,7 @@ _SIDE = ("img_size", "image_size")
 def make_own(
     factory: Any, options: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int, what: str
 ) -> Any:
-    """The network that somebody's own code makes.
+    """The network that user code makes.
 
     Args:
         factory: What the name leads to.
@@ -53,7 +53,7 @@ def make_own(
 
 
 def is_told(factory: Any) -> tuple[bool, bool]:
-    """Whether a factory is told the shape of one example, or a part of it, and whether the number of classes."""
+    """Whether a factory takes the shape of one example or a part of it, and whether it takes the number of classes."""
     if isinstance(factory, nn.Module) or not callable(factory):
         return False, False
     places, named = _filled(factory, {}, (1,), 1)
@@ -91,7 +91,7 @@ def _filled(
 
 
 def _known_as(name: str, input_shape: tuple[int, ...], num_classes: int) -> Any:
-    """What a parameter of this name is given; None where the name says nothing."""
+    """The argument for a parameter of this name; None where the name is not known."""
     if name in _SHAPE:
         return input_shape
     if name in _CLASSES:

@@ -78,6 +78,11 @@ def _pickled(path: Path) -> object:
 
 
 def _exported(path: Path) -> nn.Module:
+    """The network of a `torch.export` file, with PyTorch's own layers in place of exported ones where they are known.
+
+    Raises:
+        SeepageError: For a network exported for one batch size.
+    """
     program = torch.export.load(path)
     read = program.graph_signature.user_inputs[:1]
     places = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in read]

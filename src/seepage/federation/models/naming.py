@@ -111,7 +111,7 @@ def in_own_names(state: Mapping[str, Tensor], model: nn.Module, what: str) -> Te
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """What the name may be in the model, the likeliest first."""
+    """Possible names in the model, the likeliest first."""
     for one in (name, name.removeprefix(PEFT_PREFIX), PEFT_PREFIX + name):
         yield one
         yield _LORA.sub(r".\1.default\2", one)

@@ -76,7 +76,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def part_problems(part: Mapping[str, Any], what: str) -> list[str]:
-    """What is wrong with the options of the part that is trained."""
+    """Sentences on mistakes in the options of the part that is trained."""
     found = []
     for key in ("trainable", "frozen"):
         names = part.get(key, [])

@@ -18,7 +18,7 @@ class Untaken(Exception):
 
     Attributes:
         reason: The first line of it, with the kind of error where that is none of PyTorch's.
-        place: The last line of somebody's own code that it came through, `net.py line 3`; empty where it was none.
+        place: The last line of user code that it came through, `net.py line 3`; empty where it was none.
         wants_more: Whether the network takes more than the examples.
     """
 
@@ -30,10 +30,10 @@ class Untaken(Exception):
 
 
 def tried(model: nn.Module, inputs: Tensor) -> Any:
-    """What a network in eval mode returns.
+    """Outputs of a network in eval mode.
 
     Raises:
-        Untaken: Whatever the network, which may be anybody's code, raised.
+        Untaken: Whatever the network, which may be user code, raised.
     """
     try:
         with torch.no_grad(), in_mode(model, training=False):
@@ -44,7 +44,7 @@ def tried(model: nn.Module, inputs: Tensor) -> Any:
 
 @contextmanager
 def own_faults(use: str) -> Iterator[None]:
-    """Make one sentence of what somebody's own code raises in a block, which a guarded pass may not have met.
+    """Make one sentence of what user code raises in a block, which a guarded pass may not have met.
 
     Memory that is used up is no fault of their line.
 
@@ -69,11 +69,11 @@ def own_faults(use: str) -> Iterator[None]:
 
 
 SPREADS = (1.0, 30.0, 1000.0)
-"""Sizes of the made-up inputs on which a network's outputs are looked at: logits leave [0, 1] on some of them."""
+"""Sizes of the made-up inputs at which a network's outputs are computed: logits leave [0, 1] on some of them."""
 
 
 def sigmoid_words(model: nn.Module, shape: tuple[int, ...]) -> str | None:
-    """What to say where a network's one output is a chance already, and a loss of one logit takes it for a logit.
+    """A warning where a network's one output is a probability already, while the loss expects a logit.
 
     Args:
         model: A network that takes numbers.
@@ -87,7 +87,7 @@ def sigmoid_words(model: nn.Module, shape: tuple[int, ...]) -> str | None:
     try:
         found = [logits_in(tried(model, spread * noise)) for spread in SPREADS]
     except (Untaken, SeepageError):
-        return None  # which is said where the update is computed
+        return None  # reported where the update is computed
     if not all(bool(((part >= 0) & (part <= 1)).all()) for part in found):
         return None
     return (

@@ -144,10 +144,14 @@ def vertical(
             for shape, width in zip(shapes, hiddens, strict=True)
         ]
         head = nn.Linear(num_classes * len(blocks), num_classes)
-    model = VerticalModel(blocks, members, head, double_softmax=double_softmax)
+    return _initialized(VerticalModel(blocks, members, head, double_softmax=double_softmax))
+
+
+def _initialized(model: VerticalModel) -> VerticalModel:
+    """The model with Glorot-uniform weights and zero biases; batch norms keep PyTorch's ones and zeros."""
     for name, parameter in model.named_parameters():
         if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.BatchNorm2d):
-            continue  # one and zero, as torch starts it
+            continue
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
         else:
@@ -156,6 +160,7 @@ def vertical(
 
 
 def _blocks(shape: tuple[int, ...], parties: int, widths: Sequence[int] | None) -> list[Block]:
+    """The part of an example that each party holds, as slices along each of its axes; arguments as in `vertical`."""
     if len(shape) not in (1, 3):
         raise SeepageError(
             f"a vertical model takes images [C, H, W] or table rows [d], got inputs of shape {shape}; reshape the data"
@@ -208,6 +213,17 @@ def _party(
     body: Body,
     batch_norm: bool,
 ) -> Party:
+    """One party's network for its part of an example.
+
+    Args:
+        shape: `[C, H, W]` or `[d]` of the part.
+        hidden: Width of the first fully connected layer.
+        num_classes: Number of outputs.
+        channels: Channels of the first convolution.
+        activation: Name of the activation.
+        body: `convolutions` or `flat`.
+        batch_norm: Whether a batch norm follows each convolution.
+    """
     if activation not in _BENDS:
         raise SeepageError(f"activation must be one of {', '.join(_BENDS)}, got {activation!r}; correct the recipe")
     if body not in get_args(Body):

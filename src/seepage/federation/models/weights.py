@@ -105,6 +105,11 @@ def _check_sizes(tensors: Collection[Tensor], path: Path) -> None:
 
 
 def _tensors(content: Any, path: Path) -> Tensors:
+    """The named tensors of a loaded checkpoint, copied; searched also under the keys of `WRAPPED`.
+
+    Raises:
+        SeepageError: Where there are none, or too many.
+    """
     if isinstance(content, Mapping):
         for key in WRAPPED:
             if isinstance(content.get(key), Mapping):

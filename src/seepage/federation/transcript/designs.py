@@ -148,7 +148,7 @@ def make_design(use: str, samples: int, batch_size: int, seed: int) -> Design:
 
 
 def check_rounds(design: Design, rounds: int) -> list[str]:
-    """Why a design cannot give this number of rounds; empty if it can.
+    """The reason why a design cannot give this number of rounds; empty if it can.
 
     >>> check_rounds(Partitions(samples=8, batch_size=2), 20)
     ['3 partitions of 4 batches make 12 different rounds and 20 were asked for; the rest only repeat them']

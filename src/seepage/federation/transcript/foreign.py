@@ -26,8 +26,11 @@ MAX_FACTS_BYTES = 2**20
 MAX_SENTENCE, MAX_SENTENCES = 400, 12
 """Largest length of a sentence on an inferred fact, and largest number of them; the rest is cut."""
 MAX_CLASSES = 10**6
+"""Largest accepted number of classes: more than any vocabulary, which is the largest kind of class list."""
 MAX_CLIENTS = 10**6
+"""Largest accepted number of clients behind one update."""
 MAX_DEFENSES = 64
+"""Largest accepted number of stages of a defense; each is built before it is checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,7 @@ class Facts:
         return Architecture(self.architecture["use"], dict(self.architecture["options"]))
 
     def make_client(self, *, trust: bool = False) -> ClientUpdate:
-        """The client's rule; one that is somebody's own code, or has such a loss, only where that is trusted."""
+        """The client's rule; one that is user code, or has such a loss, only where that is trusted."""
         spec = Spec.of(self.client)
         if CLIENTS.is_foreign(spec.use) and not trust:
             raise SeepageError(
@@ -74,7 +77,7 @@ class Facts:
         return make_client(spec)
 
     def make_defense(self, *, trust: bool = False) -> Defense | None:
-        """The defense that the attacker is told of; as for the rule, somebody's own code only where it is trusted."""
+        """The defense that the attacker knows of; as for the rule, user code only where it is trusted."""
         parts = [Spec.of(table) for table in self.defense or []]
         own = next((part.use for part in parts if DEFENSES.is_foreign(part.use)), None)
         if own is not None and not trust:
@@ -129,6 +132,7 @@ def check_batch_size(size: int | None, shape: list[int], where: str) -> None:
 
 
 def _check_names(facts: Facts, path: Path) -> None:
+    """Raise `SeepageError` for names and options of an untrusted `knowledge.json` that are unknown or do not fit."""
     architecture, client = facts.architecture, dict(facts.client)
     if not isinstance(architecture.get("use"), str) or not isinstance(architecture.get("options"), dict):
         raise SeepageError(f"{path} is damaged: architecture needs a name `use` and a table `options`; record it again")
@@ -138,9 +142,9 @@ def _check_names(facts: Facts, path: Path) -> None:
     clients = client.pop("clients", 1)
     if not isinstance(clients, int) or not 1 <= clients <= MAX_CLIENTS:
         raise SeepageError(f"{path} names {short(clients)} clients behind one update, which cannot be; record it again")
-    if rule in CLIENTS:  # somebody's own is not imported before it is trusted
+    if rule in CLIENTS:  # user code is not imported before it is trusted
         bind(CLIENTS[rule].make, client, f"the client rule {rule!r} of {path}")
-        facts.make_client(trust=True)  # its own checks; a loss of somebody's own is imported once it is called
+        facts.make_client(trust=True)  # its own checks; a user-defined loss is imported once it is called
         loss, weights = str(client.get("loss", "cross_entropy")), client.get("class_weights", ())
         check_target(loss, facts.target, facts.num_classes, weights)
     _check_defense(facts, path)
@@ -150,7 +154,7 @@ def _check_names(facts: Facts, path: Path) -> None:
 
 
 def own_losses(options: Mapping[str, Any]) -> list[str]:
-    """Options of a rule that name somebody's own code: its loss."""
+    """Options of a rule that name user code: its loss."""
     return [value for value in options.values() if isinstance(value, str) and is_dotted(value)]
 
 
@@ -162,7 +166,7 @@ def _check_defense(facts: Facts, path: Path) -> None:
         use = options.pop("use", None)
         if not isinstance(use, str) or not (use in DEFENSES or DEFENSES.is_foreign(use)):
             raise SeepageError(f"{path} names the unknown defense {short(use)}; use the seepage version that wrote it")
-        if use in DEFENSES:  # somebody's own is not imported before it is trusted
+        if use in DEFENSES:  # user code is not imported before it is trusted
             bind(DEFENSES[use].make, options, f"the defense {use!r} of {path}")
             DEFENSES.build(Spec.of(table))  # its own checks
 

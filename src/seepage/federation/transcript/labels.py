@@ -1,4 +1,4 @@
-"""Whether labels are such as a model can be trained towards: those of a truth, or those that an attacker is told."""
+"""Whether labels are such as a model can be trained towards: those of a truth, or those that an attacker knows."""
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ MAX_LABELS = 2**28
 
 
 def misfit_of_labels(labels: Tensor, knowledge: Knowledge, examples: int | None = None) -> str | None:
-    """Why labels cannot belong to a transcript, from its verb on; None if they can.
+    """The reason why labels cannot belong to a transcript, from its verb on; None if they can.
 
     Args:
         labels: As `Batch.labels`.
-        knowledge: What the attacker is told; its `target` says what labels are.
+        knowledge: What the attacker knows; its `target` says what labels are.
         examples: Number of examples, where it is known.
     """
     if labels.numel() > MAX_LABELS or not labels.ndim or len(labels) != (examples or len(labels)):
@@ -28,7 +28,7 @@ def misfit_of_labels(labels: Tensor, knowledge: Knowledge, examples: int | None 
 
 
 def _misfit_of_shape(labels: Tensor, knowledge: Knowledge) -> str | None:
-    """Why the model's outputs cannot be held against labels of this shape; somebody's own loss may take any."""
+    """Why the model's outputs cannot be held against labels of this shape; a user-defined loss may take any."""
     if knowledge.client.loss not in LOSSES or vocabulary_of(knowledge.model) is not None:
         return None
     outputs = output_shape(knowledge.model, dict(knowledge.model.named_parameters()), None, knowledge.input_shape)

@@ -2,10 +2,10 @@
 
 A folder `observed/` contains everything that an attacker may read, and nothing else:
 
-    knowledge.json                schema version, architecture, client rule, shapes, what is told
+    knowledge.json                schema version, architecture, client rule, shapes, side information
     model.safetensors             params/NAME, buffers/NAME of the first round; frozen/NAME: what is not trained
     rounds/000000.safetensors     update/NAME of what was sent; params/ and buffers/ only where they changed; labels,
-                                  indices if told; rate, by which a difference of weights was divided
+                                  indices if known; rate, by which a difference of weights was divided
     auxiliary.safetensors         inputs that are not private, if the attacker has some
 """
 
@@ -115,6 +115,11 @@ class RecordedTranscript:
         return self._cache.rounds[t]
 
     def _read(self, t: int, path: Path) -> Round:
+        """One round from its file; parameters and buffers that are not in it are those of the first round.
+
+        Raises:
+            SeepageError: For tensors that do not fit the model, and for damaged values.
+        """
         found = read_tensors(path, most=self._most)
         tensors = {name: tensor.to(self.device) for name, tensor in found.items()}
         parts = {part: _under(tensors, part) for part in ("params", "buffers", "update")}
@@ -179,12 +184,12 @@ class RecordedTranscript:
         return self.knowledge.client.as_gradient(update, self._size(tensors))
 
     def _size(self, tensors: Tensors) -> int | None:
-        """The batch size; where indices are told, the last batch of an epoch may be smaller."""
+        """The batch size; where indices are known, the last batch of an epoch may be smaller."""
         told = tensors.get("indices") if "indices" in self.knowledge.told else None
         return self.batch_size if told is None or told.ndim != 1 else len(told)
 
     def _labels(self, tensors: Tensors, path: Path) -> Tensor | None:
-        """The labels that the attacker is told, where they are: class numbers, next tokens, values, maps of classes."""
+        """The labels that the attacker knows, where they are: class numbers, next tokens, values, maps of classes."""
         knowledge = self.knowledge
         single = knowledge.target == "class" and vocabulary_of(knowledge.model) is None
         if single or "labels" not in knowledge.told:
@@ -295,6 +300,16 @@ def save_update(
 
 
 def _table(knowledge: Knowledge, batch_size: int | None, rounds: int) -> dict[str, Any]:
+    """The content of `knowledge.json`.
+
+    Args:
+        knowledge: What the attacker knows.
+        batch_size: Number of examples in a round; None: not stated.
+        rounds: Number of rounds.
+
+    Raises:
+        SeepageError: For a model without a name to build it from.
+    """
     if knowledge.architecture is None:
         raise SeepageError(
             "this transcript's model has no name to build it from, so it cannot be written to a folder; "
@@ -324,7 +339,7 @@ def kind_tensor(kind: str) -> Tensor:
 
 
 def update_facts(kind: str, rate: float | None, decayed: Mapping[str, float]) -> Tensors:
-    """What a round's file holds of an update beside its tensors; see `Update`."""
+    """The fields of an update beside its tensors, as a round's file holds them; see `Update`."""
     told = {"kind": kind_tensor(kind)}
     if rate is not None:
         told["rate"] = torch.tensor(rate, dtype=torch.float64)
@@ -364,11 +379,11 @@ def open_transcript(
 
     Args:
         folder: The folder with `knowledge.json`.
-        architecture: Use this model instead of the recorded one; needed where the record names somebody's own code.
+        architecture: Use this model instead of the recorded one; needed where the record names user code.
         batch_size: Use this batch size where the record has none.
         size_inferred: Whether that was read off the update, as one may be that the record has.
         device: Where to put the tensors.
-        trust: Whether code that it names by dotted paths, a model or a client rule, is run: it is one's own.
+        trust: Whether code that it names by dotted paths, a model or a client rule, may run.
 
     Raises:
         SeepageError: Where a file is missing, truncated, of another schema version, or does not fit the model.
@@ -385,6 +400,15 @@ def open_transcript(
 def _open_knowledge(
     folder: Path, facts: Facts, architecture: Architecture | None, device: str, trust: bool
 ) -> tuple[Knowledge, tuple[Tensors, Tensors]]:
+    """The attacker's knowledge from a recorded folder, and the first round's parameters and buffers by name.
+
+    Args:
+        folder: The `observed/` folder.
+        facts: Content of its `knowledge.json`.
+        architecture: Use this model instead of the recorded one; None: the recorded one.
+        device: Where tensors go.
+        trust: Whether user code that the folder names may run.
+    """
     named = _architecture(folder, facts, architecture, trust)
     shape, rule = tuple(facts.input_shape), facts.make_client(trust=trust)
     outputs = rule.num_outputs(facts.num_classes)
@@ -478,7 +502,7 @@ def _fitting_model(
 def no_larger_than(path: Path) -> Iterator[None]:
     """Stop a model that is being built once it has many more tensors, or modules, or bytes than a file of its weights.
 
-    A number in a stranger's description can ask for a million layers, which take hours and gigabytes, on the meta
+    A number in an untrusted description can ask for a million layers, which take hours and gigabytes, on the meta
     device too, before anything can be compared.
 
     Raises:

@@ -77,7 +77,7 @@ class Victim:
 
     @staticmethod
     def knowing(knowledge: Knowledge, defense: Defense | None) -> Knowledge:
-        """What an attacker knows, where `client` is what the client does: how to read it.
+        """The attacker's knowledge of a client whose own rule is `knowledge.client`: with the rule that it is read by.
 
         A server undoes weight decay that it knows of, unless a defense came in between.
         """
@@ -113,7 +113,7 @@ class Victim:
         return mean_update(sent, [len(part) for part in parts])
 
     def gap(self, t: int) -> float | None:
-        """How far the update, without defense, is from that of the rule that attackers read it by, as a share of it.
+        """Relative distance of the undefended update from that of the rule by which attackers read it.
 
         It is measured on the private examples, and for reports alone. None: that rule is the client's own.
         """

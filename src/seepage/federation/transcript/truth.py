@@ -143,13 +143,13 @@ def _check_draws(draws: Tensor, samples: int, path: Path) -> None:
 
 
 def misfit(truth: Truth, rounds: int, batch_sizes: Sequence[int | None], knowledge: Knowledge) -> str | None:
-    """Why a truth cannot belong to a transcript; None if it can.
+    """The reason why a truth cannot belong to a transcript; None if it can.
 
     Args:
         truth: The truth.
         rounds: Rounds of the transcript.
         batch_sizes: Batch size of its first rounds, where known.
-        knowledge: What the attacker was told.
+        knowledge: What the attacker knows.
     """
     if truth.rounds != rounds:
         return f"has {truth.rounds} batches and the recording has {rounds} rounds"

@@ -50,14 +50,23 @@ class _State:
 
 
 def _stepped(state: _State, gradient: Tensors, plan: ServerStep) -> _State:
-    # Adam with Keras's epsilon of 1e-7 and no floor, as nothing is differentiated through it. Apart from the client's
-    # in `clients.fedavg`: a pure step from state to state, so that any round can be started from again.
+    """The state after one step of the server's optimizer, plain SGD or Adam.
+
+    A pure function, unlike the client's optimizers, so that rounds can be recomputed from any stored state. Adam:
+    `m <- b1 m + (1 - b1) g`, `v <- b2 v + (1 - b2) g^2`, `p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`.
+
+    Args:
+        state: Weights and moments before.
+        gradient: Gradient by parameter name.
+        plan: Optimizer and learning rate.
+    """
     params = state.params
     if plan.optimizer == "sgd":
         return _State(state.t + 1, {name: p - plan.lr * gradient[name] for name, p in params.items()})
     t = state.t + 1
     zeros = {name: torch.zeros_like(p) for name, p in params.items()}
     first, second = state.first or zeros, state.second or zeros
+    # b1 = 0.9, b2 = 0.999 and eps = 1e-7, Keras's constants. `1 - b` is written out: 1 - 0.9 is not 0.1 in float64.
     first = {name: 0.9 * first[name] + 0.1 * gradient[name] for name in params}
     second = {name: 0.999 * second[name] + 0.001 * gradient[name] ** 2 for name in params}
     one, two = 1 - 0.9**t, 1 - 0.999**t
@@ -73,7 +82,7 @@ class IndexedVictim:
     """The parties' joint data and the protocol; only simulations, metrics and audits hold one.
 
     Args:
-        knowledge: What the attacker is told; `told` should hold `indices`.
+        knowledge: What the attacker knows; `told` should hold `indices`.
         params: Trainable parameters of round 0.
         data: All N samples, `[N, *shape]`, and their labels.
         design: Which samples each round holds.
@@ -179,7 +188,7 @@ class IndexedTranscript:
     """A transcript whose rounds are computed at access; single tensors of a round can be computed alone.
 
     Attributes:
-        knowledge: What the attacker is told.
+        knowledge: What the attacker knows.
     """
 
     knowledge: Knowledge

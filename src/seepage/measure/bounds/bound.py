@@ -57,7 +57,7 @@ class Bound:
 
     @property
     def vacuous(self) -> bool:
-        """Whether it forbids nothing."""
+        """Whether the bound excludes no attack."""
         if self.measure == "unseen_share":
             return self.value <= 0
         if self.measure == "rank":
@@ -86,7 +86,7 @@ class Bound:
         return f"{words}: at most {share} on average (from {self.at:g} dB)"
 
     def table(self) -> dict[str, Any]:
-        """As JSON; the map of pixels is left out."""
+        """The bound as JSON, without the map of pixels."""
         return {
             "line": self.line,
             "measure": self.measure,
@@ -119,5 +119,5 @@ class UpperBounds:
         return tightest(found, key=lambda bound: bound.value, default=None)
 
     def table(self) -> dict[str, Any]:
-        """As JSON."""
+        """The bounds as JSON."""
         return {"bounds": [bound.table() for bound in self.bounds], "reasons": list(self.reasons)}

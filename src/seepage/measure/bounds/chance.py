@@ -8,6 +8,7 @@ from torch import Tensor
 from seepage.errors import SeepageError
 
 CONFIDENCE = 0.95
+"""Confidence of the bound on the chance of a blind guess, over the draw of public examples."""
 
 
 def blind_chance(public: Tensor, *, psnr_db: float, value_range: tuple[float, float] = (0.0, 1.0)) -> float:
@@ -18,7 +19,7 @@ def blind_chance(public: Tensor, *, psnr_db: float, value_range: tuple[float, fl
     (1 - kappa)^m; the ball of radius 2r around that one contains the ball of z. So kappa is at most the largest chance
     of a ball of radius 2r around a public example, each estimated from the m - 1 others: the largest upper limit of
     Clopper and Pearson, with half of the error split among the m balls and the other half for the chance that no
-    public example was in the ball of z. It holds for every guess, not only for those looked at.
+    public example was in the ball of z. It holds for every guess, not only for those that were compared.
 
     Args:
         public: `[m, *shape]` examples, at least 2.

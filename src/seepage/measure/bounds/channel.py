@@ -100,14 +100,14 @@ class _Stages:
 
     @classmethod
     def of(cls, stages: Sequence[Defense], deviations: Sequence[float | None]) -> "_Stages":
-        """Sort them.
+        """The stages sorted by what the linearized update can follow.
 
         Args:
-            stages: From left to right.
-            deviations: The noise that each states; None: it states none.
+            stages: Stages of the defense, in the order in which they are applied.
+            deviations: Standard deviation of the noise that each stage adds; None: it states none.
 
         Raises:
-            Inapplicable: Where a stage looks at the private examples and does more than hide entries.
+            Inapplicable: Where a stage reads the private examples and does more than hide entries.
         """
         place = next((i for i, deviation in enumerate(deviations) if deviation), None)
         hides = [stage.only_hides or stage.withholds for stage in stages]
@@ -235,7 +235,7 @@ def _check_steps(steps: int) -> None:
 
 
 def _double(model: nn.Module, params: Tensors | None, buffers: Tensors | None) -> tuple[nn.Module, Tensors, Tensors]:
-    """A copy of the model, and the state to be used, in double precision: a rank is told by many digits."""
+    """A copy of the model, and the state to be used, in double precision: a decision on rank needs its digits."""
     double = copy.deepcopy(model).double()
     own_params, own_buffers = state_of(double)
     if params is not None:

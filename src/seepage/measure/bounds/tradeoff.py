@@ -24,7 +24,7 @@ from seepage.federation.types import GaussianMechanism
 
 
 def gaussian_mu(mechanism: GaussianMechanism, rounds: int = 1, participations: int = 1) -> float | None:
-    """How far presence and absence of one unit are apart after all rounds, in standard deviations of the noise.
+    """Distance mu of presence and absence of one unit after all rounds, in standard deviations of the noise.
 
     Args:
         mechanism: What the defense states.

@@ -1,6 +1,6 @@
 """What no attacker can exceed: all bounds that hold for one update, found by the auditor, who holds the batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -36,19 +36,19 @@ FIRST_ORDER = (
 
 @dataclass(frozen=True, kw_only=True)
 class BoundOptions:
-    """What the auditor states beside the update.
+    """Assumptions and limits of `upper_bounds`.
 
     Attributes:
-        public: Examples of the kind of the private ones that are not private: the prior, and the blind chance.
-        candidates: If an attacker knows that the examples are among so many, equally likely ones: the blind chance is
-            1 / candidates.
-        rounds: How often the batch is sent at these weights, each time with noise of its own.
-        t: The (first) round, which a decaying noise and a client's order of examples depend on.
-        level: The false positive rate at which membership is bounded.
-        exact_db: PSNR from which on an example counts as exact.
+        public: Public examples distributed as the private ones: they give the prior and the chance of a blind guess.
+        candidates: Number of equally likely candidates among which the attacker knows each example to be; a blind guess
+            is then right with chance 1 / candidates. None: no such list.
+        rounds: Number of times that the batch is sent at these weights, each time with fresh noise.
+        t: Index of the first round; a decaying noise and the client's order of examples depend on it.
+        level: False positive rate, in (0, 1), at which membership is bounded.
+        exact_db: PSNR in dB from which on a copy counts as exact.
         value_range: Smallest and largest value of an input.
-        seed: Of the client, the defense, and the probes.
-        budget_seconds: For the bounds that are estimated.
+        seed: Seed of the client, the defense and the probes.
+        budget_seconds: Time limit in seconds of the bounds that are estimated.
     """
 
     public: Batch | None = None
@@ -86,7 +86,7 @@ def upper_bounds(
     sent: Sequence[str] | None = None,
     options: BoundOptions | None = None,
 ) -> UpperBounds:
-    """What no attacker can exceed who sees this update.
+    """Upper bounds on the success of any attacker who sees this update.
 
     The truth is used, as by an auditor who holds it: no attack process may call this. Bounds on membership and on exact
     copies come from a clip and Gaussian noise alone; those in decibels from the Jacobian of the update at the truth.
@@ -120,6 +120,21 @@ def upper_bounds(
     ('numbers about the batch that can be read: not bounded', 'energy that no attacker sees: not bounded')
     """
     client, options = client or FedSGD(), options or BoundOptions()
+
+    def make_channel() -> Channel:
+        return channel_of(
+            model,
+            batch,
+            client,
+            defense,
+            params=params,
+            buffers=buffers,
+            sent=sent,
+            seed=options.seed,
+            t=options.t,
+            rounds=options.rounds,
+        )
+
     public, shape = options.public, tuple(batch.inputs.shape[1:])
     if public is not None and batch.inputs.is_floating_point() and tuple(public.inputs.shape[1:]) != shape:
         raise SeepageError(
@@ -130,7 +145,7 @@ def upper_bounds(
     reasons: list[str] = []
     for made, why in (
         _private(batch, client, defense, options),
-        _first_order(model, batch, client, defense, params, buffers, sent, options),
+        _first_order(model, make_channel, batch, options),
     ):
         bounds += made
         reasons += why
@@ -138,10 +153,15 @@ def upper_bounds(
 
 
 Found = tuple[list[Bound], list[str]]
+"""Bounds that hold, and for each kind that does not hold a sentence with the reason."""
 
 
 def _private(batch: Batch, client: ClientUpdate, defense: Defense | None, options: BoundOptions) -> Found:
-    """Bounds from the clip and the noise multiplier alone."""
+    """Bounds on membership and exact copies, from the clip and the noise multiplier of the defense alone.
+
+    Returns:
+        The bounds, and the reasons why some do not hold.
+    """
     stages = () if defense is None else defense.stages()
     stated = [stage.mechanism(range(options.t, options.t + options.rounds)) for stage in stages]
     place = next((number for number, one in enumerate(stated) if one is not None), None)
@@ -182,6 +202,14 @@ def _membership(mu: float, sentence: str, level: float) -> list[Bound]:
 
 
 def _exact(mu: float, sentence: str, batch: Batch, options: BoundOptions) -> Found:
+    """The bound on the share of exact copies: the largest success rate at `mu` for a blind guess's success rate.
+
+    Args:
+        mu: Gaussian trade-off parameter of one example's presence.
+        sentence: The mechanism in words.
+        batch: The private examples.
+        options: Assumptions: candidates or public examples give the chance of a blind guess.
+    """
     if options.candidates is not None:
         blind, source = 1 / options.candidates, f"the attacker knows {options.candidates} equally likely candidates"
     elif not batch.inputs.is_floating_point():
@@ -199,31 +227,25 @@ def _exact(mu: float, sentence: str, batch: Batch, options: BoundOptions) -> Fou
     return [Bound("exact_share", "rero", value, (value, value), f"{words}.", PRIOR, at=options.exact_db)], []
 
 
-def _first_order(
-    model: nn.Module,
-    batch: Batch,
-    client: ClientUpdate,
-    defense: Defense | None,
-    params: Tensors | None,
-    buffers: Tensors | None,
-    sent: Sequence[str] | None,
-    options: BoundOptions,
-) -> Found:
-    """Bounds from the Jacobian at the truth."""
+def _first_order(model: nn.Module, make_channel: Callable[[], Channel], batch: Batch, options: BoundOptions) -> Found:
+    """Bounds on the PSNR, the rank and the unseen share, from the Jacobian J of the update at the private batch.
+
+    The update is linearized: `u = J x + noise`. With noise, the least mean squared error of any estimator of x follows
+    from `J^T J`; without, the rank of J and the energy outside its row space.
+
+    Args:
+        model: The model, made twice differentiable meanwhile.
+        make_channel: The map from the private inputs to the update, and its noise. It raises `Inapplicable` where the
+            update has no known derivative.
+        batch: The private examples.
+        options: Assumptions and limits.
+
+    Returns:
+        The bounds, and the reasons why some do not hold.
+    """
     try:
         with twice_differentiable(model):
-            channel = channel_of(
-                model,
-                batch,
-                client,
-                defense,
-                params=params,
-                buffers=buffers,
-                sent=sent,
-                seed=options.seed,
-                t=options.t,
-                rounds=options.rounds,
-            )
+            channel = make_channel()
             jacobian = UpdateJacobian(channel, channel.batch.inputs.flatten())
             public = None if options.public is None else options.public.inputs
             prior = GaussianPrior.of(batch, public, options.value_range)
@@ -235,6 +257,7 @@ def _first_order(
 
 
 def _noisy(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, options: BoundOptions) -> Found:
+    """The bound on the PSNR of a noisy update, by the van Trees inequality; exact up to `SMALL` input values."""
     deviation = channel.deviation
     error: LeastError | None
     if jacobian.values <= SMALL:
@@ -255,8 +278,9 @@ def _noisy(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, opt
 
 
 def _silent(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, options: BoundOptions) -> Found:
+    """Bounds of an update without noise: rank, unseen share and PSNR; above `DENSE` input values only by counting."""
     inputs, numbers = channel.batch.inputs, channel.numbers_sent
-    # Rounding is not taken for noise: it is left out, so that the account is that of the exact numbers.
+    # Rounding does not count as noise: it is left out, so that the bounds are those of the exact numbers.
     left = "".join(f"; {name} is left out, which can only hide more" for name in channel.left_out)
     if jacobian.values > DENSE:
         account = limited_account(jacobian, inputs, numbers, seed=options.seed)

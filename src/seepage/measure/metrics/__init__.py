@@ -1,4 +1,4 @@
-"""How much came back: alignment, metrics, baselines and intervals. Opens the truth; attacks never do."""
+"""How much was recovered: alignment, metrics, baselines and intervals. Opens the truth; attacks never do."""
 
 from seepage.base.limits import Limits
 from seepage.base.registry import metrics

@@ -1,6 +1,6 @@
 """Which guess belongs to which private example. Done once per batch; every metric shares the result.
 
-`identity` where both sides carry data-set indices, else `hungarian`: the one-to-one matching with the least
+`identity` where guesses and examples carry data-set indices, else `hungarian`: the one-to-one matching with the least
 total squared error. `nearest` gives every example its best guess, so one good guess may count many times; it
 is only there to repeat a published protocol, and the name is printed with the score.
 
@@ -18,6 +18,7 @@ from seepage.errors import SeepageError, unknown
 from seepage.federation.types import Ambiguity
 
 _COLUMNS = 4096
+"""Columns of `[k, d]` inputs that are converted to float64 at a time: bounds the memory of the copies."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +171,13 @@ def _through(places: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _by_index(guess_indices: Tensor | None, truth_indices: Tensor | None, usable: Tensor) -> Tensor:
+    """`[n]` int64 place of each example's guess with the same data-set index; -1 for none.
+
+    Args:
+        guess_indices: `[k]` indices of the guesses.
+        truth_indices: `[n]` indices of the examples.
+        usable: `[k]` bool: whether a guess is finite.
+    """
     if guess_indices is None or truth_indices is None:
         raise SeepageError(
             "alignment by identity needs the data-set indices of the guesses and of the truth, and one of "

@@ -19,7 +19,7 @@ def baselines(
 
     Returns:
         Guesses shaped like `truth`: `grey`, the middle of the value range. `mean_color`, each image's own
-        mean color (for other shapes, the mean over all its features): an oracle, since no attacker is told
+        mean color (for other shapes, the mean over all its features): an oracle, since no attacker knows
         it, and the floor that a recovery has to beat. `random`, uniform noise. `typical`, where one is given: the
         other floor, as of a table whose columns hardly vary.
 

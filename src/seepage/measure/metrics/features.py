@@ -88,7 +88,7 @@ def as_in_training(images: Tensor) -> Tensor:
 
 
 def features_missing(weights: str | None) -> str | None:
-    """Why there are no features here, as a sentence; None where there are.
+    """The reason why features are not available, as a sentence; None where they are.
 
     Args:
         weights: The file of weights (see `feature_network`).

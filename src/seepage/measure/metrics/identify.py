@@ -94,6 +94,13 @@ def _image_identified(guesses: Tensor, truth: Tensor, gallery: Gallery | None, *
 
 
 def _person_identified(guesses: Tensor, gallery: Gallery | None, *, by: str) -> Tensor | None:
+    """`[n]` 1 where another picture of the guess's own person is nearer than all other persons', 0 where not, else NaN.
+
+    Args:
+        guesses: `[n, C, H, W]` guesses, each matched with an example.
+        gallery: Pictures to rank; None: not measured.
+        by: Distance: `features` (1 - cosine) or pixels (mean squared error).
+    """
     if gallery is None or gallery.labels is None or len(gallery.persons) < 2:
         return None
     if by == "features":

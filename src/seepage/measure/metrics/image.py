@@ -20,23 +20,28 @@ from seepage.base.registry import metrics
 from seepage.errors import SeepageError, not_installed, unknown
 
 MSE_FLOOR = 1e-15
-"""Smallest MSE that `psnr` tells apart from zero: an exact guess scores 150 dB."""
+"""Smallest MSE that `psnr` distinguishes from zero: an exact guess scores 150 dB."""
 
 SSIM_WINDOW = 11
+"""Side in pixels of SSIM's Gaussian window (Wang et al. 2004); smaller images take a smaller one."""
 SSIM_SIGMA = 1.5
+"""Standard deviation in pixels of SSIM's Gaussian window (Wang et al. 2004)."""
 SMALLEST_SIDE = 3
+"""Shortest side in pixels of what counts as an image."""
 
 LpipsNet = Literal["vgg", "alex"]
 _SMALLEST_LPIPS_SIDE: dict[str, int] = {"vgg": 16, "alex": 31}
 
 # Small pieces stay in the processor's cache: SSIM of 256 images is some eight times faster than in one piece.
 _SSIM_PIECE = 1 << 14
+"""Input values that SSIM reads at a time."""
 _PIECE = 1 << 20
+"""Input values that other metrics read at a time: bounds the memory of float64 copies, to 8 MiB each."""
 
 
 @metrics.register("mse", higher_is_better=False, by_default=True, digits=10, about="mean squared error on [0, 1]")
 def mse(guesses: Tensor, truth: Tensor) -> Tensor:
-    """Mean squared error per example, computed in float64 so that exact recoveries are told apart.
+    """Mean squared error per example, computed in float64 so that exact recoveries are distinguished.
 
     Args:
         guesses: `[n, *shape]`, any floating dtype.

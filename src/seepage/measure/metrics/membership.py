@@ -1,4 +1,4 @@
-"""How well members are told from others: area under the ROC curve, and rates with exact intervals."""
+"""How well members are distinguished from others: area under the ROC curve, and rates with exact intervals."""
 
 import numpy as np
 from torch import Tensor

@@ -5,7 +5,7 @@
     @metrics.register("mine", unit="dB", about="one line for lists and reports")
     def mine(guesses: Tensor, truth: Tensor) -> Tensor: ...
 
-A recipe can also name a function of one's own: `[score] metrics = ["mymodule:mine"]`.
+A recipe can also name a function of your own: `[score] metrics = ["mymodule:mine"]`.
 """
 
 from collections.abc import Callable

@@ -1,19 +1,19 @@
-"""Whether somebody would recognize an image in a guess: the one rule that every count of `recovered` images rests on.
+"""Likeness of a guess to an image: the one rule that every count of `recovered` images rests on.
 
-A guess g shows its example x if it is like x itself, and not only like something of that kind. What is of the kind of
-x and still not x are copies T x that are moved, turned, stretched or slanted a little (`_moves`). With c(a, b) the
-correlation of two images beside the mean of each channel,
+A person recognizes the example x in a guess g if g is like x itself, and not only like images of the same kind. Images
+of the same kind that are not x are made as copies T x, slightly moved, turned, stretched or slanted (`_moves`). With
+c(a, b) the correlation of two images after subtracting each channel's mean,
 
     likeness = max over blurs B of  min over T of  (|c(Bg, Bx)| - +-c(Bg, BTx)) / (1 - c(Bx, BTx))
 
 where +- is the sign of the first c. It is 1 for g = x, and also for a x + b with any a but 0: brightness and contrast
-do not matter, and a negative is read like its picture. If g is x and noise of its own, it is the correlation that
-noise leaves. Another image of the class, however like x, is as like some T x, so that it falls to 0 or below. The
-blurs stand for looking from farther off, which averages noise and forgives a guess that is blurred itself; for the
-same reason nobody looks at more than `SIDE` pixels per side. The limit, and how many others would pass it:
+do not matter, and a negative counts like its picture. If g is x plus independent noise, it is their correlation.
+Another image of the same class, however similar to x, is as similar to some T x, so that its likeness is 0 or below.
+The blurs stand for a larger viewing distance, which averages noise and forgives a guess that is blurred itself; for the
+same reason images are compared at no more than `SIDE` pixels per side. The limit, and how many others would pass it:
 `experiments/recognition.py`.
 
-Of what is no image, the gain over guesses that need no update counts; of text the pairs of neighboring tokens.
+For data other than images the gain over guesses that need no update counts, for text the pairs of neighboring tokens.
 """
 
 from functools import lru_cache
@@ -27,15 +27,17 @@ from seepage.base.registry import metrics
 from seepage.measure.metrics.image import check_images, in_pieces
 
 STEP = 0.05
-"""How far the copies are shifted, by the side of the image."""
+"""Shift of the copies, as a share of the image's side."""
 
 BLURS = (0.0, 1 / 32, 1 / 16)
-"""Standard deviations, by the shorter side."""
+"""Standard deviations of the blurs, as shares of the shorter side."""
 
 SIDE = 64
+"""Largest side in pixels at which images are compared; larger ones are scaled down."""
 
 _FLAT, _SAME = 1e-5, 1e-6
 _PIECE = 1 << 18
+"""Input values that are compared at a time; the 20 moved copies are made one by one."""
 
 
 @lru_cache(maxsize=1)
@@ -78,6 +80,7 @@ def likeness(guesses: Tensor, truth: Tensor) -> Tensor:
 
 
 def _likeness(guesses: Tensor, truth: Tensor) -> Tensor:
+    """`[n]` float64 likeness of guesses to examples `[n, C, H, W]`, by the module's formula; 0 for flat images."""
     g, x = _seen(guesses), _seen(truth)
     flat = (_centered(g).norm(dim=1) < _FLAT) | (_centered(x).norm(dim=1) < _FLAT)
     best = torch.full((len(x),), -torch.inf, dtype=torch.float64, device=x.device)
@@ -85,14 +88,14 @@ def _likeness(guesses: Tensor, truth: Tensor) -> Tensor:
         sigma = share * min(x.shape[2:])
         guess, example = _blurred(g, sigma), _blurred(x, sigma)
         a, b = _unit(guess), _unit(example)
-        own = (a * b).sum(1)
+        own = (a * b).sum(1)  # [n], c(Bg, Bx)
         worst = torch.full_like(best, torch.inf)
         for move in _moves().to(x.device):
             grid = F.affine_grid(move.expand(len(x), -1, -1), list(x.shape), align_corners=False)
             moved = _unit(F.grid_sample(example, grid, padding_mode="border", align_corners=False))
-            left = 1 - (b * moved).sum(1)
+            left = 1 - (b * moved).sum(1)  # [n], 1 - c(Bx, BTx)
             more = (own.abs() - own.sign() * (a * moved).sum(1)) / left.clamp_min(_SAME)
-            worst = torch.where(left > _SAME, torch.minimum(worst, more), worst)  # a copy that is x tells nothing
+            worst = torch.where(left > _SAME, torch.minimum(worst, more), worst)  # T x = x, up to `_SAME`: undefined
         best = torch.maximum(best, worst.where(worst.isfinite(), -torch.inf))
     return best.where(best.isfinite() & ~flat, 0.0).clamp(max=1.0)
 

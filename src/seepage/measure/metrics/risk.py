@@ -1,4 +1,4 @@
-"""Words for a PSNR, and when they say nothing."""
+"""Risk tiers: words for a mean PSNR, and when they are meaningless."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -9,7 +9,7 @@ TIERS = ((20.0, "very high"), (15.0, "high"), (10.0, "medium"))
 """Smallest mean PSNR in dB of each word; under the last one: low."""
 
 LEAST_GAIN = 3.0
-"""dB over the mean color under which a tier says nothing of what came back."""
+"""Gain in dB over the mean color below which a tier is meaningless: a factor of 2 in mean squared error."""
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ def score(
     target: Target | None = None,
     seed: int = 0,
 ) -> Scores:
-    """Match guesses with examples and measure each pair, beside three guesses that need no attack.
+    """The scores of a reconstruction: guesses matched with examples, each pair measured, beside three baselines.
 
     Truth and guesses are mapped from `value_range` to [0, 1] and the guesses clamped. An image counts as
-    recovered when it has a guess in which somebody would recognize it (`likeness`), or an exact one; for examples
+    recovered when it has a guess in which a person would recognize it (`likeness`), or an exact one; for examples
     that are not images the gain over the PSNR of their own mean counts, and where a typical example is given, that
     over its PSNR as well. (An example of one flat color can therefore never count as recovered.)
 
@@ -54,19 +54,19 @@ def score(
         reconstruction: The guesses.
         truth: The private batch.
         value_range: Smallest and largest value an input can take.
-        metrics: Names from `METRICS`, or `module:function` of one's own. MSE and PSNR are always measured, the names
+        metrics: Names from `METRICS`, or `module:function` of your own. MSE and PSNR are always measured, the names
             say which rows come out; `label` is added where labels were guessed. Of images `likeness` is measured
             too, on which `recovered` rests.
-        method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where both sides carry
+        method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where guesses and examples carry
             indices and the attack knows which guess is whose, else hungarian.
-        limits: From where on an example counts as recovered; None: the calibrated limits.
+        limits: Thresholds from which on an example counts as recovered; None: the calibrated ones.
         exact_db: PSNR in dB above which an example counts as exact.
-        aligned: What `align_guess` made of the two, where it is known already.
-        gallery: What `identified` and `person` rank guesses against; without one they are not measured.
-        network: Of the features that `feature_distance` compares (`feature_network`); without one it is not measured.
-        units: Of the targets, where these are values; None: as they are.
+        aligned: The result of `align_guess` for the two, where it was computed before; None: compute it.
+        gallery: Other examples, against which `identified` and `person` rank guesses; None: these are not measured.
+        network: Computes the features that `feature_distance` compares (`feature_network`); None: it is not measured.
+        units: Units of the targets, where these are values; None: the targets as they are.
         typical: `[*shape]` a guess that needs no update, such as the mean of public rows of a table.
-        target: What the examples are trained towards; None: as their labels look.
+        target: Kind of the training target; None: inferred from the labels.
         seed: Seed of the noise that the scores are printed beside. Batches scored with one seed share one noise
             picture, so that `random` differs between them only by the truth.
 
@@ -172,14 +172,26 @@ def _with_inputs(
     beside: Beside,
     typical: Tensor | None,
 ) -> Scores:
-    """Add what is measured on inputs `[n, *shape]` in [0, 1], beside the baselines."""
+    """The scores `blank` with the metrics of inputs added, and those of the baselines.
+
+    Args:
+        blank: Scores without metrics of inputs.
+        guesses: `[n, *shape]` in [0, 1], one per example.
+        truth: `[n, *shape]` in [0, 1].
+        wanted: Name to requested metric.
+        limits: Thresholds from which on an example counts as recovered.
+        exact_db: PSNR in dB above which an example counts as exact.
+        seed: Seed of the noise baseline.
+        beside: Gallery and feature network of the metrics that need them.
+        typical: `[*shape]` a guess that needs no update; None: none.
+    """
     shape = tuple(truth.shape[1:])
     pictures = image.is_image(shape)
     always = {name: find_metric(name) for name in ("mse", "psnr", *(("likeness",) if pictures else ()))}
     rest = [metric for metric in wanted.values() if metric.name not in always]
     values = _measure(guesses, truth, [*always.values(), *rest], beside)
     ranked = [metric for metric in rest if metric.gallery and metric.name in values]
-    for metric in ranked:  # the mid-grey that stands in for a missing guess identifies nobody
+    for metric in ranked:  # a missing guess, replaced by mid-grey, identifies nobody
         values[metric.name] = values[metric.name].where(blank.matched | values[metric.name].isnan(), 0.0)
     compared = [find_metric(metric) for metric in ("psnr", "ssim", "lpips", "feature_distance") if metric in values]
     floors = {
@@ -195,7 +207,7 @@ def _with_inputs(
         }
     exact = values["psnr"] > exact_db
     seen = values["psnr"] - floor_of(floors) >= limits.gain_db
-    if pictures:  # of one that is nearly flat an exact copy may have no likeness left
+    if pictures:  # likeness is undefined for a nearly flat image, so an exact copy counts too
         seen = (values["likeness"] >= limits.likeness) | (exact & seen)
     return replace(
         blank,
@@ -208,6 +220,7 @@ def _with_inputs(
 
 
 def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[float, float] | None) -> None:
+    """Raise `SeepageError` for what cannot be scored; `value_range` is None in feature space, which has none."""
     if not len(truth):
         raise SeepageError("the private batch is empty: nothing to score; pass at least one example")
     labels = reconstruction.labels
@@ -226,7 +239,7 @@ def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[floa
     if value_range is None:
         return
     (low, high), least, most = value_range, float(truth.inputs.min()), float(truth.inputs.max())
-    slack = 1e-3 * (high - low)
+    slack = 1e-3 * (high - low)  # float rounding of a normalization; 60 dB below the range
     if least < low - slack or most > high + slack:
         raise SeepageError(
             f"the truth runs from {least:.4g} to {most:.4g}, outside value_range ({low:g}, {high:g}), "
@@ -250,6 +263,14 @@ def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], beside: 
 def _notes(
     metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...], beside: Beside
 ) -> tuple[str, ...]:
+    """Sentences on requested metrics that are not measured, or measured otherwise than usual.
+
+    Args:
+        metrics: Names of the requested metrics.
+        values: Name of each measured metric, to its `[n]` values.
+        shape: Shape of one example.
+        beside: Gallery and feature network.
+    """
     notes = []
     if "ssim" in values and (window := image.ssim_window(*shape[1:])) < image.SSIM_WINDOW:
         notes.append(

@@ -1,4 +1,4 @@
-"""Scores of text: sequences that are equal, tokens and pairs of tokens that came back.
+"""Scores of text: sequences that are equal, tokens and pairs of tokens that were recovered.
 
 With the n-grams of guess and text as multisets, ROUGE-N (Lin 2004) as an F measure is
 

@@ -1,4 +1,4 @@
-"""What a client's defense promises in differential privacy, and why to doubt it."""
+"""The differential-privacy guarantee of a client's defense, and reasons to doubt it."""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from seepage.federation.types import Defense, GaussianMechanism
 from seepage.measure.privacy.accounting import doubts, epsilon, epsilons
 
 DELTA = 1e-5
+"""Default delta, the usual one of the literature; it should be below one over the number of examples."""
 
 
 def guarantee_of(

@@ -86,7 +86,7 @@ def save_entry(entry: LedgerEntry, folder: Path) -> None:
 
 
 def open_entry(folder: Path) -> LedgerEntry | None:
-    """Read it from a recorded folder, which may be somebody else's; None where nothing was stated.
+    """Read it from a recorded folder, which may come from others; None where nothing was stated.
 
     Raises:
         SeepageError: For a file that no ledger wrote.

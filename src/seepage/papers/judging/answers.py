@@ -78,6 +78,11 @@ def read_answers(paths: Sequence[Path]) -> list[Answers]:
 
 
 def _read(path: Path) -> Answers:
+    """One file of answers, checked as untrusted input.
+
+    Raises:
+        SeepageError: For a file without a judge, a page or valid answers.
+    """
     check_regular(path, LARGEST_FILE)
     record: Any = read_json(path)
     check_schema(record, path)

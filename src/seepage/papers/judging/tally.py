@@ -17,14 +17,16 @@ from seepage.papers.judging.pairs import EXPECTED, FEWEST_CONTROLS, Answer, Subj
 from seepage.report.human_study import FILE, Judge, JudgedRow, JudgedStudy
 
 MOST_MISSED = 0.2
-"""Largest share of controls that a judge may answer wrongly; judges who miss more are excluded."""
+"""Largest share of controls, in [0, 1], that a judge may answer wrongly; judges who miss more are excluded."""
 
 Votes = dict[Subject, dict[str, Answer]]
 """Guess to judge to answer."""
 
 
 def tally(folder: Path, answers: Sequence[Answers]) -> JudgedStudy:
-    """Join answers with the keys of their pages, exclude judges who miss too many controls, and count.
+    """The attack success rate of each attack on each case, by the answers of judges.
+
+    Answers are joined with the keys of their pages, and judges who miss too many controls (`MOST_MISSED`) are excluded.
 
     With several judges a guess contributes the share of its judges who called it the same content. (FedLeak, Fan et
     al., USENIX Security 2025, had three judges but does not say how their answers were combined.) The 95 % interval
@@ -32,15 +34,18 @@ def tally(folder: Path, answers: Sequence[Answers]) -> JudgedStudy:
     it is a bootstrap over guesses. It accounts for the sampling of guesses, not of judges.
 
     Args:
-        folder: The run.
+        folder: The run folder, which holds the keys of its pages.
         answers: From one or more judges, about one or more of the run's pages.
+
+    Returns:
+        Rows, judges and their agreement; rates are shares in [0, 1].
 
     Raises:
         SeepageError: Where a page has no key here, answers do not fit it, people and a machine are mixed, or no judge
             can be counted.
     """
-    rules = {one.machine for one in answers}
-    if len(rules) > 1:
+    machines = {one.machine for one in answers}  # name of the rule that answered; None: a person
+    if len(machines) > 1:
         raise SeepageError(
             "a machine's answers are counted by themselves, so that its rate is never taken for people's; pass the "
             "files of people or that of one machine"
@@ -54,12 +59,13 @@ def tally(folder: Path, answers: Sequence[Answers]) -> JudgedStudy:
         reasons = "; ".join(f"{judge.name} {judge.left_out}" for judge in judges if judge.left_out)
         raise SeepageError(f"no judged guess can be counted ({reasons or 'none was answered'}); ask others to judge")
     groups = {(group.case, group.attack): group for key in keys.values() for group in key.groups}
-    rows = [_row(group, _of_group(votes, group)) for group in groups.values() if _of_group(votes, group)]
+    rows = [_row(group, own) for group in groups.values() if (own := _of_group(votes, group))]
     agreement, kappa = _agreement(votes, counted)
+    # Controls that show a mean color beside an example: "same" among them is the rate without any recovery.
     flats = [word for name in counted for subject, word in said[name].items() if subject.kind == "flat"]
     flat_same = _share(flats, "same") if flats else None
     return JudgedStudy(
-        rows=rows, judges=judges, kappa=kappa, agreement=agreement, flat_same=flat_same, machine=rules.pop()
+        rows=rows, judges=judges, kappa=kappa, agreement=agreement, flat_same=flat_same, machine=machines.pop()
     )
 
 
@@ -94,6 +100,7 @@ def _seen(subject: Subject, page: str, pair: str) -> _Seen:
 
 
 def _judge(name: str, said: Mapping[_Seen, Answer]) -> Judge:
+    """A judge's counts, with the reason where the judge is excluded: too few controls answered, or too many missed."""
     controls = [(seen.kind, word) for seen, word in said.items() if seen.kind != "guess"]
     missed = sum(word != EXPECTED[kind] for kind, word in controls)
     judge = Judge(name=name, guesses=len(said) - len(controls), controls=len(controls), missed=missed)
@@ -107,6 +114,7 @@ def _judge(name: str, said: Mapping[_Seen, Answer]) -> Judge:
 
 
 def _votes(said: Mapping[str, Mapping[_Seen, Answer]]) -> Votes:
+    """The answers about guesses, by guess and judge; `said` holds them by judge and pair."""
     votes: Votes = {}
     for name, found in said.items():
         for seen, word in found.items():
@@ -119,10 +127,12 @@ def _votes(said: Mapping[str, Mapping[_Seen, Answer]]) -> Votes:
 
 
 def _of_group(votes: Votes, group: Group) -> list[dict[str, Answer]]:
+    """Judge to answer, for each judged guess of one attack on one case."""
     return [words for guess, words in votes.items() if (guess.case, guess.attack) == (group.case, group.attack)]
 
 
 def _row(group: Group, votes: Sequence[Mapping[str, Answer]]) -> JudgedRow:
+    """The result of one attack on one case; `votes` holds judge to answer for each judged guess, at least one."""
     shares = [_share(words.values(), "same") for words in votes]
     asr = fmean(shares)
     low, high, how = asr_interval(shares)
@@ -143,6 +153,7 @@ def _row(group: Group, votes: Sequence[Mapping[str, Answer]]) -> JudgedRow:
 
 
 def _share(words: Iterable[Answer], wanted: Answer) -> float:
+    """Share in [0, 1] of at least one answer that are the wanted one."""
     return fmean(word == wanted for word in words)
 
 

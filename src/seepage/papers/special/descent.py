@@ -12,7 +12,9 @@ from seepage.base.progress import ProgressCallback
 from seepage.papers.run import Value
 
 START = 0.5
+"""First x of the example."""
 STEPS = 6
+"""Number of steps of the example."""
 WEIGHT = 0.3
 """lambda' of the example."""
 

@@ -1,6 +1,6 @@
 """CAFE's own loops, and the training beside them, followed from outside (Jin et al. 2021, Tables 5 and 8 to 11).
 
-The attack is not told how near it is: these functions look at its checkpoints and at the truth.
+The attack does not know its distance from the truth: these functions read its checkpoints and at the truth.
 """
 
 from collections.abc import Callable, Mapping

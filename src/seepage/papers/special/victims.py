@@ -1,4 +1,4 @@
-"""Victims of a recipe in memory, for items that look at more than an audit keeps."""
+"""Victims of a recipe in memory, for items that need more than an audit keeps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def first_case(tables: Mapping[str, Any], seed: int) -> Recipe:
 
 
 def victims_of(recipe: Recipe) -> list[tuple[SimulatedTranscript, Batch]]:
-    """What the server sees of each private batch, with the batch, drawn as an audit draws them.
+    """Pairs of a transcript and its private batch, drawn as an audit draws them.
 
     Args:
         recipe: One case without `[federation]`, `[rounds]` and `[[defense]]`.

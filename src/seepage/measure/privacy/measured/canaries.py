@@ -136,6 +136,13 @@ def passes_single_numbers(call: Filter | InRounds | Batched, shapes: Mapping[str
 
 
 def _canaries(layout: "RowLayout", clip: float, seed: int) -> Iterator[tuple[str, Array]]:
+    """Names and rows `[size]` of canaries: concentrated and spread out at Euclidean norm `clip`, and beyond the clip.
+
+    Args:
+        layout: Places of the update's tensors in a row.
+        clip: Norm that the filter clips to.
+        seed: Seed of the signs.
+    """
     size = layout.size
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size)
     many = np.flatnonzero(~layout.single)

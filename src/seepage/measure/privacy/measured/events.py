@@ -1,9 +1,12 @@
-"""A lower bound of epsilon from how often an event happens with and without the canary; it assumes nothing else.
+"""A lower bound of epsilon from the frequencies of an event with and without the canary, without further assumptions.
 
 A mechanism that is (epsilon, delta)-private has P(S | x) <= e^epsilon P(S | x') + delta for every event S and all
-neighbors x, x' (Dwork and Roth 2014, Definition 2.4). So ln((P(S | x) - delta) / P(S | x')) never exceeds epsilon,
-and with the ends of two intervals of Clopper and Pearson (1934) in place of the probabilities it exceeds it with the
-chance that one of these fails, at most. The event is fixed on other outputs than those that are counted.
+neighbors x, x' (Dwork and Roth 2014, Definition 2.4). So ln((P(S | x) - delta) / P(S | x')) never exceeds epsilon.
+Here the probabilities are replaced by the ends of two intervals of Clopper and Pearson (1934), the lower end of the
+first and the upper end of the second; the bound then fails at most with the chance that one of the intervals fails.
+The event is fixed on other outputs than those that are counted.
+
+"Condition" below: with the canary (x) or without it (x').
 """
 
 import math
@@ -16,27 +19,42 @@ import numpy.typing as npt
 from seepage.measure.privacy.measured.canaries import Array
 
 ERROR = 0.05
-"""The chance that a bound exceeds the true epsilon, at most."""
+"""Largest chance that a bound exceeds the true epsilon: bounds hold with 95 % confidence."""
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
-"""Parts of the trials that may go to the input under which the event is likely."""
+"""Shares of the trials that may go to the likely condition; the best is chosen.
+
+Small ones are tried since the other condition, whose upper end is divided by, needs many trials for a small rate.
+"""
 ERRORS = (0.002, 0.01, 0.025)
-"""Parts of `ERROR` that may go to its probability; the rest goes to that of the other input."""
+"""Parts of `ERROR` (0.05) that may go to the likely condition's interval; the rest goes to the other's."""
 MIN_P_NORMAL = 0.01
+"""P-value of normality below which shares are estimated by counting, not by the normal law.
+
+It steers only the choice of the event; no bound rests on it.
+"""
+FEWEST_FOR_NORMAL = 8
+"""Scores below which normality is not tested: `scipy.stats.normaltest` needs 8."""
+MOST_FOR_SHAPIRO = 5000
+"""Scores up to which scipy states that the p-value of Shapiro and Wilk's test is accurate."""
+MIN_SPREAD = 1e-12
+"""Standard deviation, as a share of the largest score, up to which float64 scores count as constant."""
+FEW_IN_TAIL = 5
+"""Scores in a tail below which its share is estimated by the normal law: a count of 4 is uncertain by 50 %."""
 TAILS = np.logspace(-4, math.log10(0.9), 24)
-"""Shares of either side's scores above the thresholds that are tried."""
+"""Shares of a condition's scores above the thresholds that are tried, from 0.0001 to 0.9, evenly in the logarithm."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """The score of a trial, times a sign, is at least a threshold.
+    """The event `sign * score >= threshold` of a trial.
 
     Attributes:
-        likely: The side under which it is the likelier: 1 with the canary, 0 without.
+        likely: The condition under which it is likelier: 1 with the canary, 0 without.
         sign: 1 or -1.
-        threshold: The threshold.
-        share: Part of the trials that goes to the likelier side.
-        error: Part of `ERROR` that goes to the likelier side's probability.
-        expected: The bound that was expected when the event was fixed.
+        threshold: The threshold, in the unit of `sign * score`.
+        share: Share of the trials that goes to the likely condition.
+        error: Part of `ERROR` that goes to the likely condition's interval.
+        expected: Lower bound of epsilon that was expected when the event was fixed.
     """
 
     likely: int
@@ -47,7 +65,7 @@ class Event:
     expected: float
 
     def hits(self, scores: Array) -> int:
-        """How often it happened."""
+        """Number of `[n]` scores for which the event happened."""
         return int((self.sign * scores >= self.threshold).sum())
 
 
@@ -63,12 +81,15 @@ def lower_bound(
     """Lower bound of epsilon from counts, elementwise; it exceeds the true one with a chance of `ERROR` at most.
 
     Args:
-        hits: Trials of the likelier side in which the event happened.
-        trials: All its trials.
-        false_hits: Trials of the other side in which it happened.
-        false_trials: All its trials.
+        hits: Trials of the likely condition in which the event happened.
+        trials: All trials of the likely condition.
+        false_hits: Trials of the other condition in which the event happened.
+        false_trials: All trials of the other condition.
         delta: In (0, 1).
-        error: Chance that the likelier side's interval fails; `ERROR` less this is left to the other's.
+        error: Chance that the likely condition's interval fails; `ERROR - error` is left to the other's.
+
+    Returns:
+        The bounds, at least 0, in the shape to which the arguments broadcast.
 
     >>> float(lower_bound(100, 100, 0, 100, delta=1e-5, error=0.025).round(2))
     3.28
@@ -97,10 +118,10 @@ def best_event(
     Args:
         without: `[m]` scores without the canary.
         included: `[n]` scores with it.
-        trials: How many trials will be counted, of both sides together.
+        trials: Number of trials that will be counted, of both conditions together.
         delta: In (0, 1).
         quick: Try one division of the trials only, for comparing statistics.
-        shares: The parts of the trials that are with and without the canary, where that cannot be chosen.
+        shares: The shares of the trials with and without the canary, where they cannot be chosen.
     """
     tried, errors = ((0.2,), (0.01,)) if quick else (SHARES, ERRORS)
     best: Event | None = None
@@ -118,6 +139,19 @@ def best_event(
 def _best_threshold(
     mine: Array, other: Array, trials: float, delta: float, shares: tuple[float, ...], errors: tuple[float, ...]
 ) -> tuple[float, float, float, float]:
+    """The threshold and division of trials with the largest expected bound.
+
+    Args:
+        mine: `[n]` signed scores under the likely condition.
+        other: `[m]` signed scores under the other.
+        trials: Number of trials that will be counted.
+        delta: In (0, 1).
+        shares: Shares of the trials for the likely condition that are tried.
+        errors: Parts of `ERROR` for the likely condition that are tried; with one, every second threshold is tried.
+
+    Returns:
+        Threshold, share, error, and expected bound of epsilon.
+    """
     thresholds = _thresholds(mine, other)[:: 1 if len(errors) > 1 else 2]
     apart = (thresholds > other.max()) & (thresholds <= mine.min())
     p1, p0 = _share_above(mine, thresholds, apart), _share_above(other, thresholds, apart)
@@ -125,7 +159,7 @@ def _best_threshold(
     n1, n0 = np.maximum(share * trials, 1.0), np.maximum((1 - share) * trials, 1.0)
     expected = lower_bound(p1 * n1, n1, p0 * n0, n0, delta=delta, error=error)  # [divisions, thresholds]
     row = int(expected.max(1).argmax())
-    # Where many thresholds are equally good, as in a gap between the two sides, the one in the middle is safest.
+    # Where many thresholds are equally good, as in a gap between the two conditions, the one in the middle is safest.
     tied = np.flatnonzero(expected[row] >= expected[row].max() - 1e-9)
     middle = (thresholds[tied[0]] + thresholds[tied[-1]]) / 2
     column = int(tied[np.abs(thresholds[tied] - middle).argmin()])
@@ -138,9 +172,10 @@ def _best_threshold(
 
 
 def _thresholds(mine: Array, other: Array) -> Array:
+    """`[m]` sorted thresholds to try, for signed scores `[n]` under the likely condition and under the other."""
     ends = [*_tail_points(mine), *_tail_points(other)]
     low, high = float(other.max()), float(mine.min())
-    if low < high:  # a gap between the sides
+    if low < high:  # a gap between the conditions
         ends.append(np.linspace(low, high, 9)[1:-1])
     found = np.unique(np.concatenate(ends))
     # Midpoints, so that no threshold is an observed value and rounding decides nothing.
@@ -148,6 +183,7 @@ def _thresholds(mine: Array, other: Array) -> Array:
 
 
 def _tail_points(scores: Array) -> Iterator[Array]:
+    """Thresholds at the quantiles of `TAILS`, and every quarter of a standard deviation from -4 to 4.5."""
     yield np.quantile(scores, 1 - TAILS)
     deviation = float(scores.std())
     if deviation > 0:
@@ -155,36 +191,40 @@ def _tail_points(scores: Array) -> Iterator[Array]:
 
 
 def _share_above(scores: Array, thresholds: Array, apart: npt.NDArray[np.bool_]) -> Array:
-    """The estimated share of scores at or above each threshold; it steers the choice, and no bound rests on it.
+    """`[m]` estimated shares of scores at or above each threshold. They steer the choice; no bound rests on them.
 
     Args:
         scores: `[n]` scores.
         thresholds: `[m]` thresholds.
-        apart: `[m]` whether a threshold lies in a gap between the two sides.
+        apart: `[m]` bool: whether a threshold lies in a gap between the two conditions.
     """
     n = len(scores)
     count = n - np.searchsorted(np.sort(scores), thresholds, side="left")
     if p_normal(scores) < MIN_P_NORMAL:
-        # Half a score more on either side; in a gap the sides are taken to be as separate as they look.
+        # Half a score more on either side of the threshold; in a gap the counts stand as they are.
         return np.where(apart, count / n, (count + 0.5) / (n + 1))
     from scipy.special import ndtr
 
-    # Far in the tails, where fewer than 5 scores lie, the normal law says more than the count.
-    normal = ndtr((scores.mean() - thresholds) / scores.std())
-    found: Array = np.where((count < 5) | (count > n - 5), normal, count / n)
+    normal = ndtr((scores.mean() - thresholds) / scores.std())  # [m]
+    found: Array = np.where((count < FEW_IN_TAIL) | (count > n - FEW_IN_TAIL), normal, count / n)
     return found
 
 
 def p_normal(scores: Array) -> float:
-    """P-value of a test of normality; 0 where there is no spread.
+    """P-value of the hypothesis that the scores are normal; 0 for few scores and for constant ones.
 
-    Up to 5,000 scores by Shapiro and Wilk (1965), which holds its error in small samples too, and beyond by
-    D'Agostino and Pearson (1973).
+    Up to `MOST_FOR_SHAPIRO` scores by Shapiro and Wilk (1965), whose error rate holds in small samples too, and beyond
+    by D'Agostino and Pearson (1973).
+
+    Args:
+        scores: `[n]` scores.
     """
     from scipy.stats import normaltest, shapiro
 
-    if len(scores) < 8 or not scores.std() > 1e-12 * np.abs(scores).max():
+    # `not >`: a NaN among the scores gives 0 too.
+    if len(scores) < FEWEST_FOR_NORMAL or not scores.std() > MIN_SPREAD * np.abs(scores).max():
         return 0.0
     centered = (scores - scores.mean()) / scores.std()
-    found = float((shapiro if len(scores) <= 5000 else normaltest)(centered).pvalue)
+    test = shapiro if len(scores) <= MOST_FOR_SHAPIRO else normaltest
+    found = float(test(centered).pvalue)
     return found if math.isfinite(found) else 0.0

@@ -42,7 +42,7 @@ BLIND = (
 )
 """Said of a filter that would pass every measurement, and from which nothing could be learned."""
 CHUNK = 512
-"""Calls between two looks at the clock."""
+"""Calls of the filter between two checks of the time limit."""
 FEWEST = 1000
 """Fewest calls with which anything is measured."""
 FEW = 8000
@@ -65,7 +65,7 @@ class EpsilonClaims:
         unit: What joins, leaves or is replaced: a client's whole `update`, or one `example`.
         neighbors: `join`: the unit is there or is not, for which the zero update stands. `replace`: it is one or
             another, which a clip leaves twice as far apart. Accountants of this package count `join`.
-        stated: What somebody stated, over all rounds; None: nothing.
+        stated: The claimed epsilon over all rounds; None: none.
         computed: What an accountant computed, over all rounds; None: nothing.
     """
 
@@ -194,7 +194,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(EpsilonClaims):
-    """A measurement to make: of a filter by `epsilon`, or of pairs of one's own by `pairs`.
+    """A measurement to make: of a filter by `epsilon`, or of your own pairs of outputs by `pairs`.
 
     Part of the calls serves to choose the pair, the score and the event; the bound rests on fresh ones.
 
@@ -264,7 +264,7 @@ class Measurement(EpsilonClaims):
         return found
 
     def pairs(self, pairs: Sequence[Pair]) -> MeasuredEpsilon:
-        """Measure on pairs of one's own: whatever gives outputs for two neighboring inputs."""
+        """The measurement on outputs of your own mechanism for two neighboring inputs."""
         check_installed()  # before the calls: the fit states an epsilon
         if not pairs:
             raise SeepageError("measuring epsilon needs at least one pair of inputs; correct the value")

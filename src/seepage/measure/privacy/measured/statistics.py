@@ -11,21 +11,21 @@ from seepage.measure.privacy.measured.canaries import Array
 Score: TypeAlias = Callable[[Array], Array]
 """Scores `[n]` of outputs `[n, d]`."""
 MOST_ATOMS = 8
-"""Values of one entry that are told apart, where a filter sends exact values."""
+"""Distinct exact values of one entry that a statistic distinguishes, where a filter sends such values."""
 FEWEST_REPEATS = 3
 """How often a value must come up among the outputs that a statistic is learned from to count as an exact one."""
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """One score.
+    """A score of a filter's outputs, by which trials with and without the canary are distinguished.
 
     Attributes:
-        name: What it looks at.
-        score: Computes it.
+        name: Which part of the output it reads, in words.
+        score: From outputs `[n, d]` to scores `[n]`.
         linear: It is linear in the output, so that Gaussian noise leaves it Gaussian.
-        learned: It was learned from outputs, so that what few of them say of it is worth less.
-        weights: Of each round of a trial; None: all count alike.
+        learned: It was fitted to outputs, so that it is less reliable where these are few.
+        weights: `[rounds]` weight of each round of a trial; None: all equal.
     """
 
     name: str
