@@ -141,7 +141,8 @@ def keep_rates(study: str, folder: Path) -> None:
         **{key: sum(row[key] for row in rounds) for key in (*COUNTS, "variances", "variances_wrong", "channels")},
         layer=next((row["layer"] for row in rounds if row["layer"]), None),
         refused={name: reason for row in rounds for name, reason in row["refused"].items()},
-        exact_found=sum(round(row["scores"]["exact"]["mean"] * row["scores"]["exact"]["n"]) for row in exact),
+        exact_found=_score(exact, "exact"),
+        recognizable_found=_score(exact, "recovered"),
         exact_tried=bool(exact),
         exact_refused=next((row["reason"] for row in rows if row["status"] == "inapplicable"), None),
         named=test["members_identified"]["hits"],
@@ -153,6 +154,11 @@ def keep_rates(study: str, folder: Path) -> None:
         + sum((row["cost"] or {}).get("cpu_seconds") or 0 for row in rows)
         + (test["cpu_seconds"] or 0),
     )
+
+
+def _score(rows: list[dict[str, Any]], name: str) -> int:
+    """How many examples of these attacks have it."""
+    return sum(round(row["scores"][name]["mean"] * row["scores"][name]["n"]) for row in rows)
 
 
 def main(folders: list[Path]) -> None:

@@ -53,11 +53,10 @@ def solved_for(rows: Sequence[Row], name: str) -> str | None:
     return "refused" if none and not any(row[name] for row in none) else counted(rows, name, "read_of")
 
 
-def exact_images(rows: Sequence[Row]) -> str | None:
-    """How many images came out exactly, or that no update let the attack begin."""
+def images(rows: Sequence[Row], hits: str) -> str | None:
+    """How many images an attack returned so, or that no update let it begin."""
     own = [row for row in rows if "exact_tried" in row]
-    tried = [row for row in own if row["exact_tried"]]
-    return counted(tried, "exact_found", "read_of") or ("refused" if own else None)
+    return counted([row for row in own if row["exact_tried"]], hits, "read_of") or ("refused" if own else None)
 
 
 def bounded(row: Row) -> str:
