@@ -41,6 +41,24 @@ def with_ends(rate: Share) -> str:
     return f"{rate.hits} of {rate.of} ({rate.interval[0]:.1%} to {rate.interval[1]:.1%})"
 
 
+def counted(rows: Sequence[Row], hits: str, of: str) -> str | None:
+    """Hits of all seeds together, as `with_ends`; None where no record has them."""
+    own = [row for row in rows if hits in row]
+    return with_ends(Share.count(sum(row[hits] for row in own), sum(row[of] for row in own))) if own else None
+
+
+def solved_for(rows: Sequence[Row], name: str) -> str | None:
+    """Examples whose features or activations are known, or that no update let them be solved for."""
+    none = [row for row in rows if name in row.get("refused", {})]
+    return "refused" if none and not any(row[name] for row in none) else counted(rows, name, "read_of")
+
+
+def images(rows: Sequence[Row], hits: str) -> str | None:
+    """How many images an attack returned so, or that no update let it begin."""
+    own = [row for row in rows if "exact_tried" in row]
+    return counted([row for row in own if row["exact_tried"]], hits, "read_of") or ("refused" if own else None)
+
+
 def bounded(row: Row) -> str:
     """A bound in decibels with its interval; a star where it is the looser one."""
     words = "not bounded" if row["psnr"] >= 100 else f"{row['psnr']:.1f} dB [{row['low']:.1f}, {row['high']:.1f}]"

@@ -298,3 +298,59 @@ def test_rates_have_clopper_and_pearsons_interval(hits: int, trials: int) -> Non
     low, high = Share.count(hits, trials).interval
     assert low == pytest.approx(beta.ppf(0.025, hits, trials - hits + 1) if hits else 0, abs=1e-8)
     assert high == pytest.approx(beta.ppf(0.975, hits + 1, trials - hits) if hits < trials else 1, abs=1e-8)
+
+
+def test_what_batch_norm_adds_to_an_update_is_measured_on_public_batches() -> None:
+    """In train mode the variance of update minus mean gradient, times n, tensor by tensor; in eval mode nothing."""
+    n, public = 4, some(80, 3)
+    seen = record(small_resnet(), some(n, 1))
+    gradients = ExampleGradients.at(seen.knowledge, seen[0], public, entries=50, seed=0)
+    rows = gradients.of(public)
+    found = gradients.coupling(public, rows)
+    assert found is not None
+    parts = [Batch(public.inputs[i : i + n], public.labels[i : i + n]) for i in range(0, 80, n)]
+    updates = torch.stack([gradients.entries_of(record(small_resnet(), part)[0]) for part in parts])
+    missed = updates - rows.reshape(20, n, -1).mean(1)
+    assert torch.allclose(found.mean, updates.mean(0), atol=1e-6)
+    start = 0
+    for places in gradients.chosen.values():
+        own = missed[:, start : start + len(places)].var(0).mean()
+        assert torch.allclose(found.variance[start : start + len(places)], n * own, rtol=1e-4)
+        start += len(places)
+    whole = record(small_resnet(), some(n, 1), client=FedSGD(mode="eval"))
+    other = ExampleGradients.at(whole.knowledge, whole[0], public, entries=50, seed=0)
+    assert other.coupling(public, rows) is None  # the update is the mean of these gradients
+    assert gradients.coupling(some(12, 3), rows[:12]) is None  # three batches say little
+
+
+def test_statistics_are_those_of_large_public_batches() -> None:
+    """Of the first norm mean and variance over all images, not the smaller one within the client's batches of two."""
+    conv = nn.Conv2d(1, 6, 3)
+    model = nn.Sequential(conv, nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 14 * 14, CLASSES))
+    public = some(32, 3)
+    found = ExampleGradients.at(
+        record(model, some(2, 1)).knowledge, record(model, some(2, 1))[0], public, entries=5, seed=0
+    )
+    with torch.no_grad():
+        read = conv(public.inputs).transpose(0, 1).flatten(1)  # [channels, images and places]
+    assert torch.allclose(found.buffers["1.running_mean"], read.mean(1), atol=1e-5)
+    assert torch.allclose(found.buffers["1.running_var"], read.var(1, correction=0), rtol=1e-3)
+
+
+def test_layers_that_batch_norm_ties_together_hide_no_member() -> None:
+    """With maps of one pixel at the end, where four values make the statistics, members are told apart all the same."""
+    model = build(Spec("resnet", {"depth": 18, "width": 8}), (1, 8, 8), CLASSES, seed=0)
+    draw = torch.Generator().manual_seed(0)
+    own, rest = [], []
+
+    def small(n: int) -> Batch:
+        return Batch(torch.rand(n, 1, 8, 8, generator=draw), torch.randint(CLASSES, (n,), generator=draw))
+
+    private = [small(4) for _ in range(8)]
+    seen = record(model, private)
+    inference = MembershipInference(MatchedFilter(entries=256), seen, small(160))
+    for t in range(8):
+        found = inference.of(seen[t], joined(private[t], small(8)))
+        own.append(found.statistics[:4])
+        rest.append(found.statistics[4:])
+    assert area_under_curve(torch.cat(own), torch.cat(rest)) > 0.8

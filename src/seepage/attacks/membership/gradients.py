@@ -12,6 +12,24 @@ from seepage.base.nn import captured_calls, forward, generator, in_mode, norm
 from seepage.federation.types import Batch, Knowledge, Round, Tensors
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+STATISTICS = 32
+"""Examples of a public batch, at the least, whose statistics stand in for the client's: memory for more is dear."""
+FEWEST_BATCHES = 4
+"""Public batches of the client's size from which on it is measured what batch norm adds to an update."""
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """How far the update of a batch that batch norm ties together is from the mean of its examples' own gradients.
+
+    Attributes:
+        mean: `[d]` the mean update of public batches.
+        variance: `[d]` of the difference, in units of one example's gradient: n times that of an update of n examples.
+            One number for each tensor.
+    """
+
+    mean: Tensor
+    variance: Tensor
 
 
 @dataclass(frozen=True)
@@ -19,8 +37,8 @@ class ExampleGradients:
     """The gradient of one example's loss, for many examples, at the weights of one round.
 
     The update's mean runs over examples that batch norm in train mode couples. Each is taken here by itself, with the
-    statistics that batches of public examples have on average in place of the client's own: an approximation, whose
-    error adds to the noise that a test has to stand anyway.
+    statistics of public batches in place of the client's own: an approximation, whose error adds to the noise that a
+    test has to stand anyway (`coupling`).
 
     Attributes:
         knowledge: What the attacker knows.
@@ -94,6 +112,34 @@ class ExampleGradients:
                 done()
         return torch.stack(rows)
 
+    def coupling(self, reference: Batch, rows: Tensor) -> Coupling | None:
+        """What batch norm in train mode adds to an update, by updates of public batches of the client's size.
+
+        In layers that see a handful of values per channel it is many times the variance of an example's own gradient.
+
+        Args:
+            reference: `k` public examples.
+            rows: `[k, d]` their own gradients.
+
+        Returns:
+            None where no batch norm couples examples, where the client sends more than one gradient or clips each
+            example's, and for fewer than four batches.
+        """
+        model, client, size = self.knowledge.model, self.knowledge.client, self.observed.batch_size or len(reference)
+        alone = not (client.single_gradient and client.batch_coupled(model)) or self.clip < math.inf
+        if alone or len(reference) < FEWEST_BATCHES * size:
+            return None
+        params, device = self.observed.params, rows.device
+        updates, missed = [], []
+        for part in torch.arange(len(reference) // size * size).split(size):
+            batch = Batch(reference.inputs[part], reference.labels[part]).to(device)
+            update = client(model, params, batch, buffers=self.observed.buffers or None)
+            updates.append(self._entries(client.as_gradient(update, size)))
+            missed.append(updates[-1] - rows[part].mean(0))  # [d]
+        parts = torch.stack(missed).split([len(places) for places in self.chosen.values()], 1)
+        variances = [part.var(0).mean().expand(part.shape[1]) for part in parts]
+        return Coupling(torch.stack(updates).mean(0), size * torch.cat(variances))
+
     def _shrink(self, gradient: Tensors) -> float:
         return 1.0 if self.clip == math.inf else min(1.0, self.clip / max(float(norm(gradient)), 1e-30))
 
@@ -102,13 +148,18 @@ class ExampleGradients:
 
 
 def _public_statistics(knowledge: Knowledge, observed: Round, reference: Batch) -> Tensors:
-    """The round's buffers; in train mode with the mean statistics of public batches of the client's size."""
+    """The round's buffers; in train mode with the mean statistics of public batches, of 32 examples or more.
+
+    A network whose norms hold the statistics of one large batch treats that batch as it does in train mode. Those of a
+    few examples have too small a variance, so that single examples grow from layer to layer: after fifty layers of
+    1 x 1 maps their gradients have nothing to do with the update any more.
+    """
     model, buffers = knowledge.model, dict(observed.buffers)
     norms = {name: layer for name, layer in model.named_modules() if isinstance(layer, NORMS)}
     tracked = [name for name, layer in norms.items() if layer.track_running_stats]
     if knowledge.client.mode != "train" or not tracked:
         return buffers
-    size = max(2, min(observed.batch_size or 8, len(reference)))
+    size = max(2, min(max(observed.batch_size or 0, STATISTICS), len(reference)))
     batches = [part for part in reference.inputs.split(size) if len(part) == size]
     device = next(iter(observed.params.values())).device
     sums: Tensors = {}

@@ -28,7 +28,8 @@ class Whitening:
 
         S^-1 = (1 / b) (I - Z' (Z Z' + (b / a) I)^-1 Z),    a = (1 - rho) / m,    b = rho mu
 
-    Known white noise adds `v D^2` to S, where D scales the entries: then with W = b / (b + v D^2), a diagonal,
+    Noise of variance v in an entry adds `v D^2` to S, where D scales the entries: then with W = b / (b + v D^2), a
+    diagonal,
 
         (S + v D^2)^-1 = (1 / b) (W - W Z' (Z W Z' + (b / a) I)^-1 Z W)
 
@@ -49,12 +50,12 @@ class Whitening:
     weights: Tensor | None = None
 
     @classmethod
-    def of(cls, gradients: Tensor, noise: float = 0.0) -> "Whitening":
+    def of(cls, gradients: Tensor, noise: float | Tensor = 0.0) -> "Whitening":
         """The covariance of public examples' gradients.
 
         Args:
             gradients: `[m, d]`, one row for each example. They are centered and scaled in place.
-            noise: v, the variance that known noise adds to every entry, in units of one example's gradient.
+            noise: v, the variance that noise adds to every entry, or `[d]` to each, in units of one example's gradient.
         """
         m, d = gradients.shape
         mean = gradients.mean(0)
@@ -75,7 +76,7 @@ class Whitening:
         rho = min(max(beta / delta, 1e-6), 1 - 1e-6)
         ridge = rho * mu * m / (1 - rho)  # b / a
         weights = None
-        if noise > 0:
+        if bool(torch.as_tensor(noise).any()):
             weights = rho * mu / (rho * mu + noise * scale.square())  # [d]
             gram = ((gradients * weights) @ gradients.T).double()  # Z W Z'
         inverse = torch.linalg.inv(gram + ridge * torch.eye(m, dtype=gram.dtype, device=gram.device))
@@ -104,10 +105,18 @@ class Whitening:
 
 @dataclass(frozen=True)
 class _Filter(Detector):
-    """The matched filter at one set of weights; `scaled`: the update was clipped, so that its length says nothing."""
+    """The matched filter at one set of weights.
+
+    Attributes:
+        gradients: Of single examples.
+        whitening: By their covariance.
+        mean: `[d]` the mean update of batches.
+        scaled: The update was clipped, so that its length says nothing.
+    """
 
     gradients: ExampleGradients
     whitening: Whitening
+    mean: Tensor
     scaled: bool = False
 
     def templates(self, examples: Batch, done: Done = nothing) -> Tensor:
@@ -123,7 +132,8 @@ class _Filter(Detector):
         """`[k]` correlations, from -1 to 1."""
         entries = self.gradients.entries_of(observed)
         # u - m, or u - s m
-        update = self.whitening.residual(entries) if self.scaled else self.whitening.centered(entries[None])
+        centered = (entries - self.mean)[None] * self.whitening.scale
+        update = self.whitening.residual(entries) if self.scaled else centered
         length = (self.whitening.solved(update) * update).sum().clamp_min(1e-30).sqrt()
         return templates @ update[0] / length
 
@@ -146,6 +156,10 @@ class MatchedFilter(MembershipTest):
     with g_c centered by the mean gradient m as well. Whitening is what counts: gradients of examples share their large
     directions, which say little about any one of them.
 
+    Batch norm in train mode couples the examples of a batch, so that its update is more than the mean of their own
+    gradients. What that adds is measured on public batches of the client's size, and its variance is added to S, tensor
+    by tensor: layers that see a handful of values per channel then count for little.
+
     An attacker who knows of the client's defense adds the variance of its Gaussian noise to S, clips examples as the
     client does, and takes the scale that a clip of the whole update gave it for unknown
     (`seepage.attacks.membership.noise`).
@@ -166,10 +180,13 @@ class MatchedFilter(MembershipTest):
         """A detector with the covariance of the reference's gradients. See `MembershipTest.fit`."""
         gradients = ExampleGradients.at(knowledge, observed, reference, entries=self.entries, seed=seed)
         rows, known = gradients.of(reference, done), KnownNoise.of(knowledge, observed)
-        if known is None:
-            return _Filter(gradients, Whitening.of(rows))
-        variance = known.variance(rows, gradients.weights, observed.batch_size or 1)
-        return _Filter(gradients, Whitening.of(rows, variance), known.length is not None)
+        coupling = gradients.coupling(reference, rows)
+        variance: float | Tensor = 0.0 if coupling is None else coupling.variance
+        if known is not None:
+            variance = variance + known.variance(rows, gradients.weights, observed.batch_size or 1)
+        whitening = Whitening.of(rows, variance)
+        mean = whitening.mean if coupling is None else coupling.mean
+        return _Filter(gradients, whitening, mean, known is not None and known.length is not None)
 
     def adapts(self, knowledge: Knowledge) -> bool:
         """Whether it knows of noise, or of a clip of examples."""
