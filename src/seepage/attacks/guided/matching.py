@@ -38,8 +38,8 @@ class FeatureAgreement(LayerPrior):
     """Squared distance of the candidates' features to the known ones, as a share of their square, times `weight`.
 
     Candidate i has the features of example i, so the order of a batch is settled by them. Of a client that takes
-    several steps only the first pass counts, whose weights are those that were sent; the term is 0 where that pass is on
-    a part of the batch, as then nothing says which.
+    several steps only the first pass counts, whose weights are those that were sent; the term is 0 where that pass is
+    on a part of the batch, as then nothing says which.
 
     Args:
         weight: Weight against the gradient distance.
