@@ -118,7 +118,7 @@ def test_a_signed_pack_is_verified_without_a_network(pack: Path, run: Path, key:
     found = cli("evidence", "verify", pack, "--key", f"{key}.pub", "--run", run)
     assert found.code == 0, found
     assert "signed by SHA256:" in found.out
-    assert "the key you named" in found.out
+    assert "the key you gave" in found.out
     assert f"of this run: all files of {run} are those" in found.out.replace("\n", " ")
     alone = cli("evidence", "verify", pack).out
     assert "ask the auditor" in alone

@@ -190,19 +190,19 @@ def test_what_all_cases_have_in_common_is_said_once(
     assert "cafe, does not apply (3 of 3 cases): there is no layer" in text
     assert text.count("said of all") == 2, "once for each attack that was tried"
     assert [text.count(f"true of {case}") for case in "abc"] == [2, 2, 2]
-    assert text.count("it was told: model, update.") == 1
-    assert "Attacker is told" not in text
+    assert text.count("it knew: model, update.") == 1
+    assert "Attacker knows" not in text
     change(run, lambda result: [row["told"].append("indices") for row in result["rows"] if row["case"] == "b"])
     text = report(run).words
-    assert text.count("it was told: model, update.") == 1
-    assert text.count("Attacker is told model, update, indices") == 1
+    assert text.count("it knew: model, update.") == 1
+    assert text.count("Attacker knows model, update, indices") == 1
 
 
 def test_what_an_attacker_was_told_is_a_column_only_where_it_was(
     tmp_path: Path, build_run: Build, report: Read
 ) -> None:
-    assert "Told more" not in report(build_run(tmp_path / "plain", attacks=("linear",))).words
-    assert "Told more" in report(build_run(tmp_path / "told", attacks=("linear", "dlg"))).words
+    assert "Knew more" not in report(build_run(tmp_path / "plain", attacks=("linear",))).words
+    assert "Knew more" in report(build_run(tmp_path / "told", attacks=("linear", "dlg"))).words
 
 
 @pytest.mark.parametrize("outcome", ["features only", "zero update"])

@@ -154,8 +154,8 @@ def attack_folder(
     return attack_only(observed, request, model=model, batch_size=batch_size, sizes=sizes)
 
 
-TOLD_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not told: optimizer")
-"""How remarks begin that are told before hours are spent on attacks."""
+TOLD_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not stated: optimizer")
+"""How remarks begin that are printed before hours are spent on attacks."""
 
 
 def attack_captured(capture: Capture, request: AttackRequest) -> Run:

@@ -137,7 +137,7 @@ class _Reader:
         if "outputs" in self.said:
             words += f"; the outputs are {self.said['outputs']}"
         if self.look.makes_examples:
-            words = f"taken for {words}, though the network makes examples"
+            words = f"assumed to be {words}, though the network makes examples"
             return self._fact("loss", words, "unknown", "--loss, --target")
         told = self.told is None or "loss" in self.told
         if labels is not None and self.knowledge.softmax_labels and not (self.signs or told):
@@ -153,7 +153,7 @@ class _Reader:
             return self._seen("optimizer", "none: a gradient was sent", "read")
         if self.signs is not None:
             kind = (
-                "leaves signs alone: Adam, AdamW or RMSprop at its first step, or at several that agree"
+                "leaves only the sign of each entry: Adam, AdamW or RMSprop at its first step, or at several that agree"
                 if self.signs.evidence["signs"]
                 else "holds all entries to one size: several steps of Adam, Adadelta, RMSprop, or clipping by value"
             )
@@ -188,7 +188,7 @@ class _Reader:
         words = self.said.get("local steps", count)
         origin: Origin = "guessed"
         if "local steps" not in self.said and {"learning rate", UNKNOWN_RATE} & set(self.said):
-            words, origin = f"taken for {count}", "unknown"
+            words, origin = f"assumed: {count}", "unknown"
         return self._fact("local steps", words, origin, "--steps")
 
     def _batch_size(self) -> Fact:

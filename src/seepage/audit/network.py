@@ -39,8 +39,8 @@ PHOTOGRAPH, PHOTOGRAPH_CLASSES = 224, 1000
 UNTOLD = "nothing in the files tells"
 """How an error begins that asks for the shape."""
 ANOTHER_SHAPE = "if examples have another shape, give it with --shape"
-"""How another shape than the inferred one is told, where that may be needed."""
-TAKEN_FOR = "examples are taken for"
+"""How another shape than the inferred one is stated, where that may be needed."""
+TAKEN_FOR = "examples are assumed to be"
 """How the remark begins that says which shape was taken where others pass as well."""
 DEFAULT_CLASSES = 10
 """What is taken where nothing tells the number of classes."""

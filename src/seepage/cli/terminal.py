@@ -225,7 +225,7 @@ def _beside(case: Case, rows: Sequence[Row]) -> list[str]:
 def _legend(result: Result) -> str:
     limits, pictures = result.thresholds, _of_pictures(result.rows)
     scored = [row for row in result.rows if row.scored]
-    tokens = "tokens named: which distinct tokens the texts hold, without order or number." * any(
+    tokens = "tokens identified: which distinct tokens the texts hold, without order or number." * any(
         row.outcome is Outcome.TOKENS_NAMED for row in result.rows
     )
     if tokens and not scored:

@@ -42,14 +42,14 @@ LEVELS = {
 """The verdict in words; any other level means that nothing could be scored."""
 
 GLOSSARY = {
-    "recovered": "so like a private example that it would be recognized, by the limits named under the tables",
-    "exact": "as good as equal to a private example: within about 1 % of the value range, by the limit named there too",
+    "recovered": "so like a private example that it would be recognized, by the limits under the tables",
+    "exact": "as good as equal to a private example: within about 1 % of the value range, by the limit there too",
     "partial": "closer to a private example than what needs no update, and not recovered",
     "certified": "an attack proved, without the private examples, that only they fit what was sent",
-    "told": "what the attacker was given beyond what the protocol shows to every server",
+    "knew more": "what the attacker was given beyond what the protocol shows to every server",
     "features only": "what an inner layer reads was reconstructed, and no attack made examples of it",
     "mixture only": "what an inner layer was given was found mixed, and no guess is proved to be of one example",
-    "tokens named": "which distinct tokens the texts hold is known, not which stood together, in what order, how often",
+    "tokens identified": "which distinct tokens the texts hold, not which stood together, in what order or how often",
     "does not apply": "the attack needs something that this case has not; the reason stands under the tables",
     "not needed": "another attack had proved every private example already, so this one was not run",
     "not run": "the recipe asks for this attack in other cases only",
@@ -202,7 +202,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         if level in LEVELS
         else "unscored",
         "level_words": LEVELS.get(level, "Not scored")
-        + "; tokens named" * tokens
+        + "; tokens identified" * tokens
         + "; members identified" * members
         + "; epsilon contradicted" * wrong,
         "matrix": [(attack, [MatrixEntry.of(_row(run, attack, case)) for case in run.cases]) for attack in run.attacks],
