@@ -251,7 +251,9 @@ def test_without_a_truth_what_is_certified_is_said() -> None:
     bare = NAMED.model_copy(update={"scores": {}})
     level, words = verdict([bare], [CASE])
     assert level == "partial"
-    assert "identifies 198 distinct tokens of the client's texts by rows of the embedding that moved, 190 of them" in words
+    assert (
+        "identifies 198 distinct tokens of the client's texts by rows of the embedding that moved, 190 of them" in words
+    )
     assert RowTexts.of(bare).outcome == "198 tokens identified, 190 of them certified"
 
 
