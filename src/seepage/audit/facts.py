@@ -21,7 +21,7 @@ from seepage.federation.models.naming import known_names, renamed, tied_names
 from seepage.federation.models.weights import read_state
 from seepage.federation.transcript.simulated import OneRound
 
-Origin = Literal["told", "read", "guessed", "unknown"]
+Origin = Literal["stated", "read", "guessed", "unknown"]
 
 ADAPTIVE = "--client fedavg:optimizer"
 
@@ -32,7 +32,7 @@ class Fact(JsonRecord):
     Attributes:
         name: What it is about.
         value: What it is, or is taken for.
-        origin: `told`: by the user or the recording. `read`: the files determine it. `guessed`: it is the likeliest, or
+        origin: `stated`: by the user or the recording. `read`: the files determine it. `guessed`: it is the likeliest, or
             what is taken where nothing speaks against it. `unknown`: nothing tells it.
         option: The option that states it; empty where none does, or nobody need.
     """
@@ -101,7 +101,7 @@ class _Reader:
     def _fact(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
         """A fact that is told where the user or the recording states it."""
         stated = name not in self.said if self.told is None else name in self.told
-        return self._seen(name, value, "told" if stated else origin, option)
+        return self._seen(name, value, "stated" if stated else origin, option)
 
     def _seen(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
         """A fact that nobody states; what the files determine needs no option."""

@@ -221,7 +221,7 @@ def _facts_table(facts: Sequence["Fact"]) -> "Table":
     table.add_column("value", overflow="fold", ratio=1)
     table.add_column("origin", no_wrap=True)
     table.add_column("option", overflow="fold", max_width=28)
-    styles = {"told": "dim", "read": "", "guessed": "yellow", "unknown": "red"}
+    styles = {"stated": "dim", "read": "", "guessed": "yellow", "unknown": "red"}
     for one in facts:
         style = styles[one.origin]
         table.add_row(one.name, Text(printable(one.value)), Text(one.origin, style=style), one.option)
@@ -262,7 +262,7 @@ def _print_exposure(one: "Check", console: "Console") -> None:
 
 
 def _facts(found: "Exposure", *, told: bool) -> Iterator[str]:
-    """Lines on an update; what the table of facts has is left out where that was `told`."""
+    """Lines on an update; what the table of facts has is left out where that was `stated`."""
     if not (found.sent.whole or told):
         yield found.sent.line
     for adapter in found.adapters:

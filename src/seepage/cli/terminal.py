@@ -253,12 +253,12 @@ def _legend(result: Result) -> str:
 
 
 def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
-    """One case's rows, for 80 columns: no box, and a column for what was told only where something was."""
+    """One case's rows, for 80 columns: no box, and a column for side information only where there is any."""
     told, further = any(row.told_extra for row in rows), further_metrics(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("attack", no_wrap=True)
     if told:
-        table.add_column("told", no_wrap=True)
+        table.add_column("knows", no_wrap=True)
     text = kind == "texts" or any(row.of_text for row in rows)
     scored = any(row.scored for row in rows)  # else there is nothing to put into the columns of scores
     similar, more = ("SSIM",) * (kind != "records"), (HEADINGS.get(name, name) for name in further)

@@ -5,6 +5,7 @@ each with the word that the field has for it. Names of keys and options are not 
 """
 
 import html
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.cli.conftest import Cli
 
 from seepage.cli.commands import app
 
@@ -109,3 +111,52 @@ def test_no_private_word_in_help(name: str) -> None:
     command = VERBS[name]
     help_of = [command.help, command.epilog, *(getattr(one, "help", None) for one in command.params)]
     assert found(prose(" ".join(filter(None, help_of)))) == []
+
+
+LEAST = ("--set", "batch.count=1", "--set", "training.steps=0", "--jobs", 1, "--out", "run")
+RUNS = {
+    "pictures": ("--data", "digits", "--model", "fc2", "--batch-size", 2,
+                 "--attack", "linear", "--attack", "dlg:steps=2"),
+    "a table, known labels": ("--data", "wine", "--model", "fc2:hidden=16", "--attack", "linear", "--told", "labels"),
+    "noise": ("--data", "wine", "--model", "fc2:hidden=16", "--attack", "linear",
+              "--defense", "gaussian_noise:clip=1,sigma=0.3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", RUNS)
+def test_no_private_word_is_said_of_a_run(what: str, cli: Cli) -> None:
+    done = cli("audit", *RUNS[what], *LEAST)
+    assert done.out, done
+    assert cli("evidence", "pack", "run", "--out", "pack").code == 0
+    result = json.loads(Path("run/result.json").read_text())
+    flags = json.loads(Path("run/flags.json").read_text())
+    said = {
+        "the terminal": done.out + done.err,
+        "the verdict": result["verdict"] + " ".join(part["words"] for part in result["summary"]),
+        "diagnostics": " ".join(one["message"] for one in flags["flags"]),
+        "the report": shown(Path("run/report.html").read_text()),
+        "the annex": shown(Path("pack/annex.html").read_text()),
+        "the summary": prose(Path("pack/summary.md").read_text()),
+    }
+    # What an attack or a bound says of itself is written where it is.
+    own = [text for row in result["rows"] for text in (*row["notes"], row["reason"]) if text]
+    own += [text for row in result["bounds"] for text in (row["words"], row["assumption"]) if text]
+    assert {where: words for where, text in said.items() if (words := found(without(text, own)))} == {}
+
+
+def without(text: str, parts: list[str]) -> str:
+    """A text without some sentences in it."""
+    text = re.sub(r"\s+", " ", text)
+    for part in parts:
+        text = text.replace(re.sub(r"\s+", " ", part), " ")
+    return text
+
+
+TEMPLATES = sorted((ROOT / "src/seepage/report").rglob("*.j2"))
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_no_private_word_in_a_template(template: Path) -> None:
+    """Also what a page says of cases that no run here has: of texts, of bounds, of a frontier."""
+    text = re.sub(r"\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\}", " ", template.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert found(shown(text)) == []
