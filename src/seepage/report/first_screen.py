@@ -25,18 +25,18 @@ def best_examples(run: RunFolder) -> list[Best]:
     run beside a defended one are no finding, and left out; so are examples that are no pictures, which have no SSIM.
     """
     judged = {case.name: case for case in run.cases if not case.control}
-    exact_db, best = run.result.thresholds.exact_db, dict[tuple[str, int, int], tuple[float, str]]()
-    for (case, attack, t, i, metric), value in run.scores.items():
-        if metric == "psnr" and value is not None and case in judged:
-            similar = run.scores.get((case, attack, t, i, "ssim"))
-            if similar is not None and value > best.get((case, t, i), (float("-inf"), ""))[0]:
-                best[case, t, i] = (value, attack)
+    exact_db = run.result.thresholds.exact_db
+    best: dict[str, dict[Place, tuple[float, str]]] = {name: {} for name in judged}
+    for (name, attack, t, i, metric), value in run.scores.items():
+        if metric == "psnr" and value is not None and name in judged:
+            similar = run.scores.get((name, attack, t, i, "ssim"))
+            if similar is not None and value > best[name].get((t, i), (float("-inf"), ""))[0]:
+                best[name][t, i] = (value, attack)
     ranked = list[tuple[float, int, int, Best]]()
     for order, case in enumerate(judged.values()):
-        own = sorted((t, i) for name, t, i in best if name == case.name)
-        closest = sorted(own, key=lambda place: -best[case.name, *place][0])
-        for rank, place in enumerate(closest):
-            psnr, attack = best[case.name, *place]
+        own = best[case.name]
+        for rank, place in enumerate(sorted(own, key=lambda place: (-own[place][0], place))):
+            psnr, attack = own[place]
             ranked.append((-min(psnr, exact_db), rank, order, (case, attack, place)))
     return [example for *_, example in sorted(ranked, key=lambda entry: entry[:3])]
 

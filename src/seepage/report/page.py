@@ -92,7 +92,7 @@ class Pair:
     """A private picture and its closest reconstruction.
 
     Attributes:
-        case: The case, in a run of several; else empty.
+        case: The case, where several are judged; else empty.
         attack: The attack that reconstructed it.
         private: What the client holds.
         guess: What the attack made of the update.
@@ -358,6 +358,7 @@ def _strips(run: RunFolder, case: Case, rows: list[Row], pictures: Pictures) -> 
 def _pairs(run: RunFolder) -> list[Pair]:
     """The closest reconstructions of the run beside the private pictures, where both are in the folder."""
     opened, pairs = dict[str, Pictures](), list[Pair]()
+    several = sum(not case.control for case in run.cases) > 1
     for case, attack, place in best_examples(run):
         if len(pairs) == MOST_PAIRS:
             break
@@ -370,7 +371,7 @@ def _pairs(run: RunFolder) -> list[Pair]:
             guess = _guess(run, row, number, place, pictures.guesses[attack])
             if guess.uri is not None:  # what was not returned is scored as mid-gray
                 guess = replace(guess, alt=f"Closest: {guess.alt}")
-                pairs.append(Pair(case.heading if len(run.cases) > 1 else "", attack, private, guess))
+                pairs.append(Pair(case.heading if several else "", attack, private, guess))
     return pairs
 
 
