@@ -49,6 +49,43 @@ def test_the_annex_tells_the_time_of_the_attacks_from_that_of_the_run(tmp_path: 
     assert "updates of fc2 on album</title>" in page
 
 
+SUMMARY = {"words": "said", "case": None}
+
+
+@pytest.mark.parametrize(
+    ("level", "edit", "said"),
+    [
+        ("exact", {}, "Not that these updates may be sent: they reveal private data."),
+        ("inconclusive", {}, "Nothing yet: this run does not decide"),
+        ("nothing", {}, "Only that these attacks, with these steps, recovered nothing."),
+        ("nothing", {"summary": [{"name": "upper_bound", "tried": False, **SUMMARY}]}, "upper bound (--bounds)"),
+        (
+            "partial",
+            {"summary": [{"name": "upper_bound", "tried": True, **SUMMARY}]},
+            "The upper bound above, together",
+        ),
+    ],
+)
+def test_the_annex_says_what_may_be_signed(
+    level: str, edit: dict[str, Any], said: str, tmp_path: Path, build_run: Build, change: Change
+) -> None:
+    run = build_run(tmp_path, level=level)
+    change(run, lambda result: result.update(edit))
+    evidence = state(open_run(run))
+    assert said in (evidence.may_sign or "")
+    assert ("Look at the pictures" in (evidence.may_sign or "")) is (level in ("nothing", "partial"))
+    for page in (annex(evidence, digest="0"), summary(evidence, [])):
+        assert "What may be signed?" in page
+
+
+def test_a_limit_that_an_attack_exceeds_is_not_to_be_signed(tmp_path: Path, build_run: Build, change: Change) -> None:
+    run = build_run(tmp_path, level="nothing")
+    bound = {"summary": [{"name": "upper_bound", "tried": True, **SUMMARY}]}
+    flag = {"name": "bound-exceeded", "severity": "warning", "message": "An attack does better.", "case": None}
+    change(run, lambda result: result.update(bound, warnings=[{**flag, "attack": None}]))
+    assert "The upper bound" not in (state(open_run(run)).may_sign or "")
+
+
 def test_a_captured_model_is_on_no_data_that_anybody_knows(tmp_path: Path, build_run: Build) -> None:
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
     assert state(open_run(run)).subject == "updates of fc2"

@@ -31,9 +31,9 @@ class Fact(JsonRecord):
 
     Attributes:
         name: What it is about.
-        value: What it is, or is taken for.
-        origin: `stated`: by the user or the recording. `read`: the files determine it. `guessed`: it is the likeliest, or
-            what is taken where nothing speaks against it. `unknown`: nothing tells it.
+        value: What it is, or is assumed to be.
+        origin: `stated`: by the user or the recording. `read`: the files determine it. `guessed`: it is the likeliest,
+            or what is assumed where nothing speaks against it. `unknown`: nothing tells it.
         option: The option that states it; empty where none does, or nobody need.
     """
 

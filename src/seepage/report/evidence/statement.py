@@ -31,6 +31,7 @@ from seepage.base.storage import read_json
 from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.report.evidence.frameworks import Reference, ThreatModel, references, threat_model
+from seepage.report.evidence.sign_off import what_to_sign
 from seepage.report.leakage import open_exposed
 from seepage.report.page import accuracy_words
 from seepage.report.run import RunFolder
@@ -289,6 +290,7 @@ class Evidence(JsonRecord):
         references: Entries of public catalogs that this evidence speaks of.
         thresholds: When an example counts as recovered or exact.
         not_tried: What this run says nothing of.
+        may_sign: What may be signed after this run, and what not.
         audit_again: What ends the validity of this finding.
     """
 
@@ -314,6 +316,7 @@ class Evidence(JsonRecord):
     references: list[Reference]
     thresholds: dict[str, float]
     not_tried: list[str]
+    may_sign: str | None = None
     audit_again: list[str]
 
     @property
@@ -398,6 +401,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
             if (value := getattr(result.thresholds, name)) is not None
         },
         not_tried=_not_tried(run, tried),
+        may_sign=what_to_sign(result),
         audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],
     )
 
