@@ -27,7 +27,11 @@ def what_to_sign(result: Result) -> str:
         )
     if result.verdict_level not in ("nothing", "partial"):
         return "Nothing yet: this run does not decide whether private data are revealed, for the reason given above."
-    lacking = [f"{part.title} ({ASK[name]})" for name, part in parts.items() if name in ASK and not part.tried]
+    lacking = [
+        f"{part.title} ({ASK[name]})" if part.words.startswith("not tried") else part.title
+        for name, part in parts.items()
+        if name in ASK and not part.tried
+    ]
     more = f" Not known from this run: {', '.join(lacking)}." if lacking else ""
     if any(case.kind in (None, "pictures") for case in result.cases):
         more += " Look at the pictures of report.html first: people may recognize what these counts leave out."
