@@ -98,7 +98,7 @@ def test_flags_of_a_row(changes: dict[str, Any], wanted: list[str]) -> None:
 def test_an_objective_is_not_blamed_where_the_client_s_rule_was_told_wrongly() -> None:
     led = row(objective=1.0, objective_at_truth=2.0)
     assert "the objective is the limit, not the search" in attack_diagnostics(led)[0].message
-    assert "what was told of the client is the limit" in attack_diagnostics(led, contradicted=True)[0].message
+    assert "what was stated of the client is the limit" in attack_diagnostics(led, contradicted=True)[0].message
 
 
 def test_an_epsilon_that_is_missing_is_a_warning_alone() -> None:

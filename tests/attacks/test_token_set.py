@@ -232,13 +232,14 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
     level, words = verdict([refused, NAMED], [CASE])
     assert level == "partial"
     assert words.startswith(
-        "TOKENS IDENTIFIED. On net token_set names 198 of 200 distinct tokens of the client's texts, none wrong"
+        "TOKENS IDENTIFIED. On net token_set identifies 198 of 200 distinct tokens of the client's texts, none wrong"
     )
     assert "NO RESULT" not in words
     assert (
-        verdict_summary([refused, NAMED], [], [], [], [CASE])[0].words == "198 of 200 tokens named, by token_set on net"
+        verdict_summary([refused, NAMED], [], [], [], [CASE])[0].words
+        == "198 of 200 tokens identified, by token_set on net"
     )
-    assert RowTexts.of(NAMED).outcome == "198 of 200 tokens named, none wrong"
+    assert RowTexts.of(NAMED).outcome == "198 of 200 tokens identified, none wrong"
     assert [one.name for one in violations([refused, NAMED], parse_condition("token_recall>0.5"))] == ["token_set"]
     assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_named>0"))] == ["token_set"]
     assert not NAMED.certified_examples
@@ -250,8 +251,10 @@ def test_without_a_truth_what_is_certified_is_said() -> None:
     bare = NAMED.model_copy(update={"scores": {}})
     level, words = verdict([bare], [CASE])
     assert level == "partial"
-    assert "names 198 distinct tokens of the client's texts by rows of the embedding that moved, 190 of them" in words
-    assert RowTexts.of(bare).outcome == "198 tokens named, 190 of them certified"
+    assert (
+        "identifies 198 distinct tokens of the client's texts by rows of the embedding that moved, 190 of them" in words
+    )
+    assert RowTexts.of(bare).outcome == "198 tokens identified, 190 of them certified"
 
 
 def test_text_has_attacks_of_its_own_where_none_are_named(tmp_path: Path) -> None:

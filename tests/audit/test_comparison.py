@@ -166,7 +166,7 @@ def test_the_same_files_told_otherwise_contradict_each_other() -> None:
     files = {"weights that were sent out": "ab" * 32, "returned weights": "cd" * 32}
     old, now = changed(result((4, 8)), **CAPTURED, files=files), {**CAPTURED, "rate": 0.3}
     same = compare(old, changed(result((0, 8)), **now, files=files))
-    assert [remark.endswith("told wrong: learning rate") for remark in same.remarks] == [True]
+    assert [remark.endswith("stated wrong: learning rate") for remark in same.remarks] == [True]
     both = {"inferred": {"learning rate": ""}}
     inferred = compare(changed(old, **both), changed(result((0, 8)), **now, **both, files=files))
     assert [one.what for one in inferred.doubts] == ["learning rate"]
@@ -184,7 +184,7 @@ def test_the_same_files_told_otherwise_contradict_each_other() -> None:
         ({"model_options": {"act": "relu"}}, {"model_options": {"act": "elu"}}, ("model's act", "relu", "elu")),
         ({}, {"inferred": {"labels": ""}}, ("labels", "not inferred", "inferred")),
         ({"inferred": {"batch size": ""}}, {}, ("batch size", "inferred", "not inferred")),
-        ({"told": []}, {"told": ["labels"]}, ("labels", "not told", "told")),
+        ({"told": []}, {"told": ["labels"]}, ("labels", "not known", "known")),
     ],
 )
 def test_less_of_the_same_files_is_never_a_pass(
@@ -206,8 +206,8 @@ def test_less_of_the_same_files_is_never_a_pass(
         ({"defense": "noise(1)"}, {"defense": None}, ("defense of case 0: noise(1) -> none", False)),
         ({"batch_size": 3}, {"batch_size": 4}, ("batch size of case 0: 3 -> 4", False)),
         ({"options": "Dlg(steps=300)"}, {"options": "Dlg(steps=5)"}, ("linear: steps of case 0: 300 -> 5", True)),
-        ({"told": ["labels"]}, {"told": []}, ("labels of case 0: told -> not told", True)),
-        ({"told": []}, {"told": ["labels"]}, ("labels of case 0: not told -> told", False)),
+        ({"told": ["labels"]}, {"told": []}, ("labels of case 0: known -> not known", True)),
+        ({"told": []}, {"told": ["labels"]}, ("labels of case 0: not known -> known", False)),
     ],
 )
 def test_what_an_audit_compares_is_no_doubt_but_what_its_attacker_is_given_is(

@@ -22,7 +22,7 @@ def test_a_batch_size_that_cannot_be_is_not_followed_by_what_else_may_be_wrong()
     (wrong,) = caveats(transcript, [], at_least=4)
     assert wrong.startswith("Contradicted: a layer has a gradient of rank 4, which one step on 2 examples cannot give")
     (general,) = caveats(transcript, [FAR], at_least=2)
-    assert general.startswith("No attack here explains the update as it was told.")
+    assert general.startswith("No attack here explains the update with the client settings that were stated.")
 
 
 def test_only_options_that_fit_the_update_are_named() -> None:

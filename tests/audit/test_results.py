@@ -177,7 +177,7 @@ def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_findi
     level, text = verdict(rows, cases)
     assert (level, text.partition(".")[0]) == ("nothing", "NOTHING RECOGNIZABLE")
     assert "In 1 audited case" in text
-    assert text.endswith("Without the defense dlg rebuilt 8 of 8 examples exactly.")
+    assert text.endswith("Without the defense dlg reconstructed 8 of 8 examples exactly.")
     level, text = verdict([row(), row(case="b")], cases)
     assert level == "inconclusive"
     assert "recover nothing without the defense either" in text
@@ -197,7 +197,7 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     result = Result(verdict="", verdict_level="nothing", rows=[row()], cases=given, thresholds=Thresholds())
     level, text = verdict(result.rows, given)
     assert (level, text.partition(".")[0]) == ("certified", "LEAKS, BY ITS OWN PROOF")
-    assert "gives away 3 of its 4 examples exactly" in text
+    assert "reveals 3 of its 4 examples exactly" in text
     side = verdict_summary(result.rows, [], [], [], given)[0]
     assert side.words.startswith("3 of 4 examples exactly")
     assert (side.value, side.tried) == (0.75, True)

@@ -492,7 +492,7 @@ def test_weights_that_no_file_has_are_said(cli: Cli, home: Path, nets: Any) -> N
     found = cli(*ASKED, "--model=headed:net", "--out=run", "--json")
     said = "not in the files: 496 weights (0.weight, 0.bias); taken from headed:net as built"
     assert cases(found)["weights"].startswith(said)
-    assert f"inferred, not told: weights: {said}" in cli(*ASKED, "--model=headed:net", "--out=run").out
+    assert f"inferred, not stated: weights: {said}" in cli(*ASKED, "--model=headed:net", "--out=run").out
 
 
 def test_what_a_factory_warns_of_is_one_line(cli: Cli, home: Path, nets: Any) -> None:

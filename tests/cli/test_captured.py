@@ -66,7 +66,7 @@ def test_files_are_attacked_in_one_go(cli: Cli, home: Path, captured: Tensor, fi
 
 def test_what_is_inferred_is_said_everywhere(cli: Cli, home: Path, captured: Tensor) -> None:
     asked = ("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, "--out=run")
-    lines = [line for line in cli(*asked).out.splitlines() if line.startswith("inferred, not told: ")]
+    lines = [line for line in cli(*asked).out.splitlines() if line.startswith("inferred, not stated: ")]
     assert [line.split(": ")[1] for line in lines] == ["input shape", "classes", "batch size", "labels"]
     assert "batch size: 3 or more, from the rank of 2.weight" in lines[2]
     assert "classes 2 (1 or more), 5 (2 or more)" in lines[3]
@@ -77,7 +77,7 @@ def test_what_is_inferred_is_said_everywhere(cli: Cli, home: Path, captured: Ten
     assert "batch size" not in row["told"]
     assert "client rule" in row["told"]
     page = (home / "run" / "report.html").read_text()
-    assert "Inferred, not told" in page
+    assert "Inferred, not stated" in page
     assert "3 or more, from the rank of 2.weight" in page
 
 
@@ -141,7 +141,7 @@ def test_recorded_folders_without_a_batch_size_have_it_inferred(cli: Cli, home: 
         seen.record(before, state, t=0, client=client, examples=3 if client else None)
     seen.record(before, {name: after[f"module.{name}"] for name in ("4.weight", "4.bias")}, t=0, client=2)
     asked = ("attack", "seen", "--attack=linear", "--jobs=1", "--out=run")
-    lines = [line for line in cli(*asked).out.splitlines() if line.startswith("inferred, not told: ")]
+    lines = [line for line in cli(*asked).out.splitlines() if line.startswith("inferred, not stated: ")]
     assert "batch size: 3 or more, from the rank of 2.weight" in lines[0]
     found = cli(*asked, "--json").json
     assert [case["batch_size"] for case in found["cases"]] == [3, 3, 3]
@@ -243,7 +243,7 @@ def test_what_to_question_is_said_once_where_nothing_explains_the_update(cli: Cl
     asked = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", "--batch-size=3", "--shape=1,8,8", *HIDDEN)
     out = " ".join(cli(*asked, "--out=run").out.split())
     page = " ".join((home / "run" / "report.html").read_text().split())
-    lead = "No attack here explains the update as it was told."
+    lead = "No attack here explains the update with the client settings that were stated."
     assert [text.count(lead) for text in (out, page)] == ([1, 1] if pull else [0, 0])
     if pull:
         for option in ("--loss", "--lr and --steps", "client.momentum", "client.optimizer=adam", "--batch-size",
@@ -327,7 +327,7 @@ def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli
     assert cli(*line, "--lr=0.3", "--loss=bce", "--out=wrong").code == 0
     found = cli("compare", "right", "wrong")
     assert found.code == 2
-    assert re.match(r"told or given otherwise:\n  learning rate of .*: 0\.1 -> 0\.3\n", found.out)
+    assert re.match(r"known or set otherwise:\n  learning rate of .*: 0\.1 -> 0\.3\n", found.out)
     assert re.search("client's loss of .*: the default -> bce", found.out)
     assert "the same files" in found.out
     assert "NOT WORSE" not in found.out
@@ -337,7 +337,7 @@ def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli
     gate = cli(*line, "--lr=0.3", "--loss=bce", "--out=wrong", "--baseline=right", "--quiet")
     assert (gate.code, "learning rate" in gate.err) == (2, True)
     meant = cli("compare", "right", "wrong", "--meant=learning rate", "--meant=client's loss")
-    assert (meant.code, "told or given otherwise" in meant.out) == (0, True)
+    assert (meant.code, "known or set otherwise" in meant.out) == (0, True)
     assert cli("compare", "right", "right").out.startswith("NOT WORSE")
     np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
     before = json.loads((home / "right" / "result.json").read_text())["cases"][0]
@@ -519,7 +519,7 @@ def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
     assert cli("attack", "rows_before.pt", "rows_after.pt", *told, "--jobs=1", "--out=run").code == 0
     scored = cli("report", "run", "--truth", "batch.npz", "--trust")
     assert scored.code == 0, scored.err
-    assert "rebuilt 1 of 1 examples exactly" in " ".join(scored.out.split())
+    assert "reconstructed 1 of 1 examples exactly" in " ".join(scored.out.split())
 
 
 def test_a_rate_that_makes_several_steps_of_one_is_no_pass(cli: Cli, home: Path, captured: Tensor) -> None:
@@ -548,7 +548,7 @@ def test_weight_decay_that_was_inferred_and_then_told_away_is_no_pass(cli: Cli, 
     assert cli(*line, "--weight-decay=0", "--out=none").code == 2, "nothing came back that could be scored"
     found = cli("compare", "right", "none")
     assert found.code == 2
-    assert re.match(r"told or given otherwise:\n  weight decay of .*: 0\.0005 -> 0\n", found.out)
+    assert re.match(r"known or set otherwise:\n  weight decay of .*: 0\.0005 -> 0\n", found.out)
     assert "wrong: weight decay\n" in found.out
     gate = cli(*line, "--weight-decay=0", "--out=none", "--baseline=right")
     assert (gate.code, "may be why" in gate.err) == (2, True)

@@ -45,8 +45,8 @@ def test_two_files_are_told_read_guessed_and_unknown(cli: Cli, captured: None) -
     found = cli("check", "before.pt", "after.pt", *MODEL, "--lr=0.1", "--json")
     assert found.code == 0, found.err
     said = facts(found)
-    assert said["learning rate"] == ("0.1", "told", "")
-    assert said["input shape"] == ("1,8,8", "told", "")
+    assert said["learning rate"] == ("0.1", "stated", "")
+    assert said["input shape"] == ("1,8,8", "stated", "")
     assert said["keys"] == ("4 of the network's 4 parameters are in the files", "read", "")
     assert said["classes"][1:] == ("read", "")
     assert said["batch size"][0].startswith("1 or more")
@@ -145,7 +145,7 @@ def test_what_is_stated_is_no_longer_guessed(cli: Cli, captured: None) -> None:
     told = ("--batch-size=1", "--steps=1", "--lr=0.1", "--loss=cross_entropy", "--classes=10", "--weight-decay=0")
     said = facts(cli("check", "before.pt", "after.pt", *MODEL, *told, "--json"))
     for name in ("batch size", "local steps", "loss", "classes", "weight decay"):
-        assert said[name][1] == "told", name
+        assert said[name][1] == "stated", name
 
 
 def test_a_gradient_has_no_rate_and_no_steps(cli: Cli, captured: None) -> None:

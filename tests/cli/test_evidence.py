@@ -118,7 +118,7 @@ def test_a_signed_pack_is_verified_without_a_network(pack: Path, run: Path, key:
     found = cli("evidence", "verify", pack, "--key", f"{key}.pub", "--run", run)
     assert found.code == 0, found
     assert "signed by SHA256:" in found.out
-    assert "the key you named" in found.out
+    assert "the key you gave" in found.out
     assert f"of this run: all files of {run} are those" in found.out.replace("\n", " ")
     alone = cli("evidence", "verify", pack).out
     assert "ask the auditor" in alone
@@ -396,7 +396,7 @@ def test_the_annex_names_the_rate_the_loss_and_that_the_update_looks_clipped(hom
     for run, made in (("round", "one step of SGD at a learning rate of 0.1"), ("sent", "one gradient")):
         assert cli("evidence", "pack", run, "--out", f"{run}-pack").code == 0
         page = Path(f"{run}-pack/annex.html").read_text()
-        assert f"took the update for {made}, on the loss cross_entropy" in page
+        assert f"Assumed by the attacks: {made}, on the loss cross_entropy" in page
         assert "looks clipped: the norm of the update is 0.5" in page
 
 

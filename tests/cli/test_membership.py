@@ -131,7 +131,7 @@ def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) 
     assert [row["candidate"] for row in found["candidates"] if row["named"]][:3] == [0, 1, 2]
     assert found["calibration"] == 50
     assert all(0 < row["p_value"] <= 1 for row in found["candidates"])
-    assert "names" in cli(*given, captured / "public.npz", "--level", "0.05").out
+    assert "identifies" in cli(*given, captured / "public.npz", "--level", "0.05").out
     assert found["resized"] is None
     large = captured / "large.npz"
     with np.load(captured / "candidates.npz") as held:

@@ -74,7 +74,7 @@ def test_what_a_network_returns_beside_its_logits_is_passed_over_and_said(
     assert found.json["rows"][0]["scores"]["psnr"]["mean"] == plain["rows"][0]["scores"]["psnr"]["mean"] == 150.0
     assert said in found.json["cases"][0]["inferred"]["logits"]
     assert not plain["cases"][0]["inferred"]
-    assert f"inferred, not told: logits: {said}" in cli(*TINY, "--model", f"nets:{net}", "--out", "run").out
+    assert f"inferred, not stated: logits: {said}" in cli(*TINY, "--model", f"nets:{net}", "--out", "run").out
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_an_audit_runs_the_code_reads_it_off_its_update_and_says_the_difference(
     assert done.code == 0, done.err
     assert "the client's own code was run; attacks read it as 1 epoch of SGD at a learning rate of" in done.out
     assert "% of the update" in done.out
-    assert "inferred, not told: learning rate: about" in done.out
+    assert "inferred, not stated: learning rate: about" in done.out
     observed = "".join(path.read_text() for path in (code / "run" / "observed").rglob("*.json"))
     assert "loops" not in observed
     assert "difference" not in observed

@@ -188,7 +188,7 @@ def test_a_run_in_which_nothing_works_does_not_call_itself_safe(own: str, cli: C
     result = cli("audit", "tiny.toml", "--attack", own, "--jobs", 1, "--json").json
     assert result["verdict_level"] == "certified"
     assert "No attack of this run gave a result" in result["verdict"]
-    assert "gives away its one example exactly" in result["verdict"], "in closed form, whatever attack fails"
+    assert "reveals its one example exactly" in result["verdict"], "in closed form, whatever attack fails"
     noise = ("--defense=gaussian_noise:sigma=1,clip=1", "--no-undefended", "--out=noisy")
     noisy = cli("audit", "tiny.toml", "--attack", own, *noise, "--jobs", 1, "--json")
     assert (noisy.code, noisy.json["verdict_level"]) == (2, "unscored")
@@ -207,7 +207,7 @@ def test_terminal_and_report_say_that_attackers_did_not_know_of_the_defense(cli:
     for shown in (found.out, Path("run/report.html").read_text()):
         words = " ".join(shown.split())
         assert ("The attackers did not know of the defense." in words) is (not told)
-        assert "Without the defense linear rebuilt 2 of 2 examples exactly." in words
+        assert "Without the defense linear reconstructed 2 of 2 examples exactly." in words
         assert "NOTHING RECOGNIZABLE" in words
 
 

@@ -180,12 +180,12 @@ def test_each_fact_is_told_read_guessed_or_unknown_and_none_is_false(
     client, found, look = told
     origins = {name: fact.origin for name, fact in facts.items()}
     with subtests.test("what is stated is told, and needs no option"):
-        assert {fact.option for fact in facts.values() if fact.origin in ("told", "read")} == {""}
+        assert {fact.option for fact in facts.values() if fact.origin in ("stated", "read")} == {""}
         stated = {"lr": "learning rate", "steps": "local steps", "batch_size": "batch size"}
         for option, name in stated.items():
             told_of = option in client.told and not (client.signs and name == "learning rate")
-            assert name not in origins or (origins[name] == "told") is told_of
-        assert origins["input shape"] == "told"
+            assert name not in origins or (origins[name] == "stated") is told_of
+        assert origins["input shape"] == "stated"
     with subtests.test("keys"):
         parameters = dict(found.transcript.knowledge.model.named_parameters())
         assert facts["keys"].value.startswith(f"{len(found.transcript[0].params)} of the network's {len(parameters)}")
@@ -221,7 +221,7 @@ def test_each_fact_is_told_read_guessed_or_unknown_and_none_is_false(
     with subtests.test("classes and labels"):
         if client.network == "vae":
             assert facts["classes"].value.startswith("none")
-            assert origins["loss"] == "told"
+            assert origins["loss"] == "stated"
         assert (origins.get("labels") == "read") is not client.nameless or LOW in client.asks
     with subtests.test("tokens"):
         assert ("tokens" in facts) is (client.network == "bert")

@@ -209,7 +209,7 @@ def test_an_attacker_who_knows_decides() -> None:
     [
         ([BARE, row("a", 0.9, 3), row("b", 0.7, 2)], "No defense tried stops every attack tried: behind b"),
         ([BARE, row("a", 0.9, 0)], "a costs no accuracy"),
-        ([BARE, row("a", 0.9, 0)], "stops every attack tried (none of which was told of it) on 10 examples"),
+        ([BARE, row("a", 0.9, 0)], "stops every attack tried (none of which knew of it) on 10 examples"),
         ([BARE, row("a", 0.9, 0, "knows")], "stops every attack tried on 10 examples"),
         ([row("no defense", 0.9, 0), row("a", 0.9, 0)], "say nothing about any defense; raise attack.steps"),
         ([BARE, row("a", 0.9, 0, dlg=0)], "linear alone found something without a defense, and could be tried behind"),
@@ -230,7 +230,7 @@ def test_an_attack_that_finds_nothing_without_a_defense_is_no_evidence_for_one()
     idle = row("a", 0.9, 0, linear=0, inverting_gradients=0)
     said = advice([bare, idle])
     assert said.startswith("a costs no accuracy (90.0% to 90.0%")
-    assert "without it (linear; none of which was told of it) on 10 examples" in said
+    assert "without it (linear; none of which knew of it) on 10 examples" in said
     assert "inverting_gradients found nothing without a defense" in said
     told = row("a", 0.9, 0, "knows", inverting_gradients=0)
     assert advice([bare, idle, told]) == advice([bare, idle]), "who was told finds nothing anywhere"
@@ -311,9 +311,9 @@ def test_what_could_not_be_tried_behind_a_defense_is_named() -> None:
         defense="b", attacker="knows", case="b", reason="too few examples; lower batch.size", accuracy=0.9
     )
     (said,) = untried([BARE, row("b", 0.9, 0), alone])
-    assert "told of it" in said
+    assert "knows of it" in said
     assert said.endswith("behind b: too few examples; lower batch.size.")
-    assert "none of which was told of it" in advice([BARE, row("b", 0.9, 0), alone]), "one was, and was not scored"
+    assert "none of which knew of it" in advice([BARE, row("b", 0.9, 0), alone]), "one was, and was not scored"
 
 
 def test_the_same_reason_is_given_once_and_those_a_defense_looks_good_by_come_first() -> None:

@@ -49,6 +49,43 @@ def test_the_annex_tells_the_time_of_the_attacks_from_that_of_the_run(tmp_path: 
     assert "updates of fc2 on album</title>" in page
 
 
+SUMMARY = {"words": "not tried: said", "case": None}
+
+
+@pytest.mark.parametrize(
+    ("level", "edit", "said"),
+    [
+        ("exact", {}, "Not that these updates may be sent: they reveal private data."),
+        ("inconclusive", {}, "Nothing yet: this run does not decide"),
+        ("nothing", {}, "Only that these attacks, with these steps, recovered nothing."),
+        ("nothing", {"summary": [{"name": "upper_bound", "tried": False, **SUMMARY}]}, "upper bound (--bounds)"),
+        (
+            "partial",
+            {"summary": [{"name": "upper_bound", "tried": True, **SUMMARY}]},
+            "The upper bound above, together",
+        ),
+    ],
+)
+def test_the_annex_says_what_may_be_signed(
+    level: str, edit: dict[str, Any], said: str, tmp_path: Path, build_run: Build, change: Change
+) -> None:
+    run = build_run(tmp_path, level=level)
+    change(run, lambda result: result.update(edit))
+    evidence = state(open_run(run))
+    assert said in (evidence.may_sign or "")
+    assert ("Look at the pictures" in (evidence.may_sign or "")) is (level in ("nothing", "partial"))
+    for page in (annex(evidence, digest="0"), summary(evidence, [])):
+        assert "What may be signed?" in page
+
+
+def test_a_limit_that_an_attack_exceeds_is_not_to_be_signed(tmp_path: Path, build_run: Build, change: Change) -> None:
+    run = build_run(tmp_path, level="nothing")
+    bound = {"summary": [{"name": "upper_bound", "tried": True, **SUMMARY}]}
+    flag = {"name": "bound-exceeded", "severity": "warning", "message": "An attack does better.", "case": None}
+    change(run, lambda result: result.update(bound, warnings=[{**flag, "attack": None}]))
+    assert "The upper bound" not in (state(open_run(run)).may_sign or "")
+
+
 def test_a_captured_model_is_on_no_data_that_anybody_knows(tmp_path: Path, build_run: Build) -> None:
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
     assert state(open_run(run)).subject == "updates of fc2"
@@ -59,11 +96,11 @@ def test_the_annex_says_how_many_classes_and_how_the_labels_were_known(
 ) -> None:
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear", "dlg"))
     evidence = state(open_run(run))
-    assert "Labels: of 2 classes, not told." in annex(evidence, digest="0")
+    assert "Labels: of 2 classes, not known to the attacker." in annex(evidence, digest="0")
     change(run, lambda result: [row["told"].append("labels") for row in result["rows"][:1]])
-    assert "Labels: of 2 classes, told to 1 of 2 attacks." in annex(state(open_run(run)), digest="0")
+    assert "Labels: of 2 classes, known to 1 of 2 attacks." in annex(state(open_run(run)), digest="0")
     change(run, lambda result: [row["told"].append("labels") for row in result["rows"][1:]])
-    assert "Labels: of 2 classes, told." in annex(state(open_run(run)), digest="0")
+    assert "Labels: of 2 classes, known to the attacker." in annex(state(open_run(run)), digest="0")
 
 
 def test_labels_that_were_read_off_an_update_are_counted_as_inferred_and_not_printed(
@@ -73,8 +110,8 @@ def test_labels_that_were_read_off_an_update_are_counted_as_inferred_and_not_pri
     inferred = {"batch size": "3, from the rank of 1.weight", "labels": "classes 0 (2), 1 (1), from the last bias"}
     change(run, lambda result: result["cases"][0].update(inferred=inferred))
     page = annex(state(open_run(run)), digest="0")
-    assert "Labels: of 2 classes, not told but inferred" in page
-    assert re.search(r"inferred .* not told: batch size, labels", page)
+    assert "Labels: of 2 classes, not known to the attacker but inferred" in page
+    assert re.search(r"inferred .* did not know: batch size, labels", page)
     assert "classes 0 (2)" not in page  # the labels themselves are private
     assert ">not known<" in page  # the defense of an update that somebody captured
 
@@ -86,7 +123,7 @@ def test_attacks_that_cannot_apply_are_told_from_those_that_were_not_tried(
     before = state(open_run(run)).not_tried
     assert any("that this run did not ask for: " in item and "lora" in item for item in before)  # nobody looked
     assert not any("apply to no case" in item for item in before)
-    refused = {"lora": "the model has no low-rank adapter", "cafe": "the indices are not told"}
+    refused = {"lora": "the model has no low-rank adapter", "cafe": "the indices are not known"}
     change(run, lambda result: result["cases"][0].update(refusals=refused))
     assert state(open_run(run)).not_tried == before  # the other case was not looked at
     change(run, lambda result: result["cases"][1].update(refusals={"lora": "the model has no low-rank adapter"}))
@@ -150,7 +187,10 @@ def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:
     run = build_run(tmp_path, truth=False)
-    wrong, ask = "Contradicted: a batch of 2.", "No attack here explains the update as it was told."
+    wrong, ask = (
+        "Contradicted: a batch of 2.",
+        "No attack here explains the update with the client settings that were stated.",
+    )
     ask = f"{ask} The options that change it: {'the loss: --loss; ' * 20}."
 
     def doubt(result: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ def test_the_page_says_what_each_update_gives_away(tmp_path: Path, build_run: Bu
 def test_what_does_not_hold_is_not_said(tmp_path: Path, build_run: Build, report: Read) -> None:
     labels = {**CASE["labels"], "sound": False}
     page = report(exposed(build_run(tmp_path), {**CASE, "labels": labels, "norms": [], "tensors": []}))
-    assert "not told" in page.words
+    assert "not known" in page.words
     assert "nothing found" in page.words
     assert "Batch norm" not in page.words
     assert "Tensor by tensor" not in page.words
@@ -80,7 +80,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, build_run: Build, change
 
 
 def test_a_run_nobody_looked_at_has_no_such_section(tmp_path: Path, build_run: Build, report: Read) -> None:
-    assert "gives away by itself" not in report(build_run(tmp_path)).words
+    assert "reveals without an attack" not in report(build_run(tmp_path)).words
 
 
 def test_epsilon_stands_beside_the_verdict(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
@@ -96,7 +96,7 @@ def test_epsilon_stands_beside_the_verdict(tmp_path: Path, build_run: Build, rep
 def test_what_was_inferred_is_said(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
     run = build_run(tmp_path)
     change(run, lambda result: result["cases"][0].update(inferred={"batch size": "3, from the rank"}))
-    assert "Inferred, not told batch size: 3, from the rank" in report(run).words
+    assert "Inferred, not stated batch size: 3, from the rank" in report(run).words
 
 
 def test_certified_guesses_are_counted_without_a_truth(

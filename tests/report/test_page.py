@@ -15,7 +15,7 @@ from tests.helpers.rows import put
 
 from seepage.errors import SeepageError
 from seepage.federation.transcript.truth import open_truth
-from seepage.report import write_grid
+from seepage.report import write_grid, write_report
 from seepage.report.pictures import LARGEST_SIDE
 
 Build = Callable[..., Path]
@@ -64,7 +64,7 @@ def test_the_page_can_be_found_ones_way_in(tmp_path: Path, build_run: Build, rep
 
 def test_pictures_are_the_private_ones_and_the_guesses(tmp_path: Path, build_run: Build, report: Read) -> None:
     run = build_run(tmp_path, cases=("a", "b"), attacks=("dlg",))
-    images = report(run).all("img")
+    images = [image for image in report(run).all("img") if not str(image["alt"]).startswith("Closest")]
     shown = {str(image["alt"]): decode(image) for image in reversed(images)}  # the first case's overwrite the last's
     wanted = (open_truth(run / "private" / "a")[0].inputs * 255).round().numpy().transpose(0, 2, 3, 1)
     for i in range(3):
@@ -190,19 +190,18 @@ def test_what_all_cases_have_in_common_is_said_once(
     assert "cafe, does not apply (3 of 3 cases): there is no layer" in text
     assert text.count("said of all") == 2, "once for each attack that was tried"
     assert [text.count(f"true of {case}") for case in "abc"] == [2, 2, 2]
-    assert text.count("it was told: model, update.") == 1
-    assert "Attacker is told" not in text
+    assert text.count("Attacker knows") == text.count("Attacker knows model, update The question.") == 1
     change(run, lambda result: [row["told"].append("indices") for row in result["rows"] if row["case"] == "b"])
     text = report(run).words
-    assert text.count("it was told: model, update.") == 1
-    assert text.count("Attacker is told model, update, indices") == 1
+    assert text.count("Attacker knows model, update The question.") == 1
+    assert text.count("Attacker knows model, update, indices") == 1
 
 
 def test_what_an_attacker_was_told_is_a_column_only_where_it_was(
     tmp_path: Path, build_run: Build, report: Read
 ) -> None:
-    assert "Told more" not in report(build_run(tmp_path / "plain", attacks=("linear",))).words
-    assert "Told more" in report(build_run(tmp_path / "told", attacks=("linear", "dlg"))).words
+    assert "Knew more" not in report(build_run(tmp_path / "plain", attacks=("linear",))).words
+    assert "Knew more" in report(build_run(tmp_path / "told", attacks=("linear", "dlg"))).words
 
 
 @pytest.mark.parametrize("outcome", ["features only", "zero update"])
@@ -303,7 +302,31 @@ def test_flags_come_warnings_first_and_each_message_once(tmp_path: Path, build_r
 
 
 def test_the_head_says_what_was_audited_and_when(tmp_path: Path, build_run: Build, report: Read) -> None:
-    assert f"fc2 on album, 2026-01-02 · {build_run(tmp_path).name}" in report(tmp_path).words
+    words = report(build_run(tmp_path)).words
+    assert f"Leakage report: fc2 on album, 2026-01-02 Run {tmp_path.name} Exact copies" in words
+    system = words[words.index("System under test") : words.index("The question.")]
+    assert "Model fc2" in system
+    assert "Data album" in system
+    assert "Defense none" in system
+    assert "Attacker knows model, update" in system
+
+
+def test_the_closest_reconstructions_stand_with_the_verdict(
+    tmp_path: Path, build_run: Build, report: Read, change: Change
+) -> None:
+    """Of each case the closest first, since its copies are exact; of a control none; none where none are to be seen."""
+    page = report(build_run(tmp_path))
+    first = page.text[: page.text.index("System under test")]
+    assert first.index("Some of it leaks.") < first.index("Private above, closest reconstruction below")
+    closest = [str(image["alt"]) for image in page.all("img") if str(image["alt"]).startswith("Closest")]
+    assert len(closest) == 2 * 4
+    assert ["private example" in alt for alt in closest] == [True, False] * 4
+    change(tmp_path, lambda result: result["cases"][1].update(control=True))
+    shown = [str(image["alt"]) for image in report(tmp_path).all("img")]
+    assert not [alt for alt in shown if alt.startswith("Closest") and "convnet" in alt]
+    hidden = write_report(tmp_path, pictures=False).read_text(encoding="utf-8")
+    assert "<img" not in hidden
+    assert "closest reconstruction" not in hidden
 
 
 def test_how_the_run_was_made(tmp_path: Path, build_run: Build, report: Read) -> None:

@@ -48,13 +48,14 @@ def test_names_cannot_lead_out_of_the_run(tmp_path: Path, build_run: Build, repo
     run = build_run(tmp_path / "run", cases=("a", "b"), attacks=("dlg",))
     name = f"../../{outside.name}/private/a"
     assert (run / "private" / name / "truth.safetensors").exists()
-    before = len(report(run).all("img"))
+    pictures = lambda: [image for image in report(run).all("img") if not str(image["alt"]).startswith("Closest")]  # noqa: E731
+    before = len(pictures())
 
     def lead_out(result: dict[str, Any]) -> None:
         result["cases"][0]["name"] = result["rows"][0]["case"] = name
 
     change(run, lead_out)
-    assert len(report(run).all("img")) == before - 3 - 2
+    assert len(pictures()) == before - 3 - 2
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def bound_cases(sources: Sequence[Source], recipes: Sequence[Recipe], show: Prog
         if recipe.bounded and not source.skipped and source.private and not (source.private / FILE).exists()
     ]
     for number, (source, recipe) in enumerate(todo):
-        show(number, len(todo), Doing(f"what none can exceed on {source.name}", Phase.MEASURING))
+        show(number, len(todo), Doing(f"upper bounds on {source.name}", Phase.MEASURING))
         assert source.private is not None
         batches, flat, reasons = _bounds(source, recipe)
         tables = [{**found.table(), "mean_color_db": level} for found, level in zip(batches, flat, strict=True)]

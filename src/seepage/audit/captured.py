@@ -154,7 +154,7 @@ def attack_folder(
     return attack_only(observed, request, model=model, batch_size=batch_size, sizes=sizes)
 
 
-TOLD_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not told: optimizer")
+TOLD_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not stated: optimizer")
 """Beginnings of the remarks that are shown before hours are spent on attacks."""
 
 

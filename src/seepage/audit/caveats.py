@@ -50,7 +50,7 @@ def attack_diagnostics(row: Row, *, contradicted: bool = False) -> list[Finding]
         found.append(warning("false-certificate", words, guesses=wrong))
     found += _objective_diagnostics(row, contradicted=contradicted)
     if row.told_extra:
-        words = f"{name} was told more than the protocol shows: {', '.join(row.told_extra)}."
+        words = f"{name} knew more than the protocol shows: {', '.join(row.told_extra)}."
         found.append(note("told", words))
     return found
 
@@ -63,7 +63,7 @@ def _objective_diagnostics(row: Row, *, contradicted: bool) -> list[Finding]:
     if reached < truth - 1e-6 * abs(truth):  # beyond rounding
         words = (
             f"{name} found inputs that fit its objective better ({reached:.3g}) than the truth does ({truth:.3g}): "
-            f"{'what was told of the client' if contradicted else 'the objective'} is the limit, not the search."
+            f"{'what was stated of the client' if contradicted else 'the objective'} is the limit, not the search."
         )
         return [warning("objective-limits", words, reached=reached, truth=truth)]
     if reached > truth:
@@ -182,7 +182,7 @@ def taken_for(transcript: Transcript) -> str:
 
 OPTIMIZERS = {
     "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adadelta": "Adadelta",
-    "signs": "an optimizer that leaves hardly more than signs of a gradient",
+    "signs": "an optimizer that leaves hardly more of a gradient than the sign of each entry",
 }  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def caveats(
     found, ran = causes(transcript, said or {}), any(row.outcome not in WITHOUT_RUN for row in rows)
     if not (found or ran or contradicts(off)):
         return []
-    words = "No attack here explains the update as it was told" if ran else "No attack ran"
+    words = "No attack here explains the update with the client settings that were stated" if ran else "No attack ran"
     weak = "The attacks may be too weak, or noise"
     if off is not None and contradicts(off):
         away, multiple = off
@@ -246,14 +246,14 @@ def caveats(
                 why = "clipping to a norm (--client fedavg with --set client.clip_norm=…), or a learning rate below"
             return [
                 f"Contradicted by the truth: the update that was sent is {multiple:.3g} times that of the true "
-                f"examples, as behind {why} the one told (--lr, --steps)."
+                f"examples, as behind {why} the one stated (--lr, --steps)."
             ]
         words = f"Contradicted by the truth: the update of the true examples is off by {share_words(away)} of its size"
         weak = "Noise"
     if found:
         return [f"{words}. The files themselves speak for this: {'; '.join(found.values())}."]
     return [
-        f"{words}. {weak} or rounding may hide it; or something that was told or inferred is wrong. The options that "
+        f"{words}. {weak} or rounding may hide it; or a setting that was stated or inferred is wrong. The options that "
         f"change it, where seepage attack or seepage record is given the files: {'; '.join(_questions(transcript))}."
     ]
 
@@ -272,7 +272,7 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
     knowledge = transcript.knowledge
     for mark in look.defenses:
         if mark.name == "noised":
-            found["noise"] = f"noise (the update {mark.message}), which no attack was told of"
+            found["noise"] = f"noise (the update {mark.message}), which no attack knew of"
         if mark.name in ("rounded", "quantized"):
             found["rounding"] = f"rounding (the update {mark.message})"
     if look.low_precision:
@@ -290,7 +290,7 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
     if "weights" in said:
         found["missing weights"] = f"other weights than the client's ({said['weights']})"
     if OTHER_OUTPUTS in said:
-        found[OTHER_OUTPUTS] = f"another loss than was told ({said[OTHER_OUTPUTS]})"
+        found[OTHER_OUTPUTS] = f"another loss than was stated ({said[OTHER_OUTPUTS]})"
     for name, why in (("told rate", ""), ("learning rate", "it was inferred, ")):
         if name in said:
             found["rate"] = (

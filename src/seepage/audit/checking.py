@@ -341,7 +341,9 @@ def _made_up(look: UpdateAnalysis, exposure: Exposure) -> Batch:
     knowledge, seen = look.knowledge, look.observed
     remedy = "run the attacks"
     if look.signs:
-        raise Inapplicable("of the gradient hardly more than signs is left, which have no slope", remedy)
+        raise Inapplicable(
+            "of the gradient hardly more than the sign of each entry is left, which has no slope", remedy
+        )
     if look.changed:
         raise Inapplicable(f"{look.changed}, and matching takes it for the client's rule alone", remedy)
     if seen.batch_size is None:

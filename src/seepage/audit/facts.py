@@ -21,7 +21,7 @@ from seepage.federation.models.naming import known_names, renamed, tied_names
 from seepage.federation.models.weights import read_state
 from seepage.federation.transcript.simulated import OneRound
 
-Origin = Literal["told", "read", "guessed", "unknown"]
+Origin = Literal["stated", "read", "guessed", "unknown"]
 
 ADAPTIVE = "--client fedavg:optimizer"
 
@@ -32,8 +32,8 @@ class Fact(JsonRecord):
     Attributes:
         name: What it is about.
         value: Its value, or the assumed one.
-        origin: `told`: stated by the user or the recording. `read`: determined by the files. `guessed`: the likeliest
-            value, or the default where nothing contradicts it. `unknown`: nothing determines it.
+        origin: `stated`: by the user or the recording. `read`: determined by the files. `guessed`: the likeliest value,
+            or the default where nothing contradicts it. `unknown`: nothing determines it.
         option: Option of the command line that states it; empty where there is none, or the files determine it.
     """
 
@@ -107,9 +107,9 @@ class _Reader:
         yield from self._labels()
 
     def _fact(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
-        """A fact with the origin `told` where the user or the recording states it, else with the given one."""
+        """A fact with the origin `stated` where the user or the recording states it, else with the given one."""
         stated = name not in self.said if self.told is None else name in self.told
-        return self._seen(name, value, "told" if stated else origin, option)
+        return self._seen(name, value, "stated" if stated else origin, option)
 
     def _seen(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
         """A fact that nobody can state, with the given origin; no option where the files determine it."""
@@ -145,7 +145,7 @@ class _Reader:
         if "outputs" in self.said:
             words += f"; the outputs are {self.said['outputs']}"
         if self.look.makes_examples:
-            words = f"taken for {words}, though the network makes examples"
+            words = f"assumed to be {words}, though the network makes examples"
             return self._fact("loss", words, "unknown", "--loss, --target")
         told = self.told is None or "loss" in self.told
         if labels is not None and self.knowledge.softmax_labels and not (self.signs or told):
@@ -162,7 +162,9 @@ class _Reader:
             return self._seen("optimizer", "none: a gradient was sent", "read")
         if self.signs is not None and self.signs.evidence["signs"]:
             # A first step of Adam is g / sqrt(g^2) = sign(g): all entries have one size, which determines the kind.
-            kind = "leaves signs alone: Adam, AdamW or RMSprop at its first step, or at several that agree"
+            kind = (
+                "leaves only the sign of each entry: Adam, AdamW or RMSprop at its first step, or at several that agree"
+            )
             return self._fact("optimizer", kind, "read", ADAPTIVE)
         if self.signs is not None:
             kind = "holds all entries to one size: several steps of Adam, Adadelta, RMSprop, or clipping by value"
@@ -198,7 +200,7 @@ class _Reader:
         words = self.said.get("local steps", count)
         origin: Origin = "guessed"
         if "local steps" not in self.said and {"learning rate", UNKNOWN_RATE} & set(self.said):
-            words, origin = f"taken for {count}", "unknown"
+            words, origin = f"assumed: {count}", "unknown"
         return self._fact("local steps", words, origin, "--steps")
 
     def _batch_size(self) -> Fact:

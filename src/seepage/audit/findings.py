@@ -278,7 +278,7 @@ def _words(row: Row) -> str:
     if row.certified is not None and not row.scored and "token_recall" not in row.scores:
         parts.append(f"{row.certificate or 'no guess certified'}, without a truth")
     if row.told_extra:
-        parts.append(f"told beyond the protocol: {', '.join(row.told_extra)}")
+        parts.append(f"known beyond the protocol: {', '.join(row.told_extra)}")
     return "; ".join(parts)
 
 
@@ -307,7 +307,7 @@ def _of_closed_form(case: Case, rows: Iterable[Row]) -> AuditFinding:
         case=case.name,
         state="unneeded" if shown else "leaks",
         severity="error",
-        words=f"{away} of {of} examples are given away exactly, in closed form, with no attack",
+        words=f"{away} of {of} examples can be read exactly from the update, in closed form, with no attack",
         numbers=dict.fromkeys(("recovered", "exact", "certified"), away / of),
         counts={"exact": (away, of)},
     )

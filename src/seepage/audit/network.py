@@ -40,7 +40,7 @@ UNTOLD = "nothing in the files tells"
 """Beginning of an error that asks for the shape."""
 ANOTHER_SHAPE = "if examples have another shape, give it with --shape"
 """The remedy where the inferred shape may be wrong."""
-TAKEN_FOR = "examples are taken for"
+TAKEN_FOR = "examples are assumed to be"
 """Beginning of the remark on the assumed shape, where others fit the weights as well."""
 DEFAULT_CLASSES = 10
 """Number of classes that is assumed where nothing determines it."""

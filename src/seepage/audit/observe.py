@@ -260,7 +260,7 @@ def _moved_beside(model: nn.Module, moved: Tensors, input_shape: tuple[int, ...]
     if not unused:
         return None
     return (
-        f"{_some(unused)} moved, and the outputs of the network as it was named do not depend on them: the client "
+        f"{_some(unused)} moved, and the outputs of the network as it was given do not depend on them: the client "
         "trains on other outputs; name the network that returns them with --model, and the loss with --loss"
     )
 
@@ -434,9 +434,9 @@ def inferred_lines(said: Mapping[str, str]) -> list[str]:
     """One line for each fact that was inferred instead of stated.
 
     >>> inferred_lines({"batch size": "1, from the rank of 2.weight"})
-    ['inferred, not told: batch size: 1, from the rank of 2.weight']
+    ['inferred, not stated: batch size: 1, from the rank of 2.weight']
     """
-    return [f"inferred, not told: {name}: {words}" for name, words in said.items()]
+    return [f"inferred, not stated: {name}: {words}" for name, words in said.items()]
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

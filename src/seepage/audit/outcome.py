@@ -39,7 +39,7 @@ class Outcome(StrEnum):
     @property
     def phrase(self) -> str:
         """The outcome in words, for rows without a count."""
-        return self.value.replace("_", " ")
+        return "tokens identified" if self is Outcome.TOKENS_NAMED else self.value.replace("_", " ")
 
 
 _WITHOUT_SCORE = {"feature": Outcome.FEATURES_ONLY, "token": Outcome.TOKENS_NAMED}

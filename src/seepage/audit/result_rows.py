@@ -183,7 +183,7 @@ class SummaryPart(JsonRecord):
     """One part of a verdict: the worst of all cases, with its interval.
 
     Attributes:
-        name: `reconstruction` (examples that attacks rebuilt), `membership_inference` (who was identified as a member),
+        name: `reconstruction` (examples that attacks found), `membership_inference` (who was identified as a member),
             `upper_bound` (limits that hold for every attacker) or `empirical_epsilon` (a lower bound on the epsilon of
             the defense, found by calling it).
         tried: Whether there is a finding; otherwise `words` says why not, and how to ask for it.

@@ -72,13 +72,13 @@ def counted_features(n: int) -> str:
 
 
 def counted_tokens(n: int, certified: int) -> str:
-    """Named tokens in words.
+    """Identified tokens in words.
 
     >>> counted_tokens(3, 2), counted_tokens(1, 1)
-    ('3 tokens named, 2 of them certified', '1 token named, certified')
+    ('3 tokens identified, 2 of them certified', '1 token identified, certified')
     """
     of_them = "certified" if certified == n == 1 else f"{certified:,} of them certified"
-    return f"{plural(n, 'token')} named, {of_them}"
+    return f"{plural(n, 'token')} identified, {of_them}"
 
 
 FITS = 0.01
@@ -268,7 +268,7 @@ class Row(JsonRecord):
         """
         exact, named = self.count("exact"), self.scores.get("token_recall")
         if self.outcome is Outcome.TOKENS_NAMED and named is not None and named.n:
-            return f"{round(named.mean * named.n):,} of {named.n:,} tokens named"
+            return f"{round(named.mean * named.n):,} of {named.n:,} tokens identified"
         if self.outcome is Outcome.PARTLY_EXACT and exact is not None:
             return f"{exact}/{self.examples} exact"
         return self.outcome.phrase

@@ -282,7 +282,7 @@ def make_row(
         cost=_cost(attempts, found),
         notes=[
             *(
-                f"it was told the {item} and searched for them all the same; attack.{item}=given uses them"
+                f"it knew the {item} and searched for them all the same; attack.{item}=given uses them"
                 for item in unused
             ),
             *dict.fromkeys(note for r in found for note in r.notes),

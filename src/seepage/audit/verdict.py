@@ -59,7 +59,7 @@ def _with_closed_forms(
     if "batch size" in (worst.inferred or {}):
         whole = f"{away} of its {of} or more examples"
     more = f" So it does in {_cases(len(given) - 1, 'further')}." if len(given) > 1 else ""
-    said = f"In closed form, with no attack, the first update of {worst.heading} gives away {whole} exactly.{more}"
+    said = f"In closed form, with no attack, the first update of {worst.heading} reveals {whole} exactly.{more}"
     if level in ("exact", "certified"):
         return level, f"{text} {said}"
     if level == "recognizable":
@@ -79,7 +79,7 @@ def _without_defense(rows: Sequence[Row], cases: Sequence[Case]) -> str:
     >>> row = Row(case="b", attack="x", outcome="exact", examples=4, scores={"exact": {"mean": 1.0}, "psnr":
     ...     {"mean": 99.0}, "recovered": {"mean": 1.0}})
     >>> _without_defense([row], [Case(name="a", undefended="b"), Case(name="b", control=True)])
-    'Without the defense x rebuilt 4 of 4 examples exactly.'
+    'Without the defense x reconstructed 4 of 4 examples exactly.'
     """
     controls = [case for case in cases if case.control]
     scored = [row for row in rows if row.scored and row.case in {case.name for case in controls}]
@@ -89,10 +89,10 @@ def _without_defense(rows: Sequence[Row], cases: Sequence[Case]) -> str:
         return ""  # another sentence says why nothing was recovered
     most = max(leaking, key=strength)
     if len(controls) == 1:
-        return f"Without the defense {most.attack} rebuilt {_share(most)}."
+        return f"Without the defense {most.attack} reconstructed {_share(most)}."
     return (
         f"Without the defense examples can be reconstructed in {len(leaking)} of {_cases(len(best))}: "
-        f"{most.attack} rebuilt {_share(most)} at the most."
+        f"{most.attack} reconstructed {_share(most)} at the most."
     )
 
 
@@ -147,7 +147,7 @@ def _found(rows: Sequence[Row], cases: Mapping[str, Case], score: str, doubtful:
     level = "exact" if worst.mean("exact") else "recognizable"
     parts = [
         f"LEAKS. Private examples can be reconstructed in {len(leaking)} of {_cases(len(best))}.",
-        f"Worst: {cases[worst.case].heading}, where the attack {worst.attack} rebuilt {_share(worst)}.",
+        f"Worst: {cases[worst.case].heading}, where the attack {worst.attack} reconstructed {_share(worst)}.",
         *_closeness(worst),
         *_targets(worst),
         f"The attacker used {_knowledge(worst)}.",
@@ -223,11 +223,13 @@ def _misfit(row: Row) -> str:
         return f"{again} the one that was sent, or a multiple of it, within {off} of its size{alike}."
     differs = f"{again} one that differs from the one that was sent by {share_words(row.misfit)} of its size"
     if row.certified_examples:
-        return f"{differs}: that was changed (noise, rounding), or something told or inferred of the client is wrong."
+        return (
+            f"{differs}: that was changed (noise, rounding), or a setting of the client, stated or inferred, is wrong."
+        )
     copies = "it is no exact copy" if one else "they are no exact copies"
     return (
-        f"{differs}: {copies}, unless the update was changed (noise, rounding) or something told or inferred of the "
-        "client is wrong."
+        f"{differs}: {copies}, unless the update was changed (noise, rounding) or a setting of the "
+        "client, stated or inferred, is wrong."
     )
 
 
@@ -478,7 +480,7 @@ def named_tokens(rows: Sequence[Row], cases: Sequence[Case]) -> str:
     more = len({row.case for row in found}) - 1
     further = f" So it does in {_cases(more, 'further')}." if more else ""
     open_ = "Which stood together, in what order and how often stays open."
-    return f"TOKENS IDENTIFIED. On {where.heading} {best.attack} names {words}. {open_}{further}"
+    return f"TOKENS IDENTIFIED. On {where.heading} {best.attack} identifies {words}. {open_}{further}"
 
 
 def contradicted(epsilons: Sequence[EpsilonRow], cases: Sequence[Case]) -> str:

@@ -49,7 +49,7 @@ def is_recipe(source: str | None, after: Path | None, facts: FileOptions) -> boo
 def refuse_facts(facts: FileOptions) -> None:
     """Raise for facts of captured files where there are none."""
     for name in given(typed(facts)):
-        raise SeepageError(f"{name} is for captured files, and none are named; leave it out, or name BEFORE AFTER")
+        raise SeepageError(f"{name} is for captured files, and none are given; leave it out, or give BEFORE AFTER")
 
 
 def refuse_recorded(folder: Path, after: Path | None, own: NetworkOptions, facts: FileOptions) -> None:

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 MOST_SILENT = 6
 """Layers that read positions, up to which each has a line of its own."""
 MEANING = {
-    "expected": "is expected to bring examples back",
-    "open": "may bring examples back",
-    "not expected": "is not expected to bring examples back",
+    "expected": "is expected to reconstruct examples",
+    "open": "may reconstruct examples",
+    "not expected": "is not expected to reconstruct examples",
 }
-LIMIT = "No attack was run: what is not named here may leak all the same, and no outlook says that data are safe."
+LIMIT = "No attack was run: what is not listed here may leak all the same, and no outlook says that data are safe."
 
 
 def check(
@@ -60,7 +60,7 @@ def check(
     ] = False,
     fail_if: Annotated[
         str | None,
-        typer.Option("--fail-if", help="CI gate: exit 1 if an update meets this: exposed>0, examples given away."),
+        typer.Option("--fail-if", help="CI gate: exit 1 if an update meets this: exposed>0, examples revealed."),
     ] = None,
     printed: PrintOptions,
 ) -> None:
@@ -95,7 +95,7 @@ def check(
     exposed = [one.exposure.examples for one in found.cases]
     met = [count for count in exposed if condition is not None and condition.meets(count)]
     if met:
-        print(f"failed: {condition}, as an update gives away {max(met)} exactly", file=sys.stderr)
+        print(f"failed: {condition}, as an update reveals {max(met)} exactly", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -221,7 +221,7 @@ def _facts_table(facts: Sequence["Fact"]) -> "Table":
     table.add_column("value", overflow="fold", ratio=1)
     table.add_column("origin", no_wrap=True)
     table.add_column("option", overflow="fold", max_width=28)
-    styles = {"told": "dim", "read": "", "guessed": "yellow", "unknown": "red"}
+    styles = {"stated": "dim", "read": "", "guessed": "yellow", "unknown": "red"}
     for one in facts:
         style = styles[one.origin]
         table.add_row(one.name, Text(printable(one.value)), Text(one.origin, style=style), one.option)
@@ -248,7 +248,7 @@ def _print_exposure(one: "Check", console: "Console") -> None:
     found = one.exposure
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("tensor", overflow="fold")
-    table.add_column("gives away, with its layer", overflow="fold", ratio=1)
+    table.add_column("reveals, with its layer", overflow="fold", ratio=1)
     telling = [says for says in found.tensors if says.withhold]
     for says in telling:
         table.add_row(Text(printable(says.name)), Text(says.gives or ""), style="red")
@@ -262,7 +262,7 @@ def _print_exposure(one: "Check", console: "Console") -> None:
 
 
 def _facts(found: "Exposure", *, told: bool) -> Iterator[str]:
-    """Lines on an update; what the table of facts has is left out where that was `told`."""
+    """Lines on an update; what the table of facts has is left out where that was `stated`."""
     if not (found.sent.whole or told):
         yield found.sent.line
     for adapter in found.adapters:

@@ -151,7 +151,7 @@ def _seepage(
         bool, typer.Option("--no-settings", help="Pass over seepage.toml and pyproject.toml of this folder.")
     ] = False,
 ) -> None:
-    """How much private data can be read back out of a federated-learning update?
+    """How much private data can be reconstructed from a federated-learning update?
 
     Start with `seepage audit`: it needs no arguments, no download and a minute. Then point it at your own images
     with `seepage audit --data FOLDER`.
@@ -251,7 +251,7 @@ def report(
         bool, typer.Option("--trust", help="Run the code that the run folder names; it is yours.")
     ] = False,
     sheet: Annotated[
-        Path | None, typer.Option("--sheet", help="Write all pictures, private and rebuilt, to this PNG instead.")
+        Path | None, typer.Option("--sheet", help="Write all pictures, private and reconstructed, to this PNG instead.")
     ] = None,
     case: Annotated[str | None, typer.Option("--case", help="For --sheet: this case.")] = None,
     attack: Annotated[str | None, typer.Option("--attack", help="For --sheet: this attack.")] = None,

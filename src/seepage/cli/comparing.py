@@ -86,15 +86,15 @@ def _end(found: "Comparison") -> None:
     if found.doubts:
         first = found.doubts[0]
         raise SeepageError(
-            f"nothing got worse, but the attacker was not told or given the same ({first.words}), which may be why; "
-            f"tell both the same, or, if that is meant, say so with seepage compare OLD NEW --meant {first.what!r} or "
+            f"nothing got worse, but the attackers knew or were set otherwise ({first.words}), which may be why; "
+            f"give both the same, or, if that is meant, say so with seepage compare OLD NEW --meant {first.what!r} or "
             "take the newer run as the baseline"
         )
 
 
 def _how(one: "Difference") -> str:
     """Of which of the two kinds a difference is."""
-    return "told or given otherwise" if one.told else "set otherwise"
+    return "known or set otherwise" if one.told else "set otherwise"
 
 
 def _first(changes: "list[Change]") -> str:

@@ -119,5 +119,5 @@ def _print(folder: Path, checked: "Checked", *, pack: bool, named: bool, run: Pa
     if checked.signer is None:
         print("not signed: whoever can edit the files could have written their digests anew")
     else:
-        whose = "the key you named" if named else "the key in the pack; ask the auditor for the name of theirs"
+        whose = "the key you gave" if named else "the key in the pack; ask the auditor for the name of theirs"
         print(f"signed by {checked.signer}, {whose}" if pack else "")

@@ -85,7 +85,7 @@ def _print_table(rows: "Sequence[DefenseRow]") -> None:
     table.add_column("defense", overflow="fold")
     tested = any(row.members or row.untested for row in rows)
     close = [name for name, key in _CLOSENESS.items() if any(getattr(row, key) is not None for row in rows)]
-    for name in (rows[0].measure, "found", *(["named"] if tested else []), *close, "epsilon", "ms", "kB"):
+    for name in (rows[0].measure, "found", *(["identified"] if tested else []), *close, "epsilon", "ms", "kB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("best attack", overflow="fold")
     for i, row in enumerate(rows):
@@ -108,7 +108,9 @@ def _legend(rows: "Sequence[DefenseRow]") -> str:
     tested = next((row for row in rows if row.members), None)
     if tested is not None:
         level = f"{100 * (tested.named_level or 0):g} %"
-        words += f" named: members of the batches that the best membership test names at {level} false alarms."
+        words += (
+            f" identified: members of the batches that the best membership test identifies at {level} false alarms."
+        )
     none = [row for row in rows if row.recovered == 0 and row.recovered_high is not None]
     if none:
         highest, examples = max((row.recovered_high or 0.0, row.examples) for row in none)

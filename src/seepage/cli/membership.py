@@ -183,7 +183,7 @@ def _present(
         for title in ("candidate", "class", "statistic", "p-value", ""):
             table.add_column(title, justify="left" if title in ("class", "") else "right", no_wrap=True)
         for row in sorted(rows, key=lambda row: row["p_value"]):
-            words = ["named" if row["named"] else ""]
+            words = ["identified" if row["named"] else ""]
             numbers = [str(row["candidate"]), printable(str(row["class"])), f"{row['statistic']:.3f}"]
             table.add_row(*numbers, f"{row['p_value']:.4f}", *words, style="red" if row["named"] else "dim")
         open_console().print(table)
@@ -194,7 +194,8 @@ def _present(
         )
     mistakes = f"{level * len(rows):.2g} of {len(rows)}"
     print(
-        f"{test} names {sum(named)} of {len(rows)} candidates at a level of {100 * level:g} %. Were none in the "
-        f"batch, it would name {mistakes} by mistake. The smallest p-value that {len(found.calibration)} calibration "
-        f"examples allow is {1 / (len(found.calibration) + 1):.2g}. A candidate that is not named is not proved absent."
+        f"{test} identifies {sum(named)} of {len(rows)} candidates at a level of {100 * level:g} %. Were none in the "
+        f"batch, it would identify {mistakes} by mistake. The smallest p-value that {len(found.calibration)} "
+        f"calibration examples allow is {1 / (len(found.calibration) + 1):.2g}. A candidate that is not identified "
+        "is not proved absent."
     )

@@ -333,7 +333,7 @@ class GateOptions:
         _gate(
             "--baseline",
             help="Exit with code 1 if anything got worse than in this run, evidence pack or result.json, with 2 if "
-            "that cannot be told.",
+            "that cannot be decided.",
         ),
     ] = None
     allow: Annotated[

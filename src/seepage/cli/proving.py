@@ -275,7 +275,7 @@ def _guarded(call: Any, name: str, given: list[str]) -> Any:
             raise
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            hint = f"; it is given tensors named {', '.join(given)}: --shapes names others" * isinstance(
+            hint = f"; it is given tensors called {', '.join(given)}: --shapes names others" * isinstance(
                 error, KeyError
             )
             raise SeepageError(

@@ -225,7 +225,7 @@ def _beside(case: Case, rows: Sequence[Row]) -> list[str]:
 def _legend(result: Result) -> str:
     limits, pictures = result.thresholds, _of_pictures(result.rows)
     scored = [row for row in result.rows if row.scored]
-    tokens = "tokens named: which distinct tokens the texts hold, without order or number." * any(
+    tokens = "tokens identified: which distinct tokens the texts hold, without order or number." * any(
         row.outcome is Outcome.TOKENS_NAMED for row in result.rows
     )
     if tokens and not scored:
@@ -253,12 +253,12 @@ def _legend(result: Result) -> str:
 
 
 def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
-    """One case's rows, for 80 columns: no box, and a column for what was told only where something was."""
+    """One case's rows, for 80 columns: no box, and a column for side information only where there is any."""
     told, further = any(row.told_extra for row in rows), further_metrics(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("attack", no_wrap=True)
     if told:
-        table.add_column("told", no_wrap=True)
+        table.add_column("knows", no_wrap=True)
     text = kind == "texts" or any(row.of_text for row in rows)
     scored = any(row.scored for row in rows)  # else there is nothing to put into the columns of scores
     similar, more = ("SSIM",) * (kind != "records"), (HEADINGS.get(name, name) for name in further)

@@ -111,7 +111,9 @@ def write_sheet(folder: Path, path: Path, *, case: str | None = None, attack: st
     found = {known.name: open_pictures(run, known) for known in run.cases if case in (None, known.name)}
     pictures = next((one for one in found.values() if one.truth and one.guesses), None)
     if pictures is None:
-        raise SeepageError(f"{folder} has no private and rebuilt pictures to put side by side; audit a set of images")
+        raise SeepageError(
+            f"{folder} has no private and reconstructed pictures to show together; audit a set of images"
+        )
     if attack is not None and attack not in pictures.guesses:
         raise unknown("attack with pictures", attack, pictures.guesses)
     guesses = pictures.guesses[attack or next(iter(pictures.guesses))]

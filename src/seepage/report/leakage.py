@@ -91,7 +91,7 @@ class CaseExposure(JsonRecord):
         """The classes that the gradient of the last bias shows to be in the batch: their numbers, and no count."""
         found = self.labels
         if found is None or not found.sound or not found.present:
-            return "not told"
+            return "not known"
         return f"class{'es' if len(found.present) > 1 else ''} {_some([str(name) for name in found.present])}"
 
     @property

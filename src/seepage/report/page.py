@@ -1,7 +1,7 @@
 """`report.html`: a run as one page for readers who are responsible for the data rather than the code."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from seepage.base.manifest import renew
 from seepage.base.storage import write_whole
 from seepage.base.words import places_of, plural
 from seepage.report import formatting as words
+from seepage.report.first_screen import MOST_PAIRS, best_examples, system_under_test
 from seepage.report.human_study import JudgedRow, JudgedStudy, open_judged
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
@@ -42,14 +43,14 @@ LEVELS = {
 """The verdict in words; any other level means that nothing could be scored."""
 
 GLOSSARY = {
-    "recovered": "so like a private example that it would be recognized, by the limits named under the tables",
-    "exact": "as good as equal to a private example: within about 1 % of the value range, by the limit named there too",
+    "recovered": "so like a private example that it would be recognized, by the limits under the tables",
+    "exact": "as good as equal to a private example: within about 1 % of the value range, by the limit there too",
     "partial": "closer to a private example than what needs no update, and not recovered",
     "certified": "an attack proved, without the private examples, that only they fit what was sent",
-    "told": "what the attacker was given beyond what the protocol shows to every server",
+    "knew more": "what the attacker was given beyond what the protocol shows to every server",
     "features only": "what an inner layer reads was reconstructed, and no attack made examples of it",
     "mixture only": "what an inner layer was given was found mixed, and no guess is proved to be of one example",
-    "tokens named": "which distinct tokens the texts hold is known, not which stood together, in what order, how often",
+    "tokens identified": "which distinct tokens the texts hold, not which stood together, in what order or how often",
     "does not apply": "the attack needs something that this case has not; the reason stands under the tables",
     "not needed": "another attack had proved every private example already, so this one was not run",
     "not run": "the recipe asks for this attack in other cases only",
@@ -84,6 +85,23 @@ class Strip:
     label: str
     remark: str
     pictures: list[StripPicture]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A private picture and its closest reconstruction.
+
+    Attributes:
+        case: The case, where several are judged; else empty.
+        attack: The attack that reconstructed it.
+        private: What the client holds.
+        guess: What the attack made of the update.
+    """
+
+    case: str
+    attack: str
+    private: StripPicture
+    guess: StripPicture
 
 
 @dataclass(frozen=True)
@@ -179,6 +197,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     titles, members = run.result.titles, any(row.tells for row in run.result.membership)
     wrong = any(row.contradicted for row in run.result.epsilons)
     tokens = any(row.named_tokens for row in run.result.judged_rows)
+    told = _in_all([section.told for section in sections if section.told])
     return {
         "run": run,
         "subject": _subject(run),
@@ -202,12 +221,14 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         if level in LEVELS
         else "unscored",
         "level_words": LEVELS.get(level, "Not scored")
-        + "; tokens named" * tokens
+        + "; tokens identified" * tokens
         + "; members identified" * members
         + "; epsilon contradicted" * wrong,
         "matrix": [(attack, [MatrixEntry.of(_row(run, attack, case)) for case in run.cases]) for attack in run.attacks],
         "sections": sections,
-        "told": _in_all([section.told for section in sections if section.told]),
+        "told": told,
+        "pairs": _pairs(run) if pictures else [],
+        "system": system_under_test(run.cases, told),
         "remarks": _remarks(run, common),
         "common": common,
         "findings": _findings(run),
@@ -332,6 +353,26 @@ def _strips(run: RunFolder, case: Case, rows: list[Row], pictures: Pictures) -> 
             shown = [_guess(run, row, i, place, guesses) for i, place in enumerate(places, 1)]
             strips.append(Strip(row.attack, _standing(row), shown))
     return strips
+
+
+def _pairs(run: RunFolder) -> list[Pair]:
+    """The closest reconstructions of the run beside the private pictures, where both are in the folder."""
+    opened, pairs = dict[str, Pictures](), list[Pair]()
+    several = sum(not case.control for case in run.cases) > 1
+    for case, attack, place in best_examples(run):
+        if len(pairs) == MOST_PAIRS:
+            break
+        if case.name not in opened:
+            opened[case.name] = open_pictures(run, case)
+        pictures, row = opened[case.name], _row(run, attack, case)
+        if pictures.truth and row is not None and attack in pictures.guesses and place in pictures.places:
+            number = pictures.places.index(place) + 1
+            private = _shown(pictures.private(place), f"Closest: private example {number} of {case.heading}", ())
+            guess = _guess(run, row, number, place, pictures.guesses[attack])
+            if guess.uri is not None:  # what was not returned is scored as mid-gray
+                guess = replace(guess, alt=f"Closest: {guess.alt}")
+                pairs.append(Pair(case.heading if several else "", attack, private, guess))
+    return pairs
 
 
 def _standing(row: Row) -> str:

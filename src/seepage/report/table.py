@@ -171,7 +171,7 @@ class MatrixEntry:
             return cls(f"{row.certified_examples}", "certified", 4)
         if row.named_tokens:
             recall = row.mean("token_recall")
-            return cls(f"{row.named_tokens:,}", "tokens named", 4 if recall is None else 1 + int(recall * 3))
+            return cls(f"{row.named_tokens:,}", "tokens identified", 4 if recall is None else 1 + int(recall * 3))
         if share is None:
             return cls(NONE, _outcome(row), 0, row.reason)
         return cls(count_of(share, row.examples), row.phrase, min(4, 1 + int(share * 3)) if share else 0)

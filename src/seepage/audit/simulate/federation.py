@@ -257,7 +257,7 @@ def federate(
     follows = clients.defense is not None and clients.defense.follows_training
     if follows and ask is not None:
         raise SeepageError(
-            f"{clients.defense} follows the training, and clients that are asked over a network are not told of it; "
+            f"{clients.defense} follows the training, and clients that are asked over a network do not receive it; "
             "train in this process, or use gaussian_noise or decaying_noise"
         )
     if follows and clients.test is None:

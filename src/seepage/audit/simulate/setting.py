@@ -424,7 +424,7 @@ def _as_targets(recipe: Recipe, dataset: Dataset) -> Dataset:
             "the client's targets are its inputs, which of texts are token numbers; leave out client.target"
         )
     if "labels" in recipe.knowledge.told:
-        raise SeepageError("the targets are the inputs, and who is told them has all; leave out --told labels")
+        raise SeepageError("the targets are the inputs, and whoever knows them has all; leave out --told labels")
     return OwnTargets(dataset)
 
 

@@ -395,7 +395,7 @@ def summary_line(comparison: Comparison) -> str:
     if comparison.doubts:
         names = ", ".join(dict.fromkeys(one.what for one in comparison.doubts))
         return (
-            f"CANNOT TELL: none of {compared} compared counts rose, but the attacker was not told or given the same "
+            f"CANNOT TELL: none of {compared} compared counts rose, but the attackers knew or were set otherwise "
             f"({names}), which may be the reason."
         )
     beside = f" {plural(new, 'count')} of the newer run, each 0, had nothing to be compared with." if new else ""

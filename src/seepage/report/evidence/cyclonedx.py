@@ -96,7 +96,9 @@ def _model(evidence: Evidence, case: CaseEvidence, number: int, digest: str | No
         _metric("share of private examples recovered from one update", case.recovered, slice_, doubtful=doubtful)
     ]
     metrics.append(
-        _metric("share of private examples rebuilt exactly from one update", case.exact, slice_, doubtful=doubtful)
+        _metric(
+            "share of private examples reconstructed exactly from one update", case.exact, slice_, doubtful=doubtful
+        )
     )
     defense = f"The client applies {case.defense}." if case.defense else "The client applies no defense."
     return {

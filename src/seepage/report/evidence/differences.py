@@ -86,7 +86,7 @@ def contradictory(old: Result, new: Result, found: Iterable[Difference]) -> list
             inferred |= any(_is_read_off(case, one.what) for case in same[one.title])
     if not names:
         return []
-    how = "told or inferred wrong" if inferred else "told wrong"
+    how = "stated or inferred wrong" if inferred else "stated wrong"
     return [f"both runs attacked the same files, so that one of them was {how}: {', '.join(names)}"]
 
 
@@ -201,7 +201,7 @@ def _of_attacks(old: Result, new: Result, then: Case, now: Case, *, less: bool) 
     pairs = [(before[row.attack], row) for row in new.rows_of(now) if row.attack in before]
     was, is_ = _told(a for a, _ in pairs), _told(b for _, b in pairs)
     for item in sorted(was ^ is_):
-        words = ("told", "not told") if item in was else ("not told", "told")
+        words = ("known", "not known") if item in was else ("not known", "known")
         # Who is told more and finds no more is no reason for doubt; who finds less of the same files was told wrong.
         yield Difference(title=now.heading, what=item, old=words[0], new=words[1], told=less or item in was)
     tuned = {row.attack: set(row.chosen) for row in (*old.tuned, *new.tuned)}

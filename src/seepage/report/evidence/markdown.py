@@ -33,6 +33,7 @@ def summary(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
         *_doubts(evidence),
         *_risks(evidence),
         "",
+        *([f"**What may be signed?** {for_markdown(evidence.may_sign)}", ""] if evidence.may_sign else []),
     ]
     lines += ["| part of the verdict | finding |", "|---|---|"]
     lines += [f"| {for_markdown(name)} | {for_markdown(words)} |" for name, words in evidence.summary.items()]
@@ -53,7 +54,7 @@ def summary(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
 
 
 def model_card(evidence: Evidence) -> str:
-    """A section for a model card, as model hubs show them: what an update of this model gives away in training."""
+    """A section for a model card, as model hubs show them: what an update of this model reveals in training."""
     date = (evidence.started or "")[:10] or "an unknown day"
     lines = [
         "## Privacy of updates in federated learning",

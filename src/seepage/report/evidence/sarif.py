@@ -61,7 +61,7 @@ def _rule(name: str, told: AttackEvidence | None) -> dict[str, Any]:
     if name == "epsilon":
         about = "The epsilon of the defense that really runs, measured by calling it, beside the one that is claimed."
     if name == "closed_form":
-        about = "What the update gives away exactly by itself, read off its layers with no attack run."
+        about = "What the update reveals exactly by itself, read off its layers with no attack run."
     source = "" if told is None else f" Published: {for_sarif(told.source)}."
     return {
         "id": f"seepage/{name}",

@@ -31,6 +31,7 @@ from seepage.base.storage import read_json
 from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.report.evidence.frameworks import Reference, ThreatModel, references, threat_model
+from seepage.report.evidence.sign_off import what_to_sign
 from seepage.report.leakage import open_exposed
 from seepage.report.page import accuracy_words
 from seepage.report.run import RunFolder
@@ -54,7 +55,7 @@ LACKING = re.compile("not (tried|known|measured): ")
 
 OUT_OF_SCOPE = [
     "a malicious server, which changes the model or picks the clients to learn more",
-    "what the trained model remembers of its training data, and what its predictions give away",
+    "what the trained model remembers of its training data, and what its predictions reveal",
     "properties of a client's data set, or which site an update is from",
     "the network, the machines, and the people",
 ]
@@ -71,12 +72,12 @@ AUDIT_AGAIN = [
 
 
 def counted_given(n: int) -> str:
-    """Examples that are given away without an attack, in words.
+    """Examples that an update reveals without an attack, in words.
 
     >>> counted_given(1), counted_given(2)
-    ('1 example given away exactly in closed form', '2 examples given away exactly in closed form')
+    ('1 example revealed exactly in closed form', '2 examples revealed exactly in closed form')
     """
-    return f"{plural(n, 'example')} given away exactly in closed form"
+    return f"{plural(n, 'example')} revealed exactly in closed form"
 
 
 class CaseShare(Share):
@@ -207,7 +208,7 @@ class CaseEvidence(JsonRecord):
     @property
     def recovered_words(self) -> str:
         """What came back, for people: without a truth what is certified, and of what."""
-        named = f"{self.tokens.words if self.tokens else f'{self.named_tokens:,}'} distinct tokens named"
+        named = f"{self.tokens.words if self.tokens else f'{self.named_tokens:,}'} distinct tokens identified"
         if self.inconclusive is not None and self.recovered is not None:
             return f"inconclusive ({self.recovered.words})"
         if self.recovered is not None:
@@ -289,6 +290,7 @@ class Evidence(JsonRecord):
         references: Entries of public catalogs that this evidence speaks of.
         thresholds: When an example counts as recovered or exact.
         not_tried: What this run says nothing of.
+        may_sign: What may be signed after this run, and what not.
         audit_again: What ends the validity of this finding.
     """
 
@@ -314,6 +316,7 @@ class Evidence(JsonRecord):
     references: list[Reference]
     thresholds: dict[str, float]
     not_tried: list[str]
+    may_sign: str | None = None
     audit_again: list[str]
 
     @property
@@ -398,6 +401,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
             if (value := getattr(result.thresholds, name)) is not None
         },
         not_tried=_not_tried(run, tried),
+        may_sign=what_to_sign(result),
         audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],
     )
 
@@ -467,11 +471,11 @@ def _labels(rows: Sequence[Row], case: Case) -> str:
     if not case.classes or case.target not in TARGETS:
         return "values, no classes" if case.target == "value" else "next tokens, no classes" if case.baselines else ""
     told = sum("labels" in row.told for row in rows)
-    how = "not told"
+    how = "not known to the attacker"
     if told:
-        how = "told" if told == len(rows) else f"told to {told} of {len(rows)} attacks"
+        how = "known to the attacker" if told == len(rows) else f"known to {told} of {len(rows)} attacks"
     elif "labels" in (case.inferred or {}):
-        how = "not told but inferred from the update"
+        how = "not known to the attacker but inferred from the update"
     return f"of {len(case.classes):,} {TARGETS[case.target][len(case.classes) > 1]}, {how}"
 
 
@@ -660,7 +664,7 @@ def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any], refused
     names, barred = sorted(left - set(refused)), sorted(left & set(refused))
     which = "that this run did not ask for, and that may apply" if barred else "that this run did not ask for"
     found = [f"{kind} of seepage {which}: {', '.join(names)}"] if names else []
-    said = f"{kind} that apply to no case as it was recorded, with what the attacker was told: {', '.join(barred)}"
+    said = f"{kind} that apply to no case as it was recorded, with what the attacker knew: {', '.join(barred)}"
     return [*found, said] if barred else found
 
 

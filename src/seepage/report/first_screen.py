@@ -1,0 +1,83 @@
+"""A report's first screen, beside the verdict: the closest reconstructions, and the system under test."""
+
+from collections.abc import Callable, Sequence
+
+from seepage.audit.row import Case
+from seepage.base.words import plural
+from seepage.report.formatting import with_options
+from seepage.report.pictures import Place
+from seepage.report.run import RunFolder
+
+MOST_PAIRS = 4
+"""Private pictures beside their reconstructions on the first screen: a row of them fits into 400 pixels."""
+
+MOST_SAID = 3
+"""Different values of one fact that the box says; more are counted, since each case's own section has its."""
+
+Best = tuple[Case, str, Place]
+"""A case, an attack, and the place of an example of that case."""
+
+
+def best_examples(run: RunFolder) -> list[Best]:
+    """Examples by how close their reconstructions are to the private pictures, each by its best attack.
+
+    Exact copies rank alike, so that these are of as many cases as there are, and not all of the first one. Cases that
+    run beside a defended one are no finding, and left out; so are examples that are no pictures, which have no SSIM.
+    """
+    judged = {case.name: case for case in run.cases if not case.control}
+    exact_db = run.result.thresholds.exact_db
+    best: dict[str, dict[Place, tuple[float, str]]] = {name: {} for name in judged}
+    for (name, attack, t, i, metric), value in run.scores.items():
+        if metric == "psnr" and value is not None and name in judged:
+            similar = run.scores.get((name, attack, t, i, "ssim"))
+            if similar is not None and value > best[name].get((t, i), (float("-inf"), ""))[0]:
+                best[name][t, i] = (value, attack)
+    ranked = list[tuple[float, int, int, Best]]()
+    for order, case in enumerate(judged.values()):
+        own = best[case.name]
+        for rank, place in enumerate(sorted(own, key=lambda place: (-own[place][0], place))):
+            psnr, attack = own[place]
+            ranked.append((-min(psnr, exact_db), rank, order, (case, attack, place)))
+    return [example for *_, example in sorted(ranked, key=lambda entry: entry[:3])]
+
+
+def system_under_test(cases: Sequence[Case], knows: Sequence[str]) -> dict[str, str]:
+    """What was audited, fact by fact; where cases differ, each value once.
+
+    Args:
+        cases: The cases of a run.
+        knows: What the attacker knew in every case.
+    """
+    facts: dict[str, Callable[[Case], str]] = {
+        "Model": _model,
+        "Training": _training,
+        "Data": lambda case: case.data or "not known: the updates were captured",
+        "Client": lambda case: case.client or "not known",
+        "Batch": lambda case: "size not known" if case.batch_size is None else plural(case.batch_size, "example"),
+        "Defense": lambda case: case.defense or ("none" if case.data else "none recorded"),
+    }
+    found = {name: _once([said(case) for case in cases]) for name, said in facts.items()}
+    return {**found, "Attacker knows": ", ".join(knows)} if knows else found
+
+
+def _model(case: Case) -> str:
+    size = "" if case.parameters is None else f", {plural(case.parameters, 'parameter')}"
+    return f"{with_options(case.model, case.model_options)}{size}"
+
+
+def _training(case: Case) -> str:
+    if case.history:
+        return case.history
+    if case.training_steps is None:
+        return "not known"
+    return f"trained for {plural(case.training_steps, 'step')}" if case.training_steps else "freshly initialized"
+
+
+def _once(said: Sequence[str]) -> str:
+    """Each value once, or how many there are.
+
+    >>> _once(["fc2", "fc2", "convnet"]), _once(list("abcd"))
+    ('fc2; convnet', '4 of them, see each case below')
+    """
+    different = list(dict.fromkeys(said))
+    return "; ".join(different) if len(different) <= MOST_SAID else f"{len(different)} of them, see each case below"
