@@ -212,10 +212,10 @@ def test_words_are_explained_where_they_occur(capsys: pytest.CaptureFixture[str]
 
 
 def test_what_an_attacker_was_told_is_a_column_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not [line for line in printed(capsys, ROW) if "told" in line.split()[:2]]
+    assert not [line for line in printed(capsys, ROW) if "knows" in line.split()[:2]]
     lines = printed(capsys, ROW, {**ROW, "attack": "dlg", "told_extra": ["labels"]})
     assert [line.split()[:2] for line in lines if line.startswith(("attack", "dlg", "inverting"))] == [
-        ["attack", "told"], ["inverting_gradients", "-"], ["dlg", "labels"]
+        ["attack", "knows"], ["inverting_gradients", "-"], ["dlg", "labels"]
     ]  # fmt: skip
 
 

@@ -88,7 +88,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ClosestPair:
     """A private picture and its closest reconstruction.
 
     Attributes:
@@ -355,9 +355,9 @@ def _strips(run: RunFolder, case: Case, rows: list[Row], pictures: Pictures) -> 
     return strips
 
 
-def _pairs(run: RunFolder) -> list[Pair]:
+def _pairs(run: RunFolder) -> list[ClosestPair]:
     """The closest reconstructions of the run beside the private pictures, where both are in the folder."""
-    opened, pairs = dict[str, Pictures](), list[Pair]()
+    opened, pairs = dict[str, Pictures](), list[ClosestPair]()
     several = sum(not case.control for case in run.cases) > 1
     for case, attack, place in best_examples(run):
         if len(pairs) == MOST_PAIRS:
@@ -371,7 +371,7 @@ def _pairs(run: RunFolder) -> list[Pair]:
             guess = _guess(run, row, number, place, pictures.guesses[attack])
             if guess.uri is not None:  # what was not returned is scored as mid-gray
                 guess = replace(guess, alt=f"Closest: {guess.alt}")
-                pairs.append(Pair(case.heading if several else "", attack, private, guess))
+                pairs.append(ClosestPair(case.heading if several else "", attack, private, guess))
     return pairs
 
 

@@ -110,10 +110,10 @@ class Cafe(Attack):
     mode: Literal["auto", "least_squares", "few_rounds"] = "auto"
     samples: int | None = None
     weight_rounds: int = 1
-    steps: Sequence[int] = InversionSettings.steps
-    polish: int = InversionSettings.polish
+    steps: Sequence[int] = (30, 250, 350)
+    polish: int = 6
     corrections: int = 4
-    certain: float = InversionSettings.certain
+    certain: float = 1e-4
     invert: bool = True
     entries: Literal["auto", "all", "unforged"] = "auto"
 
