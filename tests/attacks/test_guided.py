@@ -20,7 +20,9 @@ from seepage.attacks.search.objective import MatchingObjective
 from seepage.attacks.search.optimizers import LBFGS
 from seepage.attacks.search.priors import ColorVariation
 from seepage.attacks.search.problem import Problem
+from seepage.audit.score import at_truth
 from seepage.base.nn import LayerCall, generator, last_linear
+from seepage.errors import Inapplicable
 from seepage.federation.types import Transcript
 from seepage.measure.metrics.image import psnr
 
@@ -126,6 +128,22 @@ def test_a_client_that_takes_several_steps_is_searched_and_scored(size: int) -> 
     value = search.objective_at(seen, batch.inputs, batch.labels)
     assert value is not None
     assert value < 0.05
+
+
+def test_a_round_that_an_attack_refuses_does_not_end_the_scoring_of_others() -> None:
+    batch = Batch(photographs(2).inputs, torch.tensor([1, 4]))
+
+    class Refuses(GuidedMatching):
+        def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float:
+            if len(inputs) == 1:
+                raise Inapplicable("one example", "send two")
+            return 0.25
+
+    one = Batch(batch.inputs[:1], batch.labels[:1])
+    views = [record(build(Architecture("convnet", {"width": 4}), (3, 16, 16), 10), part) for part in (one, batch)]
+    attack = Refuses(search=gradient_matching(steps=2).search)
+    assert at_truth(attack, views, [one, batch]) == 0.25
+    assert at_truth(attack, views[:1], [one]) is None
 
 
 def test_color_variation_is_the_mean_length_of_each_slope() -> None:

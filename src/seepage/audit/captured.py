@@ -154,7 +154,7 @@ def attack_folder(
     return attack_only(observed, request, model=model, batch_size=batch_size, sizes=sizes)
 
 
-TOLD_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not stated: optimizer")
+PRINTED_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not stated: optimizer")
 """Beginnings of the remarks that are shown before hours are spent on attacks."""
 
 
@@ -190,7 +190,7 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
             with undone_on_mistake(made):
                 take(folder, "captured.json", text)
                 for remark in capture.observe(observed):
-                    if request.tell is not None and remark.startswith(TOLD_FIRST):
+                    if request.tell is not None and remark.startswith(PRINTED_FIRST):
                         request.tell(remark)
         trust = request.trust or capture.names_code_of(observed)
         return attack_only(

@@ -33,12 +33,11 @@ from seepage.base.storage import (
     write_json,
     write_whole,
 )
-from seepage.base.vouching import OWNER, staying_own
+from seepage.base.vouching import KEY_BYTES, OWNER, staying_own
 from seepage.errors import SeepageError, short
 
 FILE = "manifest.json"
 KEY_FILE = "manifest.key"
-KEY_BYTES = 32
 
 LARGEST = 2**24
 """Bytes of a manifest: some 80,000 files."""

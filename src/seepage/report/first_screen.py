@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from seepage.audit.row import Case
 from seepage.base.words import plural
-from seepage.report.formatting import with_options
+from seepage.report.formatting import NO_DATA, defense_words, model_words, training_words
 from seepage.report.pictures import Place
 from seepage.report.run import RunFolder
 
@@ -49,28 +49,15 @@ def system_under_test(cases: Sequence[Case], knows: Sequence[str]) -> dict[str, 
         knows: What the attacker knew in every case.
     """
     facts: dict[str, Callable[[Case], str]] = {
-        "Model": _model,
-        "Training": _training,
-        "Data": lambda case: case.data or "not known: the updates were captured",
+        "Model": lambda case: model_words(case.model, case.model_options, case.parameters),
+        "Training": lambda case: training_words(case.history, case.training_steps) or "not known",
+        "Data": lambda case: case.data or NO_DATA,
         "Client": lambda case: case.client or "not known",
         "Batch": lambda case: "size not known" if case.batch_size is None else plural(case.batch_size, "example"),
-        "Defense": lambda case: case.defense or ("none" if case.data else "none recorded"),
+        "Defense": lambda case: defense_words(case.defense, case.data),
     }
     found = {name: _once([said(case) for case in cases]) for name, said in facts.items()}
     return {**found, "Attacker knows": ", ".join(knows)} if knows else found
-
-
-def _model(case: Case) -> str:
-    size = "" if case.parameters is None else f", {plural(case.parameters, 'parameter')}"
-    return f"{with_options(case.model, case.model_options)}{size}"
-
-
-def _training(case: Case) -> str:
-    if case.history:
-        return case.history
-    if case.training_steps is None:
-        return "not known"
-    return f"trained for {plural(case.training_steps, 'step')}" if case.training_steps else "freshly initialized"
 
 
 def _once(said: Sequence[str]) -> str:

@@ -117,6 +117,36 @@ def with_options(name: str | None, options: Mapping[str, object]) -> str:
     return f"{name or 'model'}({inside})" if inside else name or "model"
 
 
+def model_words(name: str | None, options: Mapping[str, object], parameters: int | None) -> str:
+    """A model with its options and its size.
+
+    >>> model_words("fc2", {"hidden": 64}, 50_890)
+    'fc2(hidden=64), 50,890 parameters'
+    """
+    size = "" if parameters is None else f", {plural(parameters, 'parameter')}"
+    return with_options(name, options) + size
+
+
+def defense_words(defense: str | None, data: str | None) -> str:
+    """The defense; of captured updates, which name no data, it is not known."""
+    return defense or ("none" if data else "not known")
+
+
+def training_words(history: str | None, steps: int | None) -> str:
+    """How far the model was trained; empty where that is not known.
+
+    >>> training_words(None, 5), training_words(None, 0), training_words(None, None)
+    ('trained for 5 steps', 'freshly initialized', '')
+    """
+    if history or steps is None:
+        return history or ""
+    return f"trained for {plural(steps, 'step')}" if steps else "freshly initialized"
+
+
+NO_DATA = "not known: the updates were captured"
+"""What is said of the data of an update that somebody captured."""
+
+
 def breakable(name: str) -> Markup:
     """A name that a browser may break after its underscores and opening brackets; escaped.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from seepage.base.registry import metrics
 from seepage.errors import SeepageError
-from seepage.measure.metrics.image import is_image
+from seepage.measure.metrics.image import below_home, is_image
 
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TAPS = (1, 4, 7, 9, 10, 11, 12)
@@ -102,7 +102,7 @@ def features_missing(weights: str | None) -> str | None:
         "Metrics of features need the weights of torchvision's squeezenet1_1, which are not on this machine: "
         'where there is network run `python -c "import torchvision; '
         "torchvision.models.squeezenet1_1(weights='DEFAULT')\"`"
-        f", then copy {path.name} to {path.parent}, or name a file as score.features."
+        f", then copy {path.name} to {below_home(path.parent)}, or name a file as score.features."
     )
 
 

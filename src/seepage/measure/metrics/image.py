@@ -294,6 +294,11 @@ def lpips_weights(net: LpipsNet = "vgg") -> Path:
         return Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[-1])
 
 
+def below_home(path: Path) -> str:
+    """A path with `~` for the user's home folder, as recorded rows repeat it on other machines."""
+    return f"~/{path.relative_to(Path.home()).as_posix()}" if path.is_relative_to(Path.home()) else str(path)
+
+
 def lpips_help(net: LpipsNet = "vgg") -> str:
     """One sentence that says how to get the weights LPIPS needs.
 
@@ -304,7 +309,7 @@ def lpips_help(net: LpipsNet = "vgg") -> str:
     return (
         f"LPIPS needs the weights of torchvision's {model}, which are not on this machine: where there is "
         f"network run `python -c \"import torchvision; torchvision.models.{model}(weights='DEFAULT')\"`, "
-        f"then copy {path.name} to {path.parent}."
+        f"then copy {path.name} to {below_home(path.parent)}."
     )
 
 

@@ -32,6 +32,7 @@ from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.report.evidence.frameworks import Reference, ThreatModel, references, threat_model
 from seepage.report.evidence.sign_off import what_to_sign
+from seepage.report.formatting import NO_DATA, defense_words, model_words
 from seepage.report.leakage import open_exposed
 from seepage.report.page import accuracy_words
 from seepage.report.run import RunFolder
@@ -183,20 +184,19 @@ class CaseEvidence(JsonRecord):
     @property
     def model_words(self) -> str:
         """The model with its size, for people."""
-        size = "" if self.parameters is None else f", {self.parameters:,} parameters"
-        return f"{self.model or 'not known'}{size}"
+        return model_words(self.model or "not known", {}, self.parameters)
 
     @property
     def data_words(self) -> str:
         """The data with the place they come from, for people."""
         if self.data is None:
-            return "not known: the updates were captured"
+            return NO_DATA
         return f"{self.data} ({self.source})" if self.source else self.data
 
     @property
     def defense_words(self) -> str:
         """The defense, for people: of updates that somebody else recorded it is not known."""
-        return self.defense or ("none" if self.data else "not known")
+        return defense_words(self.defense, self.data)
 
     @property
     def exact_words(self) -> str:
