@@ -128,7 +128,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) -> None:
     given = ("attack", captured / "observed", "--candidates", captured / "candidates.npz", "--public")
     found = cli(*given, captured / "public.npz", "--level", "0.05", "--json").json
-    assert [row["candidate"] for row in found["candidates"] if row["named"]][:3] == [0, 1, 2]
+    assert [row["candidate"] for row in found["candidates"] if row["identified"]][:3] == [0, 1, 2]
     assert found["calibration"] == 50
     assert all(0 < row["p_value"] <= 1 for row in found["candidates"])
     assert "identifies" in cli(*given, captured / "public.npz", "--level", "0.05").out

@@ -79,7 +79,7 @@ def _untested(cases: Sequence[Case]) -> str:
 
 
 def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Sequence[Case] = ()) -> SummaryPart:
-    """The largest share of private examples that an attack rebuilt, or that is revealed in closed form.
+    """The largest share of private examples that an attack reconstructed, or that is revealed in closed form.
 
     Exact ones count where there are any, else recognizable ones. The interval is Clopper and Pearson's, which takes
     the examples for independent; those of one batch are not quite.
@@ -116,7 +116,7 @@ def _given_share(case: Case) -> float:
 
 
 def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
-    """The part on examples that the attacks rebuilt."""
+    """The part on examples that the attacks reconstructed."""
     scored = [row for row in rows if row.scored and row.examples]
     best = max(rows, key=strength, default=None)
     if not scored and best is not None and best.certificate:
@@ -134,8 +134,8 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
     found = Share.count(worst.count("exact" if exact else "recovered") or 0, worst.examples)
     how = "exactly" if exact else "recognizably"
     by = f", by {worst.attack} on {headings[worst.case]}" if found.hits else NO_ATTACK
-    tokens = max(rows, key=lambda row: row.named_tokens)
-    beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.case]}" if tokens.named_tokens else ""
+    tokens = max(rows, key=lambda row: row.identified_tokens)
+    beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.case]}" if tokens.identified_tokens else ""
     words = f"{found.hits} of {found.of} examples {how} {_range(found.low, found.high)}{by}{beside}"
     ends = {"value": found.share, "low": found.low, "high": found.high}
     return SummaryPart(name="reconstruction", tried=True, words=words, case=worst.case, **ends)

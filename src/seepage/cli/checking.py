@@ -1,4 +1,4 @@
-"""`seepage check`: before any attack, what is known of a client, what its update gives away, and what to type."""
+"""`seepage check`: before any attack, what is known of a client, what its update reveals, and what to type."""
 
 import json
 import shlex
@@ -257,21 +257,21 @@ def _print_exposure(one: "Check", console: "Console") -> None:
         many = "1 tensor" if silent == 1 else f"{silent} tensors"
         table.add_row(f"{'further ' * bool(telling)}{many}", "no closed form found, which is no proof", style="dim")
     console.print(table)
-    for line in _facts(found, told=bool(one.facts)):
+    for line in _facts(found, stated=bool(one.facts)):
         console.print(Text(printable(line)), soft_wrap=True)
 
 
-def _facts(found: "Exposure", *, told: bool) -> Iterator[str]:
+def _facts(found: "Exposure", *, stated: bool) -> Iterator[str]:
     """Lines on an update; what the table of facts has is left out where that was `stated`."""
-    if not (found.sent.whole or told):
+    if not (found.sent.whole or stated):
         yield found.sent.line
     for adapter in found.adapters:
         yield f"{adapter.layer}: adapter of rank {adapter.rank} gives {adapter.words}"
     yield from _layer_lines(found.layers)
-    if found.labels is not None and not told:
+    if found.labels is not None and not stated:
         yield _label_words(found)
     modes = sorted({norm.mode for norm in found.norms})
-    if modes and not told:
+    if modes and not stated:
         read, channels = sum(norm.variances for norm in found.norms), sum(norm.channels for norm in found.norms)
         yield f"batch norm: {' and '.join(modes)} mode; {read} of {channels} variances of the batch can be read"
     if found.features:

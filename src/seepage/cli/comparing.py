@@ -23,10 +23,10 @@ TOLD = 3
 def compare(
     old: Annotated[Path, typer.Argument(help="The older run, its evidence pack or its result.json.")],
     new: Annotated[Path, typer.Argument(help="The newer one.")],
-    meant: Annotated[
+    intended: Annotated[
         list[str] | None,
         typer.Option(
-            "--meant",
+            "--intended",
             metavar="NAME",
             help="Accept this difference in the attacker's knowledge as intended, e.g. 'learning rate'. Repeatable.",
         ),
@@ -40,7 +40,7 @@ def compare(
 
     if not reuse:  # the older one is the bar, which is set by naming it; the newer one is judged
         refuse_foreign(new)
-    found = comparison.compare(comparison.open_result(old), comparison.open_result(new), meant=meant or ())
+    found = comparison.compare(comparison.open_result(old), comparison.open_result(new), intended=intended or ())
     if as_json:
         print(json.dumps(found.record()))
     else:
@@ -49,7 +49,7 @@ def compare(
 
 
 def hold_against(result: "Result", baseline: Path | None) -> None:
-    """End with exit code 1 where a result is worse than a baseline, with 2 where it cannot be told.
+    """End with exit code 1 where a result is worse than a baseline, with 2 where it cannot be decided.
 
     Raises:
         SeepageError: Where the baseline is none, or a count of it has no result any more.
@@ -83,18 +83,18 @@ def _end(found: "Comparison") -> None:
             f"({_first(found.leaks_alone)}); run the older side again with what is new, or, once somebody has looked "
             "at it, take the newer run as the baseline"
         )
-    if found.doubts:
-        first = found.doubts[0]
+    if found.caveats:
+        first = found.caveats[0]
         raise SeepageError(
             f"nothing got worse, but the attackers knew or were set otherwise ({first.words}), which may be why; "
-            f"give both the same, or, if that is meant, say so with seepage compare OLD NEW --meant {first.what!r} or "
+            f"give both the same, or, if that is intended, say so with seepage compare OLD NEW --intended {first.what!r} or "
             "take the newer run as the baseline"
         )
 
 
 def _how(one: "Difference") -> str:
     """Of which of the two kinds a difference is."""
-    return "known or set otherwise" if one.told else "set otherwise"
+    return "known or set otherwise" if one.in_knowledge else "set otherwise"
 
 
 def _first(changes: "list[Change]") -> str:
@@ -115,8 +115,8 @@ def _print(found: "Comparison") -> None:
     for remark in found.remarks:
         print(printable(f"note: {remark}"))
     for kind, changes in by_kind(found.changes).items():
-        doubtful = kind in ("better", "less") and found.doubts
-        print(f"{kind}, if only what is meant differs:" if doubtful else f"{kind}:")
+        doubtful = kind in ("better", "less") and found.caveats
+        print(f"{kind}, if only what is intended differs:" if doubtful else f"{kind}:")
         for change in changes:
             print(printable(f"  {change.words}"))
     print(summary_line(found))

@@ -103,9 +103,9 @@ AttackOption = Annotated[
 MembershipOption = Annotated[
     bool, _more("--membership", help="Also run membership inference: who was in the attacked batches.")
 ]
-ToldOption = Annotated[
+KnownOption = Annotated[
     list[str] | None,
-    _attacker("--told", help="Side information for the attacker: labels, indices (of rounds), defense. Repeatable."),
+    _attacker("--known", help="Side information for the attacker: labels, indices (of rounds), defense. Repeatable."),
 ]
 TuneOption = Annotated[
     list[str] | None,
@@ -301,7 +301,7 @@ class MeasureOptions:
 
     membership: MembershipOption = False
     bounds: Annotated[
-        bool, _more("--bounds", help="Also bound what no attacker can exceed. With --defense this is done anyway.")
+        bool, _more("--bounds", help="Also compute upper bounds for any attacker. With --defense this is done anyway.")
     ] = False
     prove: Annotated[
         bool, _more("--prove", help="Also measure the epsilon of the defense, by calling it many thousand times.")
@@ -421,7 +421,7 @@ def tables_of(
     own: SimulationOptions = SimulationOptions(),
     *,
     attacks: list[str] | None = None,
-    told: list[str] | None = None,
+    stated: list[str] | None = None,
 ) -> dict[str, Any]:
     """A recipe's tables with the command line's changes; an option that was not given changes nothing.
 
@@ -460,7 +460,7 @@ def tables_of(
         ("training.weights", own.weights),
         ("seed", own.seed),
         ("device", own.device),
-        ("knowledge.told", told),
+        ("knowledge.known", stated),
     ):
         if value is not None:
             drop_cases(tables, key.partition(".")[0])

@@ -123,7 +123,7 @@ class CocktailParty(Attack):
             )
         _check_centered(knowledge, observed, layer)
         if self.mode == "published" and observed.batch_size is None:
-            raise Inapplicable("the published method must be told the batch size", "name it, or use mode='fast'")
+            raise Inapplicable("the published method must know the batch size", "name it, or use mode='fast'")
         last = last_linear(knowledge.model, knowledge.num_outputs)
         # The rows of the layer of the classes add up to zero, as softmax minus label does.
         ends = knowledge.softmax_labels and last is not None and last[0] == layer.weight
@@ -184,7 +184,7 @@ def _check_centered(knowledge: Knowledge, observed: Round, layer: MixingLayer) -
         raise Inapplicable(
             f"a batch norm in train mode follows {layer.name or 'the layer'}, so the gradient of its bias, which gives "
             "each unmixed example its scale, is rounding alone, and each row mixes the whole batch",
-            f"read the batch's own statistics, which the batch norms give away, or use {MATCHING}",
+            f"read the batch's own statistics, which the batch norms reveal, or use {MATCHING}",
         )
 
 
@@ -439,13 +439,15 @@ class _FastRun:
         return over_size(found.rows, size), True
 
     def _notes(self, r: int, certified: Tensor | None) -> Sequence[str]:
-        told = self.observed.batch_size
-        of = "" if told is None else f", of a batch of {told}"
-        notes = [f"by its own statistic {r} signals lie above the noise of the update{of}; that is no example rebuilt"]
-        if told is None:
+        stated = self.observed.batch_size
+        of = "" if stated is None else f", of a batch of {stated}"
+        notes = [
+            f"by its own statistic {r} signals lie above the noise of the update{of}; that is no reconstructed example"
+        ]
+        if stated is None:
             notes.append(f"the spectrum says {self.spectrum.rank} examples{self._or_more()}")
-        elif r < told:
-            notes.append(f"{told - r} with next to no loss drown in rounding and are not identifiable")
+        elif r < stated:
+            notes.append(f"{stated - r} with next to no loss drown in rounding and are not identifiable")
         if certified is not None:
             notes.append(
                 f"{int(certified.sum())} are certified without the truth (mismatch below {self.attack.certify:g})"

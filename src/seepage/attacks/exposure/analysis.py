@@ -173,10 +173,10 @@ class Exposure:
         size = self.batch_size or (f"at least {self.at_least}" if self.at_least else "an unknown number of")
         size = f"{size} or more" if self.batch_size and self.or_more else size
         many = "" if (self.batch_size or self.at_least) == 1 and not self.or_more else "s"
-        words = [f"gives away {self.examples} of {size} example{many} exactly"]
+        words = [f"reveals {self.examples} of {size} example{many} exactly"]
         if self.text is not None and not self.examples:
             ordered = ", and its texts where token_sequences puts them together" if self.text.ordered else ""
-            words = [f"gives away its tokens{ordered}"]
+            words = [f"reveals its tokens{ordered}"]
         if self.vectors > self.examples:
             words.append(f"and inner features of {self.vectors}")
         if any(layer.noisy for layer in self.layers):
@@ -413,7 +413,7 @@ class UpdateAnalysis:
         update, rule = self.observed.update, self.knowledge.client
         if update.kind != "gradient" or rule.batch_coupled(self.knowledge.model):
             return False
-        if {"learning rate", UNKNOWN_RATE, "local steps", "told rate"} & set(self._guessed):
+        if {"learning rate", UNKNOWN_RATE, "local steps", "stated rate"} & set(self._guessed):
             return False
         bias = self._last_bias
         return rule.one_logit or bias is None or sums_to_zero(self._read[0][bias], self._sum_rounding(bias))
@@ -612,7 +612,7 @@ class UpdateAnalysis:
             yield wrong
         if stated is not None:
             yield f"the client states {stated.line}"
-            yield from (f"against that: {doubt}" for doubt in stated.doubts)
+            yield from (f"against that: {doubt}" for doubt in stated.caveats)
 
 
 def _by_tensor(sent: Mapping[str, Tensor], findings: tuple[Finding, ...]) -> Iterator[TensorLeak]:

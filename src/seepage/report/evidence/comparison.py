@@ -89,14 +89,14 @@ class Comparison:
         level: Chance that anything is called worse although nothing changed.
         remarks: What to know before believing it.
         differences: What else is not the same in the two runs.
-        meant: Names of differences that somebody says are meant.
+        intended: Names of differences that somebody says are intended.
     """
 
     changes: list[Change]
     level: float
     remarks: list[str]
     differences: list[Difference] = field(default_factory=list)
-    meant: frozenset[str] = frozenset()
+    intended: frozenset[str] = frozenset()
 
     def of(self, *kinds: Kind) -> list[Change]:
         """The changes of these kinds."""
@@ -118,9 +118,9 @@ class Comparison:
         return [change for change in self.of("not compared") if change.new is not None and change.new.hits]
 
     @cached_property
-    def doubts(self) -> list[Difference]:
-        """What the attacker was told or given otherwise, unless it is meant: fewer finds may come of that alone."""
-        return [one for one in self.differences if one.told and one.what not in self.meant]
+    def caveats(self) -> list[Difference]:
+        """What the attacker knew or given otherwise, unless it is intended: fewer finds may come of that alone."""
+        return [one for one in self.differences if one.in_knowledge and one.what not in self.intended]
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
@@ -131,7 +131,7 @@ class Comparison:
             "worse": len(self.worse),
             "lost": len(self.lost),
             "leaks_alone": len(self.leaks_alone),
-            "doubts": len(self.doubts),
+            "caveats": len(self.caveats),
             "differences": [one.model_dump(mode="json") for one in self.differences],
             "remarks": self.remarks,
             "changes": [change.model_dump(mode="json") for change in self.changes],
@@ -156,7 +156,7 @@ def open_result(place: Path) -> Result:
     return parse(Result, record, str(path))
 
 
-def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[str] = ()) -> Comparison:
+def compare(old: Result, new: Result, *, level: float = LEVEL, intended: Iterable[str] = ()) -> Comparison:
     """Say what got worse, case by case and attack by attack.
 
     A share is worse where the interval of the difference of the two (Newcombe 1998, method 10, from two Wilson
@@ -169,11 +169,11 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
         old: The older run.
         new: The newer run.
         level: Chance that anything is called worse although nothing changed.
-        meant: Names of differences in what the attacker was told that are meant, and so no reason for doubt.
+        intended: Names of differences in what the attacker knew that are intended, and so no reason for doubt.
 
     Raises:
         SeepageError: Where the two counted by different thresholds, have no case and attack in common, or do not
-            differ in what is said to be meant.
+            differ in what is said to be intended.
     """
     if old.thresholds != new.thresholds:
         raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
@@ -208,7 +208,7 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
             )
         )  # fmt: skip
     fewer = {change.title for change in changes if change.kind in ("better", "less")}
-    found, expected = differences(old, new, fewer), frozenset(meant)
+    found, expected = differences(old, new, fewer), frozenset(intended)
     _refuse_unknown(expected, found)
     remarks = [*unsure, *contradictory(old, new, found), *_remarks(old, new), *_dropped(old, new), *remarks]
     return Comparison(changes, level, remarks, found, expected)
@@ -220,22 +220,22 @@ def _judged(result: Result) -> Result:
 
 
 def _add_closed_forms(before: dict[Key, Count], after: dict[Key, Count], old: Result, new: Result) -> None:
-    """Add what the updates of both runs give away in closed form, of cases where both looked."""
-    then = {case.name: case for case in old.cases if case.given_away is not None and case.given_of}
+    """Add what the updates of both runs reveal in closed form, of cases where both looked."""
+    then = {case.name: case for case in old.cases if case.exposed_examples is not None and case.exposed_of}
     for case in new.cases:
-        if case.given_away is not None and case.given_of and case.name in then:
+        if case.exposed_examples is not None and case.exposed_of and case.name in then:
             for counts, one in ((before, then[case.name]), (after, case)):
                 away, of = one.closed_form
                 counts[case.name, CLOSED_FORM, "exact"] = Count(hits=away, of=of)
 
 
-def _refuse_unknown(meant: frozenset[str], found: Iterable[Difference]) -> None:
+def _refuse_unknown(intended: frozenset[str], found: Iterable[Difference]) -> None:
     names = dict.fromkeys(one.what for one in found)
-    for name in sorted(meant - names.keys()):
+    for name in sorted(intended - names.keys()):
         differs = ", ".join(map(short, names)) or "nothing"
         raise SeepageError(
             f"{short(name)} differs in no case of the two runs; what differs: {differs}; give one of these with "
-            "--meant, or leave it out"
+            "--intended, or leave it out"
         )
 
 
@@ -392,8 +392,8 @@ def summary_line(comparison: Comparison) -> str:
         return f"WORSE in {worse} of {compared} counts.{f' Not compared: {lacking}.' if lacking else ''}"
     if lacking:
         return f"CANNOT TELL: {lacking}."
-    if comparison.doubts:
-        names = ", ".join(dict.fromkeys(one.what for one in comparison.doubts))
+    if comparison.caveats:
+        names = ", ".join(dict.fromkeys(one.what for one in comparison.caveats))
         return (
             f"CANNOT TELL: none of {compared} compared counts rose, but the attackers knew or were set otherwise "
             f"({names}), which may be the reason."

@@ -114,8 +114,8 @@ class CaseEvidence(JsonRecord):
         title: Its title.
         case: Its name in the run, which stays the same where the title is worded anew.
         control: It was run to show that the attacks work without the defense of another case: no finding.
-        inconclusive: Why it says nothing that nothing came back; None where it does, or something came.
-        given_away: Examples that its first update gives away exactly in closed form, without an attack; None where
+        inconclusive: Why it says nothing that nothing was reconstructed; None where it does, or something came.
+        exposed_examples: Examples that its first update reveals exactly in closed form, without an attack; None where
             that was not looked at.
         data: Name of the data set.
         source: Where the data come from.
@@ -126,25 +126,25 @@ class CaseEvidence(JsonRecord):
         defense: The defense; None: none, or not known.
         examples: Private examples that were attacked.
         recovered: Those that the best attack here recovered recognizably or exactly; None without a truth.
-        exact: Those that the best attack here rebuilt exactly; None without a truth.
+        exact: Those that the best attack here reconstructed exactly; None without a truth.
         unscored: Why no share can be given; None where one is.
         certified: Most guesses that one attack certifies to fit what was sent as only a private example would; needs no
             truth.
         tokens: Distinct tokens of the texts that one attack names at the most, of all; None without a truth, or where
             none does.
-        named_tokens: Most tokens that one attack names; needs no truth.
+        identified_tokens: Most tokens that one attack names; needs no truth.
         certified_features: Most inner features that one attack certifies, which are no examples; needs no truth.
         best: The attack that recovered or certified most; None where none did any.
         sent: Numbers in one update.
         private: Numbers in the private inputs behind one update.
         ratio: Sent numbers per private number: below 1, inputs without structure cannot all be in the update.
-        labels: How many classes there are, and whether the attacker was told the labels; empty where none are known.
-        inferred: What the attacker read off the update itself in place of being told it, such as `batch size`.
-        taken_for: How the attacks take the update to have been made, told or inferred, in words: with rate and loss;
+        labels: How many classes there are, and whether the attacker knew the labels; empty where none are known.
+        inferred: What the attacker read off the update itself in place of knowing it, such as `batch size`.
+        assumed_update: How the attacks take the update to have been made, stated or inferred, in words: with rate and loss;
             None in runs that did not say it yet.
         signs: What the values of the update show, in words: likeness to a defense such as clipping, a number format, or
-            a multiple of the gradient of the told loss.
-        doubts: Sentences on what the update contradicts of what was told of it, and on what to question where no attack
+            a multiple of the gradient of the stated loss.
+        caveats: Sentences on what the update contradicts of what was stated of it, and on what to question where no attack
             explains it.
         files: What was judged: the captured files, or those of the recording.
     """
@@ -154,7 +154,7 @@ class CaseEvidence(JsonRecord):
     case: str = ""
     control: bool = False
     inconclusive: str | None = None
-    given_away: int | None = None
+    exposed_examples: int | None = None
     data: str | None
     source: str | None = None
     model: str | None
@@ -169,16 +169,16 @@ class CaseEvidence(JsonRecord):
     certified: int
     certified_features: int = 0
     tokens: CaseShare | None = None
-    named_tokens: int = 0
+    identified_tokens: int = 0
     best: str | None
     sent: int | None
     private: int | None
     ratio: float | None
     labels: str = ""
     inferred: list[str] = Field(default_factory=list)
-    taken_for: str | None = None
+    assumed_update: str | None = None
     signs: list[str] = Field(default_factory=list)
-    doubts: list[str] = Field(default_factory=list)
+    caveats: list[str] = Field(default_factory=list)
     files: list[JudgedFile] = Field(default_factory=list)
 
     @property
@@ -200,24 +200,24 @@ class CaseEvidence(JsonRecord):
 
     @property
     def exact_words(self) -> str:
-        """What came back exactly, for people."""
+        """What was reconstructed exactly, for people."""
         if self.exact is None:
             return "not scored"
         return f"inconclusive ({self.exact.words})" if self.inconclusive is not None else self.exact.words
 
     @property
     def recovered_words(self) -> str:
-        """What came back, for people: without a truth what is certified, and of what."""
-        named = f"{self.tokens.words if self.tokens else f'{self.named_tokens:,}'} distinct tokens identified"
+        """What was reconstructed, for people: without a truth what is certified, and of what."""
+        named = f"{self.tokens.words if self.tokens else f'{self.identified_tokens:,}'} distinct tokens identified"
         if self.inconclusive is not None and self.recovered is not None:
             return f"inconclusive ({self.recovered.words})"
         if self.recovered is not None:
-            return f"{self.recovered.words}; {named}" if self.named_tokens else self.recovered.words
+            return f"{self.recovered.words}; {named}" if self.identified_tokens else self.recovered.words
         if self.certified:
             return f"not scored; {counted_guesses(self.certified)}"
-        if self.given_away:
-            return f"not scored; {counted_given(self.given_away)}"
-        if self.named_tokens:
+        if self.exposed_examples:
+            return f"not scored; {counted_given(self.exposed_examples)}"
+        if self.identified_tokens:
             return named
         return f"not scored; {counted_features(self.certified_features)}" if self.certified_features else "not scored"
 
@@ -282,7 +282,7 @@ class Evidence(JsonRecord):
         level: `exact`, `recognizable`, `partial`, `nothing`, `certified`, `inconclusive` or `unscored`.
         warnings: The diagnostics by which a number may mislead.
         summary: The four parts of the verdict, in words.
-        maximum_risk: Of the case from which most came back: the share of its examples that the best attack recovered.
+        maximum_risk: Of the case with most reconstructions: the share of its examples that the best attack recovered.
         average_risk: Over all cases: the examples that the best attack of each case recovered.
         cases: One per audited setting.
         attacks: One per attack and membership test.
@@ -349,9 +349,9 @@ class Evidence(JsonRecord):
         return " and ".join(dict.fromkeys(case.unscored for case in self.judged if case.unscored))
 
     @property
-    def doubts(self) -> list[str]:
-        """What is doubted of what was told of the updates, each once, with its cases where these are not all."""
-        return once(((case.title, words) for case in self.cases for words in case.doubts), len(self.cases))
+    def caveats(self) -> list[str]:
+        """What is doubted of what was stated of the updates, each once, with its cases where these are not all."""
+        return once(((case.title, words) for case in self.cases for words in case.caveats), len(self.cases))
 
 
 def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
@@ -366,8 +366,8 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     cases = [_case(run, case, _letter(place)) for place, case in enumerate(result.cases)]
     judged = [case for case in cases if not case.control]
     tried = _attacks(run)
-    told = list(dict.fromkeys(word for row in result.rows for word in row.told))
-    extra = list(dict.fromkeys(word for row in result.rows for word in row.told_extra))
+    known = list(dict.fromkeys(word for row in result.rows for word in row.known))
+    extra = list(dict.fromkeys(word for row in result.rows for word in row.side_information))
     used = [known_attacks.get(_use(name, _uses(run))) for name in run.attacks]
     alike = any(entry is not None and entry.facts.get("learned_prior") for entry in used)
     named = sorted({f"{one.model} on {one.data}" if one.data else one.model for one in result.cases if one.model})
@@ -390,7 +390,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         average_risk=_average(judged),
         cases=cases,
         attacks=tried,
-        threat_model=threat_model(told, extra, learned_from_alike=alike),
+        threat_model=threat_model(known, extra, learned_from_alike=alike),
         references=references(
             membership=bool(result.membership),
             epsilon=bool(result.epsilons) or any(case.promise is not None for case in result.cases),
@@ -446,12 +446,12 @@ def _case(run: RunFolder, case: Case, letter: str) -> CaseEvidence:
         examples=next((row.examples for row in run.rows_of(case) if row.examples), None),
         recovered=_most(rows, "recovered", case),
         exact=_most(rows, "exact", case),
-        unscored=None if rows or (case.given_away and case.baselines) else _unscored(run.rows_of(case), case),
+        unscored=None if rows or (case.exposed_examples and case.baselines) else _unscored(run.rows_of(case), case),
         certified=max((row.certified_examples for row in run.rows_of(case)), default=0),
         certified_features=max((row.certified_features for row in run.rows_of(case)), default=0),
         tokens=_tokens(run.rows_of(case)),
-        named_tokens=max((row.named_tokens for row in run.rows_of(case)), default=0),
-        best=best.attack if best is not None and leaked(best) else CLOSED_FORM if case.given_away else None,
+        identified_tokens=max((row.identified_tokens for row in run.rows_of(case)), default=0),
+        best=best.attack if best is not None and leaked(best) else CLOSED_FORM if case.exposed_examples else None,
         sent=sent,
         private=private,
         ratio=None if not sent or not private else round(sent / private, 4),
@@ -470,10 +470,10 @@ def _labels(rows: Sequence[Row], case: Case) -> str:
     """How many classes, and how the attacker knew the labels. Which labels were read stays out: they are private."""
     if not case.classes or case.target not in TARGETS:
         return "values, no classes" if case.target == "value" else "next tokens, no classes" if case.baselines else ""
-    told = sum("labels" in row.told for row in rows)
+    known = sum("labels" in row.known for row in rows)
     how = "not known to the attacker"
-    if told:
-        how = "known to the attacker" if told == len(rows) else f"known to {told} of {len(rows)} attacks"
+    if known:
+        how = "known to the attacker" if known == len(rows) else f"known to {known} of {len(rows)} attacks"
     elif "labels" in (case.inferred or {}):
         how = "not known to the attacker but inferred from the update"
     return f"of {len(case.classes):,} {TARGETS[case.target][len(case.classes) > 1]}, {how}"
@@ -507,7 +507,7 @@ def _unscored(rows: Sequence[Row], case: Case) -> str:
     spoke = [row for row in rows if row.gave_result]
     if not spoke:
         return "no attack gave a result"
-    if all(row.outcome is Outcome.TOKENS_NAMED for row in spoke):
+    if all(row.outcome is Outcome.TOKENS_IDENTIFIED for row in spoke):
         return "a set of tokens alone was reconstructed"
     if all(row.outcome is Outcome.FEATURES_ONLY for row in spoke):
         return "inner features alone were reconstructed"
@@ -519,7 +519,7 @@ def _unscored(rows: Sequence[Row], case: Case) -> str:
 def _most(rows: Sequence[Row], share: str, case: Case) -> CaseShare | None:
     """The largest share of examples that an attack brought back, or that is given away in closed form."""
     counts = [(row.count(share), row.examples, False) for row in rows]
-    counts += [(*case.closed_form, True)] if case.given_away and (rows or case.baselines) else []
+    counts += [(*case.closed_form, True)] if case.exposed_examples and (rows or case.baselines) else []
     whole = [CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
     return max(whole, key=lambda one: one.hits / one.of, default=None)
 
@@ -632,7 +632,7 @@ def _attacks(run: RunFolder) -> list[AttackEvidence]:
 
 def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
     result, uses = run.result, _uses(run)
-    spoke = any(row.gave_result for row in result.rows)  # then what came back was tried, though it is not known
+    spoke = any(row.gave_result for row in result.rows)  # then what was reconstructed was tried, though it is not known
     lacking = [part for part in result.summary if not part.tried and not (spoke and part.name == "reconstruction")]
     lacking = [part for part in lacking if not part.words.startswith("no bound")]  # one was looked for, and none holds
     found = [f"{UNTRIED_PARTS.get(part.name, part.title)}: {LACKING.sub('', part.words, 1)}" for part in lacking]
