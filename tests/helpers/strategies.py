@@ -194,7 +194,7 @@ def spoiled_toml(draw: Draw, tables: Mapping[str, Any], keep: tuple[str, ...] = 
     try:
         return tomli_w.dumps(draw(spoiled(tables, keep))).encode()
     except (TypeError, ValueError, AttributeError, UnicodeError, RecursionError):
-        return draw(damaged(tomli_w.dumps(tables).encode()))
+        return draw(damaged(tomli_w.dumps(tables).encode(errors="replace")))
 
 
 # --- tensors -----------------------------------------------------------------------------------------------------
