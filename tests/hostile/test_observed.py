@@ -180,7 +180,7 @@ def test_rounds(sandbox: Sandbox) -> None:
     write_observed(sandbox.home)
     facts = json.loads(sandbox.keep()["knowledge.json"])
     model, sent = (read_tensors(sandbox.home / name) for name in ("model.safetensors", ROUND))
-    sandbox.fuzz(observed(facts, model, sent), lambda: answered(lambda: read_all(sandbox.home)), most=80)
+    sandbox.fuzz(observed(facts, model, sent), lambda: answered(lambda: read_all(sandbox.home)), most=40)
 
 
 @pytest.mark.parametrize("kind", ["update", "params"])

@@ -54,7 +54,7 @@ def test_recipe(sandbox: Sandbox) -> None:
         assert [one.case for one in again] == [one.case for one in found]
 
     sandbox.keep({"x.toml": DEFAULT})
-    sandbox.fuzz(recipes(), lambda: answered(read))
+    sandbox.fuzz(recipes(), lambda: answered(read), writes=True)  # a library that it names makes its cache
 
 
 @st.composite
@@ -73,7 +73,7 @@ def recipe_bytes(draw: Draw) -> dict[str, bytes | str]:
 def test_toml(sandbox: Sandbox) -> None:
     """bytes of recipes: seepage audit --dry-run"""
     sandbox.keep({"x.toml": DEFAULT})
-    sandbox.fuzz(recipe_bytes(), lambda: ran("audit", str(sandbox.home / "x.toml"), "--dry-run"))
+    sandbox.fuzz(recipe_bytes(), lambda: ran("audit", str(sandbox.home / "x.toml"), "--dry-run"), writes=True)
 
 
 # --- what is typed -----------------------------------------------------------------------------------------------
@@ -112,7 +112,9 @@ def settings_typed(draw: Draw) -> tuple[dict[str, bytes], list[str]]:
 def test_set(sandbox: Sandbox) -> None:
     """--set KEY=VALUE: seepage audit --dry-run"""
     sandbox.keep({"x.toml": DEFAULT})
-    sandbox.fuzz(settings_typed(), lambda typed=(): ran("audit", str(sandbox.home / "x.toml"), "--dry-run", *typed))
+    sandbox.fuzz(
+        settings_typed(), lambda typed=(): ran("audit", str(sandbox.home / "x.toml"), "--dry-run", *typed), writes=True
+    )
 
 
 AUDIT = "audit --out o --attack none_such --jobs 1"
