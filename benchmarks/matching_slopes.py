@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from matching import time_once
-from matching_steps import problem
+from harness import medians, parsed, problem, turns
 from scipy import stats
 from torch import Tensor
 
@@ -42,22 +41,22 @@ VICTIMS = {
 }
 
 
-def emit(kind: str, name: str, metric: str, result: dict[str, Any]) -> None:
+def keep(kind: str, name: str, metric: str, result: dict[str, Any]) -> None:
     rest = {key: value for key, value in result.items() if key not in (metric, "seed")}
-    seed = result.get("seed")
-    keep_measured("matching/slopes", name, metric, result[metric], seed=seed, benchmark=f"slopes-{kind}", **rest)
+    facts = {"benchmark": f"slopes-{kind}", **rest}
+    keep_measured("matching/slopes", name, metric, result[metric], seed=result.get("seed"), **facts)
 
 
 def agreement(options: argparse.Namespace) -> None:
     for name in options.nets:
         for batch in options.batches:
-            exact, inputs, labels = problem(name, batch, "ig")
+            exact, inputs, labels = problem(name, batch)
             theirs = exact.evaluate(inputs, labels).by_inputs.double().flatten()
             own = FirstOrderProblem(exact).fitted(inputs, labels).evaluate(inputs, labels).by_inputs.double().flatten()
             error = float((own - theirs).norm() / theirs.norm())
             cosine = float(own @ theirs / own.norm() / theirs.norm())
             row = {"model": name, "batch": batch, "relative_error": error, "one_minus_cosine": 1 - cosine}
-            emit("agreement", f"{name}, batch {batch}", "relative_error", row)
+            keep("agreement", f"{name}, batch {batch}", "relative_error", row)
 
 
 def quality(options: argparse.Namespace) -> None:
@@ -75,7 +74,7 @@ def quality(options: argparse.Namespace) -> None:
                 numbers = {"psnr": found.psnr, "ssim": found.ssim, "mean_color_psnr": found.mean_color_psnr}
                 rounded = {key: round(float(value), 3) for key, value in numbers.items()}
                 row = {"victim": name, "steps": options.steps, "seed": seed, "slopes": slopes, **rounded}
-                emit("psnr", f"{slopes}, {name}", "psnr", row)
+                keep("psnr", f"{slopes}, {name}", "psnr", row)
 
 
 def forgets(it: FirstOrderProblem, inputs: Tensor, labels: Tensor, extra: Extra | None = None) -> Evaluation:
@@ -108,7 +107,7 @@ def pairs(options: argparse.Namespace) -> None:
         half = float(gaps.std()) / len(gaps) ** 0.5 * float(stats.t.ppf(0.975, len(gaps) - 1))
         row = {"images": len(gaps), "steps": options.steps, "tv": options.tv, "psnr": statistics.mean(found[name])}
         row |= {"mean_gap_db": float(gaps.mean()), "half_width_95": half, "moves": statistics.mean(moves[name])}
-        emit("pairs", f"{name} less {other}, tv {options.tv}", "mean_gap_db", row)
+        keep("pairs", f"{name} less {other}, tv {options.tv}", "mean_gap_db", row)
 
 
 def threshold(options: argparse.Namespace) -> None:
@@ -119,26 +118,15 @@ def threshold(options: argparse.Namespace) -> None:
         "partition": lambda: np.partition(numbers.numpy(), size // 2),
         "bracket": lambda: kth_smallest([numbers], size // 2),
     }
-    times = {name: statistics.median(time_once(way)[1] for _ in range(5)) for name, way in ways.items()}
+    times = {name: taken.processor for name, taken in medians(turns(ways, 5)).items()}
     row = {"entries": size, "cpu_ms": {name: round(seconds * 1e3, 1) for name, seconds in times.items()}}
     ratio = round(times["partition"] / times["bracket"], 2)
-    emit("threshold", "threshold, ResNet-18", "partition_over_bracket", {**row, "partition_over_bracket": ratio})
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["agreement", "psnr", "pairs", "threshold"])
-    parser.add_argument("--nets", nargs="+", default=["convnet", "resnet10", "resnet18", "vgg16"])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--data")
-    parser.add_argument("--images", type=int, default=16)
-    parser.add_argument("--tv", type=float, default=0.02)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    {"agreement": agreement, "psnr": quality, "pairs": pairs, "threshold": threshold}[options.kind](options)
+    keep("threshold", "threshold, ResNet-18", "partition_over_bracket", {**row, "partition_over_bracket": ratio})
 
 
 if __name__ == "__main__":
-    main()
+    options = parsed(
+        __doc__, kind=["agreement", "psnr", "pairs", "threshold"], nets=["convnet", "resnet10", "resnet18", "vgg16"],
+        batches=[1, 16], steps=400, data=None, images=16, tv=0.02, seeds=[0, 1],
+    )  # fmt: skip
+    {"agreement": agreement, "psnr": quality, "pairs": pairs, "threshold": threshold}[options.kind](options)

@@ -15,10 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from harness import Spent, memory, reset_peak, spent
 from torch import nn
 
 from seepage import Architecture, FedAvg, build
@@ -29,50 +29,41 @@ State = dict[str, torch.Tensor]
 REPEATS, CLIENTS, SIZE = 5, 10, 32
 
 
-def memory(what: Literal["VmRSS", "VmHWM"]) -> float:
-    """Memory now, or at its peak since that was set back, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(what))) / 1024
-
-
 def measured(work: Callable[[int], object]) -> dict[str, float]:
     """Mean processor and wall time of a call in seconds, and the most memory it took, after one call to warm up."""
     work(0)
-    taken = list[float]()
-    processor, wall = time.process_time(), time.perf_counter()
+    taken, most = list[Spent](), list[float]()
     for number in range(1, REPEATS + 1):
         ctypes.CDLL(None).malloc_trim(0)  # what was freed before would be taken again unseen
         before = memory("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")
-        work(number)
-        taken.append(memory("VmHWM") - before)
-    spent = time.process_time() - processor, time.perf_counter() - wall
-    return {
-        "processor_s": round(spent[0] / REPEATS, 3),
-        "wall_s": round(spent[1] / REPEATS, 3),
-        "more_mib": round(max(taken), 1),
-    }
+        reset_peak()
+        taken.append(spent(lambda number=number: work(number)))
+        most.append(memory() - before)
+    wall, processor = (sum(times) / REPEATS for times in zip(*taken, strict=True))
+    return {"processor_s": round(processor, 3), "wall_s": round(wall, 3), "more_mib": round(max(most), 1)}
 
 
 def trained(model: nn.Module, shape: tuple[int, ...], examples: int) -> tuple[State, State, dict[str, float]]:
     """Weights before and after a local epoch, and its processor and wall time in seconds."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    processor, wall = time.process_time(), time.perf_counter()
-    for _ in range(-(-examples // SIZE)):
-        optimizer.zero_grad()
-        F.cross_entropy(model(torch.rand(SIZE, *shape)), torch.arange(SIZE) % 10).backward()
-        optimizer.step()
-    spent = time.process_time() - processor, time.perf_counter() - wall
+
+    def epoch() -> None:
+        for _ in range(-(-examples // SIZE)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.rand(SIZE, *shape)), torch.arange(SIZE) % 10).backward()
+            optimizer.step()
+
+    wall, processor = spent(epoch)
     after = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return before, after, {"processor_s": round(spent[0], 3), "wall_s": round(spent[1], 3)}
+    return before, after, {"processor_s": round(processor, 3), "wall_s": round(wall, 3)}
 
 
 def resnet18(folder: Path, examples: int) -> None:
     """Recording beside a local epoch of one client."""
     architecture, shape = Architecture("torchvision:resnet18"), (3, 32, 32)
-    before, after, spent = trained(build(architecture, shape, 10), shape, examples)
-    write({"what": "local epoch", "examples": examples, **spent})
+    before, after, epoch = trained(build(architecture, shape, 10), shape, examples)
+    write({"what": "local epoch", "examples": examples, **epoch})
     for audit in ("none", "inline"):
         recorder = Recorder(
             folder / audit, architecture=architecture, input_shape=shape, num_classes=10, audit=audit,
@@ -82,7 +73,7 @@ def resnet18(folder: Path, examples: int) -> None:
         found = measured(lambda t, r=recorder: r.record(before, after, t=t, client=0, examples=examples))
         share = {
             "copies": round(found["more_mib"] / size, 2),
-            "share_of_round": round(found["processor_s"] / spent["processor_s"], 4),
+            "share_of_round": round(found["processor_s"] / epoch["processor_s"], 4),
         }
         write({"what": "record", "audit": audit, "update_mib": round(size, 1), "examples": examples, **found, **share})
 

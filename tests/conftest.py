@@ -17,11 +17,14 @@ import pytest
 import torch
 from hypothesis import settings
 
-pytest_plugins = ["dearest"]
+pytest_plugins = ["dearest", "watcher"]
 torch.set_num_threads(1)
 # No test cuts the power; what is written is in the page cache at once, and waiting for the disk takes long.
 os.fsync = lambda descriptor: None
 settings.register_profile("seepage", deadline=None, derandomize=True, print_blob=False)
+# New inputs in each run, by `--hypothesis-seed` the same again: so many for each test that leaves their number open.
+settings.register_profile("long", deadline=None, print_blob=True, max_examples=1_000)
+settings.register_profile("night", settings.get_profile("long"), max_examples=20_000)
 settings.load_profile("seepage")
 
 

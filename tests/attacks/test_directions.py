@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import Tensor
+from victims import victim
 
-from seepage import Architecture, Batch, GradientMatching, SeepageError, build, record
+from seepage import GradientMatching, SeepageError
 from seepage.attacks.base import Checkpoint, Silent
 from seepage.attacks.search.directions import (
     Blended,
@@ -25,7 +26,6 @@ from seepage.attacks.search.parameters import Pixels
 from seepage.attacks.search.problem import Problem
 from seepage.base.nn import generator
 from seepage.federation.types import Transcript
-from seepage.testing import planted_inputs
 
 POINT = [torch.tensor([1.0, -2.0], dtype=torch.float64), torch.tensor([[3.0]], dtype=torch.float64)]
 CURVATURES = [torch.tensor([2.0, 0.5], dtype=torch.float64), torch.tensor([[1.0]], dtype=torch.float64)]
@@ -98,7 +98,7 @@ def test_look_ahead_blends_with_the_gradient_after_a_full_step() -> None:
 
 def test_langevin_noise_on_the_step_does_not_depend_on_the_gradients_length() -> None:
     """One step of Adam moves each unknown by the rate, whatever its gradient; the noise comes on top, written out."""
-    transcript = victim()
+    transcript = victim(2, known=["labels"])[0]
     for factor in (1.0, 1e-6):
         quiet, noisy = (descended(transcript, direction, factor) for direction in (Plain(), Langevin(0.2)))
         expected = torch.randn(quiet.shape, generator=generator(0, "noise/0", 0))
@@ -138,11 +138,6 @@ def test_looking_ahead_needs_an_optimizer_with_steps() -> None:
         GradientMatching(distance=L2(), optimizer=LBFGS(), steps=3, direction=LookAhead())
 
 
-def victim() -> Transcript:
-    batch = Batch(planted_inputs(2, (1, 6, 6)), torch.arange(2))
-    return record(build(Architecture("fc2", {"hidden": 24}), (1, 6, 6), 4), batch, known=["labels"])
-
-
 def run(transcript: Transcript, direction: Direction, steps: int = 6) -> Tensor:
     """The engine's last point: with a tolerance of 0 and a falling objective that is the best, one step early."""
     it = GradientMatching(
@@ -180,19 +175,19 @@ def written_out(transcript: Transcript, *, blended: bool) -> list[Tensor]:
 
 
 def test_the_engine_follows_fedleaks_blend() -> None:
-    transcript = victim()
+    transcript = victim(2, known=["labels"])[0]
     expected = written_out(transcript, blended=True)[-1]
     assert torch.allclose(run(transcript, Blended(weight=0.7, k=1e-3)), expected, atol=1e-5)
     assert not torch.allclose(run(transcript, Plain()), expected, atol=1e-5)
 
 
 def test_the_engine_looks_one_adam_step_ahead_without_a_trace_in_adams_memory() -> None:
-    transcript = victim()
+    transcript = victim(2, known=["labels"])[0]
     expected = written_out(transcript, blended=False)[-1]
     assert torch.allclose(run(transcript, LookAhead(weight=0.3)), expected, atol=1e-5)
 
 
 def test_langevin_noise_is_the_same_bits_for_the_same_seed() -> None:
-    transcript = victim()
+    transcript = victim(2, known=["labels"])[0]
     assert torch.equal(run(transcript, Langevin(0.2)), run(transcript, Langevin(0.2)))
     assert not torch.equal(run(transcript, Langevin(0.2)), run(transcript, Plain()))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from victims import CLASSES, SHAPE, victim
 
 from seepage import Architecture, Batch, FedSGD, GradientMatching, Inapplicable, SeepageError, attack, build, record
 from seepage.attacks import bayes, dlg, fedleak, inverting_gradients, sapag
@@ -32,14 +33,6 @@ from seepage.federation.types import Transcript
 from seepage.testing import AttackCase, planted_inputs, recovered_db
 from seepage.testing.attack import resumes_with_the_same_bits
 from seepage.testing.watch import Changed, Kept
-
-SHAPE, CLASSES = (1, 6, 6), 4
-FC2 = Architecture("fc2", {"hidden": 24})
-
-
-def victim(n: int = 1, architecture: Architecture = FC2, **known: Any) -> tuple[Transcript, Batch]:
-    batch = Batch(planted_inputs(n, SHAPE), torch.arange(n) % CLASSES)
-    return record(build(architecture, SHAPE, CLASSES), batch, architecture=architecture, **known), batch
 
 
 def matching(**changes: Any) -> GradientMatching:

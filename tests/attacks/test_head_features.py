@@ -1,6 +1,7 @@
 """Features solved from the head's gradient against those of the model's own forward pass."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -79,20 +80,12 @@ def test_features_are_exact_whatever_labels_repeat(n: int, classes: int, steps: 
     assert standard.max() < 6
 
 
-def test_more_examples_than_a_dense_solve_could_take() -> None:
-    model, batch = network(100, width=32), photographs(48, 100)
-    seen, knowledge = seen_of(model, batch, 100)
-    found = head_features(seen, knowledge, batch.labels)
-    assert found.doubt is None
-    assert errors(found, features_of(model, batch.inputs), batch.labels)[0].max() < 1e-3
-
-
-@pytest.mark.parametrize("steps", [0, 40])
-def test_labels_are_read_off_the_solution(steps: int) -> None:
+@pytest.mark.parametrize(("steps", "factor"), [(0, 1), (40, 1), (40, 0.01)], ids=["start", "trained", "clipped"])
+def test_labels_are_read_off_the_solution(steps: int, factor: float) -> None:
     model, batch = network(10, steps), photographs(7, 10, seed=3)
     seen, knowledge = seen_of(model, batch, 10)
     assert len(batch.labels.unique()) < 7
-    found = head_features(seen, knowledge)
+    found = head_features(times(seen, factor), knowledge)
     assert errors(found, features_of(model, batch.inputs), batch.labels)[0].max() < 1e-3
     assert found.doubt is None
 
@@ -110,10 +103,14 @@ def test_probabilities_and_signal_are_those_of_the_model() -> None:
     torch.testing.assert_close(found.losses.float(), losses, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("steps", [0, 40])
-def test_a_head_without_bias(steps: int) -> None:
-    model, batch = network(10, steps, bias=False), photographs(6, 10)
-    seen, knowledge = seen_of(model, batch, 10)
+@pytest.mark.parametrize(
+    ("options", "count", "classes"),
+    [({"bias": False}, 6, 10), ({"bias": False, "steps": 40}, 6, 10), ({"width": 32}, 48, 100)],
+    ids=["no bias", "trained, no bias", "more than a dense solve could take"],
+)
+def test_any_head_and_any_batch(options: dict[str, Any], count: int, classes: int) -> None:
+    model, batch = network(classes, **options), photographs(count, classes)
+    seen, knowledge = seen_of(model, batch, classes)
     found = head_features(seen, knowledge, batch.labels)
     assert found.doubt is None
     assert errors(found, features_of(model, batch.inputs), batch.labels)[0].max() < 1e-3
@@ -136,14 +133,6 @@ def test_what_an_update_was_multiplied_by_is_solved_for(activation: str, steps: 
     assert relative.max() < 1e-3
     assert standard.max() < 6
     assert head_features(seen, knowledge, batch.labels).share == 1
-
-
-def test_labels_of_a_clipped_update_are_read_off_the_solution() -> None:
-    model, batch = network(10, 40), photographs(7, 10, seed=3)
-    seen, knowledge = seen_of(model, batch, 10)
-    found = head_features(times(seen, 0.01), knowledge)
-    assert errors(found, features_of(model, batch.inputs), batch.labels)[0].max() < 1e-3
-    assert found.doubt is None
 
 
 def test_without_a_bias_nothing_is_called_known_of_a_clipped_update() -> None:

@@ -1,6 +1,7 @@
 """What an attacker who knows of the noise makes of it: against draws of the noise itself, and against less."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -151,6 +152,17 @@ def test_local_steps_can_be_averaged_behind_a_clip() -> None:
     assert torch.allclose(flat(walked), flat(still.as_gradient(still(model, params, exact), 6)), rtol=1e-3, atol=1e-5)
 
 
+def check_slopes(problem: Problem, labels: Tensor, places: Sequence[tuple[int, int]], rel: float) -> None:
+    """At a random guess, at some entries: the slope by the inputs is that of central differences."""
+    guess = torch.rand((len(labels), 6), generator=generator(1, "x")).double()
+    gradients = problem.evaluate(guess, labels).by_inputs
+    for place in places:
+        step = torch.zeros_like(guess)
+        step[place] = 1e-6
+        up, down = (problem.distance_at(guess + sign * step, labels) for sign in (1, -1))
+        assert float(gradients[place]) == pytest.approx((up - down) / 2e-6, rel=rel)
+
+
 @pytest.mark.parametrize("rule", [FedSGD(), FedAvg(lr=0.5, epochs=1, batch_size=2, shuffle=False)], ids=["sgd", "avg"])
 @pytest.mark.parametrize("microbatch", [None, 1])
 def test_the_slopes_through_the_clip_are_those_of_finite_differences(
@@ -163,13 +175,7 @@ def test_the_slopes_through_the_clip_are_those_of_finite_differences(
     update = DPSGD(sigma=0.1, clip=0.7)(rule(model, params, private), client, generator=generator(0, "d"))
     knowledge = Knowledge(model, rule, (6,), 3, defense=DPSGD(sigma=0.1, clip=0.7))
     problem = Problem.of(Round(0, params, update, buffers, 3), knowledge, L2(), microbatch)
-    guess = torch.rand((3, 6), generator=generator(1, "x")).double()
-    gradients = problem.evaluate(guess, private.labels).by_inputs
-    for place in ((0, 1), (1, 3), (2, 5)):
-        step = torch.zeros_like(guess)
-        step[place] = 1e-6
-        up, down = (problem.distance_at(guess + sign * step, private.labels) for sign in (1, -1))
-        assert float(gradients[place]) == pytest.approx((up - down) / 2e-6, rel=1e-5)
+    check_slopes(problem, private.labels, ((0, 1), (1, 3), (2, 5)), rel=1e-5)
 
 
 def precise(distance: L2 | GaussianLikelihood) -> GradientMatching:
@@ -272,13 +278,7 @@ def test_the_slopes_through_jacobian_dampings_equation_are_those_of_finite_diffe
     update = FedSGD()(model, params, private)
     knowledge = Knowledge(model, FedSGD(), (6,), 3, defense=JacobianDamping(beta=2.0))
     problem = Problem.of(Round(0, params, update, buffers, 2), knowledge, L2(), None)
-    guess = torch.rand((2, 6), generator=generator(1, "x")).double()
-    gradients = problem.evaluate(guess, private.labels).by_inputs
-    for place in ((0, 1), (1, 3)):
-        step = torch.zeros_like(guess)
-        step[place] = 1e-6
-        up, down = (problem.distance_at(guess + sign * step, private.labels) for sign in (1, -1))
-        assert float(gradients[place]) == pytest.approx((up - down) / 2e-6, rel=1e-4)
+    check_slopes(problem, private.labels, ((0, 1), (1, 3)), rel=1e-4)
 
 
 def test_jacobian_damping_stops_only_those_who_do_not_know_of_it() -> None:

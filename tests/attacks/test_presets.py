@@ -1,10 +1,10 @@
 """Each preset is the composition that its paper states."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
+from victims import CLASSES, FC2, SHAPE, victim
 
 import seepage.federation.data
 from seepage import Architecture, Batch, GaussianNoise, GradientMatching, Inapplicable, attack, build, record
@@ -27,18 +27,8 @@ from seepage.attacks.search.optimizers import LBFGS, Adam
 from seepage.attacks.search.parameters import MultiScale, Pixels
 from seepage.attacks.search.partial import GaussianLikelihood, TopMagnitude
 from seepage.attacks.search.priors import GroupConsistency, SquaredNorm, TotalVariation
-from seepage.federation.types import Transcript
 from seepage.testing import planted_inputs, recovered_db
 from seepage.testing.watch import Changed
-
-SHAPE, CLASSES = (1, 6, 6), 4
-FC2 = Architecture("fc2", {"hidden": 24})
-
-
-def victim(n: int = 1, architecture: Architecture = FC2, **known: Any) -> tuple[Transcript, Batch]:
-    batch = Batch(planted_inputs(n, SHAPE), torch.arange(n) % CLASSES)
-    return record(build(architecture, SHAPE, CLASSES), batch, architecture=architecture, **known), batch
-
 
 PAPERS = {
     "dlg": (

@@ -261,31 +261,28 @@ def test_a_guess_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
             check_reconstruction(bad, seen)
 
 
-def test_a_client_whose_training_overflows_leaves_out_its_case_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("table", "wrong", "reason"),
+    [
+        (
+            {"client": {"use": "fedavg", "lr": 0.1, "steps": 3, "batch_size": 4}}, {"client": {"lr": 1e30}},
+            "holds NaN or infinite values",
+        ),
+        (
+            {"federation": {"clients": 4, "share": 1.0, "examples": 8, "rounds": 2, "lr": 0.1}},
+            {"federation": {"lr": 1e45}}, "not finite after",
+        ),
+    ],
+    ids=["client", "federation"],
+)  # fmt: skip
+def test_a_training_that_overflows_leaves_out_its_case_alone(
+    tmp_path: Path, table: dict[str, Any], wrong: dict[str, Any], reason: str
+) -> None:
     tables = {
-        "data": {"use": "digits", "size": 8},
-        "model": {"use": "fc2", "hidden": 8},
-        "client": {"use": "fedavg", "lr": 0.1, "steps": 3, "batch_size": 4},
-        "batch": {"size": 4},
-        "attack": [{"use": "linear"}],
-        "case": [{"name": "overflows", "client": {"lr": 1e30}}],
-    }
+        "data": {"use": "digits", "size": 8}, "model": {"use": "fc2", "hidden": 8}, "batch": {"size": 4},
+        "attack": [{"use": "linear"}], "case": [{"name": "overflows", **wrong}], **table,
+    }  # fmt: skip
     found = {row["case"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result.record()["rows"]}
     assert found["overflows"]["outcome"] == "not_recorded"
-    assert "holds NaN or infinite values" in found["overflows"]["reason"]
-    assert "psnr" in found["case"]["scores"]
-
-
-def test_a_federation_that_diverges_leaves_out_its_case_alone(tmp_path: Path) -> None:
-    tables = {
-        "data": {"use": "digits", "size": 8},
-        "model": {"use": "fc2", "hidden": 8},
-        "federation": {"clients": 4, "share": 1.0, "examples": 8, "rounds": 2, "lr": 0.1},
-        "batch": {"size": 4},
-        "attack": [{"use": "linear"}],
-        "case": [{"name": "diverges", "federation": {"lr": 1e45}}],
-    }
-    found = {row["case"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result.record()["rows"]}
-    assert found["diverges"]["outcome"] == "not_recorded"
-    assert "not finite after" in found["diverges"]["reason"]
+    assert reason in found["overflows"]["reason"]
     assert "psnr" in found["case"]["scores"]

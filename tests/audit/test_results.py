@@ -319,6 +319,7 @@ CONDITIONS: list[tuple[str, tuple[str, str, float] | None]] = [
         ("psnr>20", Condition("psnr", ">", 20.0)), (" ssim >= .5", None), ("ssim>=0.5", ("ssim", ">=", 0.5)),
         ("gain_db < -1e1", ("gain_db", "<", -10.0)), ("recovered<=1", ("recovered", "<=", 1.0)), ("psnr>nan", None),
         ("psnr>1e", None), ("psnr => 3", None), ("psnr>20;ssim>1", None), ("psnr>inf", None),
+        ("psnr>1e400", None),
 ]  # fmt: skip
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small import ARCHITECTURE, SHAPE, small_batch, small_model, write_observed
 from torch import Tensor
 
-from seepage import Architecture, Batch, SeepageError, build, exposure, open_transcript, record, save_transcript
+from seepage import SeepageError, exposure, open_transcript, record
 from seepage.audit.attempt import Attempt, open_attempt, save_attempt
 from seepage.audit.observe import Files, observe_files
 from seepage.base.registry import Spec
@@ -19,14 +20,7 @@ from seepage.federation.models.weights import load_weights, read_state
 from seepage.federation.transcript.truth import misfit, open_truth, save_truth
 from seepage.federation.types import Reconstruction
 
-ARCHITECTURE = Architecture("fc2", {"hidden": 4})
-SHAPE = (1, 3, 3)
 Spoil = Callable[[Tensor], Tensor]
-
-
-def small() -> tuple[torch.nn.Module, Batch]:
-    batch = Batch(torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2]))
-    return build(ARCHITECTURE, SHAPE, 3), batch
 
 
 def change(path: Path, **spoiled: Tensor) -> None:
@@ -37,7 +31,7 @@ def change(path: Path, **spoiled: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.uint16])
 def test_kinds_of_numbers_that_nothing_is_computed_with_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
-    model, _ = small()
+    model = small_model()
     state = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
     save_file(state, tmp_path / "x.safetensors")
     torch.save(state, tmp_path / "x.pt")
@@ -52,8 +46,7 @@ def test_kinds_of_numbers_that_nothing_is_computed_with_are_refused(tmp_path: Pa
 )
 @pytest.mark.parametrize("what", ["labels", "indices"])
 def test_what_is_told_of_no_example_is_refused(tmp_path: Path, what: str, known: Tensor) -> None:
-    model, batch = small()
-    save_transcript(record(model, batch, architecture=ARCHITECTURE), tmp_path)
+    write_observed(tmp_path)
     facts = json.loads((tmp_path / "knowledge.json").read_text())
     (tmp_path / "knowledge.json").write_text(json.dumps(facts | {"known": [what]}))
     change(tmp_path / "rounds" / "000000.safetensors", **{what: known})
@@ -71,7 +64,7 @@ def test_what_is_told_of_no_example_is_refused(tmp_path: Path, what: str, known:
     ],
 )
 def test_a_truth_of_lone_numbers_is_refused(tmp_path: Path, name: str, tensor: Tensor, words: str) -> None:
-    save_truth([small()[1]], tmp_path)
+    save_truth([small_batch()], tmp_path)
     change(tmp_path / "truth.safetensors", **{name: tensor})
     with pytest.raises(SeepageError, match=words):
         open_truth(tmp_path)
@@ -88,7 +81,7 @@ def test_a_truth_of_lone_numbers_is_refused(tmp_path: Path, name: str, tensor: T
 def test_a_truth_that_the_model_does_not_take_is_another_recordings(
     tmp_path: Path, name: str, change_it: Spoil, words: str
 ) -> None:
-    model, batch = small()
+    model, batch = small_model(), small_batch()
     save_truth([batch], tmp_path)
     tensors = load_file(tmp_path / "truth.safetensors")
     change(tmp_path / "truth.safetensors", **{name: change_it(tensors[name.replace("__", "/")].clone())})
@@ -146,7 +139,7 @@ def test_tensors_that_are_not_those_of_guesses_are_one_sentence(tmp_path: Path, 
 
 @pytest.mark.parametrize("size", [0, -5, 10**12, 10**30])
 def test_a_batch_size_that_cannot_be_is_refused(tmp_path: Path, size: int) -> None:
-    model, batch = small()
+    model, batch = small_model(), small_batch()
     save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, tmp_path / "before.safetensors")
     save_file(dict(record(model, batch)[0].update.tensors), tmp_path / "gradient.safetensors")
     files = Files(before=tmp_path / "before.safetensors", gradient=tmp_path / "gradient.safetensors")

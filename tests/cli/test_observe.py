@@ -81,6 +81,7 @@ def test_a_file_that_lacks_a_tensor_is_a_part_of_an_update_and_one_of_others_is_
     whole = load_file(home / "gradient.safetensors")
     save_file({name: t for name, t in whole.items() if name.startswith("4.")}, home / "few.safetensors")
     save_file({f"{name}.x": t for name, t in whole.items()}, home / "other.safetensors")
+    save_file({name: t.flatten() for name, t in whole.items()}, home / "flat.safetensors")
     found = cli("record", "before.pt", "--gradient=few.safetensors", *OPTIONS)
     assert found.code == 0, found.err
     assert "sent: 2 of 4 tensors" in found.out
@@ -88,6 +89,8 @@ def test_a_file_that_lacks_a_tensor_is_a_part_of_an_update_and_one_of_others_is_
     assert "other.safetensors has '2.bias.x'" in refused(
         "record", "before.pt", "--gradient=other.safetensors", "--out=elsewhere", *OPTIONS
     )
+    said = refused("record", "before.pt", "--gradient=flat.safetensors", "--out=elsewhere", *OPTIONS)
+    assert "has shape (1536,), expected (24, 64)" in said
 
 
 def test_a_recording_is_not_overwritten(

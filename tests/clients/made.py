@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import upstream_networks as networks
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ from seepage.federation import data
 MASKS = derived_seed(0, "masks")
 """Seed of what training draws: that of a simulated client before it draws its own."""
 Part = tuple[Tensor, Tensor]
-Step = Callable[[nn.Module, torch.optim.Optimizer, Sequence[Part]], None]
+Step = Callable[[Any, Sequence[Part]], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,42 +89,24 @@ def state(net: nn.Module) -> dict[str, Tensor]:
 
 
 def train(
-    network: str,
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-    parts: Sequence[Part],
-    step: Step | None = None,
-    *,
-    seed: int = 0,
-    keep: Callable[[str], bool] = lambda name: True,
+    network: str, step: Step, parts: Sequence[Part], *, keep: Callable[[str], bool] = lambda name: True
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The states before and after a client's steps, one for each part unless `step` does otherwise."""
+    """The states before and after a client's steps on the parts of its examples."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         net = getattr(networks, network)()
         torch.manual_seed(MASKS)
         before = state(net)
         net.train()
-        (step or plain)(net, optimizer(net), parts)
+        step(net, parts)
         after = state(net)
     return tuple({name: t for name, t in one.items() if keep(name)} for one in (before, after))  # type: ignore[return-value]
 
 
-def plain(
-    net: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Part], loss: Callable[..., Tensor] | None = None
-) -> None:
-    for inputs, labels in parts:
-        optimizer.zero_grad()
-        (loss or F.cross_entropy)(logits(net(inputs)), labels).backward()
-        optimizer.step()
-
-
-def logits(output: Any) -> Tensor:
-    return getattr(output, "logits", output)
+def each(step: Callable[[Any, Part], object]) -> Step:
+    """A step that takes one batch, on each of them."""
+    return lambda net, parts: [step(net, part) for part in parts]
 
 
 def split(batch: Part, count: int) -> list[Part]:
     return list(zip(batch[0].chunk(count), batch[1].chunk(count), strict=True))
-
-
-def sgd(**options: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    return lambda net: torch.optim.SGD(net.parameters(), **options)

@@ -1,15 +1,15 @@
-"""Sixteen upstream clients, each written as a user would, record the very update that upstream's own step makes.
+"""Sixteen upstream clients, each written as a user would, record the very update that upstream's loop makes by itself.
 
 Written twice where that is possible: by its own loop, to the bit, and by options of `fedavg`, to rounding.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
 import upstream_networks as networks
-from tests.clients.made import drawn, plain, train
+import upstream_steps as steps
+from tests.clients.made import drawn, each, train
 from tests.clients.test_clients import NEEDS
 from tests.clients.upstream import CIFAR, CLIENTS
 from torch import Tensor, nn
@@ -80,21 +80,13 @@ def siamese() -> tuple[Tensors, Tensors, Tensor, Tensor]:
     """pytorch/examples siamese_network: Adadelta at 1, BCELoss of a sigmoid; 8 pairs, one batch."""
     one, two = (drawn(8, (1, 28, 28), 2, seed=seed, use="digits") for seed in (14, 15))
     inputs, labels = torch.stack([one[0], two[0]], 1), (one[1] == two[1]).long()
-    step = partial(plain, loss=networks.chance_loss)
-    made = train("pairs", lambda net: torch.optim.Adadelta(net.parameters(), lr=1.0), [(inputs, labels)], step)
-    return *made, inputs, labels
+    return *train("pairs", each(steps.examples_siamese), [(inputs, labels)]), inputs, labels
 
 
 def autoencoder() -> tuple[Tensors, Tensors, Tensor, Tensor]:
     """Lightning's first example: Adam at 1e-3 on squared errors of pixels; 32 pictures, one batch."""
     inputs, labels = drawn(32, (1, 28, 28), 10, seed=16, use="digits")
-
-    def loss(outputs: Tensor, _: Tensor) -> Tensor:
-        return nn.functional.mse_loss(outputs, inputs.flatten(1))
-
-    step = partial(plain, loss=loss)
-    made = train("coder", lambda net: torch.optim.Adam(net.parameters(), lr=1e-3), [(inputs, labels)], step)
-    return *made, inputs, labels
+    return *train("coder", each(steps.lightning_autoencoder), [(inputs, labels)]), inputs, labels
 
 
 MORE = {"examples-siamese": ("pairs", siamese), "lightning-autoencoder": ("coder", autoencoder)}

@@ -5,9 +5,9 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-import upstream_networks as networks
-from tests.clients.made import Client, Part, drawn, logits, plain, sgd, split, train
-from torch import Tensor, nn
+import upstream_steps as steps
+from tests.clients.made import Client, Part, drawn, each, split, train
+from torch import nn
 
 from seepage.base.registry import Spec
 
@@ -17,7 +17,7 @@ CIFAR = (3, 32, 32)
 def quickstart_pytorch(size: int):
     """Flower 1.23 quickstart-pytorch: SGD at 0.1 with momentum 0.9, one batch."""
     inputs, labels = drawn(size, CIFAR, 10, seed=1)
-    return *train("lenet", sgd(lr=0.1, momentum=0.9), [(inputs, labels)]), inputs, labels
+    return *train("lenet", steps.quickstart_pytorch, [(inputs, labels)]), inputs, labels
 
 
 def quickstart_huggingface():
@@ -28,19 +28,14 @@ def quickstart_huggingface():
     draw = torch.Generator().manual_seed(2)
     inputs = (3000 ** torch.rand((32, 40), generator=draw)).long().clamp(1, 2999)
     labels = torch.tensor([0] * 15 + [1] * 17)
-    made = train("bert", lambda net: torch.optim.AdamW(net.parameters(), lr=5e-5), [(inputs, labels)])
-    return *made, inputs, labels
+    return *train("bert", each(steps.quickstart_huggingface), [(inputs, labels)]), inputs, labels
 
 
 def flowertune_vit():
     """Flower 1.23 flowertune-vit: Adam at 1e-3 on the head; the head alone is sent; 8 pictures, one batch."""
     inputs, labels = drawn(8, CIFAR, 10, seed=3)
-    adam = partial(_adam_on, start="heads.")
-    return *train("head_vit", adam, [(inputs, labels)], keep=lambda name: name.startswith("heads.")), inputs, labels
-
-
-def _adam_on(net: nn.Module, start: str) -> torch.optim.Optimizer:
-    return torch.optim.Adam((p for n, p in net.named_parameters() if n.startswith(start)), lr=1e-3)
+    made = train("head_vit", each(steps.flowertune_vit), [(inputs, labels)], keep=lambda name: "heads." in name)
+    return *made, inputs, labels
 
 
 def fl_tabular():
@@ -50,76 +45,52 @@ def fl_tabular():
     table = load_breast_cancer()
     scaled = (table.data - table.data.min(0)) / (table.data.max(0) - table.data.min(0))
     inputs, labels = torch.from_numpy(scaled[:32]).float(), torch.from_numpy(table.target[:32])
-    step = partial(plain, loss=networks.chance_loss)
-    made = train("income", lambda net: torch.optim.Adam(net.parameters(), lr=1e-3), [(inputs, labels)], step)
-    return *made, inputs, labels
+    return *train("income", each(steps.fl_tabular), [(inputs, labels)]), inputs, labels
 
 
-def fedbn(size: int, steps: int):
+def fedbn(size: int, parts: int):
     """Flower baselines fedbn: SGD at 0.01, batches of 32, batch norm in train mode."""
     inputs, labels = drawn(size, CIFAR, 10, seed=4)
-    return *train("fedbn", sgd(lr=0.01), split((inputs, labels), steps)), inputs, labels
+
+    def step(net: nn.Module, batches: Sequence[Part]) -> None:
+        once = steps.fedbn(net)
+        for batch in batches:
+            once(*batch)
+
+    return *train("fedbn", step, split((inputs, labels), parts)), inputs, labels
 
 
 def hello_pt():
     """NVFlare 2.6 hello-pt: SGD at 0.01 with momentum 0.9, one epoch of 200 pictures in 7 batches."""
     inputs, labels = drawn(200, CIFAR, 10, seed=5)
     parts = list(zip(inputs.split(32), labels.split(32), strict=True))
-    return *train("lenet", sgd(lr=0.01, momentum=0.9), parts), inputs, labels
+    return *train("lenet", steps.hello_pt, parts), inputs, labels
 
 
 def opacus_cifar10():
     """Opacus 1.5 examples/cifar10.py: clip 10, noise 1.5, SGD at 0.1 with momentum 0.9; 64 pictures, one batch."""
     inputs, labels = drawn(64, CIFAR, 10, seed=6)
-    before, after = train("opacus_net", sgd(lr=0.1, momentum=0.9), [(inputs, labels)], _private)
+    before, after = train("opacus_net", each(steps.opacus_cifar10), [(inputs, labels)])
     return *({f"_module.{name}": t for name, t in one.items()} for one in (before, after)), inputs, labels
-
-
-def _private(net: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Part]) -> None:
-    """Per-example gradients clipped to 10, their sum with noise of 1.5 times that, over the batch's size."""
-    (inputs, labels), named = parts[0], dict(net.named_parameters())
-
-    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(torch.func.functional_call(net, params, (x[None],)), y[None])
-
-    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(
-        {name: p.detach() for name, p in named.items()}, inputs, labels
-    )
-    lengths = sum(g.flatten(1).square().sum(1) for g in each.values()).sqrt()
-    factors = (10 / lengths).clamp(max=1)
-    for name, p in named.items():
-        clipped = torch.einsum("n...,n->...", each[name], factors)
-        p.grad = (clipped + 1.5 * 10 * torch.randn_like(clipped)) / len(inputs)
-    optimizer.step()
 
 
 def examples_mnist():
     """pytorch/examples mnist/main.py: Adadelta at 1, dropout, negative log-likelihood; 64 pictures, one batch."""
     inputs, labels = drawn(64, (1, 28, 28), 10, seed=7, use="digits")
-    step = partial(plain, loss=F.nll_loss)
-    made = train("mnist", lambda net: torch.optim.Adadelta(net.parameters(), lr=1.0), [(inputs, labels)], step)
-    return *made, inputs, labels
+    return *train("mnist", steps.examples_mnist, [(inputs, labels)]), inputs, labels
 
 
 def examples_vae():
     """pytorch/examples vae/main.py: Adam at 1e-3 on cross-entropy of pixels and KL; 128 pictures, one batch."""
     inputs, labels = drawn(128, (1, 28, 28), 10, seed=8, use="digits")
-
-    def step(net: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Part]) -> None:
-        ((x, _),) = parts
-        made, mean, logvar = net(x)
-        kl = -0.5 * (1 + logvar - mean.square() - logvar.exp()).sum()
-        (F.binary_cross_entropy(made, x.reshape(-1, 784), reduction="sum") + kl).backward()
-        optimizer.step()
-
-    made = train("vae", lambda net: torch.optim.Adam(net.parameters(), lr=1e-3), [(inputs, labels)], step)
+    made = train("vae", lambda net, parts: steps.examples_vae(net, *parts[0]), [(inputs, labels)])
     return *made, inputs, labels
 
 
 def examples_imagenet():
     """pytorch/examples imagenet/main.py: SGD at 0.1, momentum 0.9, weight decay 1e-4; 4 pictures, one batch."""
     inputs, labels = drawn(4, (3, 64, 64), 100, seed=9)
-    return *train("imagenet", sgd(lr=0.1, momentum=0.9, weight_decay=1e-4), [(inputs, labels)]), inputs, labels
+    return *train("imagenet", steps.examples_imagenet, [(inputs, labels)]), inputs, labels
 
 
 def pytorch_cifar(*, autocast: bool):
@@ -134,39 +105,21 @@ def pytorch_cifar(*, autocast: bool):
     seen = torch.stack([one[:, i : i + 32, j : j + 32] for one, (i, j) in zip(padded, places, strict=True)])
     flip = torch.rand(16, generator=draw) < 0.5
     seen[flip] = seen[flip].flip(-1)
-    optimizer = sgd(lr=0.1, momentum=0.9, weight_decay=5e-4)
-    made = train("resnet", optimizer, split((seen, labels), 2 if autocast else 1), _halves if autocast else None)
+    step, parts = (steps.pytorch_cifar_autocast, 2) if autocast else (steps.pytorch_cifar, 1)
+    made = train("resnet", step, split((seen, labels), parts))
     return *({"net": one, "acc": 10.0, "epoch": 1} for one in made), seen, labels
-
-
-def _halves(net: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Part]) -> None:
-    for inputs, labels in parts:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = F.cross_entropy(logits(net(inputs)), labels)
-        (loss / len(parts)).backward()
-    optimizer.step()
 
 
 def timm_vit(network: str, size: int):
     """timm 1.0 train.py: SGD with Nesterov's momentum, decay 2e-5 of matrices, smoothing 0.1, drop path; 1 picture."""
     inputs, labels = drawn(1, (3, size, size), 10, seed=11)
-
-    def optimizer(net: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(networks.decayed_groups(net, 2e-5), lr=0.05, momentum=0.9, nesterov=True)
-
-    step = partial(plain, loss=partial(F.cross_entropy, label_smoothing=0.1))
-    return *train(network, optimizer, [(inputs, labels)], step), inputs, labels
+    return *train(network, lambda net, parts: steps.TimmVit(net)(parts[0]), [(inputs, labels)]), inputs, labels
 
 
 def peft_lora():
     """PEFT 0.18 image_classification: AdamW at 5e-3, bfloat16, four parts of 2 added up; adapters and head are sent."""
     inputs, labels = drawn(8, CIFAR, 10, seed=12)
-
-    def optimizer(net: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW((p for p in net.parameters() if p.requires_grad), lr=5e-3)
-
-    made = train("lora_vit", optimizer, split((inputs, labels), 4), _halves, keep=lambda name: trained(name))
-    return *made, inputs, labels
+    return *train("lora_vit", steps.peft_lora, split((inputs, labels), 4), keep=trained), inputs, labels
 
 
 def trained(name: str) -> bool:
@@ -180,20 +133,7 @@ def pytorch_unet():
     """
     inputs, _ = drawn(1, (3, 48, 48), 2, seed=13)
     labels = (inputs.mean(1) > inputs.mean()).long()
-
-    def step(net: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Part]) -> None:
-        ((x, y),) = parts
-        made = net(x)
-        both = made.softmax(1)[:, 1], (y == 1).float()
-        dice = 1 - 2 * (both[0] * both[1]).sum() / (both[0] + both[1]).sum()
-        (F.cross_entropy(made, y) + dice).backward()
-        nn.utils.clip_grad_value_(net.parameters(), 0.1)
-        optimizer.step()
-
-    def optimizer(net: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(net.parameters(), lr=1e-3, weight_decay=1e-8, momentum=0.9)
-
-    return *train("unet", optimizer, [(inputs, labels)], step), inputs, labels
+    return *train("unet", each(steps.pytorch_unet), [(inputs, labels)]), inputs, labels
 
 
 SMALL = {"lr": 0.1, "steps": 1}

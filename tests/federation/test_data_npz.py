@@ -3,15 +3,12 @@
 import io
 import pickle
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from seepage.errors import SeepageError
 from seepage.federation.data import load
@@ -201,20 +198,3 @@ def test_encryption_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(SeepageError, match="encrypted"):
         load(str(path))
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-@pytest.mark.filterwarnings("ignore")
-def test_damage_never_ends_in_a_traceback(tmp_path: Path, data: st.DataObject) -> None:
-    path = Path(save(tmp_path, x=IMAGES, y=LABELS, classes=["a", "b", "c"]))
-    content = bytearray(path.read_bytes())
-    if data.draw(st.booleans()):
-        content = content[: data.draw(st.integers(0, len(content) - 1))]
-    else:
-        for _ in range(data.draw(st.integers(1, 4))):
-            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(content)
-    with suppress(SeepageError):
-        loaded = load(str(path))
-        assert len(loaded.batch(loaded.private)) >= 1

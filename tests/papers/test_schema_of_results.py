@@ -46,7 +46,11 @@ def lines_are_records(path: Path) -> None:
 
 def check_command(command: str) -> None:
     words = [word for word in shlex.split(command) if "=" not in word.partition("-")[0]]
-    if words[0] == "python":
+    if words[:3] == ["python", "-m", "pytest"]:
+        files = [word.partition("::")[0] for word in words if word.startswith("tests/")]
+        assert files, command
+        assert all((ROOT / file).exists() for file in files), command
+    elif words[0] == "python":
         assert (ROOT / words[1]).exists(), command
     else:
         assert words[0] == "seepage", command

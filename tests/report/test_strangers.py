@@ -99,6 +99,15 @@ def test_a_damaged_result_is_one_sentence(
     assert not (run / "report.html").exists()
 
 
+def test_a_membership_row_without_its_level_is_shown(
+    tmp_path: Path, build_run: Build, report: Read, change: Change
+) -> None:
+    run = build_run(tmp_path, cases=("a",))
+    row = {"case": "a", "test": "gradient_cosine", "members": 3, "others": 3, "auc": 0.5, "level": None}
+    change(run, lambda result: result.update(membership=[row]))
+    assert "gradient_cosine" in report(run).text
+
+
 def test_truth_and_guesses_of_two_runs_do_not_mix(tmp_path: Path, build_run: Build) -> None:
     run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
     save_truth([Batch(torch.rand(2, 3, 12, 12), torch.arange(2))], run / "private" / "a")

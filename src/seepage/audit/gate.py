@@ -1,5 +1,6 @@
 """The gate of `--fail-if`: a condition on a score, and the findings that meet it."""
 
+import math
 import operator
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -81,7 +82,7 @@ def parse_condition(text: str, metrics: Collection[str] = (), scores: Collection
     'psnr > 20'
     """
     match = _CONDITION.fullmatch("contradicted>0" if text.strip() == "contradicted" else text)
-    if match is None:
+    if match is None or math.isinf(float(match[3])):
         raise SeepageError(f"--fail-if takes SCORE>NUMBER such as 'psnr>20', got {text!r}")
     score, sign, limit = match.groups()
     metric, _, part = score.rpartition("_")

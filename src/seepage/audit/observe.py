@@ -25,7 +25,7 @@ from seepage.base.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.federation.clients import FedAvg, FedSGD, OwnStep, make_client
 from seepage.federation.clients.fedavg import MOST_STEPS
-from seepage.federation.fitting import check_finite
+from seepage.federation.fitting import check_finite, check_fits
 from seepage.federation.models.naming import in_own_names
 from seepage.federation.models.trial import sigmoid_words
 from seepage.federation.models.weights import load_weights, read_state
@@ -73,14 +73,17 @@ class Files:
         """The client's update, of those parameters of `before` that are in the state it returned.
 
         Raises:
-            SeepageError: Where none of them is, and for a name that is not in `before`.
+            SeepageError: Where none of them is, and for a name or shape that is not in `before`.
         """
         strange = [name for name in state if name not in before]
         if strange or not state:
             words = f"has {_some(strange)}, which {self.before} has not" if strange else "holds no parameter of it"
             raise SeepageError(f"{self.answer} {words}; give files of the same model")
         own = {name: state[name].to(like) for name, like in before.items() if name in state}
-        return Update(own) if self.gradient is not None else Update.from_states(before, own)
+        if self.gradient is None:
+            return Update.from_states(before, own)
+        check_fits(own, before, str(self.gradient), str(self.before), partial=True)
+        return Update(own)
 
 
 def observe_files(
