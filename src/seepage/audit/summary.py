@@ -1,6 +1,6 @@
 """Score the outcomes of a run, raise its diagnostics, and write its results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from pydantic_core import to_jsonable_python
 
 from seepage.attacks import Attack
-from seepage.attacks.exposure import diagnostics, exposure
+from seepage.attacks.exposure import Exposure, diagnostics, exposure
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.fingerprints import CHANGES_VALUES
 from seepage.audit.attack import Source, attack_names, judgment_path
@@ -215,13 +215,13 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
     """
     transcript = source.open("cpu")
     truth = None if source.private is None else _truth_for(transcript, source)
-    said, look = _said(source), _look(source, transcript)
+    said, (seen, look) = _said(source), _look(source, transcript)
     promise = None if source.recipe is None else _guarantee(source.recipe)
     case = _case_of(source, transcript)
     said = {**(case.inferred or {}), **said}
     told = {"inferred": said, "exposure": look.get("line"), "promise": promise, "taken_for": taken_for(transcript)}
     refused = refusals(transcript, {part.use for part in recipe.attack})
-    closed = {"given_away": _given_away(look), "given_of": look.get("batch_size") or look.get("at_least")}
+    closed = {} if seen is None else {"given_away": _given_away(seen), "given_of": seen.batch_size or seen.at_least}
     case = case.model_copy(update={**told, **closed, "kind": _kind(transcript.knowledge), "refusals": refused})
     flags = [
         Diagnostic(case=source.name, **_table(one)) for one in _case_diagnostics(source, transcript, truth, recipe)
@@ -240,7 +240,8 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
     if any(row.certified is not None and row.certified.wrong for row in rows):
         case = case.model_copy(update={"given_away": None})  # a certificate was wrong: equal rows prove nothing here
     if source.recipe is None:
-        case = case.model_copy(update={"doubts": caveats(transcript, rows, look.get("at_least"), said, off)})
+        least = None if seen is None else seen.at_least
+        case = case.model_copy(update={"doubts": caveats(transcript, rows, least, said, off)})
     return CaseSummary(case, rows, flags, lines, look)
 
 
@@ -263,22 +264,19 @@ def _said(source: Source) -> dict[str, str]:
     return said | ({"batch size": source.inferred} if source.inferred else {})
 
 
-def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
-    """Analysis of what the first round's update reveals without an attack."""
+def _look(source: Source, transcript: Transcript) -> tuple[Exposure | None, dict[str, Any]]:
+    """What the first round's update reveals without an attack, where that could be looked at; and as JSON."""
     try:
         found = exposure(transcript)
         table = {key: value for key, value in found.table().items() if key != "marks"}  # long, and no report shows it
-        return {"case": source.name, "line": found.line, **table}
+        return found, {"case": source.name, "line": found.line, **table}
     except SeepageError as error:
-        return {"case": source.name, "failed": str(error)}
+        return None, {"case": source.name, "failed": str(error)}
 
 
-def _given_away(look: Mapping[str, Any]) -> int | None:
+def _given_away(found: Exposure) -> int:
     """Examples that an update reveals in closed form; none where it looks changed, since equal rows prove less."""
-    if "failed" in look:
-        return None
-    changed = any(one["name"] in CHANGES_VALUES for one in look["defenses"])
-    return 0 if changed else int(look["examples"])
+    return 0 if any(one.name in CHANGES_VALUES for one in found.defenses) else found.examples
 
 
 def _case_of(source: Source, transcript: Transcript) -> Case:

@@ -213,7 +213,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "warning_lines": warning_lines(run.flags, run.cases),
         "exposed": [(titles.get(one.case, one.case), one) for one in exposed],
         "told_of": [(titles.get(one.case, one.case), one) for one in exposed if one.giving],
-        "normed": any(one.norms for one in exposed),
+        "normed": any(one.batch_norm for one in exposed),
         # Somebody who was named was harmed, whatever came back of the examples themselves.
         "level": "recognizable"
         if (members or wrong or tokens) and level not in STRONG

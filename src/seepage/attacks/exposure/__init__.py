@@ -2,11 +2,11 @@
 
 from seepage.attacks.exposure.adapters import AdapterLeak, adapter_leaks
 from seepage.attacks.exposure.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure
-from seepage.attacks.exposure.batch_norm import BatchNormLeak, BatchNormSummary, batch_norm_leaks
+from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_leaks
 from seepage.attacks.exposure.convolutions import EquationCount, equation_count
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.exclusivity import Exclusivity, exclusivity
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.finding import ClosedForm, Finding
 from seepage.attacks.exposure.fingerprints import Fingerprint, fingerprint
 from seepage.attacks.exposure.indexed import IndexedLayer, IndexedRounds, indexed_rounds
 from seepage.attacks.exposure.labels import LabelLeak
@@ -19,8 +19,8 @@ from seepage.attacks.reading.head import HeadFeatures, LoneSlopes, head_features
 __all__ = [
     "AdapterLeak",
     "BatchNormLeak",
-    "BatchNormSummary",
     "BatchStatistics",
+    "ClosedForm",
     "EquationCount",
     "Exclusivity",
     "Exposure",

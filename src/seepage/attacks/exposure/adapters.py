@@ -1,7 +1,7 @@
 """What the rank of a low-rank adapter reveals of its layer's inputs: a shadow, a part of their span, or all."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seepage.attacks.adapters import LoraLeak
 from seepage.attacks.base import ignore
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.finding import ClosedForm
 from seepage.base.adapters import AdaptedLayer, adapted_layers
 from seepage.base.algebra.lowrank import low_rank
 from seepage.base.nn import calls_in_pass
@@ -96,32 +96,31 @@ def _positions(layers: list[AdaptedLayer], observed: Round, knowledge: Knowledge
     }
 
 
-def adapter_findings(leaks: list[AdapterLeak], transcript: Transcript) -> tuple[list[Finding], int]:
-    """The adapters as findings, and how many examples the attack `lora` gives back exactly, where that takes a moment.
+def adapter_findings(leaks: list[AdapterLeak], transcript: Transcript) -> list[ClosedForm]:
+    """The adapters, and the one example that the attack `lora` reads off them exactly, where that takes a moment.
 
     Batches of several examples have to be unmixed first, which is for the attack to do.
     """
     found = [
-        Finding(
+        ClosedForm(
             name="adapter",
             message=one.words,
-            evidence={"rank": one.rank, "inputs": one.inputs, "shown": one.shown, "shows": one.shows},
+            evidence=asdict(one),
             limit="" if one.shows == "whole" else "What lies outside of that is not in the two gradients.",
             tensors=one.tensors if one.shows in ("part", "whole") else (),
+            lines=(f"{one.layer}: adapter of rank {one.rank} gives {one.words}",),
         )
         for one in leaks
-        if one.shows != "nothing"
     ]
     if not leaks or transcript[0].batch_size != 1:
-        return found, 0
+        return found
     attack = LoraLeak()
     try:
         certified = attack.run(attack.prepare(transcript), seed=0, progress=ignore).certified
     except Inapplicable:
-        return found, 0
-    exact = 0 if certified is None else int(certified.sum())
-    if exact:
+        return found
+    if certified is not None and bool(certified.any()):
         whole = tuple(name for one in leaks for name in one.tensors)
         message = "its one example exactly, from the adapters' gradients alone (lora)"
-        found.append(Finding(name="adapter-example", message=message, tensors=whole))
-    return found, exact
+        found.append(ClosedForm(name="adapter-example", message=message, tensors=whole, examples=int(certified.sum())))
+    return found
