@@ -131,7 +131,7 @@ def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
             name="span",
             message=f"the span of its {leak.examples} {what}, fewer than its {leak.neurons} neurons: unmixing "
             "(cocktail_party) applies",
-            evidence={"rank": leak.rank, "neurons": leak.neurons},
+            evidence={"rank": leak.rank, "neurons": leak.neurons, "examples": leak.examples},
             limit="Whether unmixing finds them is for the attack to show.",
             tensors=tensors,
         )
