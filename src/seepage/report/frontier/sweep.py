@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.plans import Count, RecipeTable
 from seepage.audit.recipe.resolve import resolve_cases
 from seepage.base.registry import Spec, membership_tests
 from seepage.base.signatures import problems_with
@@ -36,18 +37,14 @@ MAX_DEFENSES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Utility:
+class Utility(RecipeTable, table="utility"):
     """How the accuracy is measured.
 
     Args:
         rounds: Rounds of federated training with the defense in all clients, at least 1.
     """
 
-    rounds: int = 100
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise SeepageError(f"utility.rounds must be at least 1, got {self.rounds}")
+    rounds: Count = 100
 
 
 @dataclass(frozen=True)
