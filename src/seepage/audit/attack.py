@@ -2,8 +2,6 @@
 
 import json
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -13,9 +11,9 @@ from typing import Any
 
 import torch
 
-from seepage.attacks import ATTACKS, Attack, Inapplicable
+from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipTest
-from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
+from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt, tried
 from seepage.audit.budget import SOON, Estimate, Planner, Searching, estimated, read_budget
 from seepage.audit.candidates import FILE
 from seepage.audit.case import RunBudget
@@ -163,26 +161,15 @@ class Task:
         self.progress.clear()
 
     def _attempt(self, attack: Attack, transcript: Transcript) -> Attempt:
-        """The attack's reconstruction with its wall-clock and processor seconds, or the reason why there is none.
+        """The attack's reconstruction with its wall-clock and processor seconds, or the reason why there is none."""
 
-        Raises:
-            SeepageError: For mistakes of the user; any other error of the attack is an outcome.
-        """
-        progress, clocks = self.progress, (time.perf_counter(), time.process_time())
-        try:
-            found = attack(transcript, seed=self.seed, progress=progress)
+        def attacked() -> Reconstruction:
+            found = attack(transcript, seed=self.seed, progress=self.progress)
             check_reconstruction(found, transcript)
-            found = replace(found, notes=(*found.notes, self.note)) if self.note else found
-            seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
-            return Attempt(found.status, repr(attack), found, None, seconds, cpu_seconds)
-        except Inapplicable as error:
-            return Attempt("inapplicable", repr(attack), None, str(error))
-        except SeepageError:
-            raise
-        except Exception as error:  # an attack may be user code
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
-            return Attempt("error", repr(attack), None, reason)
+            return replace(found, notes=(*found.notes, self.note)) if self.note else found
+
+        found, status, reason, spent = tried(attacked)
+        return Attempt(status if found is None else found.status, repr(attack), found, reason, *spent)
 
     def serialized(self) -> "SerializedAttack":
         """The attack with the files it may read."""

@@ -37,7 +37,7 @@ from seepage.audit.recipe.places import paths_in, without_places
 from seepage.audit.recipe.trust import own_code
 from seepage.audit.record import case_of_recording, read_case
 from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
-from seepage.audit.score import make_row, score_attempts, skipped_row
+from seepage.audit.score import CaseScorer, make_row, skipped_row
 from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
 from seepage.audit.verdict_summary import verdict_summary
 from seepage.base.manifest import JudgedFile, write_manifest
@@ -221,16 +221,18 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
     said = {**(case.inferred or {}), **said}
     told = {"inferred": said, "exposure": look.get("line"), "promise": promise, "taken_for": taken_for(transcript)}
     refused = refusals(transcript, {part.use for part in recipe.attack})
-    closed = {} if seen is None else {"given_away": _given_away(seen), "given_of": seen.batch_size or seen.at_least}
-    case = case.model_copy(update={**told, **closed, "kind": _kind(transcript.knowledge), "refusals": refused})
+    given = (None, None) if seen is None else (_given_away(seen), seen.batch_size or seen.at_least)
+    told |= {"given_away": given[0], "given_of": given[1]}
+    case = case.model_copy(update={**told, "kind": _kind(transcript.knowledge), "refusals": refused})
     flags = [
         Diagnostic(case=source.name, **_table(one)) for one in _case_diagnostics(source, transcript, truth, recipe)
     ]
     rows, lines, bounds = [], [], bound_rows(source, recipe)
     brought = truth if source.recipe is None and transcript.knowledge.client.linear_in_gradient else None
     off = None if brought is None else compared_to_sent(transcript, brought.of_round(0))
+    scorer = _scorer(source, transcript, truth, recipe)
     for name, attack in _named_attacks(recipe):
-        row, scores = _score_attack(source, name, attack, folder, transcript, truth, recipe)
+        row, scores = _score_attack(source.name, name, attack, folder, transcript, truth, scorer)
         row = row.model_copy(update={"told": [item for item in row.told if item not in said]})
         rows.append(row)
         findings = [*attack_diagnostics(row, contradicted=contradicts(off)), *alignment_diagnostics(row)]
@@ -361,48 +363,42 @@ def _attempts(place: Path) -> dict[int, Attempt]:
     return {t: open_attempt(path.with_suffix("")) for t, path in found.items()}
 
 
+def _scorer(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> CaseScorer:
+    """What the guesses on a case are measured with; nothing, without a truth."""
+    knowledge = transcript.knowledge
+    if truth is None:
+        return CaseScorer(value_range=knowledge.value_range)
+    return CaseScorer(
+        scoring=recipe.score,
+        value_range=knowledge.value_range,
+        gallery=open_gallery(source.private, recipe.score, knowledge.value_range),
+        network=features_of(recipe.score),
+        units=truth.units,
+        typical=truth.typical,
+        target=knowledge.target,
+        seed=recipe.seed,
+    )
+
+
 def _score_attack(
-    source: Source,
-    name: str,
-    attack: Attack,
-    folder: Path,
-    transcript: Transcript,
-    truth: Truth | None,
-    recipe: Recipe,
+    case: str, name: str, attack: Attack, folder: Path, transcript: Transcript, truth: Truth | None, scorer: CaseScorer
 ) -> tuple[Row, Scores | None]:
     """Score an attack on a case, and write its guesses, aligned with the truth, for the report."""
-    attempts = _attempts(folder / "attacks" / source.name / name)
-    everything = attack.rounds == "all"
+    attempts = _attempts(folder / "attacks" / case / name)
+    everything, found = attack.rounds == "all", list(attempts.values())
     views = [transcript if everything else OneRound(transcript, t) for t in attempts]
-    batches = None
-    if truth is not None:
-        batches = [truth.whole if everything else truth.of_round(t) for t in attempts]
-    value_range, found = transcript.knowledge.value_range, list(attempts.values())
-    scored = None
-    if batches is not None:
-        gallery = open_gallery(source.private, recipe.score, value_range)
-        scored = score_attempts(
-            found,
-            batches,
-            value_range,
-            recipe.score,
-            gallery=gallery,
-            network=features_of(recipe.score),
-            units=None if truth is None else truth.units,
-            typical=None if truth is None else truth.typical,
-            target=transcript.knowledge.target,
-            seed=recipe.seed,
-        )
-    tensors: Tensors = {}
-    if scored is not None and truth is not None:
-        for t, place, attempt in zip(attempts, scored.alignments, found, strict=True):
-            tensors |= _aligned_round(t, place, truth, whole=everything) if attempt.reconstruction else {}
-    elif truth is None:
+    batches, scored, tensors = None, None, dict[str, torch.Tensor]()
+    if truth is None:
         for t, attempt in attempts.items():
-            tensors |= _as_found(t, attempt, value_range)
+            tensors |= _as_found(t, attempt, scorer.value_range)
+    else:
+        batches = [truth.whole if everything else truth.of_round(t) for t in attempts]
+        scored = scorer.scores(found, batches)
+        for t, place, attempt in zip(attempts, () if scored is None else scored.alignments, found, strict=False):
+            tensors |= _aligned_round(t, place, truth, whole=everything) if attempt.reconstruction else {}
     if tensors:
-        write_tensors(folder / "reconstructions" / source.name / f"{name}.safetensors", tensors)
-    row = make_row(source.name, name, found, views, batches, scored, attack)
+        write_tensors(folder / "reconstructions" / case / f"{name}.safetensors", tensors)
+    row = make_row(case, name, found, views, batches, scored, attack)
     return row, None if scored is None else scored.scores
 
 
