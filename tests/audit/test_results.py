@@ -257,15 +257,18 @@ def test_few_quiet_cases_are_named_and_many_counted_with_what_they_share() -> No
 
 
 def test_a_reason_is_given_once_however_many_attacks_and_cases_have_it() -> None:
-    entries = [(attack, "not recorded", "too few examples", "C") for attack in "abcd"]
-    entries += [("dlg", "failed", "no memory", case) for case in ("A", "B")]
-    entries += [(attack, "does not apply", "no bias", "B") for attack in ("linear", "cafe")]
-    assert reasons(entries, 3) == [
+    def without(attack: str, outcome: str, reason: str, case: str) -> Row:
+        return Row(case=case, attack=attack, outcome=outcome, reason=reason)
+
+    entries = [without(attack, "not_recorded", "too few examples", "c") for attack in "abcd"]
+    entries += [without("dlg", "failed", "no memory", case) for case in ("a", "b")]
+    entries += [without(attack, "does_not_apply", "no bias", "b") for attack in ("linear", "cafe")]
+    assert reasons(entries, {"a": "A", "b": "B", "c": "C"}) == [
         ("4 attacks", "not recorded (C): too few examples"),
         ("dlg", "failed (2 of 3 cases): no memory"),
         ("linear, cafe", "does not apply (B): no bias"),
     ]
-    assert reasons([("dlg", "failed", "no memory", "A")], 1) == [("dlg", "failed: no memory")]
+    assert reasons([without("dlg", "failed", "no memory", "a")], {"a": "A"}) == [("dlg", "failed: no memory")]
 
 
 @given(st.lists(st.floats(0, 150), min_size=1, max_size=9))

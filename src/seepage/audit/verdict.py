@@ -503,29 +503,33 @@ def contradicted(epsilons: Sequence[EpsilonRow], cases: Sequence[Case]) -> str:
 # --- sentences beside the verdict --------------------------------------------------------------------------------
 
 
-def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tuple[str, str]]:
+def reasons(rows: Iterable[Row], titles: Mapping[str, str]) -> list[tuple[str, str]]:
     """The reasons why attacks gave no result, each reason once with its attacks and cases.
 
     Args:
-        entries: Attack, outcome in words, reason and the case's title, row by row.
-        cases: Number of all cases.
+        rows: Rows without a result, on all or some batches.
+        titles: Name of every case to its title.
 
     Returns:
         Pairs of the attacks' names and the sentence.
 
-    >>> reasons([("dlg", "failed", "no memory", "A"), ("dlg", "failed", "no memory", "B")], 3)
+    >>> rows = [Row(case=case, attack="dlg", outcome="failed", status="error", reason="no memory") for case in "ab"]
+    >>> reasons(rows, {"a": "A", "b": "B", "c": "C"})
     [('dlg', 'failed (2 of 3 cases): no memory')]
     """
     places: dict[tuple[str, str, str], list[str]] = {}
-    for attack, outcome, reason, title in entries:
-        places.setdefault((attack, outcome, reason), []).append(title)
+    for row in rows:
+        outcome = "no result" if row.scored else row.phrase
+        key = row.attack, outcome, row.reason or "no reason was recorded"
+        places.setdefault(key, []).append(titles[row.case])
     attacks: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for (attack, outcome, reason), titles in places.items():
-        attacks.setdefault((outcome, reason, tuple(titles)), []).append(attack)
+    for (attack, outcome, reason), headings in places.items():
+        attacks.setdefault((outcome, reason, tuple(headings)), []).append(attack)
     found = []
     for (outcome, reason, where), names in attacks.items():
         who = ", ".join(names) if len(names) <= LISTED_NAMES else f"{len(names)} attacks"
-        among = f" ({where[0] if len(where) == 1 else f'{len(where)} of {cases} cases'})" if cases > 1 else ""
+        several = f" ({where[0] if len(where) == 1 else f'{len(where)} of {len(titles)} cases'})"
+        among = several * (len(titles) > 1)
         found.append((who, f"{outcome}{among}: {reason}"))
     return found
 
