@@ -1,7 +1,7 @@
 """Score the outcomes of a run, raise its diagnostics, and write its results."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from seepage.audit.caveats import (
     taken_for,
     weak_claims,
 )
-from seepage.audit.findings import inconclusive
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
@@ -38,8 +37,7 @@ from seepage.audit.recipe.trust import own_code
 from seepage.audit.record import case_of_recording, read_case
 from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
 from seepage.audit.score import CaseScorer, make_row, skipped_row
-from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
-from seepage.audit.verdict_summary import verdict_summary
+from seepage.audit.verdict import with_verdict
 from seepage.base.manifest import JudgedFile, write_manifest
 from seepage.base.nn import vocabulary_of
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
@@ -57,24 +55,9 @@ from seepage.measure.metrics import Alignment, Scores, is_image
 from seepage.measure.metrics.text import TextAlignment
 from seepage.measure.privacy.guarantee import guarantee_of
 
-
-@dataclass(frozen=True)
-class CaseSummary:
-    """The results of all attacks on one case.
-
-    Attributes:
-        case: The case's facts.
-        rows: One per attack.
-        diagnostics: Warnings and notes about the numbers.
-        lines: One per example and metric, for `scores.jsonl`.
-        exposure: Analysis of the first round's update without an attack; None if no update was made.
-    """
-
-    case: Case
-    rows: list[Row]
-    diagnostics: list[Diagnostic]
-    lines: list[dict[str, Any]]
-    exposure: dict[str, Any] | None
+CaseSummary = tuple[Case, list[Row], list[Diagnostic], list[dict[str, Any]], dict[str, Any] | None]
+"""A case's facts, one row per attack, warnings and notes about the numbers, one line per example and metric for
+`scores.jsonl`, and what the first round's update reveals without an attack, as JSON; None if no update was made."""
 
 
 def summarize(
@@ -96,50 +79,37 @@ def summarize(
         tuned: Options that were chosen on other batches.
         files: What was judged, of recorded or captured updates.
     """
-    found = []
-    for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
+    pairs, found = list(zip(sources, recipes, strict=True)), list[CaseSummary]()
+    for i, (source, recipe) in enumerate(pairs):
         show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.SCORING))
         found.append(_skipped_case(source, recipe) if source.skipped else _summarize_case(source, recipe, folder))
     places = _places(sources, recipes, folder)
-    write_lines(folder / "scores.jsonl", [line for part in found for line in part.lines])
-    exposures = [part.exposure for part in found if part.exposure is not None]
+    write_lines(folder / "scores.jsonl", [line for *_, lines, _ in found for line in lines])
+    exposures = [look for *_, look in found if look is not None]
     write_json(folder / "exposure.json", {"schema": SCHEMA, "cases": without_places(exposures, places)})
-    rows, cases = [row for part in found for row in part.rows], [_with_files(part.case, files) for part in found]
-    pairs = list(zip(sources, recipes, strict=True))
-    members = [row for source, recipe in pairs for row in membership_rows(source, recipe, folder)]
-    bounds = [row for source, recipe in pairs for row in bound_rows(source, recipe)]
     epsilons = [row for source, recipe in pairs if (row := epsilon_row(source, recipe, folder)) is not None]
-    flags = [*(flag for part in found for flag in part.diagnostics), *weak_claims(epsilons)]
+    flags = [*(flag for _, _, own, *_ in found for flag in own), *weak_claims(epsilons)]
     said_of = without_places([flag.model_dump(mode="json") for flag in flags], places)
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": said_of})
-    warnings = [flag for flag in flags if flag.severity == "warning"]
-    doubtful = inconclusive(rows, cases, warnings)
-    cases = [case.model_copy(update={"inconclusive": doubtful.get(case.name)}) for case in cases]
-    level, words = verdict(rows, cases, warnings, own_code=_takes_own_code(sources, recipes))
-    judged, budget = [case for case in cases if not case.control], read_budget(folder)
-    names = {case.name for case in judged}
-    said = [words, named_members(members, judged)]
-    if level not in ("exact", "recognizable", "certified") and any(row.tells for row in members):
-        said.reverse()  # what was found comes first
-    first = [contradicted(epsilons, cases), false_certificates([row for row in rows if row.case in names], cases)]
-    words = " ".join(filter(None, (*first, *said, "" if budget is None else budget.words)))
-    scoring = recipes[0].score
-    result = Result(
-        run=folder.name if folder.is_absolute() else str(folder),
-        verdict=words,
-        verdict_level=level,
-        rows=rows,
-        cases=cases,
-        thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
-        membership=members,
-        summary=verdict_summary(
-            rows, members, bounds, epsilons, cases, _asked_for(recipes), captured=_is_captured(sources)
+    scoring, budget = recipes[0].score, read_budget(folder)
+    result = with_verdict(
+        Result(
+            run=folder.name if folder.is_absolute() else str(folder),
+            verdict="",
+            verdict_level="unscored",
+            rows=[row for _, rows, *_ in found for row in rows],
+            cases=[_with_files(case, files) for case, *_ in found],
+            thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
+            membership=[row for source, recipe in pairs for row in membership_rows(source, recipe, folder)],
+            bounds=[row for source, recipe in pairs for row in bound_rows(source, recipe)],
+            epsilons=epsilons,
+            tuned=list(tuned),
+            budget=budget if budget is not None and budget.cut else None,
+            warnings=[flag for flag in flags if flag.severity == "warning"],
         ),
-        bounds=bounds,
-        epsilons=epsilons,
-        tuned=list(tuned),
-        budget=budget if budget is not None and budget.cut else None,
-        warnings=warnings,
+        own_code=_takes_own_code(sources, recipes),
+        asked=_asked_for(recipes),
+        captured=all(source.recipe is None for source in sources),
     )
     # By its result a run counts as finished, so that is written last: the manifest tells what it will be.
     text = json_text(without_places(result.record(), places))
@@ -158,11 +128,6 @@ def _places(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) 
     """The paths that a run reads and writes, which messages may repeat and results do not."""
     named = [path for recipe in recipes for path in paths_in(to_jsonable_python(recipe, fallback=str))]
     return list(dict.fromkeys([*named, *(str(source.observed) for source in sources), str(folder.absolute())]))
-
-
-def _is_captured(sources: Sequence[Source]) -> bool:
-    """Whether updates are attacked that no recipe of ours made."""
-    return all(source.recipe is None for source in sources)
 
 
 def _kind(knowledge: Knowledge) -> Kind:
@@ -198,7 +163,7 @@ def _skipped_case(source: Source, recipe: Recipe) -> CaseSummary:
     case = read_case(source.private, source.name)
     told, reason = sorted(recipe.knowledge.told), str(case.skipped)
     rows = [skipped_row(recipe, source.name, name, attack, told, reason) for name, attack in _named_attacks(recipe)]
-    return CaseSummary(case, rows, [], [], None)
+    return case, rows, [], [], None
 
 
 def _named_attacks(recipe: Recipe) -> list[tuple[str, Attack]]:
@@ -244,7 +209,7 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
     if source.recipe is None:
         least = None if seen is None else seen.at_least
         case = case.model_copy(update={"doubts": caveats(transcript, rows, least, said, off)})
-    return CaseSummary(case, rows, flags, lines, look)
+    return case, rows, flags, lines, look
 
 
 def _table(finding: Finding) -> dict[str, Any]:

@@ -1,15 +1,50 @@
 """A run in plain words, from its rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from seepage.audit.case import Kind
 from seepage.audit.findings import inconclusive, membership_strength, strength
-from seepage.audit.row import Case, Diagnostic, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
+from seepage.audit.row import (
+    Case,
+    Diagnostic,
+    EpsilonRow,
+    MembershipRow,
+    Outcome,
+    Result,
+    Row,
+    counted_features,
+    share_words,
+)
+from seepage.audit.verdict_summary import verdict_summary
 from seepage.base.units import in_words
 from seepage.base.words import places_of, plural
 
 LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
+
+
+def with_verdict(
+    found: Result, *, own_code: bool = False, asked: Collection[str] = (), captured: bool = False
+) -> Result:
+    """A result with its verdict and the four parts of it, and why what was recovered nowhere says nothing of a case.
+
+    Args:
+        found: The result without them.
+        own_code: Whether scoring the run later has to execute third-party code.
+        asked: Which of `membership` and `epsilon` the recipe asks for in any case.
+        captured: Whether the updates were recorded elsewhere.
+    """
+    doubtful = inconclusive(found.rows, found.cases, found.warnings)
+    cases = [case.model_copy(update={"inconclusive": doubtful.get(case.name)}) for case in found.cases]
+    found = found.model_copy(update={"cases": cases})
+    level, words = verdict(found.rows, cases, found.warnings, own_code=own_code)
+    said = [words, named_members(found.membership, found.judged)]
+    if level not in ("exact", "recognizable", "certified") and any(row.tells for row in found.membership):
+        said.reverse()  # what was found comes first
+    first = [contradicted(found.epsilons, cases), false_certificates(found.judged_rows, cases)]
+    words = " ".join(filter(None, (*first, *said, "" if found.budget is None else found.budget.words)))
+    summary = verdict_summary(found, asked, captured=captured)
+    return found.model_copy(update={"verdict": words, "verdict_level": level, "summary": summary})
 
 
 def verdict(

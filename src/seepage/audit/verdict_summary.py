@@ -6,41 +6,26 @@ Each part states the worst of all cases with its interval, or that it was not tr
 from collections.abc import Collection, Mapping, Sequence
 
 from seepage.audit.findings import membership_strength, strength
-from seepage.audit.row import BoundRow, Case, EpsilonRow, MembershipRow, Row, SummaryPart
+from seepage.audit.row import BoundRow, Case, EpsilonRow, MembershipRow, Result, Row, SummaryPart
 from seepage.base.schema import Share
 from seepage.base.words import plural
 
 
-def verdict_summary(
-    rows: Sequence[Row],
-    members: Sequence[MembershipRow],
-    bounds: Sequence[BoundRow],
-    epsilons: Sequence[EpsilonRow],
-    cases: Sequence[Case],
-    asked: Collection[str] = (),
-    *,
-    captured: bool = False,
-) -> list[SummaryPart]:
+def verdict_summary(result: Result, asked: Collection[str] = (), *, captured: bool = False) -> list[SummaryPart]:
     """All parts of a run, in the order in which they are shown.
 
     Args:
-        rows: The attacks' rows.
-        members: The membership tests' rows.
-        bounds: The bounds' rows.
-        epsilons: The rows of measured defenses.
-        cases: All cases.
+        result: The result, apart from its verdict.
         asked: Which of `membership` and `epsilon` the recipe asks for in any case.
         captured: Whether the updates were recorded elsewhere, so that no option of an audit helps.
     """
-    headings = {case.name: case.heading for case in cases}
-    controls = {case.name for case in cases if case.control}
-    rows = [row for row in rows if row.case not in controls]
+    headings, cases = result.titles, result.cases
     doubtful = any(case.inconclusive is not None for case in cases)
     found = [
-        reconstructed(rows, headings, [case for case in cases if not case.control]),
-        _asked(members_identified(members, headings), "membership" in asked, _untested(cases)),
-        upper_bound(bounds, headings),
-        _asked(empirical_epsilon(epsilons, headings), "epsilon" in asked, NO_DEFENSE),
+        reconstructed(result.judged_rows, headings, result.judged),
+        _asked(members_identified(result.membership, headings), "membership" in asked, _untested(cases)),
+        upper_bound(result.bounds, headings),
+        _asked(empirical_epsilon(result.epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]
     if doubtful and found[0].value == 0:
         found[0] = found[0].model_copy(update={"words": f"inconclusive: {found[0].words}"})
