@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from seepage.audit.case import Kind
+from seepage.audit.case import Kind, shared_parts
 from seepage.audit.findings import inconclusive, membership_strength, strength
 from seepage.audit.row import (
     Case,
@@ -368,9 +368,8 @@ def _named(some: Sequence[Case], cases: Mapping[str, Case], which: str = "audite
     """The number of cases with their titles; for many cases, with the parts that only their titles share."""
     if len(some) <= LISTED_NAMES:
         return f"{_cases(len(some), which)} ({'; '.join(case.heading for case in some)})"
-    everywhere = set.intersection(*(set(case.title_parts) for case in cases.values()))
-    shared = set.intersection(*(set(case.title_parts) for case in some)) - everywhere
-    common = ", ".join(part for part in some[0].title_parts if part in shared)
+    everywhere = shared_parts(cases.values())
+    common = ", ".join(part for part in shared_parts(some) if part not in everywhere)
     return _cases(len(some), which) + (f" (all of them: {common})" if common else "")
 
 

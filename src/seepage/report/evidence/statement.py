@@ -110,7 +110,7 @@ class CaseShare(Share):
         ('0 of 8 [0 %, 37 %]', '4 of 4 [40 %, 100 %] of the first update, in closed form')
         """
         whose = " of the first update, in closed form" if self.closed_form else ""
-        return f"{self.hits:,} of {self.of:,} [{100 * self.low:.0f} %, {100 * self.high:.0f} %]{whose}"
+        return f"{self.hits:,} of {self.of:,} {self.range}{whose}"
 
 
 class CaseEvidence(Case):
