@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Needs
-from seepage.attacks.exposure.adapters import adapter_findings, adapter_leaks
+from seepage.attacks.exposure.adapters import adapter_findings
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_findings, batch_norm_leaks
 from seepage.attacks.exposure.convolutions import convolution_findings, equation_count
 from seepage.attacks.exposure.finding import ClosedForm, Finding
@@ -478,11 +478,8 @@ class UpdateAnalysis:
         equations, uncounted = self._equations(bool(features))
         indexed, unindexed = self._indexed()
         alone = OneRound(self.seen, self.t)
-        direct: list[ClosedForm] = []
-        if not self.signs:
-            direct = adapter_findings(adapter_leaks(self.observed, knowledge, self._read[0]), alone)
         findings = (
-            *direct,
+            *([] if self.signs else adapter_findings(alone, self._read[0])),
             *layer_findings(layers),
             *label_findings(self.labels, knowledge),
             *batch_norm_findings(self._batch_norms()),
