@@ -462,17 +462,15 @@ class _CaseQueue:
         specs = dict(zip(attack_names(recipe.attack), recipe.attack, strict=True))
         made = {name: (spec.use, attacks[repr(spec)]) for name, spec in specs.items()}
         tasks = {
-            name: [
-                _task(source, name, spec, t, folder, recipe.seed, recipe.device)
-                for t in range(source.rounds(made[name][1]))
-            ]
+            name: [_task(Task, source, recipe, folder, name, spec, t) for t in range(source.rounds(made[name][1]))]
             for name, spec in specs.items()
         }
         order = [list(specs)] if recipe.all_attacks else in_stages(made)
         stages = [[task for name in names for task in tasks[name]] for names in order]
         if recipe.membership is not None and (source.observed / FILE).exists():
             # Nothing waits for a membership test: it keeps a core busy that has no attack to run.
-            stages[-1] += [_membership_task(source, use, folder, recipe) for use in recipe.membership.tests]
+            named = ((use.replace(":", "."), Spec(use)) for use in recipe.membership.tests)
+            stages[-1] += [_task(MembershipTask, source, recipe, folder, name, part) for name, part in named]
         return cls(source, recipe, tuple(stages))
 
     def left(self, number: int, finish: Callable[[Task], None]) -> list[Task]:
@@ -597,33 +595,18 @@ def _dearest_first(tasks: Sequence[Task]) -> list[Task]:
     return sorted(tasks, key=lambda task: places.get(task.part.use, len(places)))[::-1]
 
 
-def _membership_task(source: Source, use: str, folder: Path, recipe: Recipe) -> MembershipTask:
-    return MembershipTask(
-        case=source.name,
-        name=use.replace(":", "."),
-        part=Spec(use),
-        t=0,
-        seed=generator(recipe.seed, f"membership/{_seed_name(source)}/{use}").initial_seed() % 2**31,
-        device=recipe.device,
-        source=source.for_attack(),
-        folder=folder,
-    )
-
-
-def _seed_name(source: Source) -> str:
-    """The case's name in its seeds: `cell` for a single case, as when the rows of `results/` were recorded."""
-    return "cell" if source.name == "case" else source.name
-
-
-def _task(source: Source, name: str, part: Spec, t: int, folder: Path, seed: int, device: str) -> Task:
-    own = generator(seed, f"attack/{_seed_name(source)}/{name}", t).initial_seed() % 2**31
-    return Task(
+def _task(make: type[Task], source: Source, recipe: Recipe, folder: Path, name: str, part: Spec, t: int = 0) -> Task:
+    """The task of one attack on one round, or of a membership test; its seed is by its own name and its case's."""
+    # A single case is called `cell` in its seeds, as when the rows of `results/` were recorded.
+    case = "cell" if source.name == "case" else source.name
+    purpose = f"attack/{case}/{name}" if make is Task else f"membership/{case}/{part.use}"
+    return make(
         case=source.name,
         name=name,
         part=part,
         t=t,
-        seed=own,
-        device=device,
+        seed=generator(recipe.seed, purpose, t).initial_seed() % 2**31,
+        device=recipe.device,
         source=source.for_attack(),
         folder=folder,
     )
