@@ -5,13 +5,13 @@ Configuration alone. `seepage.audit.simulate` does what these say.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from seepage.base.registry import Spec, membership_tests
-from seepage.base.signatures import bind
-from seepage.errors import SeepageError, short, unknown
+from seepage.base.signatures import bind, problems_with
+from seepage.errors import Problems, SeepageError, short, unknown
 from seepage.federation.transcript.designs import DESIGNS, Design, check_rounds, make_design
 from seepage.federation.transcript.vertical import ServerStep
 
@@ -32,6 +32,20 @@ class RecipeTable:
 
     def __post_init__(self) -> None:
         bind(type(self), {one.name: getattr(self, one.name) for one in fields(self)}, f"[{self.table}]")
+
+    @classmethod
+    def read(cls, table: Any) -> Self:
+        """What an unchecked table of a recipe says.
+
+        Raises:
+            SeepageError: For mistakes in it; `Problems` with all of them, where the annotations show them.
+        """
+        if not isinstance(table, Mapping):
+            raise SeepageError(f"[{cls.table}] must be a table, got {table!r}")
+        found = problems_with(cls, table, f"[{cls.table}]")
+        if found:
+            raise Problems("the recipe has mistakes:", found)
+        return cls(**table)
 
 
 @dataclass(frozen=True, kw_only=True)
