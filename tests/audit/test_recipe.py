@@ -150,7 +150,7 @@ def mistakes(tables: dict[str, Any]) -> tuple[str, ...]:
         ({**LINEAR, "grid": []}, "[grid] must be a table"),
         ({**LINEAR, "grid": {"seed": []}}, "at least one value"),
         ({**LINEAR, "grid": {"sede": [1]}}, "no key of a recipe"),
-        ({**LINEAR, "grid": {"batch.size": [1, 0]}}, "at least 1"),
+        ({**LINEAR, "grid": {"batch.size": [1, 0]}}, "size must be a whole number >= 1"),
         ({**LINEAR, "grid": {"batch": [3]}}, "[batch] must be a table"),
         ({**LINEAR, "grid": {"attack.steps": [3]}}, "takes the option"),
         ({**LINEAR, "data": "faces", "grid": {"data.size": [8]}}, "set data itself"),

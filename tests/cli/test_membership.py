@@ -91,8 +91,8 @@ def test_too_few_examples_are_said_and_the_gate_does_not_pass(cli: Cli, tmp_path
         ('tests = ["x"]', "module:Test"),
         ("tests = []", "must be a list"),
         ('tests = ["matched_filter", "matched_filter"]', "twice"),
-        ("level = 0", "between 0 and 1"),
-        ("public = 1", "at least 4"),
+        ("level = 0", "level must be a number > 0 and < 1"),
+        ("public = 1", "public must be a whole number >= 4"),
         ("publik = 1", "publik"),
     ],
 )

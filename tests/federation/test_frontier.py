@@ -130,7 +130,7 @@ def test_strengths_of_ones_own_stand_in_place_of_the_recipes() -> None:
     [
         ({"grid": {"batch.size": [1, 2]}}, "one setting"),
         ({"defense": [{"use": "soteria", "ratio": 0.5}]}, "frontier"),
-        ({"utility": {"rounds": 0}}, "at least 1"),
+        ({"utility": {"rounds": 0}}, "rounds must be a whole number >= 1"),
         ({"utility": {"round": 3}}, "no option 'round'"),
         ({"frontier": [{"sigma": 1.0}]}, 'use = "NAME"'),
         ({"frontier": [{"parts": []}]}, "parts"),

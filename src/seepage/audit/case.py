@@ -1,5 +1,6 @@
 """The facts of a result that are no attack's: each case, the thresholds, the diagnostics, and the tuned options."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
@@ -147,6 +148,16 @@ class Case(JsonRecord):
     def record(self) -> dict[str, Any]:
         """The case as written to `result.json`, without the fields that are not known."""
         return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
+
+
+def shared_parts(cases: Iterable[Case]) -> list[str]:
+    """The parts that the titles of all cases have in common, in order.
+
+    >>> shared_parts(Case(name=name, title_parts=["fc2", "batch 1", name]) for name in ("no defense", "noise"))
+    ['fc2', 'batch 1']
+    """
+    first, *rest = (case.title_parts for case in cases)
+    return [part for part in first if all(part in other for other in rest)]
 
 
 class Thresholds(JsonRecord):

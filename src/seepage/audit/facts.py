@@ -274,11 +274,8 @@ class _Reader:
             words = f"train mode: {self.said[name]}"
             words += f"; passes: {self.said['passes']}" if "passes" in self.said else ""
             return self._seen(name, words, "read")
-        modes = sorted({norm.mode for norm in self.exposure.norms})
-        if modes:
-            read, channels = (
-                sum(getattr(norm, key) for norm in self.exposure.norms) for key in ("variances", "channels")
-            )
+        for one in self.exposure.of("batch-norm"):
+            modes, read, channels = (one.evidence[key] for key in ("modes", "variances", "channels"))
             words = (
                 f"{' and '.join(modes)} mode, by the gradient; {read} of {channels} variances of the batch can be read"
             )

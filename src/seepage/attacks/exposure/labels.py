@@ -1,14 +1,14 @@
 """What the gradient of the last bias reveals about the labels of a batch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
 from seepage.base.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
 from seepage.federation.types import Knowledge
@@ -134,6 +134,21 @@ class LabelLeak:
         others = ", and perhaps others" if self.least is None else ""
         return f"{kind} {', '.join(named)}{more}{others}, from the last bias"
 
+    @property
+    def words(self) -> str:
+        """The classes, with their counts where these are known."""
+        if not self.sound:
+            return "the last bias gradient was changed, or is no cross-entropy's; nothing is read off it"
+        words = f"classes {', '.join(map(str, self.present)) or 'none'} are there"
+        if self.counts is None or self.doubt is None:
+            return words
+        counts, sure = (
+            ", ".join(f"{count} of class {name}" for name, count in enumerate(numbers) if count)
+            for numbers in (self.counts, self.least or ())
+        )
+        off = f"before rounding up to {self.doubt:.2f} off a whole number"
+        return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure or 'none'}"
+
     def _interval(self, label: int) -> str:
         if self.least is None:
             return ""
@@ -249,19 +264,23 @@ def signed_label_leak(
     return LabelLeak(present, None, None, bool((bias > 0).any()))
 
 
-def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[Finding]:
-    """The labels as a finding; none where nothing can be believed."""
+def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[ClosedForm]:
+    """What the last layer says of the labels; it is of tensors where it can be believed."""
     last = last_linear(knowledge.model, knowledge.num_outputs)
-    if leak is None or not leak.believed or last is None:
+    if leak is None:
         return []
+    counted = leak.counts is not None
+    message, tensors = "the labels and about how many of each" if counted else "the labels", tuple[str, ...]()
+    limit = "Counts take the outputs for uniform, as they are before training."
+    if leak.believed and last is not None:
+        tensors = tuple(filter(None, last))
     return [
-        Finding(
+        ClosedForm(
             name="labels",
-            message="the labels" if leak.counts is None else "the labels and about how many of each",
-            evidence={"present": leak.present, "counts": leak.counts, "doubt": leak.doubt, "least": leak.least},
-            limit="Counts take the outputs for uniform, as they are before training."
-            if leak.counts is not None
-            else "Other classes may be there, too.",
-            tensors=tuple(filter(None, last)),
+            message=message,
+            evidence=asdict(leak),
+            limit=limit if counted else "Other classes may be there, too.",
+            tensors=tensors,
+            lines=(f"labels: {leak.words}",),
         )
     ]

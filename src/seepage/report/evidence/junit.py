@@ -11,7 +11,7 @@ ERRORS = ("untried", "open")
 """States of findings of which nobody knows what they would be."""
 
 
-def junit(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
+def junit(evidence: Evidence) -> str:
     """The document.
 
     A finding that leaks is a failure; one whose attack does not apply or was not needed, or whose guesses no truth
@@ -20,8 +20,8 @@ def junit(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
 
     Args:
         evidence: The run's evidence.
-        found: Its findings.
     """
+    found = evidence.findings
     root = ET.Element("testsuites", {"name": "seepage", **_counts(found)})
     for title in dict.fromkeys(one.title for one in found):
         inside = [one for one in found if one.title == title]

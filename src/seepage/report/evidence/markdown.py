@@ -22,7 +22,7 @@ TELLING = ("leaks", "untried", "open")
 """States that a reader must see at once."""
 
 
-def summary(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
+def summary(evidence: Evidence) -> str:
     """What `$GITHUB_STEP_SUMMARY`, or a comment on a merge request, shows of a run."""
     lines = [
         "# seepage: what the updates reveal",
@@ -37,8 +37,8 @@ def summary(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
     ]
     lines += ["| part of the verdict | finding |", "|---|---|"]
     lines += [f"| {for_markdown(name)} | {for_markdown(words)} |" for name, words in evidence.summary.items()]
-    telling = [one for one in found if one.state in TELLING]
-    rest = [one for one in found if one.state not in TELLING]
+    telling = [one for one in evidence.findings if one.state in TELLING]
+    rest = [one for one in evidence.findings if one.state not in TELLING]
     if telling:
         lines += ["", *_table(telling)]
     if rest:
