@@ -67,7 +67,7 @@ def quality(options: argparse.Namespace) -> None:
     batch = Batch(private.inputs[contrast][:2], private.labels[contrast][:2])
     for name, (arguments, mode) in VICTIMS.items():
         model = build(Architecture("convnet", arguments), (3, 32, 32), len(data.classes))
-        seen = record(model, batch, client=FedSGD(mode=mode), told={"labels"})
+        seen = record(model, batch, client=FedSGD(mode=mode), known={"labels"})
         attack = inverting_gradients(steps=options.steps, tv=1e-3, labels="given")
         for seed in options.seeds:
             for slopes in ("exact", "first_order"):
@@ -96,7 +96,7 @@ def pairs(options: argparse.Namespace) -> None:
     for image in range(options.images):
         batch = data.batch(data.private[300 + image : 301 + image])
         model = build(Architecture("convnet"), data.input_shape, len(data.classes), seed=image)
-        seen = record(model, batch, client=FedSGD(mode="eval"), told={"labels"})
+        seen = record(model, batch, client=FedSGD(mode="eval"), known={"labels"})
         for name in ("exact", "first_order", "forgets"):
             FirstOrderProblem.evaluate = forgets if name == "forgets" else remembers  # type: ignore[method-assign]
             chosen = replace(it, gradients="exact" if name == "exact" else "first_order")

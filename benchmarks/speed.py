@@ -8,10 +8,10 @@ variation, best point and history included. All take turns in one process on the
 steps, and each turn gives one ratio; the median of the ratios is reported, with the smallest and the largest. Processor
 time is compared, which other programs disturb less than the clock on the wall; a turn before the first is not counted.
 
-`ig`: cosine, total variation, signs, Adam at 0.1 in a step schedule, labels told. breaching is timed where it is
+`ig`: cosine, total variation, signs, Adam at 0.1 in a step schedule, labels known. breaching is timed where it is
 installed (`attacks.prepare_attack`, `reconstruct`, its preset invertinggradients). `fedleak`: the preset as it stands,
-labels told, against a plain double-backward loop with `Tensor.kthvalue`. One record of `results/matching/attacks.jsonl`
-per network, batch size and objective.
+labels known, against a plain double-backward loop with `Tensor.kthvalue`. One record of
+`results/matching/attacks.jsonl` per network, batch size and objective.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def victim(name: str, batch: int) -> tuple[Transcript, Batch]:
     """An update of random images, in eval mode; what they show does not change what a step costs."""
     draw = generator(0, "benchmark")
     truth = Batch(torch.rand((batch, *SHAPE), generator=draw), torch.randint(10, (batch,), generator=draw))
-    return record(network(name), truth, client=FedSGD(mode="eval"), told=["labels"]), truth
+    return record(network(name), truth, client=FedSGD(mode="eval"), known=["labels"]), truth
 
 
 def own(seen: Transcript, it: GradientMatching, gradients: Any) -> Run:

@@ -79,14 +79,14 @@ def main() -> None:
         rule = FedAvg(lr=LR, optimizer="adam", steps=steps, batch_size=n)
         seen = observe(model, update, shape, batch_size=n, client=rule)
         labels, there = UpdateAnalysis(seen).labels, set(private.labels.tolist())
-        told = set() if labels is None or not labels.believed else set(labels.present)
+        known = set() if labels is None or not labels.believed else set(labels.present)
         candidates = Batch(*(torch.cat([getattr(b, what) for b in (private, others)]) for what in ("inputs", "labels")))
         found = infer_membership(seen, MatchedFilter(entries=1024), candidates, public, seed=seed)
         facts = {"network": network, "optimizer": optimizer, "steps": steps, "seed": seed, "n": n, "lr": LR}
-        facts |= {"labels_there": len(there), "labels_right": len(told & there), "labels_wrong": len(told - there)}
+        facts |= {"labels_there": len(there), "labels_right": len(known & there), "labels_wrong": len(known - there)}
         facts |= {"statistics_error": statistics_error(model, before, after, read), "level": LEVEL, "others": OTHERS}
-        named_, false = ((found.p_values[part] <= LEVEL).sum() for part in (slice(n), slice(n, None)))
-        facts |= {"named": int(named_), "false": int(false), "data": Path(arguments.data).stem}
+        identified, false = ((found.p_values[part] <= LEVEL).sum() for part in (slice(n), slice(n, None)))
+        facts |= {"identified": int(identified), "false": int(false), "data": Path(arguments.data).stem}
         auc = area_under_curve(found.statistics[:n], found.statistics[n:])
         keep("captured/adaptive", f"{network}, {optimizer}, steps {steps}", "auc", {**facts, "auc": float(auc)})
 

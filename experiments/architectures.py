@@ -302,18 +302,18 @@ def private(network: Network, n: int) -> Batch:
 
 
 def transcript(network: Network, setting: str) -> tuple[Transcript, Batch]:
-    """Two rounds over the same examples, whose numbers are told, as CAFE and averages over rounds want it."""
+    """Two rounds over the same examples, whose numbers are known, as CAFE and averages over rounds want it."""
     mode, n = SETTINGS[setting]
     with frozen_randomness(0):
         model = network.make()
         _settle(model, network)
     batch = private(network, n)
-    seen = record(model, [batch, batch], client=FedSGD(mode=mode), told=["indices"])
+    seen = record(model, [batch, batch], client=FedSGD(mode=mode), known=["indices"])
     if network.tokens:
         return seen, batch
     own = torch.rand((20, *network.shape), generator=generator(0, "auxiliary"))
-    told = replace(seen.knowledge, auxiliary=own, told=frozenset({"auxiliary", "indices"}))
-    return replace(seen, knowledge=told), batch
+    known = replace(seen.knowledge, auxiliary=own, known=frozenset({"auxiliary", "indices"}))
+    return replace(seen, knowledge=known), batch
 
 
 def _settle(model: nn.Module, network: Network) -> None:

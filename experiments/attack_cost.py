@@ -75,7 +75,7 @@ def main() -> None:
     batch = draw(test, args.batch, 0)
     shape, classes = tuple(batch.inputs.shape[1:]), int(train.labels.max()) + 1
     model = build(Architecture("resnet", {"depth": 10, "width": args.width}), shape, classes, seed=0)
-    seen = record(model, batch, client=FedSGD(mode="eval"), told=["labels"])
+    seen = record(model, batch, client=FedSGD(mode="eval"), known=["labels"])
     seen = replace(seen, knowledge=replace(seen.knowledge, auxiliary=train.inputs[:64]))
     for name, (make, minutes) in ATTACKS.items():
         seconds, evaluations = cost(make, seen, *args.steps)

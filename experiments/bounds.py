@@ -301,7 +301,10 @@ def membership_rows(_: argparse.Namespace) -> None:
             if (row.row, seed) in done:
                 continue
             facts = {"sigma": sigma, "mu": mu, "auc": area, "auc_interval": row.interval, "auc_bound": gaussian_auc(mu)}
-            facts |= {key: row.facts[key] for key in ("named", "named_interval", "false", "false_interval", "members")}
+            facts |= {
+                key: row.facts[key]
+                for key in ("identified", "identified_interval", "false", "false_interval", "members")
+            }
             # The rate of false alarms is itself measured: the bound at its upper end is what nothing may exceed.
             facts |= {"bound_at_upper_false": gaussian_tpr(row.facts["false_interval"][1], mu)}
             bound = gaussian_tpr(0.01, mu)

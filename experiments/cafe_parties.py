@@ -45,7 +45,7 @@ def prepare(
     with frozen_randomness(seed):
         model = vertical(shape, classes, **(model_options or {}))
     params, buffers = state_of(model)
-    knowledge = Knowledge(model, FedSGD(), shape, classes, told=frozenset({"indices"}))
+    knowledge = Knowledge(model, FedSGD(), shape, classes, known=frozenset({"indices"}))
     return IndexedVictim(knowledge, params, data, design, rounds, buffers, defense, seed, server or ServerStep())
 
 

@@ -39,12 +39,12 @@ def options(client: Client) -> list[str]:
     >>> options(next(one for one in CLIENTS if one.name == "flower-quickstart-4"))
     ['--model=upstream_networks:lenet', '--shape=3,32,32', '--classes=10', '--lr=0.1', '--steps=1']
     """
-    told = dict(client.told)
-    rule = told.pop("client", None)
+    known = dict(client.known)
+    rule = known.pop("client", None)
     words = [f"--model=upstream_networks:{client.network}", f"--shape={','.join(map(str, client.shape))}"]
     words += [] if client.classes is None else [f"--classes={client.classes}"]
     words += [] if rule is None else [f"--loss={rule.options['loss']}"]
-    return words + [f"--{name.replace('_', '-')}={value}" for name, value in told.items()]
+    return words + [f"--{name.replace('_', '-')}={value}" for name, value in known.items()]
 
 
 def measure(client: Client, source: Path) -> None:

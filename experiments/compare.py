@@ -33,7 +33,7 @@ KEPT = {
     "status",
     "outcome",
     "examples",
-    "told_extra",
+    "side_information",
     "returned",
     "space",
     "scores",

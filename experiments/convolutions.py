@@ -3,7 +3,7 @@
 python experiments/convolutions.py --data ../shared/data/cifar10.npz --batch 8 --trained 100 --seeds 5
 
 Adds one record for each batch to results/convolutions/. Networks and batches have the same seed; images are those that
-development did not see (`common.draw`). The labels are told, unless `--untold`. In train mode (`--out coupled`) the
+development did not see (`common.draw`). The labels are known, unless `--untold`. In train mode (`--out coupled`) the
 first 20 images that are drawn from were looked at while the method was made; no constant was chosen on them.
 
 With `--checkpoints LR --out checkpoints` the update is two checkpoints in float32, as they are saved, and labels are
@@ -45,7 +45,7 @@ def trained(model: nn.Module, train: Batch, steps: int, seed: int) -> nn.Module:
 def two_checkpoints(
     model: nn.Module, batch: Batch, client: FedSGD, lr: float, clip: float | None, decay: float
 ) -> Transcript:
-    """What the weights before and after one step of PyTorch's own SGD show; no label or weight decay is told."""
+    """What the weights before and after one step of PyTorch's own SGD show; no label or weight decay is known."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.zero_grad()
     model.train(client.mode == "train")
@@ -77,9 +77,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--mode", choices=("train", "eval"), default="train", help="how the client runs batch norm")
     parser.add_argument("--checkpoints", type=float, metavar="LR", help="the update is two checkpoints in float32")
-    parser.add_argument("--clip", type=float, help="the client clips the norm of its gradient, which nobody is told")
-    parser.add_argument("--decay", type=float, default=0.0, help="the client's weight decay, which nobody is told")
-    parser.add_argument("--untold", action="store_true", help="the labels are not told")
+    parser.add_argument("--clip", type=float, help="the client clips the norm of its gradient, which nobody is known")
+    parser.add_argument("--decay", type=float, default=0.0, help="the client's weight decay, which nobody is known")
+    parser.add_argument("--untold", action="store_true", help="the labels are not known")
     parser.add_argument("--out", default="exact")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -87,7 +87,7 @@ def main() -> None:
     train, test = parts(args.data)
     classes = args.classes or int(max(train.labels.max(), test.labels.max())) + 1
     train, test = few_classes(train, classes), few_classes(test, classes)
-    told = set() if args.untold else {"labels"}
+    known = set() if args.untold else {"labels"}
     options = dict(pair.split("=") for pair in args.options.split(",") if pair)
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         given = {name: int(value) if value.isdigit() else value for name, value in options.items()}
@@ -101,7 +101,7 @@ def main() -> None:
             try:
                 attack, client = GaussNewton(steps=args.steps, layers=args.layers), FedSGD(mode=args.mode)
                 if args.checkpoints is None:
-                    row |= attacked(attack, model, batch, told=told, client=client)
+                    row |= attacked(attack, model, batch, known=known, client=client)
                 else:
                     row |= {"lr": args.checkpoints, "clip": args.clip, "decay": args.decay}
                     made = two_checkpoints(model, batch, client, args.checkpoints, args.clip, args.decay)

@@ -82,9 +82,9 @@ def noise(arguments: argparse.Namespace, model: nn.Module, batch: Batch, facts: 
         # The paper's epsilons are those of a sensitivity of 1/n: each example's gradient clipped to norm 1.
         exact = epsilon(1 / len(batch) / sigma) if sigma else None
         for name, attack in rivals(arguments):
-            told = {**facts, "method": name, "sigma": sigma, "epsilon": exact, "gradient_norm": size}
+            known = {**facts, "method": name, "sigma": sigma, "epsilon": exact, "gradient_norm": size}
             row = attacked(attack, model, batch, defense=GaussianNoise(sigma=sigma, clip=min(1.0, size)))
-            keep("cpa/noise", f"{name}, sigma {sigma:g}", "cosine", told | row)
+            keep("cpa/noise", f"{name}, sigma {sigma:g}", "cosine", known | row)
 
 
 def updates(arguments: argparse.Namespace, model: nn.Module, batch: Batch, facts: Mapping[str, Any]) -> None:

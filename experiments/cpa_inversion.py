@@ -64,7 +64,7 @@ def measure(attack: FeatureInversion, seen: Transcript, batch: Batch) -> Row:
         found = attack(seen, seed=0)
     seconds = {"wall_s": clock.wall, "cpu_s": clock.cpu}
     back, true = embeddings(seen, found.inputs), embeddings(seen, batch.inputs)
-    # Which image was meant is told by the embedding; poor images would be matched with whatever they look like.
+    # Which image was meant is known by the embedding; poor images would be matched with whatever they look like.
     _, whose = linear_sum_assignment(F.normalize(back, dim=1) @ F.normalize(true, dim=1).T, maximize=True)
     guesses, truth, true = found.inputs, batch.inputs[whose], true[whose]
     plain = flat_square(truth)

@@ -3,7 +3,7 @@
     python experiments/defenses.py [--batches 4] [--steps 200] [--only NAME]
 
 Fresh networks on the packaged faces (16 pixels) are attacked: fc2 with batches of 8 by `linear` and `cocktail_party`,
-convnet with batches of 1 by `inverting_gradients`, which is told the labels. One row of results/defenses/leakage.jsonl
+convnet with batches of 1 by `inverting_gradients`, which knows the labels. One row of results/defenses/leakage.jsonl
 per case, defense and attack: the median PSNR over all examples of all batches, in dB. Rows that are there are skipped.
 """
 
@@ -80,8 +80,8 @@ def measure(case: str, parts: Parts, use: str, batches: int, steps: int) -> dict
     options = {"steps": steps} if use == "inverting_gradients" else {}
     begin, parts_scored = time.process_time(), []
     for i, batch in enumerate(truth(case, batches)):
-        told = ["labels"] if use == "inverting_gradients" else []
-        transcript = record(model, batch, defense=make(parts), told=told, seed=i)
+        known = ["labels"] if use == "inverting_gradients" else []
+        transcript = record(model, batch, defense=make(parts), known=known, seed=i)
         parts_scored.append(score(attack(transcript, use, seed=i, options=options), batch))
     found = Scores.concatenate(parts_scored)
     return {

@@ -3,7 +3,7 @@ r"""How much entries that a known defense shows to be small should count: `SMALL
 python experiments/faint.py --seeds 100 101 102
 
 Packaged digits (16 pixels), one at a time, of seeds that no other script scores, fresh convnets of width 8 with GELU;
-the attacker is told of the defense. One row of results/defenses/faint.jsonl per digit, defense, attack and value.
+the attacker knows of the defense. One row of results/defenses/faint.jsonl per digit, defense, attack and value.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
         batch = data.batch(data.private[chosen])
         model = build(Architecture("convnet", {"width": 8, "activation": "gelu"}), (1, 16, 16), 10, seed=seed)
         for name in arguments.defenses:
-            seen = record(model, batch, defense=DEFENSES[name], told=["defense"])
+            seen = record(model, batch, defense=DEFENSES[name], known=["defense"])
             for use, made in ATTACKS.items():
                 for value in arguments.values:
                     sparsify.SMALL_ENTRY_WEIGHT = value

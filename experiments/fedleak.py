@@ -3,7 +3,7 @@
     python experiments/fedleak.py --data ../shared/data/cifar10.npz --width 16 --batch 4 --seeds 3
 
 A victim is a ResNet-10 of some width, fresh or after some steps of SGD, the mode its update was taken in, and a batch
-of images that development did not see (`common.draw`). Labels are told. Each variant is FedLeak with its own distance,
+of images that development did not see (`common.draw`). Labels are known. Each variant is FedLeak with its own distance,
 priors and direction, and so many steps of two evaluations (1: the start itself):
 
 - `published`: from uniform noise, without anything new; a rate of 1 over the number of steps, so that a value can move
@@ -83,7 +83,7 @@ def baselines(batch: Batch) -> Row:
 
 def scored(attack: Attack, model: nn.Module, batch: Batch, mode: Literal["eval", "train"]) -> Row:
     """PSNR with its 95 % interval over the examples, SSIM and time; the reason alone where the start is refused."""
-    seen, clock = record(model, batch, client=FedSGD(mode=mode), told=["labels"]), Clock()
+    seen, clock = record(model, batch, client=FedSGD(mode=mode), known=["labels"]), Clock()
     with clocked(clock):
         found = attack(seen, seed=0)
     row: Row = {"cpu_s": clock.cpu, "wall_s": clock.wall, "notes": list(found.notes)}
@@ -112,7 +112,7 @@ def probe(model: nn.Module, batch: Batch, name: str) -> Row:
 
     The truth is put in the order of what the variant knows, so that each candidate is held to its own example.
     """
-    seen = record(model, batch, client=FedSGD(mode="eval"), told=["labels"])
+    seen = record(model, batch, client=FedSGD(mode="eval"), known=["labels"])
     knowledge, observed = seen.knowledge, seen[0]
     guide = variant(name, 1)
     search = guide.started(knowledge, observed) if isinstance(guide, GuidedMatching) else guide

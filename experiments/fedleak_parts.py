@@ -48,10 +48,10 @@ WRITTEN: Row = {"entries": "kept", "blend_labels": True}
 FULL: dict[str, Row] = {
     "published constants": {**PUBLISHED},
     "published constants, Algorithm 1 to the letter": {**PUBLISHED, **WRITTEN},
-    "published constants, labels told": {**PUBLISHED, "labels": "auto"},
+    "published constants, labels known": {**PUBLISHED, "labels": "auto"},
     "faster constants": {**FASTER},
 }
-"""Options of `fedleak_read`; with `labels` as `auto` the client's labels are told."""
+"""Options of `fedleak_read`; with `labels` as `auto` the client's labels are known."""
 SHORT: Row = {"steps": 500, "lr": 0.03, "schedule": "cosine"}
 READINGS: dict[str, Row] = {
     "as here": {},
@@ -64,8 +64,8 @@ READINGS: dict[str, Row] = {
     "eq. 9 exact, lambda 7e-3": {"penalty": "exact", "k": 1e-2},
     "eq. 13, k 0.1": {"k": 0.1},
     "eq. 9 exact, lambda 0.07": {"penalty": "exact", "k": 0.1},
-    "labels told": {"labels": "auto"},
-    "labels told, no blend": {"labels": "auto", "weight": 0.0},
+    "labels known": {"labels": "auto"},
+    "labels known, no blend": {"labels": "auto", "weight": 0.0},
     "labels inferred and fixed": {"labels": "count"},
     "labels unknown from the start": {"labels": "joint"},
 }
@@ -100,16 +100,16 @@ def scored(guesses: Tensor, batch: Batch) -> float:
     return float(psnr(found, batch.inputs).mean())
 
 
-def victim(batch: Batch, classes: int, width: int, seed: int, *, told: bool) -> Transcript:
+def victim(batch: Batch, classes: int, width: int, seed: int, *, known: bool) -> Transcript:
     architecture = Architecture("convnet", {"width": width, "activation": "gelu"})
     model = build(architecture, tuple(batch.inputs.shape[1:]), classes, seed=seed)
-    return record(model, batch, client=FedSGD(mode="eval"), told=["labels"] if told else ())
+    return record(model, batch, client=FedSGD(mode="eval"), known=["labels"] if known else ())
 
 
 def searched(options: Row, batch: Batch, classes: int, width: int, seed: int) -> Row:
     """One attack: PSNR of the best point by the objective, and on the way."""
     given = {"labels": "refined", **options}
-    seen = victim(batch, classes, width, seed, told=given["labels"] == "auto")
+    seen = victim(batch, classes, width, seed, known=given["labels"] == "auto")
     watched, clock = Watched(given["steps"], lambda guess: scored(guess, batch)), Clock()
     with clocked(clock):
         found = fedleak_read(**given)(seen, seed=seed, progress=watched)
@@ -161,7 +161,7 @@ def split(places: Tensor, like: Tensors) -> Tensors:
 
 def chosen_path(rule: str, batch: Batch, classes: int, width: int, seed: int, steps: int) -> Row:
     """Adam at 0.03 with cosine decay on the distance over the entries that a rule chooses anew at each step."""
-    seen = victim(batch, classes, width, seed, told=True)
+    seen = victim(batch, classes, width, seed, known=True)
     inner: Distance = L1("mean") + Cosine()
     problem = Problem.of(seen[0], seen.knowledge, inner, None)
     x = torch.rand(batch.inputs.shape, generator=generator(seed, "start", 0)).requires_grad_()
@@ -197,9 +197,9 @@ def jacobian(problem: Problem, inputs: Tensor, labels: Tensor) -> Tensor:
 
 def estimation(batch: Batch, classes: int, width: int, seed: int) -> list[Row]:
     """|x* - x| beside |g* - g| / sigma of appendix B, for x* in a random direction and in the worst one."""
-    seen = victim(batch, classes, width, seed, told=True)
+    seen = victim(batch, classes, width, seed, known=True)
     model = seen.knowledge.model.double()
-    exact = record(model, Batch(batch.inputs.double(), batch.labels), client=FedSGD(mode="eval"), told=["labels"])
+    exact = record(model, Batch(batch.inputs.double(), batch.labels), client=FedSGD(mode="eval"), known=["labels"])
     problem = Problem.of(exact[0], exact.knowledge, L1("mean"), None)
     x = batch.inputs.double()
     at_truth = torch.linalg.svd(jacobian(problem, x, batch.labels), full_matrices=False)

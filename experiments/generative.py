@@ -71,8 +71,8 @@ def settings(table: str) -> Iterator[Setting]:
         for steps, client in LOCAL.items():
             yield 4, CONVNET, 0, client, None, ["rogs", "gias", "inverting_gradients"], {"local_steps": steps}
     else:
-        for name, told in itertools.product(DEFENSES, (False, True)):
-            facts = {"defense": name, "told": told}
+        for name, known in itertools.product(DEFENSES, (False, True)):
+            facts = {"defense": name, "known": known}
             yield 1, CONVNET, 0, FedSGD(), DEFENSES[name], ["ggl reach 3", "ggl adam", "inverting_gradients"], facts
 
 
@@ -90,10 +90,10 @@ def rows(table: str, dataset: Dataset, seed: int) -> None:
         plan = Training(steps=steps)
         state = train(network, state_of(network), dataset.batch, dataset.train, plan, seed=seed)
         network.load_state_dict(state[0] | state[1])
-        told = bool(facts.get("told"))
-        seen = record(network, batch, client=client, defense=defense, seed=seed, told=["defense"] if told else ())
+        known = bool(facts.get("known"))
+        seen = record(network, batch, client=client, defense=defense, seed=seed, known=["defense"] if known else ())
         images = auxiliary_images(Auxiliary(), dataset, [batch.inputs], seed)
-        own = replace(seen.knowledge, auxiliary=images, told=seen.knowledge.told | {"auxiliary"})
+        own = replace(seen.knowledge, auxiliary=images, known=seen.knowledge.known | {"auxiliary"})
         flat = flat_square(batch.inputs)
         typical = images.mean(0).expand_as(batch.inputs).contiguous()
         for method in methods:

@@ -127,7 +127,7 @@ def small(train: Batch, state: str) -> nn.Module:
 
 
 def seen(model: nn.Module, batch: Batch) -> Transcript:
-    return record(model, batch, client=FedSGD(mode="eval"), told=["labels"])
+    return record(model, batch, client=FedSGD(mode="eval"), known=["labels"])
 
 
 def at(transcript: Transcript, inputs: Tensor, labels: Tensor) -> Row:

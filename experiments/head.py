@@ -48,7 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GELU": {"activation": "gelu"},
     "leaky ReLU": {"activation": "leaky_relu"},
     "sigmoid": {"activation": "sigmoid"},
-    "labels not told": {"told": False},
+    "labels not known": {"known": False},
     "float16 update": {"dtype": torch.float16},
     "bfloat16 update": {"dtype": torch.bfloat16},
 }
@@ -102,7 +102,7 @@ def compared(found: HeadFeatures, truth: Tensor, labels: Tensor) -> tuple[Tensor
 
 
 def one(
-    model: nn.Module, batch: Batch, *, told: bool = True, dtype: torch.dtype | None = None
+    model: nn.Module, batch: Batch, *, known: bool = True, dtype: torch.dtype | None = None
 ) -> dict[str, Any] | None:
     """Errors of one batch; None where the method says that it does not apply."""
     transcript = record(model, batch)
@@ -112,7 +112,7 @@ def one(
         seen = type(seen)(seen.t, seen.params, Update(tensors), seen.buffers, seen.batch_size)
     start = time.process_time()
     try:
-        found = head_features(seen, transcript.knowledge, batch.labels if told else None)
+        found = head_features(seen, transcript.knowledge, batch.labels if known else None)
     except Inapplicable:
         return None
     seconds = time.process_time() - start
@@ -182,7 +182,7 @@ def main() -> None:
     torch.set_num_threads(1)
     train, test = (spread(part, arguments.classes) for part in parts(arguments.data))
     for name, how in settings(arguments):
-        state, told, dtype = how["state"], how.get("told", True), how.get("dtype")
+        state, known, dtype = how["state"], how.get("known", True), how.get("dtype")
         made = {key: how[key] for key in ("activation", "bias") if key in how}
         for n in arguments.n:
             for distinct in (False,) if arguments.networks == "lone" else (True, False):
@@ -195,7 +195,7 @@ def main() -> None:
                     if arguments.networks == "lone":
                         results.append(alone(model, batch))
                     else:
-                        results.append(one(model, batch, told=told, dtype=dtype))
+                        results.append(one(model, batch, known=known, dtype=dtype))
                 labels = "distinct" if distinct else "as drawn"
                 facts = {"features": name, "classes": arguments.classes, "state": state, "n": n, "labels": labels}
                 if arguments.networks == "lone":

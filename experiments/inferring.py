@@ -43,10 +43,10 @@ def main() -> None:
                         model, album.batch(album.private[:n]), client=FedAvg(lr=lr, steps=k, batch_size=LOCAL)
                     )
                     found = infer_steps(model, seen[0].update.tensors, shape, classes, lr=lr, steps=None)
-                    told = found is not None and "nothing" not in found.said["local steps"]
-                    steps[str(found.steps) if found is not None and told else "not told"] += 1
+                    known = found is not None and "nothing" not in found.said["local steps"]
+                    steps[str(found.steps) if found is not None and known else "not inferred"] += 1
                     size, _ = infer_size(UpdateAnalysis(seen))
-                    right["right" if size == min(n, LOCAL * k) else "not told" if size is None else "wrong"] += 1
+                    right["right" if size == min(n, LOCAL * k) else "not inferred" if size is None else "wrong"] += 1
                 keep_measured(
                     "captured/inferring",
                     f"{use}, trained {before}, {k} local",

@@ -3,7 +3,7 @@
     python experiments/landscape.py [--data photos] [--nets ...] [--size 1] [--batches 4] [--steps 500]
 
 For each network: the probe at four noises and from an even gray, and the SSIM and PSNR of Inverting Gradients after a
-short run, on images of some contrast at 32 px, labels told. Beside them the score of an image of the batch's mean
+short run, on images of some contrast at 32 px, labels known. Beside them the score of an image of the batch's mean
 color. Trained networks saw other images of the same data for a few epochs. Each batch has an initialization of its
 own. One JSON line per network and batch.
 
@@ -73,7 +73,7 @@ def case(options: argparse.Namespace, net: str, activation: str, mode: str, epoc
     accuracy = train(model, options.learned, epochs)
     chosen = slice(number * options.size, (number + 1) * options.size)
     private = Batch(options.private.inputs[chosen], options.private.labels[chosen])
-    seen = record(model, private, client=FedSGD(mode=mode), told={"labels"})
+    seen = record(model, private, client=FedSGD(mode=mode), known={"labels"})
     problem = Problem.of(seen[0], seen.knowledge, Cosine(), None)
     started = time.process_time()
     probe = landscape(problem, private.inputs, private.labels, noises=NOISES, draws=options.draws)

@@ -149,7 +149,7 @@ def judged(found: Reconstruction, batch: Batch) -> Row:
         return {"certified_examples": 0, "false": 0, "exact": 0.0}
     apart = (found.inputs[:, None] - batch.inputs[None]).flatten(2).double().square().mean(2).sqrt()  # [k, n]
     errors, sure = apart.amin(1), found.certified.cpu()
-    # Without rounding an example is told exactly: what is farther than 60 dB is another.
+    # Without rounding an example is known exactly: what is farther than 60 dB is another.
     stated = found.objective.double().clamp(min=1e-3)
     row = {**measure(found, batch), "guesses": len(found), "certified_examples": int(sure.sum())}
     row["false"] = int((sure & (errors > stated)).sum())

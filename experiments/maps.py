@@ -2,7 +2,7 @@ r"""What gradient matching gets of an update whose network is trained towards a 
 
 python experiments/maps.py --data ../shared/data/cifar10.npz
 
-A small convolutional network, fresh, segments photographs into three levels of brightness. The maps are told to the
+A small convolutional network, fresh, segments photographs into three levels of brightness. The maps are known to the
 attacker, or searched for along with the photograph.
 """
 
@@ -48,9 +48,9 @@ def main() -> None:
         for place in range(arguments.images):
             images = draw(test, 1, 7000 + 100 * seed + place).inputs
             batch = Batch(images, levels(images))
-            for told in (True, False):
-                seen = record(model, batch, told=["labels"] if told else [])
-                options = {"steps": arguments.steps, "line_search": True, "labels": "given" if told else "joint"}
+            for known in (True, False):
+                seen = record(model, batch, known=["labels"] if known else [])
+                options = {"steps": arguments.steps, "line_search": True, "labels": "given" if known else "joint"}
                 found = attack(seen, "dlg", seed=seed, options=options)
                 right = float((found.labels == batch.labels).double().mean()) if found.labels is not None else None
                 facts = {
@@ -64,7 +64,7 @@ def main() -> None:
                     "seed": seed,
                     "data": Path(arguments.data).stem,
                 }
-                keep("matching/maps", f"maps {'told' if told else 'searched for'}; image {place}", "psnr", facts)
+                keep("matching/maps", f"maps {'known' if known else 'searched for'}; image {place}", "psnr", facts)
 
 
 if __name__ == "__main__":

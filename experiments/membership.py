@@ -52,7 +52,7 @@ class Setting:
     defense: tuple[Spec, ...] = ()
     tests: tuple[str, ...] = ("matched_filter",)
     public: int = PUBLIC
-    told: bool = False
+    known: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,7 +74,7 @@ PERCEPTRON = (
         8,
         defense=(Spec("gaussian_noise", {"clip": 1.0, "sigma": 0.001}),),
         tests=SPAN,
-        told=True,
+        known=True,
     ),
 )
 LARGE = (
@@ -118,7 +118,7 @@ SMALL = (
             f"n = 8, 300 steps, clip 1, noise {sigma:g}, known",
             steps=300,
             defense=(Spec("gaussian_noise", {"clip": 1.0, "sigma": sigma}),),
-            told=True,
+            known=True,
         )
         for sigma in (0.001, 0.01, 0.1)
     ),
@@ -159,14 +159,14 @@ def facts_of(own: Tensor, rest: Tensor, hit: Share, wrong: Share) -> dict[str, A
     Args:
         own: Statistics of members.
         rest: Those of others.
-        hit: Members named.
-        wrong: Others named.
+        hit: Members identified.
+        wrong: Others identified.
     """
     return {
         "auc": area_under_curve(own, rest),
         "interval": area_interval(own, rest),
-        "named": hit.share,
-        "named_interval": list(hit.interval),
+        "identified": hit.share,
+        "identified_interval": list(hit.interval),
         "false": wrong.share,
         "false_interval": list(wrong.interval),
         "members": hit.of,
@@ -180,7 +180,7 @@ def measure(model: nn.Module, setting: Setting, public: Batch, private: Batch, u
     order = torch.randperm(len(private), generator=generator(seed, "candidates"))
     members: list[Tensor] = []
     others: list[Tensor] = []
-    named: list[Tensor] = []
+    identified: list[Tensor] = []
     false: list[Tensor] = []
     small: list[Tensor] = []
     inference, clock = None, time.process_time()
@@ -189,21 +189,21 @@ def measure(model: nn.Module, setting: Setting, public: Batch, private: Batch, u
     together = record(model, batches, client=client, defense=defense, seed=seed) if use == "fedmia" else None
     for t, (places, batch) in enumerate(zip(drawn, batches, strict=True)):
         seen = together or record(
-            model, batch, client=client, defense=defense, seed=seed, told=["defense"] * setting.told
+            model, batch, client=client, defense=defense, seed=seed, known=["defense"] * setting.known
         )
         inference = inference or MembershipInference(MEMBERSHIP_TESTS.build(Spec(use)), seen, public, seed=seed)
         found = inference.of(seen[t if together else 0], at(private, places))
         if len(found.calibration) + 1 >= 1 / PER_MILLE:
-            small.append(found.named(PER_MILLE))
+            small.append(found.identified(PER_MILLE))
         members.append(found.statistics[: setting.n])
         others.append(found.statistics[setting.n :])
-        named.append(found.named(LEVEL)[: setting.n])
-        false.append(found.named(LEVEL)[setting.n :])
+        identified.append(found.identified(LEVEL)[: setting.n])
+        false.append(found.identified(LEVEL)[setting.n :])
     own, rest = torch.cat(members), torch.cat(others)
-    hit, wrong = (Share.count(int(torch.cat(part).sum()), sum(map(len, part))) for part in (named, false))
+    hit, wrong = (Share.count(int(torch.cat(part).sum()), sum(map(len, part))) for part in (identified, false))
     more: dict[str, Any] = {}
     if small:
-        for name, part in (("named", [p[: setting.n] for p in small]), ("false", [p[setting.n :] for p in small])):
+        for name, part in (("identified", [p[: setting.n] for p in small]), ("false", [p[setting.n :] for p in small])):
             rate = Share.count(int(torch.cat(part).sum()), sum(map(len, part)))
             more |= {f"{name}_per_mille": rate.share, f"{name}_per_mille_interval": list(rate.interval)}
     return {

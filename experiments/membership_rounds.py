@@ -32,7 +32,7 @@ ROUNDS, BETWEEN, PUBLIC, STEPS = (1, 2, 5, 10), 10, 400, 300
 TITLE = "ResNet-10 of width 16"
 NOISE = (Spec("gaussian_noise", {"clip": 1.0, "sigma": 0.1}),)
 SETTINGS = (
-    Setting("n = 8, clip 1, noise 0.1, known", steps=STEPS, batches=12, defense=NOISE, told=True),
+    Setting("n = 8, clip 1, noise 0.1, known", steps=STEPS, batches=12, defense=NOISE, known=True),
     Setting("n = 32, 5 local epochs of 4 steps", 32, STEPS, client=EPOCHS, batches=6),
 )
 
@@ -50,8 +50,8 @@ def tested(model: nn.Module, setting: Setting, public: Batch, private: Batch, se
     found, inference = [], None
     for number, places in enumerate(order.split(2 * setting.n)[: setting.batches]):
         batch = Batch(private.inputs[places[: setting.n]], private.labels[places[: setting.n]])
-        told = ["defense"] * setting.told
-        seen = record(model, batch, client=client, defense=defense, told=told, seed=1000 * seed + 100 * number + t)
+        known = ["defense"] * setting.known
+        seen = record(model, batch, client=client, defense=defense, known=known, seed=1000 * seed + 100 * number + t)
         inference = inference or MembershipInference(MatchedFilter(), seen, public, seed=seed)
         found.append(inference.of(seen[0], Batch(private.inputs[places], private.labels[places])))
     return found
@@ -61,7 +61,7 @@ def rates_of(found: Sequence[Membership], n: int) -> dict[str, Any]:
     """Shares and area of combined tests whose first n candidates are members."""
     own, rest = (torch.cat([part.statistics[half] for part in found]) for half in (slice(n), slice(n, None)))
     hit, wrong = (
-        Share.count(int(torch.cat([part.named(LEVEL)[half] for part in found]).sum()), len(found) * n)
+        Share.count(int(torch.cat([part.identified(LEVEL)[half] for part in found]).sum()), len(found) * n)
         for half in (slice(n), slice(n, None))
     )
     return facts_of(own, rest, hit, wrong)

@@ -4,7 +4,7 @@ seepage audit experiments/recipes/networks.toml --data cifar10.npz --model torch
 python experiments/networks.py RUN [RUN ...]
 
 Of every update of a run the labels, the features in front of the head, what the last block read and the variances of
-batch norm are solved for, as an attacker would who is told nothing; then they are compared with the client's own pass
+batch norm are solved for, as an attacker would who knows nothing; then they are compared with the client's own pass
 in train mode. *Known*: what the solution calls known; *wrong*: of these, those that are off by more than 1 %, or with
 another label; of variances more than 10 %. Members and exact images are the audit's own counts. One row of
 results/networks/rates.jsonl for each run that is not there yet; runs of `networks-search.toml` give rows of
@@ -145,8 +145,8 @@ def keep_rates(study: str, folder: Path) -> None:
         recognizable_found=_score(exact, "recovered"),
         exact_tried=bool(exact),
         exact_refused=next((row["reason"] for row in rows if row["status"] == "inapplicable"), None),
-        named=test["members_identified"]["hits"],
-        named_of=test["members_identified"]["of"],
+        identified=test["members_identified"]["hits"],
+        identified_of=test["members_identified"]["of"],
         false=test["others_identified"]["hits"],
         false_of=test["others_identified"]["of"],
         public=recipe["membership"]["public"],

@@ -32,8 +32,8 @@ def cpa(study: str) -> Lines:
     columns = [key for key in CPA_COLUMNS if any(key in row for row in rows)]
     body = []
     for group, found in groups.items():
-        told = ["" if v is None else f"{v:,}" if isinstance(v, int) else str(v) for v in map(group.__getitem__, kept)]
-        body.append([*told, str(len(found)), *(_mean(found, key) for key in columns)])
+        known = ["" if v is None else f"{v:,}" if isinstance(v, int) else str(v) for v in map(group.__getitem__, kept)]
+        body.append([*known, str(len(found)), *(_mean(found, key) for key in columns)])
     return table([*(CPA_KEYS[i] for i in kept), "batches", *columns], body) + commands(rows)
 
 

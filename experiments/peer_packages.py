@@ -4,7 +4,7 @@
     seepage audit compare/standard --attack peer_packages:BreachingInvertingGradients
 
 in this folder, where `breaching` (0.1.2) is installed. Only the number of steps is set: 300, as of the matching attacks
-in that recipe. Labels are told, and the mode in which the client takes its gradient.
+in that recipe. Labels are known, and the mode in which the client takes its gradient.
 """
 
 from collections.abc import Sequence

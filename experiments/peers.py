@@ -4,7 +4,7 @@
 
 A victim is a network, its weights (fresh, or after 100 steps), the mode its update was taken in, and a batch size. Of
 each network, 20 images are attacked: four alone, two batches of four and one of eight, all test images from number 300
-on; the first 300 are for tuning. On ResNet-20 it is 14 images and 100 evaluations. Labels are told. `breaching` and
+on; the first 300 are for tuning. On ResNet-20 it is 14 images and 100 evaluations. Labels are known. `breaching` and
 `leakpro` run where they are installed, through their own interfaces and with their own constants; only the number of
 steps is set. Every guess is clamped, matched to the originals by least total error and scored by one function.
 
@@ -37,7 +37,7 @@ STUDY = "matching/peers"
 FIRST_SCORED = 300
 """Test images before this one are for tuning."""
 MEAN, STD = 0.5, 0.25
-"""Of `Normalize`, the first layer of every network here; other packages are told of it and given the rest."""
+"""Of `Normalize`, the first layer of every network here; other packages are known of it and given the rest."""
 
 SIZES = {1: (0, 1, 2, 3), 4: (4, 8), 8: (12,)}
 """Batch size to the places, counted from the first scored image, at which its batches begin."""
@@ -164,7 +164,7 @@ def gradients_of(model: nn.Module, batch: Batch, mode: str) -> list[Tensor]:
 
 def ours(name: str, **options: Any) -> Attacked:
     def run(model: nn.Module, batch: Batch, victim: Victim, evaluations: int) -> Tensor:
-        seen = record(model, batch, client=FedSGD(mode=victim.mode), told=["labels"])
+        seen = record(model, batch, client=FedSGD(mode=victim.mode), known=["labels"])
         return attack(seen, name, options={"steps": evaluations, **options}, seed=0).inputs
 
     return run

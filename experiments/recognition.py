@@ -248,16 +248,16 @@ def rebuilt_study(folder: Path, batches: int = 12) -> None:
         alike, known = [], []
         for i, part in enumerate(mine.split(n)):
             batch = data.batch(part)
-            seen = record(model, batch, defense=defense, told=["labels"], seed=i)
+            seen = record(model, batch, defense=defense, known=["labels"], seed=i)
             guesses = align_guess(attack(seen, "gradient_matching", seed=i), batch, (0.0, 1.0)).guesses.clamp(0, 1)
             alike.append(likeness(guesses, batch.inputs))
             own, all_others = correlations(guesses, batch.inputs).diagonal(), correlations(guesses, gallery)
             known.append(own > all_others.max(1).values)
-        shown, told = torch.cat(alike) >= LIKENESS, torch.cat(known)
-        row: Row = {"agreement": float((shown == told).double().mean()), "recognized": float(shown.double().mean())}
+        shown, known = torch.cat(alike) >= LIKENESS, torch.cat(known)
+        row: Row = {"agreement": float((shown == known).double().mean()), "recognized": float(shown.double().mean())}
         row |= {
-            "identified": float(told.double().mean()),
-            "images": len(told),
+            "identified": float(known.double().mean()),
+            "images": len(known),
             "batch": n,
             "size": size,
             "model": "fc2",

@@ -174,17 +174,17 @@ def measure_set(setting: Trained, seed: int) -> dict[str, Any]:
     try:
         found = TokenSet()(seen, seed=0)
     except Inapplicable as error:
-        return {**facts, "right": 0, "named": 0, "certified": 0, "false": 0, "reason": error.reason, "cpu_s": 0.0}
+        return {**facts, "right": 0, "identified": 0, "certified": 0, "false": 0, "reason": error.reason, "cpu_s": 0.0}
     facts["cpu_s"] = time.process_time() - cpu
     scores, _, false = score_token_set([found], [whole], vocabulary=None)
     right = round(scores["token_recall"].mean * len(held))
     certified = 0 if found.certified is None else int(found.certified.sum())
-    return {**facts, "right": right, "named": len(found), "certified": certified, "false": false}
+    return {**facts, "right": right, "identified": len(found), "certified": certified, "false": false}
 
 
 def keep_set(setting: Trained, rows: list[dict[str, Any]]) -> None:
     """One record: counts over all batches, and the least and largest share of one."""
-    sums = {name: sum(row[name] for row in rows) for name in ("held", "right", "named", "certified", "false")}
+    sums = {name: sum(row[name] for row in rows) for name in ("held", "right", "identified", "certified", "false")}
     means = {name: round(sum(row[name] for row in rows) / len(rows), 4) for name in ("frequent", "cpu_s")}
     shares = [row["right"] / row["held"] for row in rows]
     reasons = sorted({row["reason"] for row in rows if "reason" in row})

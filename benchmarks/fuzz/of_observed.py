@@ -142,7 +142,7 @@ class FactsOfRounds(_Observed):
     def spoil(self, rng: Random) -> None:
         facts = json.loads(self.good["knowledge.json"])
         if rng.random() < 0.5:
-            facts["told"] = (
+            facts["known"] = (
                 rng.sample(["defense", "labels", rng.choice(WORDS)], rng.choice((1, 1, 2)))
                 if rng.random() < 0.3
                 else ["defense"]
@@ -170,7 +170,7 @@ class FactsOfRounds(_Observed):
                 )
             ]
         # Options and sizes are spoiled more often than the names that all else hangs on.
-        keep = ("use", "architecture", "told", "schema", "rounds") if rng.random() < 0.6 else ()
+        keep = ("use", "architecture", "known", "schema", "rounds") if rng.random() < 0.6 else ()
         self.put("knowledge.json", as_json(rng, spoiled(rng, facts, keep=keep) if rng.random() < 0.9 else facts))
 
 
@@ -180,19 +180,19 @@ class Rounds(_Observed):
     def spoil(self, rng: Random) -> None:
         facts = json.loads(self.good["knowledge.json"])
         tensors = read_tensors(self.home / "rounds" / "000000.safetensors")
-        told = [item for item in ("labels", "indices", "auxiliary") if rng.random() < 0.3]
-        if "labels" in told:
+        known = [item for item in ("labels", "indices", "auxiliary") if rng.random() < 0.3]
+        if "labels" in known:
             tensors["labels"] = torch.tensor([0, 2])
-        if "indices" in told:
+        if "indices" in known:
             tensors["indices"] = torch.tensor([4, 1])
         auxiliary = {"inputs": torch.rand(3, *SHAPE)}
-        self.put("knowledge.json", json.dumps(facts | {"told": told}))
-        if "auxiliary" in told:
+        self.put("knowledge.json", json.dumps(facts | {"known": known}))
+        if "auxiliary" in known:
             self.put("auxiliary.safetensors", safetensors(auxiliary))
         kind = rng.random()
         if kind < 0.25:
             self.put("model.safetensors", spoiled_file(rng, read_tensors(self.home / "model.safetensors")))
-        elif kind < 0.4 and "auxiliary" in told:
+        elif kind < 0.4 and "auxiliary" in known:
             self.put("auxiliary.safetensors", spoiled_file(rng, auxiliary))
         if kind > 0.2:
             self.put("rounds/000000.safetensors", spoiled_file(rng, tensors))
@@ -262,7 +262,7 @@ ENTRY = {
     "clip": 1.0,
     "sample_rate": 0.1,
     "steps": 12,
-    "doubts": ["the sampling is not Poisson"],
+    "caveats": ["the sampling is not Poisson"],
     "stated_by": "Opacus",
     "unit": "example",
 }

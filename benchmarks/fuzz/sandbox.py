@@ -40,7 +40,7 @@ class Counts:
         inputs: How many were read.
         accepted: Of these, how many gave a result.
         refused: How many gave a sentence.
-        memory: How many met the limit of memory and were told so.
+        memory: How many met the limit of memory and were stated so.
         kinds: Each kind of crash, with its count.
         first: Each kind with the number of the first input of that kind.
         hangs: Inputs that took longer than the limit.

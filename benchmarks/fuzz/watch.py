@@ -203,7 +203,7 @@ def answered(call: Callable[[], object]) -> str:
     """Call, as the command line would: a sentence is an answer; anything else that is raised goes on.
 
     Returns:
-        `accepted`, `refused`, or `memory` where the limit of this process was reached and the user is told so.
+        `accepted`, `refused`, or `memory` where the limit of this process was reached and the user is known so.
     """
     try:
         call()

@@ -153,7 +153,7 @@ def _part_page(
 ) -> str:
     """The page of one attack or defense; in a written one facts follow the introduction, and options come last."""
     command = f"```\nseepage audit --{kind} {name}{'' if kind == 'attack' else _required(make)}\n```"
-    told = "\n".join([_row(kind, f"`{name}`"), "|---|---|", *(_row(*fact) for fact in facts.items())])
+    known = "\n".join([_row(kind, f"`{name}`"), "|---|---|", *(_row(*fact) for fact in facts.items())])
     read_on = [f"- [{_title(path)}]({relative(where, page)})" for where, path in _topics(name) if where != page]
     read_on += [
         f"- recipe [`{recipe}`]({relative(_recipe_page(recipe), page)}#{_anchor(recipe)})"
@@ -164,7 +164,7 @@ def _part_page(
     head, section, sections = before.partition("\n## ")
     parts = [
         head.strip() or f"# {name}",
-        *([told] if facts else []),
+        *([known] if facts else []),
         *([] if "```" in head or "    seepage " in head else [command]),
         *([f"## {sections.strip()}"] if section else []),
         *([] if written else [docstring]),
@@ -185,8 +185,8 @@ def _required(make: Callable[..., Any]) -> str:
 def _topics(name: str) -> list[tuple[str, Path]]:
     """Written pages that speak of a part by name: where each stands in the site, and its file."""
     pages = [*sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("attacks/*.md"))]
-    told = [path for path in pages if f"`{name}`" in path.read_text(encoding="utf-8")]
-    return [(path.relative_to(DOCS).as_posix(), path) for path in told]
+    known = [path for path in pages if f"`{name}`" in path.read_text(encoding="utf-8")]
+    return [(path.relative_to(DOCS).as_posix(), path) for path in known]
 
 
 def _recipes_with(kind: str, name: str) -> list[str]:

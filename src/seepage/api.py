@@ -30,9 +30,9 @@ from seepage.federation.types import (
     Knowledge,
     Reconstruction,
     Round,
+    SideInformation,
     Target,
     Tensors,
-    Told,
     Transcript,
     Update,
 )
@@ -44,7 +44,7 @@ def record(
     *,
     client: ClientUpdate | None = None,
     defense: Defense | None = None,
-    told: Sequence[Told] = (),
+    known: Sequence[SideInformation] = (),
     value_range: tuple[float, float] = (0.0, 1.0),
     architecture: Architecture | None = None,
     seed: int = 0,
@@ -56,7 +56,7 @@ def record(
         batch: One private batch, or one for each round.
         client: The client's rule; None: FedSGD in train mode.
         defense: What the client does to its update before sending it.
-        told: What the attacker is told beside the protocol, e.g. `["labels", "defense"]`.
+        known: What the attacker knows beside the protocol, e.g. `["labels", "defense"]`.
         value_range: Smallest and largest value an input can take.
         architecture: How to build the model by name; needed only to save the transcript to a folder.
         seed: Seeds the defense's noise.
@@ -79,8 +79,8 @@ def record(
     shape, rule = tuple(batches[0].inputs.shape[1:]), client or FedSGD()
     classes = _classes_of(model, batches[0].inputs[:1], rule)
     if rule.target == "input":
-        if "labels" in told:
-            raise SeepageError("the targets are the inputs, and who is told them has all; leave out labels")
+        if "labels" in known:
+            raise SeepageError("the targets are the inputs, and who knows them has all; leave out labels")
         outputs = _outputs_of(model, batches[0].inputs[:1])
         classes, batches = math.prod(outputs), [with_inputs(one, outputs) for one in batches]
     tokens = vocabulary_of(model) is not None
@@ -101,8 +101,8 @@ def record(
         input_shape=shape,
         num_classes=classes,
         value_range=value_range,
-        told=frozenset(told),
-        defense=defense if "defense" in told else None,
+        known=frozenset(known),
+        defense=defense if "defense" in known else None,
         architecture=architecture,
         target=target,
     )
@@ -171,7 +171,7 @@ def observe(
         lr: Learning rate of the one SGD step that made a difference of weights; it turns it into a gradient.
         weight_decay: Of that step, on all weights; it is taken back out of the difference. What
             `leakage.infer_weight_decay` finds goes in with `Update.without_decay` instead.
-        labels: The examples' labels, as `Batch` has them, if the attacker is told them.
+        labels: The examples' labels, as `Batch` has them, if the attacker knows them.
         client: The client's rule; None: FedSGD in train mode.
         value_range: Smallest and largest value an input can take.
         architecture: How to build the model by name; needed only to save the transcript to a folder.
@@ -221,7 +221,7 @@ def observe(
         input_shape=input_shape,
         num_classes=classes,
         value_range=value_range,
-        told=frozenset() if labels is None else frozenset(["labels"]),
+        known=frozenset() if labels is None else frozenset(["labels"]),
         architecture=architecture,
         target=target,
     )
@@ -271,7 +271,7 @@ def attack(
         seed: Seeds the attack's own randomness.
         t: The round to attack, for attacks that read one round.
         options: Options of a named attack, e.g. `{"steps": 500}`.
-        progress: Is told how far the attack is.
+        progress: Called with how far the attack is.
 
     Raises:
         Inapplicable: Where the attack can say nothing about this transcript.

@@ -196,8 +196,8 @@ def recovered(method: GradientMatching, defense: Defense, *, knows: bool, pictur
     found = 0.0
     for i in range(pictures):
         batch = data.batch(data.private[i : i + 1])
-        told = ["labels", "defense"] if knows else ["labels"]
-        transcript = record(network(i, 64, 32, 10), batch, defense=defense, told=told, seed=i)  # type: ignore[arg-type]
+        known = ["labels", "defense"] if knows else ["labels"]
+        transcript = record(network(i, 64, 32, 10), batch, defense=defense, known=known, seed=i)  # type: ignore[arg-type]
         found += score(attack(transcript, method), batch).psnr or 0.0
     return found / pictures
 

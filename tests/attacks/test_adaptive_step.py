@@ -1,4 +1,4 @@
-"""Updates of optimizers that divide a gradient by its own size are told from gradients, levels and noise."""
+"""Updates of optimizers that divide a gradient by its own size are known from gradients, levels and noise."""
 
 from pathlib import Path
 
@@ -136,7 +136,7 @@ def test_no_step_along_a_gradient_is_taken_for_signs() -> None:
 def test_several_steps_are_held_to_one_size_and_one_bit_levels_are_not() -> None:
     several = adaptive_step(deltas(torch.optim.Adam, steps=5))
     assert several is not None
-    assert not several.evidence["signs"]
+    assert not several.evidence["sign_only"]
     update = deltas(lambda p: torch.optim.SGD(p, lr=0.1))
     one_bit = {name: tensor.sign() * tensor.abs().mean() for name, tensor in update.items()}
     assert names(one_bit)[0] == "quantized"

@@ -53,7 +53,7 @@ def victim() -> nn.Module:
 
 def found(options: dict[str, Any]) -> Reconstruction:
     private = Batch(0.5 + wave(2, 3, 4, 4, scale=0.4, phase=9.0), torch.tensor([0, 2]))
-    seen = record(victim(), private, client=FedSGD(mode="eval"), told=["labels"])
+    seen = record(victim(), private, client=FedSGD(mode="eval"), known=["labels"])
     preset = inverting_gradients(
         steps=options["max_iterations"], tv=options["total_variation"], signed=options["signed"], labels="given"
     )

@@ -1,4 +1,4 @@
-"""Averaging over rounds: the noise's own law, what is told of what is left, weights that move, and refusals."""
+"""Averaging over rounds: the noise's own law, what is known of what is left, weights that move, and refusals."""
 
 from dataclasses import replace
 from functools import cache
@@ -45,10 +45,10 @@ def digits(count: int = 1) -> Batch:
 
 
 def rounds_of(
-    count: int, defense: Defense | None = NOISE, *, seed: int = 0, told: tuple[str, ...] = ("indices",)
+    count: int, defense: Defense | None = NOISE, *, seed: int = 0, known: tuple[str, ...] = ("indices",)
 ) -> Transcript:
     model = build(FC2, (1, 8, 8), 10)
-    return record(model, [digits()] * count, defense=defense, told=told, seed=seed)  # type: ignore[arg-type]
+    return record(model, [digits()] * count, defense=defense, known=known, seed=seed)  # type: ignore[arg-type]
 
 
 def error(transcript: Transcript, use: str, **options: Any) -> float:
@@ -60,7 +60,7 @@ def error(transcript: Transcript, use: str, **options: Any) -> float:
 @cache
 def one_round() -> tuple[Transcript, Round, ClientView]:
     batch, model = digits(), build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 10)
-    bare = record(model, batch, told=["indices"])
+    bare = record(model, batch, known=["indices"])
     return bare, bare[0], ClientView(model, bare[0].params, batch, FedSGD())
 
 
@@ -134,8 +134,8 @@ def test_rounds_of_less_noise_weigh_more_where_it_is_known() -> None:
     truth = rounds_of(1, None)[0].update.tensors[weight_name()]
     off = {}
     for knows in (True, False):
-        told = ("indices", "defense") if knows else ("indices",)
-        mean = _average(rounds_of(6, fading, told=told))
+        known = ("indices", "defense") if knows else ("indices",)
+        mean = _average(rounds_of(6, fading, known=known))
         off[knows] = float((mean[0].update.tensors[weight_name()] - truth).std())
         if knows:
             noise = known_noise(mean.knowledge, mean[0])
@@ -148,7 +148,7 @@ def test_rounds_of_less_noise_weigh_more_where_it_is_known() -> None:
 def test_noise_that_decays_to_nothing_leaves_its_last_rounds() -> None:
     """Deviations of 1 to 1e-297: the squares of their inverses are beyond any float."""
     fading = DecayingNoise(sigma=1.0, decay=1e-99)
-    mean = _average(rounds_of(6, fading, told=("indices", "defense")))
+    mean = _average(rounds_of(6, fading, known=("indices", "defense")))
     truth = rounds_of(1, None)[0].update.tensors[weight_name()]
     assert torch.allclose(mean[0].update.tensors[weight_name()], truth, atol=1e-6)
 
@@ -156,7 +156,7 @@ def test_noise_that_decays_to_nothing_leaves_its_last_rounds() -> None:
 def test_what_is_left_is_a_share_of_the_first_round_that_was_seen() -> None:
     """Rounds 3 to 5 of a recording: their noise is what counts, not that of round 0."""
     fading = DecayingNoise(sigma=0.5, decay=0.5)
-    whole = rounds_of(6, fading, told=("indices", "defense"))
+    whole = rounds_of(6, fading, known=("indices", "defense"))
     mean = _average(SimulatedTranscript(whole.knowledge, lambda t: whole[t + 3], 3))
     noise = known_noise(mean.knowledge, mean[0])
     assert noise is not None
@@ -184,9 +184,9 @@ def weight_name() -> str:
     ids=str,
 )
 def test_the_inner_attack_is_told_what_is_left_of_the_noise(defense: Defense, left: Defense) -> None:
-    told = _average(rounds_of(16, defense, told=("indices", "defense"))).knowledge.defense
-    assert told is not None
-    assert str(rounded(told)) == str(rounded(left))
+    known = _average(rounds_of(16, defense, known=("indices", "defense"))).knowledge.defense
+    assert known is not None
+    assert str(rounded(known)) == str(rounded(left))
 
 
 def rounded(defense: Defense) -> Defense:
@@ -209,7 +209,7 @@ class Looks(LinearLeak):
 def moving(count: int, lr: float, defense: Defense | None) -> Transcript:
     model = build(FC2, (1, 8, 8), 10)
     params, buffers = state_of(model)
-    knowledge = Knowledge(model, FedSGD(), (1, 8, 8), 10, told=frozenset({"indices"}))
+    knowledge = Knowledge(model, FedSGD(), (1, 8, 8), 10, known=frozenset({"indices"}))
     design, server = WholeBatch(samples=1, batch_size=1), ServerStep(optimizer="sgd", lr=lr)
     return IndexedVictim(knowledge, params, digits(), design, count, buffers, defense, 0, server).transcript()
 
@@ -234,8 +234,8 @@ def test_the_average_stands_at_the_mean_weights() -> None:
 def test_local_steps_average_too() -> None:
     model = build(FC2, (1, 8, 8), 10)
     client, noise = FedAvg(lr=0.1, steps=2, batch_size=1), DPSGD(sigma=0.05)
-    many = record(model, [digits()] * 200, client=client, defense=noise, told=["indices"])
-    one = record(model, digits(), client=client, defense=noise, told=["indices"])
+    many = record(model, [digits()] * 200, client=client, defense=noise, known=["indices"])
+    one = record(model, digits(), client=client, defense=noise, known=["indices"])
     assert error(many, "averaged") < error(one, "linear") / 4
 
 
@@ -246,14 +246,14 @@ def test_one_round_is_refused() -> None:
 
 def test_rounds_that_are_not_told_to_be_the_same_are_refused() -> None:
     with pytest.raises(Inapplicable, match=r"\[rounds\] design = 'whole'"):
-        attack(rounds_of(3, told=()), "averaged")
+        attack(rounds_of(3, known=()), "averaged")
 
 
 def test_rounds_of_different_examples_are_refused() -> None:
     model, both = build(FC2, (1, 8, 8), 10), digits(2)
     parts = [Batch(both.inputs[i : i + 1], both.labels[i : i + 1], torch.tensor([i])) for i in (0, 1)]
     with pytest.raises(Inapplicable, match=r"rounds 0 and 1.*cafe"):
-        attack(record(model, parts, told=["indices"]), "averaged")
+        attack(record(model, parts, known=["indices"]), "averaged")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ TABLES: dict[str, Any] = {
     "data": {"use": "digits", "size": 8},
     "batch": {"size": 4},
     "rounds": {"design": "whole", "count": 25, "samples": 4},
-    "knowledge": {"told": ["indices", "labels"]},
+    "knowledge": {"known": ["indices", "labels"]},
     "defense": [{"use": "gaussian_noise", "sigma": 0.01, "clip": 1.0}],
     "attack": [{"use": "averaged", "attack": "inverting_gradients", "options": {"steps": 3}}],
 }

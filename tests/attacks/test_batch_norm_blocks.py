@@ -30,7 +30,7 @@ def photographs(count: int, size: int = 16) -> Tensor:
 
 
 def victim(n: int = 2, *, size: int = 16, width: int = 32) -> tuple[Transcript, Batch]:
-    """A residual network in train mode, with no more classes than three; labels are not told."""
+    """A residual network in train mode, with no more classes than three; labels are not known."""
     batch = Batch(photographs(n, size), torch.tensor([2, 0, 2, 1, 1][:n]))
     model = build(Architecture("resnet", {"width": width}), (3, size, size), 3, seed=1)
     return record(model, batch, client=FedSGD(mode="train")), batch

@@ -33,7 +33,7 @@ def make(design, rounds, *, shape=(1, 8, 8), seed=0, dark=0.3, model=None, **opt
     with frozen_randomness(seed):
         model = model or vertical(shape, 10, **({"hidden": 24, "channels": 4} | options))
     params, buffers = state_of(model)
-    knowledge = Knowledge(model, FedSGD(), shape, 10, told=frozenset({"indices"}))
+    knowledge = Knowledge(model, FedSGD(), shape, 10, known=frozenset({"indices"}))
     return IndexedVictim(knowledge, params, data, design, rounds, buffers)
 
 
@@ -305,7 +305,7 @@ def test_two_classes_need_all_rounds_together():
     with frozen_randomness(1):
         model = vertical((9,), 2, parties=3, hidden=32, activation="leaky_relu")
     params, buffers = state_of(model)
-    knowledge = Knowledge(model, FedSGD(), (9,), 2, told=frozenset({"indices"}))
+    knowledge = Knowledge(model, FedSGD(), (9,), 2, known=frozenset({"indices"}))
     design = RandomDraws(samples=40, batch_size=16)
     victim = IndexedVictim(knowledge, params, Batch(x, y), design, 60, buffers)
     assert all(torch.linalg.matrix_rank(v[:16], rtol=1e-5) < 16 for v, _ in truth(victim))
@@ -423,7 +423,7 @@ def test_without_convolutions_steps_one_and_two_give_the_data_themselves(body, c
         model = vertical((9,), classes, parties=3, body=body, hidden=48, activation="leaky_relu")
     params, buffers = state_of(model)
     data = Batch(x, torch.randint(0, classes, (14,), generator=draw))
-    knowledge = Knowledge(model, FedSGD(), (9,), classes, told=frozenset({"indices"}))
+    knowledge = Knowledge(model, FedSGD(), (9,), classes, known=frozenset({"indices"}))
     victim = IndexedVictim(knowledge, params, data, design, 30, buffers)
     result = Cafe()(victim.transcript(), seed=0)
     assert result.indices.tolist() == list(range(14))

@@ -85,8 +85,8 @@ def row(**changes: Any) -> Row:
         ({"objective": 1.0, "objective_at_truth": 2.0, "recovered": 0.5}, []),
         ({"objective": 1.0}, []),
         ({"objective_at_truth": 1.0}, []),
-        ({"told_extra": ["labels"]}, ["told"]),
-        ({"status": "exhausted", "told_extra": ["labels"]}, ["not-settled", "told"]),
+        ({"side_information": ["labels"]}, ["known"]),
+        ({"status": "exhausted", "side_information": ["labels"]}, ["not-settled", "known"]),
     ],
 )
 def test_flags_of_a_row(changes: dict[str, Any], wanted: list[str]) -> None:
@@ -102,7 +102,7 @@ def test_an_objective_is_not_blamed_where_the_client_s_rule_was_told_wrongly() -
 
 
 def test_an_epsilon_that_is_missing_is_a_warning_alone() -> None:
-    lacking = Case(name="a", promise={"unit": "example", "doubts": ("dp-accounting is not installed",)})
+    lacking = Case(name="a", promise={"unit": "example", "caveats": ("dp-accounting is not installed",)})
     assert guarantee_lines([lacking]) == []
     assert diagnostics.guarantee_diagnostics(lacking.promise)[0].severity == "warning"
 

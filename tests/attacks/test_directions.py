@@ -140,7 +140,7 @@ def test_looking_ahead_needs_an_optimizer_with_steps() -> None:
 
 def victim() -> Transcript:
     batch = Batch(planted_inputs(2, (1, 6, 6)), torch.arange(2))
-    return record(build(Architecture("fc2", {"hidden": 24}), (1, 6, 6), 4), batch, told=["labels"])
+    return record(build(Architecture("fc2", {"hidden": 24}), (1, 6, 6), 4), batch, known=["labels"])
 
 
 def run(transcript: Transcript, direction: Direction, steps: int = 6) -> Tensor:

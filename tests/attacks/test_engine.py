@@ -37,9 +37,9 @@ SHAPE, CLASSES = (1, 6, 6), 4
 FC2 = Architecture("fc2", {"hidden": 24})
 
 
-def victim(n: int = 1, architecture: Architecture = FC2, **told: Any) -> tuple[Transcript, Batch]:
+def victim(n: int = 1, architecture: Architecture = FC2, **known: Any) -> tuple[Transcript, Batch]:
     batch = Batch(planted_inputs(n, SHAPE), torch.arange(n) % CLASSES)
-    return record(build(architecture, SHAPE, CLASSES), batch, architecture=architecture, **told), batch
+    return record(build(architecture, SHAPE, CLASSES), batch, architecture=architecture, **known), batch
 
 
 def matching(**changes: Any) -> GradientMatching:
@@ -193,7 +193,7 @@ def test_joint_labels_are_found_with_the_inputs() -> None:
 
 
 def test_told_labels_are_used() -> None:
-    transcript, _ = victim(3, told=["labels"])
+    transcript, _ = victim(3, known=["labels"])
     assert matching(steps=1)(transcript, seed=0).labels.tolist() == [0, 1, 2]  # type: ignore[union-attr]
 
 
@@ -381,8 +381,8 @@ def test_refined_labels_start_where_the_rule_says_and_move() -> None:
     run.advance_all(0)
     assert not torch.equal(run.searches[0].logits, start)  # type: ignore[arg-type]
     assert found.labels is not None
-    told, _ = victim(6, told=["labels"])
-    assert run_of.labels(told[0], told.knowledge).tolist() == sorted(batch.labels.tolist())  # type: ignore[union-attr]
+    known, _ = victim(6, known=["labels"])
+    assert run_of.labels(known[0], known.knowledge).tolist() == sorted(batch.labels.tolist())  # type: ignore[union-attr]
 
 
 def test_a_client_in_eval_mode_is_matched_in_eval_mode() -> None:

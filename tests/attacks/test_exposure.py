@@ -66,7 +66,7 @@ def test_the_examples_found_are_those_that_alone_reach_neurons(n: int, size_know
 @pytest.mark.parametrize("loss", ["cross_entropy", "binary"])
 def test_two_classes_give_away_what_alone_reaches_a_neuron(loss: str) -> None:
     """Slopes of two classes are multiples of one another, so that the model is asked about each row."""
-    owned = told = 0
+    owned = known = 0
     for seed in range(12):
         net = build(Architecture("fc2", {"hidden": 64}), SHAPE, 1 if loss == "binary" else 2, seed=seed)
         batch = Batch(torch.rand(4, *SHAPE, generator=draw(seed)), torch.randint(2, (4,), generator=draw(seed)))
@@ -74,9 +74,9 @@ def test_two_classes_give_away_what_alone_reaches_a_neuron(loss: str) -> None:
         alone = int((active & (active.sum(0) == 1)).any(1).sum())
         found = exposure(record(net, batch, client=FedSGD(loss=loss))).examples
         assert found <= alone
-        owned, told = owned + alone, told + found
+        owned, known = owned + alone, known + found
     assert owned > 24
-    assert told >= 0.9 * owned
+    assert known >= 0.9 * owned
 
 
 def test_one_example_is_given_away_whole() -> None:
@@ -122,7 +122,7 @@ def test_labels_are_read_off_the_last_bias() -> None:
     assert labels.sound
     assert labels.counts == (1, 0, 0, 3, 0, 0, 0, 1, 0, 0)
     assert labels.present == (0, 3, 7)
-    assert labels.doubt == pytest.approx(0, abs=1e-5)
+    assert labels.off_whole == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize(("mode", "word"), [(True, "train"), (False, "eval")])

@@ -48,11 +48,11 @@ class Noted(Direction):
         return self.said[-1]
 
 
-def victim(*, told: bool = True) -> Transcript:
+def victim(*, known: bool = True) -> Transcript:
     """Two examples behind a network that can be differentiated three times, in float64."""
     model = build(Architecture("convnet", {"width": 2, "activation": "gelu"}), (1, 6, 6), 4).double()
     batch = Batch(planted_inputs(2, (1, 6, 6)).double(), LABELS)
-    return record(model, batch, told=["labels"] if told else ())
+    return record(model, batch, known=["labels"] if known else ())
 
 
 def first_direction(
@@ -136,7 +136,7 @@ def test_entries_are_kept_at_the_look_ahead() -> None:
 
 
 def test_labels_are_blended_where_the_inputs_are_looked_ahead() -> None:
-    transcript, k = victim(told=False), 0.3
+    transcript, k = victim(known=False), 0.3
     x, target = start(transcript).requires_grad_(), target_of(transcript)
     draw = generator(0, "start", 0)
     torch.rand(x.shape, generator=draw)

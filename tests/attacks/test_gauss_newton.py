@@ -430,7 +430,7 @@ def test_an_update_that_was_clipped_to_a_norm_is_read_as_well() -> None:
     assert recovered_db(found, truth).min() > 110
     assert found.certified is not None
     assert found.certified.all()
-    words = "times the gradient of the told loss, as behind clipping to a norm, a learning rate below"
+    words = "times the gradient of the stated loss, as behind clipping to a norm, a learning rate below"
     assert any(words in note for note in found.notes)
 
 

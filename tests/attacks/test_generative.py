@@ -38,7 +38,7 @@ SHAPE = (1, 8, 8)
 
 
 class Linear(nn.Module):
-    """A generator whose inputs can be told from its images: 4 x 4 numbers, each a square of 2 x 2 pixels."""
+    """A generator whose inputs can be distinguished from its images: 4 x 4 numbers, each a square of 2 x 2 pixels."""
 
     def __init__(self, input_shape: tuple[int, ...], latent: int) -> None:
         super().__init__()
@@ -63,8 +63,8 @@ def seen_of(inputs: Tensor, images: Tensor | None = None, model: str = "fc2") ->
     options = {"hidden": 32} if model == "fc2" else {"width": 4, "activation": "gelu"}
     batch = Batch(inputs, torch.arange(len(inputs)) % 4)
     seen = record(build(Architecture(model, options), tuple(inputs.shape[1:]), 4), batch)
-    told = frozenset({"auxiliary"}) if images is not None else frozenset[str]()
-    return replace(seen, knowledge=replace(seen.knowledge, auxiliary=images, told=told))  # type: ignore[arg-type]
+    known = frozenset({"auxiliary"}) if images is not None else frozenset[str]()
+    return replace(seen, knowledge=replace(seen.knowledge, auxiliary=images, known=known))  # type: ignore[arg-type]
 
 
 def drawn_by_linear(n: int, seed: int = 0) -> Tensor:
@@ -284,7 +284,7 @@ def test_a_secret_of_the_clients_is_not_used(within: Callable[[Defense], Defense
     """Told of `zero_sum_noise`, the attacker cannot take the mask off: the truth is as far as the mask is large."""
     batch = Batch(drawn_by_linear(1), torch.tensor([2]))
     defense = within(ZeroSumNoise(sigma=1.0, secret=5))
-    seen = record(build(Architecture("fc2", {"hidden": 32}), SHAPE, 4), batch, defense=defense, told=["defense"])
+    seen = record(build(Architecture("fc2", {"hidden": 32}), SHAPE, 4), batch, defense=defense, known=["defense"])
     assert _Target.of(L2(), seen).distance(batch.inputs, batch.labels) > 100
 
 
@@ -360,7 +360,7 @@ TABLES = {
 
 def test_an_audit_says_that_images_were_told_and_hands_over_none_of_the_private_ones(tmp_path: Path) -> None:
     done = run({**TABLES, "auxiliary": {"use": "digits"}}, out=tmp_path / "run", jobs=1)
-    assert [row["told_extra"] for row in done.result.record()["rows"]] == [["auxiliary"]]
+    assert [row["side_information"] for row in done.result.record()["rows"]] == [["auxiliary"]]
     handed = load_file(tmp_path / "run/observed/auxiliary.safetensors")["inputs"]
     private = open_truth(tmp_path / "run/private").whole.inputs
     assert torch.cdist(handed.flatten(1), private.flatten(1)).min() > 0

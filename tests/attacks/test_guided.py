@@ -205,7 +205,9 @@ def test_a_clipped_update_is_as_good_as_the_gradient_that_it_is_a_multiple_of() 
     seen, batch = victim()
     clipped = record(seen.knowledge.model, batch, defense=GaussianNoise(sigma=0.0, clip=0.02))
     plain, found = (attack(one, gradient_matching(steps=40)) for one in (seen, clipped))
-    assert "times the gradient of the told loss, as behind clipping to a norm, a learning rate below" in found.notes[0]
+    assert (
+        "times the gradient of the stated loss, as behind clipping to a norm, a learning rate below" in found.notes[0]
+    )
     assert "times the gradient" not in plain.notes[0]
     assert quality(found.inputs, batch) > quality(plain.inputs, batch) - 0.5
 

@@ -163,7 +163,7 @@ def test_features_without_zeros_are_solved_from_the_softmax(activation: str, dis
     found = head_features(seen, knowledge, batch.labels)
     relative, standard = errors(found, features_of(model, batch.inputs), batch.labels)
     # Features of a fresh network with sigmoids are nearly the same for all inputs, so that those of one label cannot be
-    # told apart behind rounding; then the solution must say so.
+    # distinguished behind rounding; then the solution must say so.
     assert found.doubt is None or (activation == "sigmoid" and not distinct)
     assert relative.max() < (1e-3 if found.doubt is None else 1e-2)
     assert standard.max() < 6
@@ -298,13 +298,13 @@ def test_examples_that_cannot_be_told_apart_are_not_made_up() -> None:
     assert not found.known[:2].any()
 
 
-@pytest.mark.parametrize("told", [1, 2, 3])
-def test_a_batch_size_below_the_rank_is_contradicted_in_words(told: int) -> None:
+@pytest.mark.parametrize("known", [1, 2, 3])
+def test_a_batch_size_below_the_rank_is_contradicted_in_words(known: int) -> None:
     """It was blamed on the softmax: "the softmax contradicts the solution"."""
     model, batch = network(10), photographs(4, 10)
     seen, knowledge = seen_of(model, batch, 10)
-    with pytest.raises(Inapplicable, match=f"rank 4.*{told}.*--batch-size"):
-        head_features(replace(seen, batch_size=told), knowledge)
+    with pytest.raises(Inapplicable, match=f"rank 4.*{known}.*--batch-size"):
+        head_features(replace(seen, batch_size=known), knowledge)
 
 
 def test_noise_is_no_sign_of_more_examples() -> None:

@@ -16,7 +16,7 @@ from seepage.federation.transcript.vertical import IndexedVictim, ServerStep
 from seepage.federation.types import Batch, Knowledge
 
 
-def parties(design, rounds, *, seed=0, told=("indices",), server=None, **options):
+def parties(design, rounds, *, seed=0, known=("indices",), server=None, **options):
     """Two parties that share random images."""
     draw = torch.Generator().manual_seed(seed)
     data = Batch(
@@ -25,7 +25,7 @@ def parties(design, rounds, *, seed=0, told=("indices",), server=None, **options
     with frozen_randomness(seed):
         model = vertical((1, 8, 8), 10, parties=2, **({"hidden": 32, "channels": 4} | options))
     params, buffers = state_of(model)
-    knowledge = Knowledge(model, FedSGD(), (1, 8, 8), 10, told=frozenset(told))
+    knowledge = Knowledge(model, FedSGD(), (1, 8, 8), 10, known=frozenset(known))
     return IndexedVictim(knowledge, params, data, design, rounds, buffers, server=server or ServerStep())
 
 
@@ -104,12 +104,12 @@ def test_batches_of_all_samples_and_moving_weights_say_nothing():
 
 
 def test_exposure_says_it_where_indices_are_told_and_only_there():
-    told = exposure(parties(ShuffledEpochs(samples=8, batch_size=2), 20).transcript())
-    assert told.indexed.theorem_one
-    (finding,) = [one for one in told.findings if one.name == "indexed-rounds"]
+    known = exposure(parties(ShuffledEpochs(samples=8, batch_size=2), 20).transcript())
+    assert known.indexed.theorem_one
+    (finding,) = [one for one in known.findings if one.name == "indexed-rounds"]
     assert finding.tensors[0] == "parties.0.first.weight"
-    assert told.table()["indexed"]["rank"] == 8
-    untold = exposure(parties(ShuffledEpochs(samples=8, batch_size=2), 20, told=()).transcript())
+    assert known.table()["indexed"]["rank"] == 8
+    untold = exposure(parties(ShuffledEpochs(samples=8, batch_size=2), 20, known=()).transcript())
     assert untold.indexed is None
 
 

@@ -104,8 +104,8 @@ def test_outputs_behind_a_relu_tell_no_rate() -> None:
 
     for model in (Cut(), nn.Sequential(net(), nn.LogSoftmax(1))):
         delta = sent(model, FedAvg(lr=0.1, steps=1))
-        told = rate_doubt(model, {name: 2 * moved for name, moved in delta.items()}, SHAPE, CLASSES, 0.1)
-        assert (told is None) is isinstance(model, Cut), "a log-softmax has the softmax of what it reads"
+        known = rate_doubt(model, {name: 2 * moved for name, moved in delta.items()}, SHAPE, CLASSES, 0.1)
+        assert (known is None) is isinstance(model, Cut), "a log-softmax has the softmax of what it reads"
         assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=1) is None or not isinstance(model, Cut)
 
 

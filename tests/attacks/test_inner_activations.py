@@ -33,7 +33,7 @@ def photographs(count: int, size: int = 16) -> Tensor:
 def victim(
     n: int = 4, *, width: int = 16, classes: int = 3, mode: str = "eval", size: int = 16
 ) -> tuple[Transcript, Batch]:
-    """More examples than classes, labels that repeat, and a pooled residual network; labels are not told."""
+    """More examples than classes, labels that repeat, and a pooled residual network; labels are not known."""
     batch = Batch(photographs(n, size), torch.tensor([0, 2, 2, 1, 0, 1, 2, 0])[:n])
     model = build(Architecture("resnet", {"width": width}), tuple(batch.inputs.shape[1:]), classes, seed=1)
     return record(model, batch, client=FedSGD(mode=mode)), batch  # type: ignore[arg-type]

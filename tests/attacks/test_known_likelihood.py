@@ -107,14 +107,14 @@ def test_its_slope_is_that_of_finite_differences(bits: int, stochastic: bool) ->
     assert torch.autograd.gradcheck(lambda g: likelihood({"w": g}, {"w": sent}), guess.requires_grad_())
 
 
-def told(defense: Defense, client: ClientUpdate) -> Knowledge:
+def known(defense: Defense, client: ClientUpdate) -> Knowledge:
     return Knowledge(network(), client, (1, 8, 8), 10, defense=defense)
 
 
 def test_bayes_takes_the_likelihood_of_a_defense_that_states_one() -> None:
-    found = bayes().distance.adapt_to(told(LaplaceNoise(scale=0.5), FedSGD()))
+    found = bayes().distance.adapt_to(known(LaplaceNoise(scale=0.5), FedSGD()))
     assert found == Stated(LaplaceLikelihood(0.5))
-    assert bayes(sigma=0.3).distance.adapt_to(told(Quantize(bits=4), FedSGD())) == GaussianLikelihood(sigma=0.3)
+    assert bayes(sigma=0.3).distance.adapt_to(known(Quantize(bits=4), FedSGD())) == GaussianLikelihood(sigma=0.3)
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_bayes_takes_the_likelihood_of_a_defense_that_states_one() -> None:
     ],
 )
 def test_what_has_another_law_is_not_followed(defense: Defense, client: ClientUpdate) -> None:
-    assert known_likelihood(told(defense, client)) is None
+    assert known_likelihood(known(defense, client)) is None
 
 
-def recovered(method: object, defense: Defense, told: list[str]) -> float:
+def recovered(method: object, defense: Defense, known: list[str]) -> float:
     """Median PSNR over four digits in one update."""
     data = seepage.federation.data.load("digits", size=14)
     batch, model = data.batch(data.private[:4]), build(Architecture("fc2", {"hidden": 64}), (1, 14, 14), 10)
-    seen = record(model, batch, defense=defense, told=told)  # type: ignore[arg-type]
+    seen = record(model, batch, defense=defense, known=known)  # type: ignore[arg-type]
     return score(attack(seen, method), batch).psnr_median or 0.0  # type: ignore[arg-type]
 
 
@@ -151,7 +151,7 @@ def recovered(method: object, defense: Defense, told: list[str]) -> float:
     ids=lambda value: str(value)[:40],
 )
 def test_who_knows_sees_more(method: object, defense: Defense, gain: float) -> None:
-    knows, does_not = (recovered(method, defense, told) for told in (["labels", "defense"], ["labels"]))
+    knows, does_not = (recovered(method, defense, known) for known in (["labels", "defense"], ["labels"]))
     assert knows > does_not + gain
 
 
@@ -183,7 +183,7 @@ def test_every_defense_has_an_attacker_of_the_frontier_who_makes_something_of_it
 
 
 def test_cafe_sets_forged_entries_aside_where_it_is_told_of_them() -> None:
-    by_value, by_magnitude = (told(FakeGradients(order=order), FedSGD()) for order in ("value", "magnitude"))
+    by_value, by_magnitude = (known(FakeGradients(order=order), FedSGD()) for order in ("value", "magnitude"))
     assert Cafe().adapts(by_value)
     assert not Cafe().adapts(by_magnitude)
     assert not Cafe(entries="all").adapts(by_value)

@@ -1,4 +1,4 @@
-"""What an attacker who is told of the noise makes of it: against draws of the noise itself, and against less."""
+"""What an attacker who knows of the noise makes of it: against draws of the noise itself, and against less."""
 
 import math
 from dataclasses import replace
@@ -81,7 +81,7 @@ def test_the_noise_is_as_large_as_it_is_taken_for(name: str, defense: Defense) -
     with frozen_randomness(0):
         model = nn.Sequential(nn.Flatten(), nn.Linear(400, 50, bias=False))
     batch = Batch(torch.zeros(6, 1, 20, 20), torch.arange(6))
-    transcript = record(model, batch, client=RULES[name], defense=defense, told=["defense"])
+    transcript = record(model, batch, client=RULES[name], defense=defense, known=["defense"])
     known = known_noise(transcript.knowledge, transcript[0])
     assert known is not None
     seen = flat(transcript[0].gradient(transcript.knowledge.client))
@@ -92,7 +92,7 @@ def test_the_noise_is_as_large_as_it_is_taken_for(name: str, defense: Defense) -
 def test_decaying_noise_is_known_round_by_round() -> None:
     model = network()
     batches = [Batch(torch.rand(1, 1, 8, 8), torch.tensor([1]))] * 3
-    transcript = record(model, batches, defense=DecayingNoise(sigma=1.0, decay=0.5, clip=0.2), told=["defense"])
+    transcript = record(model, batches, defense=DecayingNoise(sigma=1.0, decay=0.5, clip=0.2), known=["defense"])
     found = [known_noise(transcript.knowledge, transcript[t]) for t in range(3)]
     assert found == [Noise(0.2, 0.2), Noise(0.1, 0.2), Noise(0.05, 0.2)]
 
@@ -125,7 +125,7 @@ def test_a_unit_norm_is_undone_in_the_likelihood() -> None:
 def test_the_rule_that_is_followed_is_the_clients_less_its_noise(name: str) -> None:
     batch = Batch(torch.rand((6, 1, 8, 8), generator=generator(0, "x")), torch.arange(6) % 4)
     client, defense = in_order(RULES[name]), DPSGD(sigma=0.0, clip=0.2)
-    transcript = record(network(), batch, client=client, defense=defense, told=["defense"])
+    transcript = record(network(), batch, client=client, defense=defense, known=["defense"])
     rule = defended_rule(transcript.knowledge)
     params, buffers = state_of(network())
     own = rule(network(), params, batch, buffers=buffers).tensors
@@ -190,10 +190,10 @@ def test_an_attacker_who_knows_of_the_clip_of_examples_sees_more(client: ClientU
     data = seepage.federation.data.load("digits", size=8)
     found = {}
     for knows in (True, False):
-        told = ["labels", "defense"] if knows else ["labels"]
+        known = ["labels", "defense"] if knows else ["labels"]
         batch = data.batch(data.private[:2])
         defense = DPSGD(sigma=1e-5, clip=0.5)
-        seen = record(network(hidden=32, classes=10), batch, client=client, defense=defense, told=told)  # type: ignore[arg-type]
+        seen = record(network(hidden=32, classes=10), batch, client=client, defense=defense, known=known)  # type: ignore[arg-type]
         found[knows] = score(attack(seen, precise(L2())), batch).psnr or 0.0
     assert found[True] > found[False] + 30
 
@@ -234,7 +234,7 @@ def guarded(client: ClientUpdate, beta: float) -> tuple[Transcript, Batch]:
     batch = data.batch(data.private[:1])
     defense = JacobianDamping(beta=beta, steps=100, tolerance=1e-6)
     model = network(hidden=32, classes=10)
-    return record(model, batch, client=client, defense=defense, told=["labels", "defense"]), batch
+    return record(model, batch, client=client, defense=defense, known=["labels", "defense"]), batch
 
 
 @pytest.mark.parametrize("beta", [0.1, 10.0])
@@ -258,7 +258,7 @@ def test_jacobian_dampings_equation_holds_where_a_layer_is_not_used() -> None:
     data = seepage.federation.data.load("digits", size=8)
     batch = data.batch(data.private[:1])
     seen = record(
-        model, batch, defense=JacobianDamping(beta=1.0, steps=100, tolerance=1e-6), told=["labels", "defense"]
+        model, batch, defense=JacobianDamping(beta=1.0, steps=100, tolerance=1e-6), known=["labels", "defense"]
     )
     right = flat(defended_rule(seen.knowledge, seen[0])(model, seen[0].params, batch).tensors)
     sent = flat(seen[0].update.tensors)

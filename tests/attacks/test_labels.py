@@ -213,11 +213,11 @@ def test_whole_shares_stay_and_become_labels(counts: list[int]) -> None:
 
 def test_given_labels_are_those_told_and_nothing_else() -> None:
     round_, knowledge = observed(features(3), torch.tensor([0, 2, 2]), 4)
-    with pytest.raises(Inapplicable, match="--told labels"):
+    with pytest.raises(Inapplicable, match="--known labels"):
         Given()(round_, knowledge)
-    told = Round(0, round_.params, round_.update, batch_size=3, labels=torch.tensor([1, 1, 3]))
-    assert named(Given(), (told, knowledge)) == [1, 1, 3]
-    assert named(Auto(), (told, knowledge)) == [1, 1, 3]
+    known = Round(0, round_.params, round_.update, batch_size=3, labels=torch.tensor([1, 1, 3]))
+    assert named(Given(), (known, knowledge)) == [1, 1, 3]
+    assert named(Auto(), (known, knowledge)) == [1, 1, 3]
 
 
 def test_joint_names_no_labels() -> None:

@@ -51,7 +51,7 @@ def victim(*, double: bool = True) -> Transcript:
     inputs = planted_inputs(N, SHAPE)
     if double:
         model, inputs = model.double(), inputs.double()
-    return record(model, Batch(inputs, LABELS), client=FedSGD(mode="eval"), told=["labels"])
+    return record(model, Batch(inputs, LABELS), client=FedSGD(mode="eval"), known=["labels"])
 
 
 def candidate() -> Tensor:

@@ -214,7 +214,7 @@ def test_noise_on_one_example_is_said_and_measured() -> None:
 
 
 def test_a_wrong_batch_size_of_one_is_said() -> None:
-    """A server that is told 1 where it was 3 must see that the rows do not agree."""
+    """A server that knows 1 where it was 3 must see that the rows do not agree."""
     case = {"use": "fc2", "hidden": 64, "n": 3, "classes": 4, "kind": "noise", "shape": (1, 4, 4)}
     transcript, _ = several(case | {"scale": 1.0, "seed": 0})
     found = attack(Changed(transcript, lambda seen: replace(seen, batch_size=1)), "linear")
@@ -243,7 +243,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def sent_under(loss: str, model: nn.Module, x: Tensor, y: Tensor) -> Transcript:
-    """A round whose update is the gradient of another loss than the cross-entropy that the attacker is told."""
+    """A round whose update is the gradient of another loss than the cross-entropy that the attacker knows."""
     model.zero_grad()
     LOSSES[loss](model(x), y).backward()
     update = Update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})

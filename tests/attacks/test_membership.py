@@ -1,4 +1,4 @@
-"""Membership tests: p-values hold on nulls, members are told from others, and linear algebra agrees with oracles."""
+"""Membership tests: p-values hold on nulls, members are known from others, and linear algebra agrees with oracles."""
 
 import re
 
@@ -159,29 +159,31 @@ def test_whitening_with_known_noise_is_the_inverse_of_the_sum() -> None:
     assert float((whitening.solved(mean) * left).sum()) == pytest.approx(0, abs=1e-8)
 
 
-def noisy(seed: int, sigma: float, told: tuple[str, ...]) -> tuple[Transcript, Batch]:
+def noisy(seed: int, sigma: float, known: tuple[str, ...]) -> tuple[Transcript, Batch]:
     private = some(8, 1 + seed)
-    return record(small_resnet(), private, defense=GaussianNoise(clip=0.5, sigma=sigma), told=told, seed=seed), private
+    return record(
+        small_resnet(), private, defense=GaussianNoise(clip=0.5, sigma=sigma), known=known, seed=seed
+    ), private
 
 
 @pytest.mark.slow
 def test_who_knows_the_noise_names_more() -> None:
-    """Behind a clip and noise the test that is told of both names members that the other does not."""
+    """Behind a clip and noise the test that knows of both names members that the other does not."""
     named = {}
-    for told in ((), ("defense",)):
+    for known in ((), ("defense",)):
         hits = 0
         for seed in range(2):
-            seen, private = noisy(10 * seed, 0.01, told)
+            seen, private = noisy(10 * seed, 0.01, known)
             found = infer_membership(seen, MatchedFilter(), joined(private, some(24, 900 + seed)), some(160, 3))
-            hits += int(found.named(0.02)[:8].sum())
-        named[told] = hits
+            hits += int(found.identified(0.02)[:8].sum())
+        named[known] = hits
     assert named[("defense",)] > named[()] + 3
 
 
 def test_p_values_hold_where_the_noise_is_known() -> None:
     model, draws = nn.Sequential(nn.Flatten(), nn.Linear(256, CLASSES)), []
     for s in range(5):
-        seen = record(model, some(4, 1 + s), defense=GaussianNoise(clip=0.1, sigma=0.05), told=["defense"], seed=s)
+        seen = record(model, some(4, 1 + s), defense=GaussianNoise(clip=0.1, sigma=0.05), known=["defense"], seed=s)
         draws.append(infer_membership(seen, MatchedFilter(), some(200, 50 + s), some(240, 100 + s)).p_values)
     p = torch.cat(draws)
     for level in (0.01, 0.05, 0.1, 0.5):
@@ -205,7 +207,7 @@ def test_noise_is_counted_in_units_of_one_example() -> None:
 def test_examples_are_clipped_as_a_client_is_known_to_do() -> None:
     private = some(5, 1)
     seen = record(
-        small_resnet(), private, client=FedSGD(mode="eval"), defense=DPSGD(sigma=0.0, clip=0.3), told=["defense"]
+        small_resnet(), private, client=FedSGD(mode="eval"), defense=DPSGD(sigma=0.0, clip=0.3), known=["defense"]
     )
     gradients = ExampleGradients.at(seen.knowledge, seen[0], some(6, 2), entries=10**6, seed=0)
     assert gradients.of(private).norm(dim=1).max() <= 0.3 + 1e-6
@@ -249,7 +251,7 @@ def test_mistakes_are_sentences() -> None:
         infer_membership(seen, MatchedFilter(), some(1, 2), some(3, 3))
     found = infer_membership(seen, MatchedFilter(), some(1, 2), some(20, 3))
     with pytest.raises(SeepageError, match="at least 99"):
-        found.named(0.01)
+        found.identified(0.01)
     zero = Update({name: torch.zeros_like(tensor) for name, tensor in seen[0].update.tensors.items()})
     nothing = MembershipInference(MatchedFilter(), seen, some(20, 3))
     with pytest.raises(Inapplicable, match="zero everywhere"):
@@ -279,7 +281,7 @@ def test_the_areas_interval_covers() -> None:
 
 
 def test_a_perfect_area_is_no_certainty() -> None:
-    """Of samples that happen to be told apart perfectly the interval still holds the true area."""
+    """Of samples that happen to be distinguished perfectly the interval still holds the true area."""
     own, rest = torch.arange(5.0) + 10, torch.arange(8.0)
     assert area_interval(own, rest) == pytest.approx((beta.ppf(0.025, 5, 1), 1.0))
     assert area_interval(rest, own) == pytest.approx((0.0, beta.ppf(0.975, 1, 5)))
@@ -338,7 +340,7 @@ def test_statistics_are_those_of_large_public_batches() -> None:
 
 
 def test_layers_that_batch_norm_ties_together_hide_no_member() -> None:
-    """With maps of one pixel at the end, where four values make the statistics, members are told apart all the same."""
+    """With maps of one pixel at the end, where four values make the statistics, members are identified all the same."""
     model = build(Spec("resnet", {"depth": 18, "width": 8}), (1, 8, 8), CLASSES, seed=0)
     draw = torch.Generator().manual_seed(0)
     own, rest = [], []

@@ -34,7 +34,7 @@ def test_several_rounds_name_more_and_their_p_values_hold() -> None:
         named[rounds] = 0
         for s in range(4):
             private, noise = some(4, 1 + s), GaussianNoise(clip=0.1, sigma=0.25)
-            seen = record(model, [private] * rounds, defense=noise, told=["defense"], seed=s)
+            seen = record(model, [private] * rounds, defense=noise, known=["defense"], seed=s)
             candidates = joined(private, some(150, 50 + s))
             found = infer_membership(seen, MatchedFilter(), candidates, some(240, 100 + s), t=range(rounds))
             named[rounds] += int((found.p_values[:4] <= 0.05).sum())
@@ -87,7 +87,7 @@ def test_the_span_of_a_fully_connected_first_layer_is_exact(client: FedSGD) -> N
     found = infer_membership(seen, FirstLayerSpan(), joined(private, some(100, 2)), some(400, 3))
     assert found.statistics[:16].min() > 3  # of a member less than a thousandth lies outside
     assert found.statistics[16:].max() < 2
-    assert bool(found.named(0.005)[:16].all())
+    assert bool(found.identified(0.005)[:16].all())
 
 
 def test_what_the_span_says_nothing_about_is_refused() -> None:

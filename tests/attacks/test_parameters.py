@@ -174,7 +174,7 @@ def test_the_engine_pulls_restarts_together() -> None:
     from seepage.testing import planted_inputs
 
     batch = Batch(planted_inputs(1, (1, 8, 8)), torch.tensor([0]))
-    transcript = record(build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 4), batch, told=["labels"])
+    transcript = record(build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 4), batch, known=["labels"])
     it = GradientMatching(distance=1e-6 * L2(), optimizer=Adam(lr=0.02), steps=40, restarts=3)
     spreads = []
     for priors in ((), (GroupConsistency(100.0),)):

@@ -174,7 +174,7 @@ def test_the_expected_error_is_the_error(noise: float) -> None:
 
 
 def test_nothing_false_is_certified() -> None:
-    """Two examples told as one, noise, another image's positions: each returns an image, and none a certificate."""
+    """Two examples inferred as one, noise, another image's positions: each returns an image, and none a certificate."""
     model = build(Architecture("vit", SMALL), SHAPE, CLASSES)
     one = record(model, batch())
     two = record(model, Batch(torch.cat([image(0), image(1)]), torch.tensor([0, 1])))[0].update.tensors
@@ -244,7 +244,7 @@ def test_an_image_of_whole_levels_comes_back_to_the_last_bit(width: int) -> None
     torch.testing.assert_close(found.inputs, private.inputs, atol=1e-7, rtol=0)
     assert found.certified is not None
     assert found.certified.all()
-    assert any("multiples of 1/255" in note for note in found.notes), "what was taken of the image is told"
+    assert any("multiples of 1/255" in note for note in found.notes), "what was taken of the image is known"
     smooth = PatchEmbedding(levels=0)(record(model, private), seed=0)
     assert float(psnr(smooth.inputs, private.inputs)) < 130
 
@@ -265,8 +265,8 @@ def test_an_image_off_the_grid_is_not_rounded(width: int) -> None:
 def test_two_images_told_as_one_are_not_rounded_to_any() -> None:
     model = build(Architecture("vit", {**SMALL, "width": 64}), SHAPE, CLASSES)
     both = Batch(whole(torch.cat([image(0), image(1)])), torch.tensor([0, 1]))
-    told = replace(record(model, both)[0], batch_size=1)
-    seen = replace(record(model, both), make_round=lambda t: told)
+    known = replace(record(model, both)[0], batch_size=1)
+    seen = replace(record(model, both), make_round=lambda t: known)
     found = PatchEmbedding()(seen, seed=0)
     assert not any("multiples" in note for note in found.notes)
     assert found.certified is not None

@@ -35,9 +35,9 @@ SHAPE, CLASSES = (1, 6, 6), 4
 FC2 = Architecture("fc2", {"hidden": 24})
 
 
-def victim(n: int = 1, architecture: Architecture = FC2, **told: Any) -> tuple[Transcript, Batch]:
+def victim(n: int = 1, architecture: Architecture = FC2, **known: Any) -> tuple[Transcript, Batch]:
     batch = Batch(planted_inputs(n, SHAPE), torch.arange(n) % CLASSES)
-    return record(build(architecture, SHAPE, CLASSES), batch, architecture=architecture, **told), batch
+    return record(build(architecture, SHAPE, CLASSES), batch, architecture=architecture, **known), batch
 
 
 PAPERS = {
@@ -178,12 +178,12 @@ def test_the_bayes_attack_uses_the_noise_it_is_told_of() -> None:
     """At the truth the objective is then half the number of entries, as a normal log-density's is."""
     model, batch = build(FC2, SHAPE, CLASSES), Batch(planted_inputs(1, SHAPE), torch.tensor([1]))
     transcript = record(model, batch, defense=GaussianNoise(sigma=0.02))
-    told = Changed(transcript, lambda seen: seen)
+    known = Changed(transcript, lambda seen: seen)
     knowing = replace(transcript.knowledge, defense=GaussianNoise(sigma=0.02))
     entries = sum(tensor.numel() for tensor in transcript[0].params.values())
-    objective = bayes(tv=0.0)._objective(told[0], knowing).value_at(batch.inputs, batch.labels)
+    objective = bayes(tv=0.0)._objective(known[0], knowing).value_at(batch.inputs, batch.labels)
     assert objective == pytest.approx(entries / 2, rel=0.15)
-    assert bayes(tv=0.0).objective_at(told, batch.inputs, batch.labels) < 0.1 * objective  # not told: sigma 0.1
+    assert bayes(tv=0.0).objective_at(known, batch.inputs, batch.labels) < 0.1 * objective  # not known: sigma 0.1
 
 
 def test_idlg_is_for_one_example() -> None:

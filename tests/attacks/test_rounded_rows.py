@@ -275,16 +275,16 @@ def mixed_network(seed: int) -> tuple[nn.Sequential, Batch]:
 
 @pytest.mark.slow  # 240 networks: a rate of false certificates takes that many
 def test_no_mixture_is_certified_in_any_format() -> None:
-    told = 0
+    known = 0
     for seed in range(240):
         model, batch = mixed_network(seed)
         name = [*CASTS, "autocast"][seed // 6 % 4]
         loss = [*LOSSES][seed // 24 % 3]
         after = trained(model, batch, CASTS.get(name, torch.clone), autocast=name == "autocast", loss=loss)
         found = attacked(model, after, len(batch))
-        told += "numbers" in found.notes[-1]
+        known += "numbers" in found.notes[-1]
         assert found.certified is None or not found.certified.any(), (seed, found.notes)
-    assert told > 200  # the rounding was seen: it is not that nobody looked
+    assert known > 200  # the rounding was seen: it is not that nobody looked
 
 
 @pytest.mark.parametrize("name", CASTS)
@@ -315,8 +315,8 @@ def test_after_adam_the_format_of_the_weights_is_named_too(name: str | None) -> 
     model.load_state_dict(before)
     client = FedAvg(optimizer="adam", lr=1e-3)
     seen = observe(model, Update.from_states(before, after), SHAPE, batch_size=4, client=client)
-    told = [(one.name, one.evidence.get("formats")) for one in UpdateAnalysis(seen).defenses]
-    assert [one for one in told if one[0] != "adaptive"] == ([("rounded", [name])] if name else [])
+    known = [(one.name, one.evidence.get("formats")) for one in UpdateAnalysis(seen).defenses]
+    assert [one for one in known if one[0] != "adaptive"] == ([("rounded", [name])] if name else [])
 
 
 def test_an_exposure_of_float32_weights_says_nothing_of_rounding() -> None:

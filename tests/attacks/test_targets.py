@@ -304,7 +304,7 @@ def test_a_value_is_searched_for_with_its_example() -> None:
 
 def map_victim() -> tuple[Transcript, Tensor]:
     batch = Batch(inputs(1), torch.randint(3, (1, 8, 8), generator=torch.Generator().manual_seed(0)))
-    return record(pixels(3), batch, told=["labels"]), batch.inputs
+    return record(pixels(3), batch, known=["labels"]), batch.inputs
 
 
 @pytest.mark.slow  # a search over three convolutions
@@ -379,18 +379,18 @@ def test_a_truth_of_other_targets_does_not_fit() -> None:
 # --- folders and captured updates ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("told", [(), ("labels",)])
-def test_a_recorded_update_of_values_is_read_as_such(told: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [(), ("labels",)])
+def test_a_recorded_update_of_values_is_read_as_such(known: tuple[str, ...], tmp_path: Path) -> None:
     batch = Batch(inputs(2), values(2, 3))
     named = Architecture("fc2", {"hidden": 64})
     from seepage import build
 
     model = build(named, (1, 8, 8), 3)
-    seen = record(model, batch, client=FedSGD(loss="mse"), told=told, architecture=named)  # type: ignore[arg-type]
+    seen = record(model, batch, client=FedSGD(loss="mse"), known=known, architecture=named)  # type: ignore[arg-type]
     save_transcript(seen, tmp_path)
     read = open_transcript(tmp_path)
     assert read.knowledge.target == "value"
-    if told:
+    if known:
         assert read[0].labels is not None
         torch.testing.assert_close(read[0].labels, sorted_labels(batch.labels))
     assert torch.equal(attack(read, "linear").inputs, attack(seen, "linear").inputs)

@@ -232,7 +232,7 @@ class TestTransformers:
 
     def test_next_tokens_that_are_told_are_read_again(self, tmp_path: Path) -> None:
         batch = texts(2, 6, 200)
-        save_transcript(record(build(GPT, (6,), 200), batch, told=["labels"], architecture=GPT), tmp_path)
+        save_transcript(record(build(GPT, (6,), 200), batch, known=["labels"], architecture=GPT), tmp_path)
         again = open_transcript(tmp_path)[0].labels
         assert again is not None
         assert torch.equal(again, batch.labels)

@@ -221,7 +221,7 @@ def test_scores_are_counts_with_the_interval_of_clopper_and_pearson() -> None:
 
 SHARE = {"mean": 0.99, "low": 0.95, "high": 0.998, "n": 200}
 NAMED = Row(
-    case="a", attack="token_set", outcome=Outcome.TOKENS_NAMED, space="token", returned=198, examples=4,
+    case="a", attack="token_set", outcome=Outcome.TOKENS_IDENTIFIED, space="token", returned=198, examples=4,
     certified={"n": 190, "wrong": 0}, scores={"token_recall": SHARE, "token_precision": SHARE | {"mean": 1.0}},
 )  # fmt: skip
 CASE = Case(name="a", title="net", kind="texts")
@@ -241,7 +241,7 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
     )
     assert RowTexts.of(NAMED).outcome == "198 of 200 tokens identified, none wrong"
     assert [one.name for one in violations([refused, NAMED], parse_condition("token_recall>0.5"))] == ["token_set"]
-    assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_named>0"))] == ["token_set"]
+    assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_identified>0"))] == ["token_set"]
     assert not NAMED.certified_examples
     assert not NAMED.scored
     assert Row.model_validate(NAMED.model_dump(mode="json")) == NAMED
@@ -265,7 +265,7 @@ def test_text_has_attacks_of_its_own_where_none_are_named(tmp_path: Path) -> Non
     request = AttackRequest(attacks=[{"use": "linear"}], default=True, out=tmp_path / "run", jobs=1, all_attacks=True)
     result = attack_only(tmp_path / "observed", request).result
     assert [row.attack for row in result.rows] == ["token_sequences", "token_set"]
-    assert result.rows[1].named_tokens == len(set(ids.flatten().tolist()))
+    assert result.rows[1].identified_tokens == len(set(ids.flatten().tolist()))
     for options in (
         {"data": "python_reference"},
         {"data": "notes.txt"},

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from seepage import Update, attack, observe
 from seepage.attacks.exposure import WeightDecay, exposure, infer_weight_decay
 from seepage.attacks.reading.rounded import rounding_of
-from seepage.audit.caveats import taken_for
+from seepage.audit.caveats import assumed_update
 from seepage.audit.observe import Files, observe_files
 from seepage.base.nn import last_linear
 from seepage.base.registry import Spec
@@ -121,12 +121,12 @@ def test_no_decay_is_found_where_there_is_none() -> None:
             assert infer_weight_decay(model, before, changed, 10) is None, seed
 
 
-def seen_of(home: Path, made: Checkpoints, loss: str = "cross_entropy", **told: Any) -> tuple[Path, list[str]]:
+def seen_of(home: Path, made: Checkpoints, loss: str = "cross_entropy", **known: Any) -> tuple[Path, list[str]]:
     """An `observed/` folder of the two checkpoints as files."""
     _, before, after, _ = made
     save_file(before, home / "before.safetensors")
     save_file(after, home / "after.safetensors")
-    files = Files(before=home / "before.safetensors", after=home / "after.safetensors", lr=LR, **told)
+    files = Files(before=home / "before.safetensors", after=home / "after.safetensors", lr=LR, **known)
     client = Spec("fedsgd", {"loss": loss})
     model = Architecture("fc2", {"hidden": 24})
     return home / "observed", observe_files(files, home / "observed", architecture=model, client=client, steps=1)
@@ -135,7 +135,7 @@ def seen_of(home: Path, made: Checkpoints, loss: str = "cross_entropy", **told: 
 def test_an_update_with_weight_decay_is_read_exactly(tmp_path: Path) -> None:
     made = checkpoints(weight_decay=5e-3)
     folder, words = seen_of(tmp_path, made)
-    assert taken_for(open_transcript(folder)).startswith(
+    assert assumed_update(open_transcript(folder)).startswith(
         "one step of SGD at a learning rate of 0.1, but for 0.0005 of the weights, taken out as weight decay, on"
     )
     assert any(

@@ -49,7 +49,7 @@ attack = [{ use = "linear" }]
 """,
     "told of a defense": FACES
     + """
-knowledge = { told = ["defense", "labels"] }
+knowledge = { known = ["defense", "labels"] }
 attack = [{ use = "inverting_gradients", steps = 4 }]
 [grid]
 defense = [
@@ -65,7 +65,7 @@ data = { use = "digits", size = 8 }
 model = { use = "vertical", channels = 8 }
 batch = { size = 4 }
 rounds = { design = "partitions", count = 9, samples = 12, optimizer = "adam", lr = 1e-4 }
-knowledge = { told = ["indices"] }
+knowledge = { known = ["indices"] }
 attack = [
     { use = "cafe", steps = [2], polish = 1 },
     { use = "cafe_published", loop = "single_loop", lr_one = 0.1, iterations = [20] },
@@ -76,7 +76,7 @@ data = { use = "digits", size = 8 }
 model = { use = "vertical", channels = 8 }
 batch = { size = 4 }
 rounds = { count = 20, samples = 8 }
-knowledge = { told = ["indices"] }
+knowledge = { known = ["indices"] }
 defense = [{ use = "fake_gradients", candidates = 10 }]
 attack = [{ use = "cafe", entries = "unforged", steps = [2], polish = 1 }]
 """,

@@ -112,9 +112,9 @@ def test_why_there_was_no_result_before_decides_whether_a_leak_is_new(
     assert bool(found.worse) == (kind == "new leak")
 
 
-def changed(run: Result, *, options: str = "", told: list[str] | None = None, **case: object) -> Result:
+def changed(run: Result, *, options: str = "", known: list[str] | None = None, **case: object) -> Result:
     """A run whose first case and all attacks are set or told otherwise."""
-    rows = [row.model_copy(update={"options": options, "told": told or []}) for row in run.rows]
+    rows = [row.model_copy(update={"options": options, "known": known or []}) for row in run.rows]
     return run.model_copy(update={"rows": rows, "cases": [run.cases[0].model_copy(update=case), *run.cases[1:]]})
 
 
@@ -134,28 +134,28 @@ CAPTURED = {"client": "FedSGD(mode='train')", "rate": 0.1, "batch_size": 3, "inp
 def test_what_was_told_otherwise_of_a_captured_update_leaves_no_pass(now: dict[str, object], said: list[str]) -> None:
     old = changed(result((4, 8)), **CAPTURED)
     found = compare(old, changed(result((0, 8)), **{**CAPTURED, **now}))
-    assert [one.words for one in found.doubts] == said
+    assert [one.words for one in found.caveats] == said
     assert summary_line(found).startswith("CANNOT TELL: none of 2 compared")
-    assert found.record()["differences"][0]["told"]
-    meant = compare(old, changed(result((0, 8)), **{**CAPTURED, **now}), meant=[found.doubts[0].what])
+    assert found.record()["differences"][0]["in_knowledge"]
+    meant = compare(old, changed(result((0, 8)), **{**CAPTURED, **now}), meant=[found.caveats[0].what])
     assert meant.differences == found.differences
     assert summary_line(meant).startswith("NOT WORSE")
     both = {"inferred": {"learning rate": "", "batch size": "", "local steps": "", "input shape": ""}}
     same = compare(changed(old, **both), changed(result((0, 8)), **{**CAPTURED, **now}, **both))
     assert len(same.differences) == 1
-    assert (not same.doubts) == (said[0].split(" of ")[0] != "client's loss"), "what both inferred, nobody told"
+    assert (not same.caveats) == (said[0].split(" of ")[0] != "client's loss"), "what both inferred, nobody told"
 
 
 def test_weight_decay_is_a_doubt_where_either_was_told_of_it() -> None:
     inferred = {"inferred": {"weight decay": "0.001 of each weight"}}
     none, some = changed(result((4, 8)), **CAPTURED, decayed=0.0), changed(result((4, 8)), **CAPTURED, decayed=0.001)
-    (told,) = compare(none, some).doubts
-    assert told.words == "weight decay of case 0: 0 -> 0.01"  # share / rate
-    assert compare(some, none).doubts
-    assert not compare(none, changed(some, **inferred)).doubts
+    (known,) = compare(none, some).caveats
+    assert known.words == "weight decay of case 0: 0 -> 0.01"  # share / rate
+    assert compare(some, none).caveats
+    assert not compare(none, changed(some, **inferred)).caveats
     assert compare(none, changed(some, **inferred)).differences
     same = {"files": {"returned weights": "ab" * 32}}
-    (doubt,) = compare(changed(some, **inferred, **same), changed(none, **same)).doubts
+    (doubt,) = compare(changed(some, **inferred, **same), changed(none, **same)).caveats
     assert doubt.words == "weight decay of case 0: 0.01 -> 0", "of the same files also what nobody told"
     several = {"client": "FedAvg(lr=0.1, steps=3)", "rate": None, "decayed": 1 - (1 - 0.1 * 0.02) ** 3}
     (now,) = (one.new for one in compare(none, changed(some, **several)).differences if one.what == "weight decay")
@@ -169,11 +169,11 @@ def test_the_same_files_told_otherwise_contradict_each_other() -> None:
     assert [remark.endswith("stated wrong: learning rate") for remark in same.remarks] == [True]
     both = {"inferred": {"learning rate": ""}}
     inferred = compare(changed(old, **both), changed(result((0, 8)), **now, **both, files=files))
-    assert [one.what for one in inferred.doubts] == ["learning rate"]
+    assert [one.what for one in inferred.caveats] == ["learning rate"]
     assert inferred.remarks[0].endswith("inferred wrong: learning rate")
     other = compare(old, changed(result((0, 8)), **now, files={**files, "returned weights": "ef" * 32}))
     assert not other.remarks
-    words = [one.words for one in other.differences if not one.told]
+    words = [one.words for one in other.differences if not one.in_knowledge]
     assert words == ["returned weights of case 0: the file cdcdcdcdcdcd -> the file efefefefefef"]
 
 
@@ -184,7 +184,7 @@ def test_the_same_files_told_otherwise_contradict_each_other() -> None:
         ({"model_options": {"act": "relu"}}, {"model_options": {"act": "elu"}}, ("model's act", "relu", "elu")),
         ({}, {"inferred": {"labels": ""}}, ("labels", "not inferred", "inferred")),
         ({"inferred": {"batch size": ""}}, {}, ("batch size", "inferred", "not inferred")),
-        ({"told": []}, {"told": ["labels"]}, ("labels", "not known", "known")),
+        ({"known": []}, {"known": ["labels"]}, ("labels", "not known", "known")),
     ],
 )
 def test_less_of_the_same_files_is_never_a_pass(
@@ -194,10 +194,10 @@ def test_less_of_the_same_files_is_never_a_pass(
     files = {"returned weights": "ab" * 32}
     old = changed(result((4, 8)), **{**CAPTURED, "files": files, **then})
     found = compare(old, changed(result((0, 8)), **{**CAPTURED, "files": files, **now}))
-    assert [(one.what, one.old, one.new) for one in found.doubts] == [said]
-    assert not found.remarks or said[0] == "model's act", "who was told less was told nothing wrong"
+    assert [(one.what, one.old, one.new) for one in found.caveats] == [said]
+    assert not found.remarks or said[0] == "model's act", "who was stated less was stated nothing wrong"
     other = {"returned weights": "cd" * 32}
-    assert not compare(old, changed(result((0, 8)), **{**CAPTURED, "files": other, **now})).doubts
+    assert not compare(old, changed(result((0, 8)), **{**CAPTURED, "files": other, **now})).caveats
 
 
 @pytest.mark.parametrize(
@@ -206,16 +206,16 @@ def test_less_of_the_same_files_is_never_a_pass(
         ({"defense": "noise(1)"}, {"defense": None}, ("defense of case 0: noise(1) -> none", False)),
         ({"batch_size": 3}, {"batch_size": 4}, ("batch size of case 0: 3 -> 4", False)),
         ({"options": "Dlg(steps=300)"}, {"options": "Dlg(steps=5)"}, ("linear: steps of case 0: 300 -> 5", True)),
-        ({"told": ["labels"]}, {"told": []}, ("labels of case 0: known -> not known", True)),
-        ({"told": []}, {"told": ["labels"]}, ("labels of case 0: not known -> known", False)),
+        ({"known": ["labels"]}, {"known": []}, ("labels of case 0: known -> not known", True)),
+        ({"known": []}, {"known": ["labels"]}, ("labels of case 0: not known -> known", False)),
     ],
 )
 def test_what_an_audit_compares_is_no_doubt_but_what_its_attacker_is_given_is(
     then: dict[str, object], now: dict[str, object], said: tuple[str, bool]
 ) -> None:
     found = compare(*(changed(result((4, 8)), data="digits", **one) for one in (then, now)))
-    assert [(one.words, one.told) for one in found.differences] == [said]
-    assert len(found.doubts) == said[1]
+    assert [(one.words, one.in_knowledge) for one in found.differences] == [said]
+    assert len(found.caveats) == said[1]
 
 
 def test_an_option_that_one_version_has_or_that_was_tuned_is_no_doubt() -> None:

@@ -3,7 +3,7 @@
 import torch
 
 from seepage import Architecture, Batch, FedAvg, FedSGD, GaussianNoise, build, record
-from seepage.audit.caveats import caveats, compared_to_sent, taken_for
+from seepage.audit.caveats import assumed_update, caveats, compared_to_sent
 from seepage.audit.row import Row
 from seepage.federation.types import Transcript
 
@@ -45,17 +45,19 @@ def test_no_attack_is_called_weak_where_none_ran() -> None:
     away = Row.model_validate({"case": "a", "attack": "x", "outcome": "not_tried"})
     transcript = seen("fc2", FedSGD())
     assert caveats(transcript, [away], None) == []
-    (only,) = caveats(transcript, [away], None, {"told rate": "moved as at 0.2"})
+    (only,) = caveats(transcript, [away], None, {"stated rate": "moved as at 0.2"})
     assert only.startswith("No attack ran. The files themselves speak for this: another learning rate")
 
 
 def test_smoothed_labels_and_class_weights_belong_to_the_loss() -> None:
-    assert taken_for(seen("fc2", FedSGD(label_smoothing=0.1))).endswith("cross_entropy with labels smoothed by 0.1")
-    assert taken_for(seen("fc2", FedSGD(class_weights=(1.0,) * 10))).endswith("cross_entropy with class weights")
+    assert assumed_update(seen("fc2", FedSGD(label_smoothing=0.1))).endswith(
+        "cross_entropy with labels smoothed by 0.1"
+    )
+    assert assumed_update(seen("fc2", FedSGD(class_weights=(1.0,) * 10))).endswith("cross_entropy with class weights")
 
 
 def test_a_truth_that_gives_another_update_contradicts_what_was_told() -> None:
-    """The guesses of an attack were blamed, or its objective, though the rule that was told was not the client's."""
+    """The guesses of an attack were blamed, or its objective, though the rule that was stated was not the client's."""
     batch = Batch(INPUTS, torch.tensor([1, 4]))
     clipped = record(build(Architecture("fc2"), (3, 16, 16), 10), batch, defense=GaussianNoise(sigma=0.0, clip=0.01))
     (short,) = caveats(clipped, [FAR], None, off=compared_to_sent(clipped, batch))

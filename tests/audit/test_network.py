@@ -25,8 +25,8 @@ def test_the_shapes_that_weights_fit_are_found(shape: Shape, classes: int) -> No
     found = find_network(architecture, state, None, None)
     assert (found.input_shape, found.outputs, found.pools) == (shape, classes, None)
     assert set(found.said) == {"input shape", "classes"}
-    told = find_network(architecture, state, shape, classes)
-    assert (told.input_shape, told.outputs, told.said) == (shape, classes, {})
+    known = find_network(architecture, state, shape, classes)
+    assert (known.input_shape, known.outputs, known.said) == (shape, classes, {})
 
 
 def test_where_several_shapes_fit_that_is_said() -> None:

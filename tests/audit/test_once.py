@@ -37,7 +37,7 @@ data = { use = "digits", size = 8 }
 model = { use = "vertical", channels = 8 }
 batch = { size = 4 }
 rounds = { design = "partitions", count = 5, samples = 12, optimizer = "adam", lr = 1e-4 }
-knowledge = { told = ["indices"] }
+knowledge = { known = ["indices"] }
 attack = [{ use = "cafe" }]
 """,
         FedSGD,
@@ -63,7 +63,7 @@ def test_recording_asks_the_rule_once_for_each_update(
 
 
 def recorded_case(folder: Path) -> Source:
-    tables = tomllib.loads(DIGITS + 'batch = { size = 2, count = 3 }\nknowledge = { told = ["labels"] }')
+    tables = tomllib.loads(DIGITS + 'batch = { size = 2, count = 3 }\nknowledge = { known = ["labels"] }')
     recipes = resolve_cases(tables)
     record_cases(recipes, folder)
     return Source("case", folder / "observed", None, trust=True)

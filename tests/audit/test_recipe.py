@@ -25,7 +25,7 @@ parts = {
     "batch": st.fixed_dictionaries({}, optional={"size": st.integers(1, 9), "count": st.integers(1, 3)}),
     "training": st.fixed_dictionaries({}, optional={"steps": st.integers(0, 9), "lr": st.sampled_from([0.1, 1])}),
     "score": st.fixed_dictionaries({}, optional={"exact_db": st.sampled_from([30.0, 40])}),
-    "knowledge": st.sampled_from([{}, {"told": []}, {"told": ["labels"]}]),
+    "knowledge": st.sampled_from([{}, {"known": []}, {"known": ["labels"]}]),
     "defense": st.lists(
         st.sampled_from([{"use": "sparsify", "keep": 0.5}, {"use": "gaussian_noise", "sigma": 1}]), max_size=2
     ),
@@ -39,7 +39,7 @@ choices = {
     "training.steps": st.lists(st.integers(0, 9), min_size=1, max_size=2),
     "seed": st.lists(st.integers(0, 9), min_size=1, max_size=2),
     "defense": st.lists(parts["defense"], min_size=1, max_size=2),
-    "knowledge.told": st.sampled_from([[[], ["labels"]], [["labels"]]]),
+    "knowledge.known": st.sampled_from([[[], ["labels"]], [["labels"]]]),
     "attack.steps": st.sampled_from([[1, 2], [7]]),
     "attack": st.sampled_from([[[{"use": "linear"}], [{"use": "dlg", "steps": 2}]]]),
 }
@@ -102,7 +102,7 @@ def test_every_default_is_written_out() -> None:
         "client": {"use": "fedsgd"},
         "training": {"steps": 0, "lr": 0.02, "batch_size": 32, "optimizer": "sgd", "init": "default"},
         "batch": {"size": 1, "count": 1},
-        "knowledge": {"told": []},
+        "knowledge": {"known": []},
         "score": {"recovered_likeness": 0.4, "recovered_gain_db": 9.0, "exact_db": 40.0, "lpips": False},
         "attack": [{"use": "linear"}],
     }
@@ -201,7 +201,8 @@ def test_a_case_with_a_defense_knows_its_twin_and_is_given_one_where_the_run_ask
         (resolve_cases(both)[1].case, "defense-none", False),
     ]
     alone = {
-        "attack": [plain], "defense": [noise], "undefended": True, "membership": {}, "knowledge": {"told": ["defense"]},
+        "attack": [plain], "defense": [noise], "undefended": True, "membership": {},
+        "knowledge": {"known": ["defense"]},
         "grid": {"batch.size": [1, 2]},
     }  # fmt: skip
     assert [(one.case, one.twin) for one in resolve_cases(alone)] == [("size-1", None), ("size-2", None)], (
@@ -214,7 +215,7 @@ def test_a_case_with_a_defense_knows_its_twin_and_is_given_one_where_the_run_ask
         ("size-1_undefended", None, True),
         ("size-2_undefended", None, True),
     ]
-    assert [(one.defense, one.membership, one.knowledge.told, one.batch.size) for one in found[2:]] == [
+    assert [(one.defense, one.membership, one.knowledge.known, one.batch.size) for one in found[2:]] == [
         ((), None, (), 1), ((), None, (), 2)
     ]  # fmt: skip
     assert all(one.twin is None for one in resolve_cases({**alone, "undefended": False}, controls=True))

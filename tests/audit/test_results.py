@@ -29,7 +29,7 @@ from seepage.report.table import MatrixEntry
 TITLES = {"a": "case A", "b": "case B"}
 
 BASE: dict[str, Any] = {
-    "case": "a", "attack": "dlg", "status": "ok", "reason": None, "told_extra": [], "examples": 8, "seconds": 1.0,
+    "case": "a", "attack": "dlg", "status": "ok", "reason": None, "side_information": [], "examples": 8, "seconds": 1.0,
     **dict.fromkeys(SCORE_NAMES), "recovered": 0.0, "exact": 0.0, "psnr": 9.0, "ssim": 0.1, "gain_db": -3.0,
     "outcome": "",
 }  # fmt: skip
@@ -80,7 +80,7 @@ LEVELS = [
     ("partial", [row(gain_db=1.0), row(case="b")]),
     ("nothing", [row(), row(case="b")]),
     ("unscored", [row(**NO_SCORE), row(case="b", **NO_SCORE)]),
-    ("certified", [row(**NO_SCORE, returned=3, vouched=2), row(case="b", **NO_SCORE)]),
+    ("certified", [row(**NO_SCORE, returned=3, certified_guesses=2), row(case="b", **NO_SCORE)]),
     ("unscored", [row(**{**NO_SCORE, "outcome": "features only"}), row(case="b", status="inapplicable", **NO_SCORE)]),
     ("unscored", [row(status="inapplicable", **NO_SCORE), row(case="b", status="error", **NO_SCORE)]),
 ]
@@ -106,7 +106,7 @@ def test_the_worst_row_is_named_with_what_it_was_told() -> None:
             psnr=99.4,
             psnr_median=17.6,
             mean_color_psnr=14.2,
-            told_extra=["labels"],
+            side_information=["labels"],
         ),
         row(case="b", attack="dlg", recovered=1.0, gain_db=12.0, psnr=25.0),
     ]
@@ -140,8 +140,8 @@ UNTOLD = "he attackers did not know of the defense"
         ([row(gain_db=1.0)], {"a": "noise"}, True, "--no-undefended"),
         ([row(recovered=0.5)], {"a": "noise"}, True, ""),
         ([row(**NO_SCORE)], {"a": "noise"}, True, ""),
-        ([row(told_extra=["labels"])], {"a": "noise"}, True, "--no-undefended"),
-        ([row(told_extra=["defense"])], {"a": "noise"}, False, "--no-undefended"),
+        ([row(side_information=["labels"])], {"a": "noise"}, True, "--no-undefended"),
+        ([row(side_information=["defense"])], {"a": "noise"}, False, "--no-undefended"),
         ([row()], {"a": None}, False, ""),
         ([row()], {}, False, ""),
         ([row(), row(case="b")], {"a": "noise", "b": "more"}, True, "--no-undefended"),
@@ -193,7 +193,7 @@ def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_findi
 
 
 def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run() -> None:
-    given = [Case(name="a", title="net", given_away=3, given_of=4)]
+    given = [Case(name="a", title="net", exposed_examples=3, exposed_of=4)]
     result = Result(verdict="", verdict_level="nothing", rows=[row()], cases=given, thresholds=Thresholds())
     level, text = verdict(result.rows, given)
     assert (level, text.partition(".")[0]) == ("certified", "LEAKS, BY ITS OWN PROOF")
@@ -442,7 +442,8 @@ def test_a_result_file_needs_what_readers_rely_on() -> None:
 
 
 CERTIFIED_FEATURES: dict[str, Any] = {
-    **NO_SCORE, "attack": "cocktail_party", "outcome": "features only", "space": "feature", "returned": 1, "vouched": 1,
+    **NO_SCORE, "attack": "cocktail_party", "outcome": "features only", "space": "feature", "returned": 1,
+    "certified_guesses": 1,
 }  # fmt: skip
 
 
@@ -467,7 +468,10 @@ def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]
 
 
 def test_certified_examples_beside_certified_features_leak_and_are_the_ones_named() -> None:
-    rows = [row(**CERTIFIED_FEATURES | {"vouched": 5}), row(attack="linear", **NO_SCORE, returned=1, vouched=1)]
+    rows = [
+        row(**CERTIFIED_FEATURES | {"certified_guesses": 5}),
+        row(attack="linear", **NO_SCORE, returned=1, certified_guesses=1),
+    ]
     level, text = verdict(rows, cases_of(TITLES))
     assert level == "certified"
     assert "linear returned 1 guess" in text

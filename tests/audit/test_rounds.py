@@ -26,7 +26,7 @@ VERTICAL: dict[str, Any] = {
     "model": {"use": "vertical", "channels": 32, "hidden": 48},
     "batch": {"size": 5},
     "rounds": {"design": "epochs", "count": 12, "samples": 12},
-    "knowledge": {"told": ["indices"]},
+    "knowledge": {"known": ["indices"]},
     "attack": [{"use": "cafe"}],
 }
 
@@ -130,7 +130,7 @@ def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -
     found = run(tables, out=tmp_path / "run", jobs=1)
     cafe, matching = found.result.record()["rows"]
     assert (cafe["examples"], matching["examples"]) == (12, 5)
-    assert (cafe["cost"]["rounds"], cafe["told_extra"], cafe["told"][-1]) == (12, [], "indices")
+    assert (cafe["cost"]["rounds"], cafe["side_information"], cafe["known"][-1]) == (12, [], "indices")
     assert "the protocol shows the indices of each batch" in found.result.record()["verdict"]
     assert cafe["scores"]["exact"]["mean"] > 0.7
     assert cafe["inner"]["v"] < 1e-3

@@ -49,7 +49,7 @@ ROWS = st.builds(
     status=st.sampled_from(["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]),
     outcome=st.sampled_from(Outcome),
     reason=st.none() | st.text(),
-    told_extra=st.lists(st.text(), max_size=2),
+    side_information=st.lists(st.text(), max_size=2),
     examples=st.none() | COUNTS,
     scores=st.dictionaries(NAMES, SUMMARIES, max_size=4),
     baselines=st.dictionaries(st.sampled_from(["grey", "mine"]), st.dictionaries(NAMES, NUMBERS), max_size=2),
@@ -81,7 +81,7 @@ def test_every_number_of_a_row_can_be_asked_for_by_name() -> None:
 
 def test_which_count_of_certificates_needs_a_truth() -> None:
     blind = Row(case="a", attack="x", outcome=Outcome.NOT_SCORED, examples=4, certified=Certified(n=2))
-    assert {name: one for name, one in blind.numbers().items() if name != "examples"} == {"vouched": 2}
+    assert {name: one for name, one in blind.numbers().items() if name != "examples"} == {"certified_guesses": 2}
     assert blind.model_dump(mode="json")["certified"] == {"n": 2, "wrong": None}
 
 
@@ -154,11 +154,11 @@ def test_indices_told_in_horizontal_federated_learning_are_side_information(tmp_
     rounds = {"design": "epochs", "count": 12, "samples": 12}
     tables = {
         "data": {"use": "digits", "size": 8}, "model": {"use": "fc2", "hidden": 16}, "batch": {"size": 5},
-        "rounds": rounds, "knowledge": {"told": ["indices"]}, "attack": [{"use": "cafe"}],
+        "rounds": rounds, "knowledge": {"known": ["indices"]}, "attack": [{"use": "cafe"}],
     }  # fmt: skip
     result = run(tables, out=tmp_path / "run", jobs=1).result
     (row,) = result.rows
-    assert (row.told_extra, row.told.count("indices")) == (["indices"], 1)
+    assert (row.side_information, row.known.count("indices")) == (["indices"], 1)
     assert "The attacker used extra knowledge: indices." in result.verdict
     assert "which here shows the indices" not in result.verdict
 
@@ -172,9 +172,9 @@ def test_reading_results_needs_no_pytorch() -> None:
 def test_labels_that_a_search_leaves_aside_do_not_count_as_told(tmp_path: Path) -> None:
     tables = {
         "data": {"use": "digits", "size": 8}, "model": {"use": "fc2", "hidden": 8}, "batch": {"size": 1},
-        "knowledge": {"told": ["labels"]},
+        "knowledge": {"known": ["labels"]},
         "attack": [{"use": "dlg", "steps": 1}, {"use": "dlg", "steps": 1, "labels": "given"}],
     }  # fmt: skip
     result = run(tables, out=tmp_path / "run", jobs=1).result
-    assert [row.told_extra for row in result.rows] == [[], ["labels"]]
+    assert [row.side_information for row in result.rows] == [[], ["labels"]]
     assert ["searched for them all the same" in " ".join(row.notes) for row in result.rows] == [True, False]

@@ -26,7 +26,7 @@ attack = [{ use = "linear" }]
 CASES = {
     "batches": PLAIN,
     "a federation": PLAIN.replace("training = { steps = 4 }", "federation = { rounds = 2, clients = 5 }"),
-    "rounds over one data set": PLAIN + 'rounds = { count = 6, samples = 9 }\nknowledge = { told = ["indices"] }',
+    "rounds over one data set": PLAIN + 'rounds = { count = 6, samples = 9 }\nknowledge = { known = ["indices"] }',
 }
 
 
@@ -81,7 +81,7 @@ def test_another_loss_or_protocol_goes_from_recipe_to_row(client: dict[str, Any]
     tables = tomllib.loads(PLAIN) | {
         "client": client,
         "batch": {"size": 1},
-        "knowledge": {"told": ["labels"]},
+        "knowledge": {"known": ["labels"]},
         "attack": [{"use": "inverting_gradients", "steps": 3}, {"use": "idlg", "steps": 2}],
     }
     finished = audit.run(tables, out=tmp_path, jobs=1)

@@ -1,4 +1,4 @@
-"""A defense that the attacker is told of: in memory, in a folder, and in a stranger's folder."""
+"""A defense that the attacker knows of: in memory, in a folder, and in a stranger's folder."""
 
 import json
 from pathlib import Path
@@ -31,9 +31,9 @@ from seepage.federation.types import Defense
 NET = Architecture("fc2", {"hidden": 8})
 
 
-def transcript(defense: Defense | None, *told: Any) -> SimulatedTranscript:
+def transcript(defense: Defense | None, *known: Any) -> SimulatedTranscript:
     batch = Batch(torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1]))
-    return record(build(NET, (1, 4, 4), 3), batch, defense=defense, told=told, architecture=NET)
+    return record(build(NET, (1, 4, 4), 3), batch, defense=defense, known=known, architecture=NET)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_folder_tells_of_it_only_where_it_is_told(defense: Defense | None, tmp
     save_transcript(transcript(defense, "defense"), tmp_path / "known")
     opened = open_transcript(tmp_path / "known").knowledge
     assert opened.defense == defense
-    assert opened.told == {"defense"}
+    assert opened.known == {"defense"}
 
 
 def test_an_attack_gets_the_same_from_the_folder_as_from_the_simulation(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_layer_priors_see_the_batch_behind_the_clip_of_each_example(
         batch,
         client=client,
         defense=DPSGD(sigma=1e-6, clip=0.1),
-        told=["defense", "labels"],
+        known=["defense", "labels"],
         architecture=net,
     )
     observed = seen[0]
@@ -143,7 +143,7 @@ def test_a_strangers_folder_is_read_with_suspicion(written: Any, words: str, tmp
 
 
 def test_a_recipe_tells_of_it() -> None:
-    tables = {"attack": [{"use": "linear"}], "knowledge": {"told": ["defense"]}}
-    assert resolve_cases(tables)[0].knowledge.told == ("defense",)
+    tables = {"attack": [{"use": "linear"}], "knowledge": {"known": ["defense"]}}
+    assert resolve_cases(tables)[0].knowledge.known == ("defense",)
     with pytest.raises(SeepageError, match="defense"):
-        resolve_cases({**tables, "knowledge": {"told": ["defence"]}})
+        resolve_cases({**tables, "knowledge": {"known": ["defence"]}})

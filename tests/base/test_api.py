@@ -63,7 +63,7 @@ def test_what_was_recorded_does_not_follow_the_model() -> None:
 
 def test_several_batches_are_several_rounds() -> None:
     other = Batch(torch.rand(2, 1, 8, 8), torch.tensor([0, 3]))
-    seen = record(MODEL, [BATCH, other], told=["labels"])
+    seen = record(MODEL, [BATCH, other], known=["labels"])
     assert (len(seen), seen[0].batch_size, seen[1].batch_size) == (2, 1, 2)
     assert score(attack(seen, LinearLeak(), t=0), BATCH).exact == 1.0
     assert attack(seen, "linear", t=1).inputs.shape[1:] == (1, 8, 8)
@@ -136,13 +136,13 @@ def test_batch_norms_own_counts_are_no_part_of_an_update() -> None:
 def test_an_observed_update_knows_only_what_it_is_given() -> None:
     update = record(MODEL, BATCH)[0].update
     seen = observe(MODEL, update, (1, 8, 8))
-    assert (seen.knowledge.told, seen[0].batch_size, seen[0].labels) == (frozenset(), None, None)
+    assert (seen.knowledge.known, seen[0].batch_size, seen[0].labels) == (frozenset(), None, None)
     assert seen.knowledge.num_classes == 4
     with pytest.raises(Inapplicable, match="--batch-size"):
         attack(seen, "inverting_gradients")
-    told = observe(MODEL, update, (1, 8, 8), batch_size=1, labels=torch.tensor([2]))
-    assert told.knowledge.told == frozenset({"labels"})
-    found = attack(told, "inverting_gradients", options={"steps": 1, "labels": "given"})
+    known = observe(MODEL, update, (1, 8, 8), batch_size=1, labels=torch.tensor([2]))
+    assert known.knowledge.known == frozenset({"labels"})
+    found = attack(known, "inverting_gradients", options={"steps": 1, "labels": "given"})
     assert found.labels is not None
     assert found.labels.tolist() == [2]
 

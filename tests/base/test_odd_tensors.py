@@ -48,15 +48,15 @@ def test_kinds_of_numbers_that_nothing_is_computed_with_are_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "told", [torch.tensor(3), torch.zeros(0, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64)]
+    "known", [torch.tensor(3), torch.zeros(0, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64)]
 )
 @pytest.mark.parametrize("what", ["labels", "indices"])
-def test_what_is_told_of_no_example_is_refused(tmp_path: Path, what: str, told: Tensor) -> None:
+def test_what_is_told_of_no_example_is_refused(tmp_path: Path, what: str, known: Tensor) -> None:
     model, batch = small()
     save_transcript(record(model, batch, architecture=ARCHITECTURE), tmp_path)
     facts = json.loads((tmp_path / "knowledge.json").read_text())
-    (tmp_path / "knowledge.json").write_text(json.dumps(facts | {"told": [what]}))
-    change(tmp_path / "rounds" / "000000.safetensors", **{what: told})
+    (tmp_path / "knowledge.json").write_text(json.dumps(facts | {"known": [what]}))
+    change(tmp_path / "rounds" / "000000.safetensors", **{what: known})
     with pytest.raises(SeepageError, match=f"does not tell {what} as one whole number per example"):
         exposure(open_transcript(tmp_path))
 

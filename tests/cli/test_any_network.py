@@ -225,9 +225,9 @@ def test_whatever_a_network_raises_is_a_sentence_with_the_option(refused: Refuse
     said = refused(*ASKED, "--model=nets:Crash")
     assert "the picture must be 5 wide, nets.py line" in said
     assert "give the shape of one example, as it takes them, with --shape" in said
-    told = refused(*ASKED, "--model=nets:Digits", "--shape=3,32,32")
-    assert "cannot take examples of shape 3,32,32" in told
-    assert "nor any other" not in told
+    known = refused(*ASKED, "--model=nets:Digits", "--shape=3,32,32")
+    assert "cannot take examples of shape 3,32,32" in known
+    assert "nor any other" not in known
 
 
 def test_what_moved_beside_the_outputs_is_said_and_no_class_is_named(cli: Cli, nets: Any) -> None:
@@ -356,7 +356,7 @@ def test_what_a_client_normalizes_outside_of_its_network_comes_back_as_pixels(
     assert found.json["rows"][0]["certified"]["n"] == 1, found.err
     (outcome,) = home.glob("run/attacks/**/*.safetensors")
     assert torch.allclose(load_file(outcome)["inputs"], picture, atol=1e-3)
-    # A folder knows what was done to its inputs, and whoever attacks it needs to be told nothing.
+    # A folder knows what was done to its inputs, and whoever attacks it needs to be known nothing.
     again = cli("attack", "run/observed", "--model=flat:net", "--attack=linear", "--jobs=1", "--out=again", "--json")
     assert again.json["rows"][0]["certified"]["n"] == 1
     (second,) = home.glob("again/attacks/**/*.safetensors")
@@ -438,8 +438,8 @@ def test_a_network_that_was_exported_for_one_size_of_batch_is_to_be_exported_ane
 
 def test_a_folder_cannot_say_that_its_network_is_trusted(cli: Cli, refused: Refused, saved: Tensor) -> None:
     assert cli("record", *ASKED[1:5], "--batch-size=1", "--model=net.pt", "--trust", "--out=seen").code == 0
-    told = json.loads(Path("seen/knowledge.json").read_text())["architecture"]
-    assert told == {"use": "net.pt", "options": {"trust": True}}
+    known = json.loads(Path("seen/knowledge.json").read_text())["architecture"]
+    assert known == {"use": "net.pt", "options": {"trust": True}}
     for line in (("attack", "seen", "--attack=linear"), ("check", "seen"), ("check", "seen", "--model=net.pt")):
         assert "--trust" in refused(*line)
     assert cli("attack", "seen", "--attack=linear", "--trust", "--out=run", "--jobs=1").code == 0
@@ -512,7 +512,7 @@ def test_what_a_factory_warns_of_is_one_line(cli: Cli, home: Path, nets: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("told", "steps"),
+    ("known", "steps"),
     [
         ({"model": "fc2"}, {0, 100}),
         ({"model": "mine:net"}, {0}),
@@ -524,11 +524,11 @@ def test_what_a_factory_warns_of_is_one_line(cli: Cli, home: Path, nets: Any) ->
     ],
 )
 def test_the_default_audit_attacks_a_network_of_ones_own_as_it_is(
-    told: dict[str, Any], steps: set[int], home: Path
+    known: dict[str, Any], steps: set[int], home: Path
 ) -> None:
     from seepage.cli.options import SimulationOptions, tables_of
 
     (home / "tiny.toml").write_text(f"{(home / 'tiny.toml').read_text()}\n[training]\nsteps = 7\n")
-    tables = tables_of(told.pop("recipe", None), SimulationOptions(**told))
+    tables = tables_of(known.pop("recipe", None), SimulationOptions(**known))
     swept = tables.get("grid", {}).get("training.steps", [tables.get("training", {}).get("steps", 0)])
     assert set(swept) == steps

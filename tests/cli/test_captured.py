@@ -74,20 +74,20 @@ def test_what_is_inferred_is_said_everywhere(cli: Cli, home: Path, captured: Ten
     assert found["finished_earlier"]
     (case,), (row,) = found["cases"], found["rows"]
     assert case["inferred"]["batch size"].startswith("3")
-    assert "batch size" not in row["told"]
-    assert "client rule" in row["told"]
+    assert "batch size" not in row["known"]
+    assert "client rule" in row["known"]
     page = (home / "run" / "report.html").read_text()
     assert "Inferred, not stated" in page
     assert "3 or more, from the rank of 2.weight" in page
 
 
 def test_what_is_told_is_not_inferred(cli: Cli, home: Path, captured: Tensor) -> None:
-    told = ("--batch-size=3", "--shape=1,8,8", "--classes=10")
-    found = cli("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, *told, "--json").json
+    known = ("--batch-size=3", "--shape=1,8,8", "--classes=10")
+    found = cli("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, *known, "--json").json
     assert set(found["cases"][0]["inferred"]) == {"labels"}
-    assert "batch size" in found["rows"][0]["told"]
+    assert "batch size" in found["rows"][0]["known"]
     wrong = cli("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, "--batch-size=2", "--json").json
-    assert wrong["cases"][0]["batch_size"] == 2, "who is told believes it"
+    assert wrong["cases"][0]["batch_size"] == 2, "who knows believes it"
 
 
 def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
@@ -115,8 +115,8 @@ def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
     assert said in (home / "run" / "report.html").read_text()
     assert "--shape" in found.out.partition(said)[2]
     assert "local steps: 1 or more" in found.out  # read off the biases of all 20 classes
-    told = cli(*asked[:-1], "--out=told", "--shape=3,48,48").out
-    assert "input shape" not in told
+    known = cli(*asked[:-1], "--out=told", "--shape=3,48,48").out
+    assert "input shape" not in known
 
 
 def test_a_batch_size_given_later_goes_before_an_inferred_one(cli: Cli, home: Path, captured: Tensor) -> None:
@@ -124,7 +124,7 @@ def test_a_batch_size_given_later_goes_before_an_inferred_one(cli: Cli, home: Pa
     found = cli("attack", "observed", "--attack=linear", "--jobs=1", "--batch-size=4", "--json").json
     assert found["cases"][0]["batch_size"] == 4
     assert "batch size" not in found["cases"][0]["inferred"]
-    assert "batch size" in found["rows"][0]["told"]
+    assert "batch size" in found["rows"][0]["known"]
 
 
 def test_recorded_folders_without_a_batch_size_have_it_inferred(cli: Cli, home: Path, captured: Tensor) -> None:
@@ -145,8 +145,8 @@ def test_recorded_folders_without_a_batch_size_have_it_inferred(cli: Cli, home: 
     assert "batch size: 3 or more, from the rank of 2.weight" in lines[0]
     found = cli(*asked, "--json").json
     assert [case["batch_size"] for case in found["cases"]] == [3, 3, 3]
-    told = [("batch size" in row["told"], (row["certified"] or {}).get("n")) for row in found["rows"]]
-    assert told == [(False, 3), (True, 3), (False, None)]
+    known = [("batch size" in row["known"], (row["certified"] or {}).get("n")) for row in found["rows"]]
+    assert known == [(False, 3), (True, 3), (False, None)]
     assert "were not returned" in found["cases"][2]["inferred"]["tensors left out"]
 
 
@@ -179,8 +179,8 @@ def test_the_command_that_it_names_for_scoring_is_not_refused(
     monkeypatch.syspath_prepend(home)
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(home / "mine.npz", x=pictures, y=np.array([2, 5, 5]))
-    told = ("--batch-size=3", "--shape=1,8,8", "--classes=10", f"--model={'mynet:make' if own else 'fc2'}")
-    found = cli("attack", "before.pt", "after.pt", "--lr=0.1", *told, *HIDDEN, "--out=run")
+    known = ("--batch-size=3", "--shape=1,8,8", "--classes=10", f"--model={'mynet:make' if own else 'fc2'}")
+    found = cli("attack", "before.pt", "after.pt", "--lr=0.1", *known, *HIDDEN, "--out=run")
     assert found.code == 0, found.err
     (said,) = re.findall(r"seepage (report RUN[\w\s/-]*)", " ".join(found.out.split()).partition(" reconstruction ")[0])
     assert ("--trust" in said) == own
@@ -202,8 +202,8 @@ def test_whether_guesses_give_the_update_is_said_where_nothing_scores_them(
         "--all",
         "--out=run",
     )
-    told = ("--batch-size=3", "--shape=1,8,8", "--classes=10")
-    out = " ".join(cli(*asked, *told).out.split())
+    known = ("--batch-size=3", "--shape=1,8,8", "--classes=10")
+    out = " ".join(cli(*asked, *known).out.split())
     table = out.partition("inferred")[0]
     assert "median" not in table  # columns of scores that nothing has
     assert re.search(r"linear [\d.]+ not scored, 3 certified", table)
@@ -321,7 +321,7 @@ def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_i
 
 
 def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli, home: Path, captured: Tensor) -> None:
-    """Of the same files, so that one of the two was told wrong; a gate does not pass on it, unless it is meant."""
+    """Of the same files, so that one of the two was stated wrong; a gate does not pass on it, unless it is meant."""
     line = ("attack", "before.pt", "after.pt", *HIDDEN)
     assert cli(*line, "--lr=0.1", "--out=right").code == 0
     assert cli(*line, "--lr=0.3", "--loss=bce", "--out=wrong").code == 0
@@ -332,7 +332,7 @@ def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli
     assert "the same files" in found.out
     assert "NOT WORSE" not in found.out
     record = cli("compare", "right", "wrong", "--json").json
-    assert (record["doubts"], record["worse"]) == (2, 0)
+    assert (record["caveats"], record["worse"]) == (2, 0)
     assert list(record).index("differences") < list(record).index("changes")
     gate = cli(*line, "--lr=0.3", "--loss=bce", "--out=wrong", "--baseline=right", "--quiet")
     assert (gate.code, "learning rate" in gate.err) == (2, True)
@@ -356,9 +356,9 @@ def test_a_certificate_that_proves_false_is_said_in_the_terminal(cli: Cli, home:
     assert "FALSE CERTIFICATE. Of 3 guesses that linear certified" in words
     assert "3 false certificates" in words.partition("found: recovered")[0]  # the table
     assert cli("report", "run", "--truth=other.npz", "--quiet").out.startswith("FALSE CERTIFICATE.")
-    told = cli("report", "run", "--truth=other.npz", "--json").json
-    assert told["rows"][0]["certified"]["wrong"] == 3
-    assert told["verdict"].startswith("FALSE CERTIFICATE.")
+    known = cli("report", "run", "--truth=other.npz", "--json").json
+    assert known["rows"][0]["certified"]["wrong"] == 3
+    assert known["verdict"].startswith("FALSE CERTIFICATE.")
     assert "FALSE" not in cli("report", "run", "--truth=mine.npz").out
 
 
@@ -448,8 +448,8 @@ def test_checkpoints_of_another_loss_are_read_by_it(
     found = cli(*asked, *options, "--out=run", "--json")
     assert found.code == 0, found.err
     assert found.json["rows"][0]["certified"]["n"] == 1
-    told = json.loads((home / "run" / "observed" / "knowledge.json").read_text())
-    assert told.get("target") == target
+    known = json.loads((home / "run" / "observed" / "knowledge.json").read_text())
+    assert known.get("target") == target
     (outcome,) = home.glob("run/attacks/**/*.safetensors")
     label = load_file(outcome)["labels"].double()
     torch.testing.assert_close(label.flatten(), wanted.flatten().double(), atol=1e-3, rtol=0)
@@ -515,8 +515,8 @@ def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     torch.save(net.state_dict(), home / "rows_after.pt")
     np.savez(home / "batch.npz", x=rows.numpy(), y=np.float32([1]))
-    told = ("--model=rows:factory", "--shape=5", "--classes=2", "--lr=0.1", "--batch-size=1", "--attack=linear")
-    assert cli("attack", "rows_before.pt", "rows_after.pt", *told, "--jobs=1", "--out=run").code == 0
+    known = ("--model=rows:factory", "--shape=5", "--classes=2", "--lr=0.1", "--batch-size=1", "--attack=linear")
+    assert cli("attack", "rows_before.pt", "rows_after.pt", *known, "--jobs=1", "--out=run").code == 0
     scored = cli("report", "run", "--truth", "batch.npz", "--trust")
     assert scored.code == 0, scored.err
     assert "reconstructed 1 of 1 examples exactly" in " ".join(scored.out.split())

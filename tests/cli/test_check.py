@@ -142,8 +142,8 @@ def test_one_size_of_several_steps_is_no_rate(cli: Cli, home: Path) -> None:
 
 
 def test_what_is_stated_is_no_longer_guessed(cli: Cli, captured: None) -> None:
-    told = ("--batch-size=1", "--steps=1", "--lr=0.1", "--loss=cross_entropy", "--classes=10", "--weight-decay=0")
-    said = facts(cli("check", "before.pt", "after.pt", *MODEL, *told, "--json"))
+    known = ("--batch-size=1", "--steps=1", "--lr=0.1", "--loss=cross_entropy", "--classes=10", "--weight-decay=0")
+    said = facts(cli("check", "before.pt", "after.pt", *MODEL, *known, "--json"))
     for name in ("batch size", "local steps", "loss", "classes", "weight decay"):
         assert said[name][1] == "stated", name
 

@@ -74,9 +74,9 @@ def test_an_attack_that_the_baseline_did_not_try_is_no_worse_and_no_pass(bare: P
     assert (found.code, "worse:" in found.out) == (2, False)
     assert "recovered 8 of 8 (not tried in the older run)" in found.out
     assert "baseline" in found.err
-    told = cli("compare", bare, "new.json", "--json", "--reuse").json
-    assert (told["worse"], told["leaks_alone"]) == (0, 2)
-    assert {change["lacking"] for change in told["changes"]} == {None, "not tried in the older run"}
+    known = cli("compare", bare, "new.json", "--json", "--reuse").json
+    assert (known["worse"], known["leaks_alone"]) == (0, 2)
+    assert {change["lacking"] for change in known["changes"]} == {None, "not tried in the older run"}
     record["rows"][0]["attack"] = "idlg"
     Path("old.json").write_text(json.dumps({**record, "rows": record["rows"][:1]}))
     both = cli("compare", "old.json", "new.json", "--reuse")

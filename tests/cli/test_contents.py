@@ -66,18 +66,18 @@ def test_a_gate_never_judges_other_weights(audit: Callable[..., Any], refused: R
 
     (home / "net.py").write_text(NET)
     (home / "widths.py").write_text("WIDTH = 16\n")
-    told = ("--model", "net:make", "--weights", "w.safetensors", "--out", "kept")
+    known = ("--model", "net:make", "--weights", "w.safetensors", "--out", "kept")
     weights(0)
     try:
-        assert audit(*told).code == 0
+        assert audit(*known).code == 0
         weights(1)
-        said = refused("audit", "tiny.toml", *ARGUMENTS, "--set", "batch.count=1", *told, "--fail-if", "psnr>1000")
+        said = refused("audit", "tiny.toml", *ARGUMENTS, "--set", "batch.count=1", *known, "--fail-if", "psnr>1000")
         assert "w.safetensors" in said
         assert "had other content" in said
         weights(0)
         # A module that the named one imports, which nobody names.
         (home / "widths.py").write_text("WIDTH = 17\n")
-        said = refused("audit", "tiny.toml", *ARGUMENTS, "--set", "batch.count=1", *told)
+        said = refused("audit", "tiny.toml", *ARGUMENTS, "--set", "batch.count=1", *known)
         assert "net:make" in said
         again = Path("kept/recipe.toml").read_text()
         assert again.count("# content of ") == 2

@@ -178,9 +178,9 @@ def test_a_pack_of_another_run_is_not_of_this_one(pack: Path, run: Path, cli: Cl
     assert (found.code, "another one" in found.out) == (1, True)
     assert "unchanged: all" in found.out
     assert "NOT OF THIS RUN: later" in found.out
-    told = cli("evidence", "verify", pack, "--run", "later", "--json").json
-    assert (told["good"], told["differences"], told["run"]) == (False, [], {"path": "later", "matches": False})
-    assert "another one" in told["problems"][0]
+    known = cli("evidence", "verify", pack, "--run", "later", "--json").json
+    assert (known["good"], known["differences"], known["run"]) == (False, [], {"path": "later", "matches": False})
+    assert "another one" in known["problems"][0]
 
 
 def test_a_pack_holds_no_picture_no_truth_and_no_folder(pack: Path, run: Path, home: Path) -> None:
@@ -390,9 +390,9 @@ def test_the_annex_names_the_rate_the_loss_and_that_the_update_looks_clipped(hom
     torch.save(gradient, "gradient.pt")
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     torch.save(model.state_dict(), "after.pt")
-    told = ("--model=fc2", "--shape=1,8,8", "--classes=10", "--batch-size=2", "--attack=linear", "--jobs=1")
-    assert cli("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", *told, "--out=round").code == 0
-    assert cli("attack", "before.pt", "--gradient=gradient.pt", *told, "--out=sent").code == 0
+    known = ("--model=fc2", "--shape=1,8,8", "--classes=10", "--batch-size=2", "--attack=linear", "--jobs=1")
+    assert cli("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", *known, "--out=round").code == 0
+    assert cli("attack", "before.pt", "--gradient=gradient.pt", *known, "--out=sent").code == 0
     for run, made in (("round", "one step of SGD at a learning rate of 0.1"), ("sent", "one gradient")):
         assert cli("evidence", "pack", run, "--out", f"{run}-pack").code == 0
         page = Path(f"{run}-pack/annex.html").read_text()

@@ -141,18 +141,23 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "a range of one": (facts(value_range=[1]), "[low, high]"),
     "no examples": (facts(batch_size=0), "batch size 0"),
     "a trillion examples": (facts(batch_size=10**12), "batch size 1000000000000"),
-    "told garbage": (facts(told=["labels", 3, None, {}]), "told must be a list"),
-    "told something unknown": (facts(told=["label"]), "did you mean 'labels'"),
-    "told labels that are not there": (facts(told=["labels"]), "lacks the labels"),
-    "told labels beyond the classes": (both(facts(told=["labels"]), added(ROUND, labels=torch.tensor([7]))), "0..1"),
+    "told garbage": (facts(known=["labels", 3, None, {}]), "known must be a list"),
+    "told something unknown": (facts(known=["label"]), "did you mean 'labels'"),
+    "known labels that are not there": (facts(known=["labels"]), "lacks the labels"),
+    "known labels beyond the classes": (both(facts(known=["labels"]), added(ROUND, labels=torch.tensor([7]))), "0..1"),
     "told too many labels": (
-        both(facts(told=["labels"]), added(ROUND, labels=torch.zeros(5, dtype=torch.int64))),
+        both(facts(known=["labels"]), added(ROUND, labels=torch.zeros(5, dtype=torch.int64))),
         "one whole number per example",
     ),
-    "told labels in fractions": (both(facts(told=["labels"]), added(ROUND, labels=torch.zeros(1))), "one whole number"),
-    "told images that are not there": (facts(told=["auxiliary"]), "auxiliary.safetensors does not exist"),
-    "told images of another shape": (
-        both(facts(told=["auxiliary"]), lambda f: save_file({"inputs": torch.rand(2, 3)}, f / "auxiliary.safetensors")),
+    "known labels in fractions": (
+        both(facts(known=["labels"]), added(ROUND, labels=torch.zeros(1))),
+        "one whole number",
+    ),
+    "known images that are not there": (facts(known=["auxiliary"]), "auxiliary.safetensors does not exist"),
+    "known images of another shape": (
+        both(
+            facts(known=["auxiliary"]), lambda f: save_file({"inputs": torch.rand(2, 3)}, f / "auxiliary.safetensors")
+        ),
         "no finite inputs of shape (1, 8, 8)",
     ),
     "a pretrained model": (
@@ -317,7 +322,7 @@ def test_labels_that_are_not_told_are_not_used(observed: Path, cli: Cli) -> None
     arguments = ("--set", "attack.labels=given", "--set", "attack.steps=2", "--jobs", 1, "--json")
     row = cli("attack", observed, "--attack", "inverting_gradients", *arguments).json["rows"][0]
     assert row["status"] == "inapplicable"
-    assert row["told_extra"] == []
+    assert row["side_information"] == []
 
 
 def test_symlinked_and_oddly_named_cases_stay_inside_the_run_folder(observed: Path, home: Path, cli: Cli) -> None:

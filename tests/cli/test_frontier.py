@@ -22,7 +22,7 @@ examples = 8
 size = 1
 count = 2
 [knowledge]
-told = ["labels"]
+known = ["labels"]
 [utility]
 rounds = 3
 [[attack]]
@@ -121,7 +121,7 @@ def test_texts_have_neither_psnr_nor_ssim(cli: Cli, home: Path) -> None:
         assert "ext-token accuracy" in words
         assert not [word for word in ("SSIM", "PSNR", "mean color") if word in words]
     rows = [json.loads(line) for line in (home / "run/frontier.jsonl").read_text().splitlines()]
-    assert rows[0]["recovered"] == 2, "the attacker who is told the next tokens is no worse for it"
+    assert rows[0]["recovered"] == 2, "the attacker who knows the next tokens is no worse for it"
 
 
 def test_mistakes_are_one_sentence(refused: "object", home: Path) -> None:

@@ -21,7 +21,7 @@ SMALL = [
     "--set=attack.steps=6", "--jobs=1",
 ]  # fmt: skip
 ROW_KEYS = {
-    "attack", "status", "told", "examples", "scores", "baselines", "certified", "alignment", "cost", "outcome",
+    "attack", "status", "known", "examples", "scores", "baselines", "certified", "alignment", "cost", "outcome",
 }  # fmt: skip
 
 

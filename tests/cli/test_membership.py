@@ -128,7 +128,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) -> None:
     given = ("attack", captured / "observed", "--candidates", captured / "candidates.npz", "--public")
     found = cli(*given, captured / "public.npz", "--level", "0.05", "--json").json
-    assert [row["candidate"] for row in found["candidates"] if row["named"]][:3] == [0, 1, 2]
+    assert [row["candidate"] for row in found["candidates"] if row["identified"]][:3] == [0, 1, 2]
     assert found["calibration"] == 50
     assert all(0 < row["p_value"] <= 1 for row in found["candidates"])
     assert "identifies" in cli(*given, captured / "public.npz", "--level", "0.05").out
@@ -146,6 +146,6 @@ def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) 
     assert few.code == 2
     assert "2 classes and the model 3" in few.err
     low = cli(*given, captured / "public.npz", "--level", "0.001")
-    assert (low.code, "nobody can be named at 0.001" in low.err) == (2, True)
+    assert (low.code, "nobody can be identified at 0.001" in low.err) == (2, True)
     late = cli(*given, captured / "public.npz", "--round", "7")
     assert (late.code, "has 1 round," in late.err) == (2, True)

@@ -16,7 +16,7 @@ UNKNOWN = {
     "data": (["--data", "facez"], "faces"),
     "client": (["--set", "client.use=fedsgdd"], "fedsgd"),
     "defense": (["--set", 'defense=[{use="sparsifi"}]'], "sparsify"),
-    "thing to tell": (["--told", "label"], "labels"),
+    "thing to tell": (["--known", "label"], "labels"),
     "key": (["--set", "bach.size=3"], "batch"),
     "option of the model": (["--set", "model.hiden=3"], "hidden"),
     "library model": (["--model", "torchvision:resnet19", "--set", "data.channels=3"], "resnet18"),
@@ -38,7 +38,7 @@ def test_an_unknown_recipe_and_kind_list_what_there_is(refused: Refused) -> None
 WRONG = {
     "a text for a number": ("batch.size=big", "whole number"),
     "NaN": ("score.exact_db=nan", "number"),
-    "no list": ("knowledge.told=labels", "a list"),
+    "no list": ("knowledge.known=labels", "a list"),
     "a number for a table": ("data=3", "table"),
     "a number for a list of tables": ("attack=3", "[[attack]]"),
     "a number for a path": ("data.root=3", "a path"),
@@ -87,7 +87,7 @@ def test_a_grid_over_a_value_that_is_no_table_is_refused(refused: Refused) -> No
 def test_all_mistakes_of_a_recipe_are_reported_at_once(home: Path, cli: Callable[..., object]) -> None:
     (home / "bad.toml").write_text(
         'seed = "x"\nsurplus = 1\n[data]\nuse = "facez"\nseed = 3\nsizes = 8\n[model]\nuse = "fc9"\n'
-        "[batch]\nsize = 0\n[knowledge]\ntold = 3\n[[defense]]\nuse = 'sparsify'\nkeep = 7\n"
+        "[batch]\nsize = 0\n[knowledge]\nknown = 3\n[[defense]]\nuse = 'sparsify'\nkeep = 7\n"
         "[[attack]]\nuse = 'dgl'\n[[attack]]\nuse = 'dlg'\nsteps = 'many'\n"
     )
     found = cli("audit", "bad.toml")
@@ -100,7 +100,7 @@ def test_all_mistakes_of_a_recipe_are_reported_at_once(home: Path, cli: Callable
         "unknown data",
         "'fc9'",
         "batch.size",
-        "told",
+        "[knowledge]",
         "(0, 1]",
         "'dgl'",
         "'many'",

@@ -35,7 +35,7 @@ def test_captured_files_that_look_like_an_autoencoder_are_asked_for(home: Path, 
     asked = refused("attack", *files)
     assert "returns as many numbers as it takes, 16, as an autoencoder does; say what it is: --target input" in asked
     assert "its loss cross_entropy is of classes" in refused("attack", *files, "--target", "input")
-    told = ("--target", "input", "--loss", "mse", "--steps", 1, "--batch-size", 1, "--attack", "linear")
-    done = cli("attack", *files, *told, "--out", "run")
+    known = ("--target", "input", "--loss", "mse", "--steps", 1, "--batch-size", 1, "--attack", "linear")
+    done = cli("attack", *files, *known, "--out", "run")
     assert done.code == 0, done.err
     assert "1 of 1" in done.out

@@ -54,14 +54,14 @@ def test_an_audit_takes_options_behind_every_name(cli: Cli) -> None:
         "audit", "tiny.toml", "--jobs", 1, "--set", "batch.count=1", "--out", "audited", "--allow-inconclusive", *named
     )
     assert found.code == 0, found.err
-    told = tomllib.loads(Path("audited/recipe.toml").read_text())
-    assert [(one["use"], one["steps"], one["tv"]) for one in told["attack"]] == [("inverting_gradients", 2, 1e-3)]
-    assert told["defense"] == [{"use": "gaussian_noise", "sigma": 0.5, "clip": 1}]
-    assert {**told["client"], "use": "fedavg", "lr": 0.1, "epochs": 2} == told["client"]
-    assert told["model"] == {"use": "fc2", "hidden": 8}
+    known = tomllib.loads(Path("audited/recipe.toml").read_text())
+    assert [(one["use"], one["steps"], one["tv"]) for one in known["attack"]] == [("inverting_gradients", 2, 1e-3)]
+    assert known["defense"] == [{"use": "gaussian_noise", "sigma": 0.5, "clip": 1}]
+    assert {**known["client"], "use": "fedavg", "lr": 0.1, "epochs": 2} == known["client"]
+    assert known["model"] == {"use": "fc2", "hidden": 8}
     recorded = tomllib.loads(Path("run/recipe.toml").read_text())
     assert [recorded[key] for key in ("defense", "client", "model")] == [
-        told[key] for key in ("defense", "client", "model")
+        known[key] for key in ("defense", "client", "model")
     ]
 
 

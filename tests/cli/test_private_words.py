@@ -86,7 +86,7 @@ def test_a_private_word_is_found_and_the_fields_word_is_not() -> None:
     assert found("All images came back, and 3 members were named.")
     assert found("what none can exceed")
     assert not found("Labels are not known; all images are reconstructed, and 3 members are identified.")
-    assert not found(prose("A dict of named tensors; `told = []` is a key."))
+    assert not found(prose("A dict of named tensors; `known = []` is a key."))
 
 
 @pytest.mark.docs
@@ -117,7 +117,7 @@ LEAST = ("--set", "batch.count=1", "--set", "training.steps=0", "--jobs", 1, "--
 RUNS = {
     "pictures": ("--data", "digits", "--model", "fc2", "--batch-size", 2,
                  "--attack", "linear", "--attack", "dlg:steps=2"),
-    "a table, known labels": ("--data", "wine", "--model", "fc2:hidden=16", "--attack", "linear", "--told", "labels"),
+    "a table, known labels": ("--data", "wine", "--model", "fc2:hidden=16", "--attack", "linear", "--known", "labels"),
     "noise": ("--data", "wine", "--model", "fc2:hidden=16", "--attack", "linear",
               "--defense", "gaussian_noise:clip=1,sigma=0.3"),
 }  # fmt: skip

@@ -215,12 +215,12 @@ differs = "One equation has one unknown."
     found = cli("reproduce", "cpa/table-7", "--jobs=1", "--seeds=2", "--book=book", "--quiet")
     assert found.code == 0, found.err
     assert "cpa/table-7: not seen in small (1 of 1 no): It is not exact." in found.out
-    told = cli("reproduce", "cpa/table-7", "--jobs=1", "--seeds=2", "--json").json["items"][0]["claims"]
-    assert [(one["verdict"], one["size"], one["measured"], one["fail"]) for one in told] == [
+    known = cli("reproduce", "cpa/table-7", "--jobs=1", "--seeds=2", "--json").json["items"][0]["claims"]
+    assert [(one["verdict"], one["size"], one["measured"], one["fail"]) for one in known] == [
         ("holds", "small", 1, 0),
         ("does not hold", "small", 1, 1),
     ]
-    assert told[0]["data"] == ["digits"]
+    assert known[0]["data"] == ["digits"]
     shown = " ".join(cli("reproduce", "cpa/table-7", "--jobs=1", "--seeds=2").out.split())
     assert "It is not exact. (nowhere) not seen in small (1 of 1 no): closed form, MNIST, 1:" in shown
     page = (home / "book/cpa.md").read_text()

@@ -209,7 +209,7 @@ def test_an_unknown_batch_size_is_inferred_or_given(cli: Cli, observed: Path, re
     found = cli(*arguments).json
     row = found["rows"][0]
     assert row["returned"] == 2
-    assert "batch size" not in row["told"]
+    assert "batch size" not in row["known"]
     assert found["cases"][0]["inferred"]["batch size"].startswith("1 or more, from the rank of")
     assert cli(*arguments).json["finished_earlier"]
     found = cli(*arguments, "--batch-size", 1).json
@@ -217,7 +217,7 @@ def test_an_unknown_batch_size_is_inferred_or_given(cli: Cli, observed: Path, re
     row = found["rows"][0]
     assert row["examples"] == 2
     assert row["returned"] == 2
-    assert "batch size" in row["told"]
+    assert "batch size" in row["known"]
     path.write_text(path.read_text().replace('"batch_size": null', '"batch_size": 1'))
     assert "leave out --batch-size" in refused(*arguments, "--batch-size", 3)
 

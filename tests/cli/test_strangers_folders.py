@@ -44,7 +44,7 @@ def edited(own: Path, name: str, *, fitting: bool) -> Path:
     for row in record["rows"]:
         row["scores"]["recovered"]["mean"] = row["scores"]["exact"]["mean"] = 0.0
     for case in record["cases"]:
-        case["given_away"] = 0
+        case["exposed_examples"] = 0
     (place / "result.json").write_text(json.dumps(record))
     if fitting:
         manifest.write_manifest(place)
@@ -236,8 +236,8 @@ def test_a_number_in_a_description_stops_no_command(
 
 def test_told_defenses_have_a_limit(own: Path, cli: Cli) -> None:
     path = own / "observed" / "knowledge.json"
-    told = {"told": ["defense"], "defense": [{"use": "gaussian_noise", "sigma": 1.0}] * 65}
-    path.write_text(json.dumps(json.loads(path.read_text()) | told))
+    known = {"known": ["defense"], "defense": [{"use": "gaussian_noise", "sigma": 1.0}] * 65}
+    path.write_text(json.dumps(json.loads(path.read_text()) | known))
     assert "more than 64 defenses" in cli("check", own / "observed").err
 
 

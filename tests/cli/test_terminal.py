@@ -99,7 +99,8 @@ def test_a_quiet_run_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 ROW: dict[str, Any] = {
-    "case": "a", "attack": "inverting_gradients", "status": "ok", "reason": None, "told_extra": [], "examples": 16,
+    "case": "a", "attack": "inverting_gradients", "status": "ok", "reason": None, "side_information": [],
+    "examples": 16,
     "recovered": 0.125, "psnr": 17.25, "psnr_median": 16.75, "psnr_low": 15.5, "psnr_high": 19.5, "ssim": 0.5,
     "seconds": 12.5, "outcome": "partly recovered",
 }  # fmt: skip
@@ -154,13 +155,13 @@ def test_verdict_warnings_and_table_come_in_this_order(capsys: pytest.CaptureFix
         for name, kind, severity in (
             ("dlg", "failed", "warning"),
             ("sapag", "failed", "warning"),
-            ("x", "told", "note"),
+            ("x", "known", "note"),
         )
     ]
     lines = printed(capsys, ROW, warnings=flags)
     places = [lines.index(line) for line in ("LEAKS. [bold]no markup[/bold]", "fc2, [red]batch[/red] 8")]
     assert lines.index("warning: dlg failed. 1 more warning of this kind: flags.json.") in range(*places)
-    assert not any("told" in line for line in lines), "a note is no warning"
+    assert not any("known" in line for line in lines), "a note is no warning"
 
 
 def test_a_run_of_an_earlier_version_has_no_median(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,8 +171,8 @@ def test_a_run_of_an_earlier_version_has_no_median(capsys: pytest.CaptureFixture
 
 def test_no_word_of_a_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b[2J\x1b]0;owned\x07\u202e\x9b1m\r\nLEAKS"
-    row = {**ROW, "attack": evil, "reason": evil, "told_extra": [evil], "alignment": f"a+{evil}"}
-    case = {"name": "a", "title": evil, "baselines": None, "inferred": {evil: evil}, "promise": {"doubts": [evil]}}
+    row = {**ROW, "attack": evil, "reason": evil, "side_information": [evil], "alignment": f"a+{evil}"}
+    case = {"name": "a", "title": evil, "baselines": None, "inferred": {evil: evil}, "promise": {"caveats": [evil]}}
     result = {
         "verdict": evil, "verdict_level": "exact", "rows": [nested(**row)], "cases": [{**case, "exposure": evil}],
         "thresholds": {"recovered_ssim": 1, "exact_db": 40, "recovered_gain_db": 3},
@@ -184,7 +185,7 @@ def test_no_word_of_a_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[st
 
 
 def test_a_promise_stands_beside_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    promise = {"epsilon": 8.123, "delta": 1e-5, "unit": "example", "rounds": 1, "doubts": []}
+    promise = {"epsilon": 8.123, "delta": 1e-5, "unit": "example", "rounds": 1, "caveats": []}
     result = {
         "verdict": "LEAKS.", "verdict_level": "exact", "rows": [nested(**ROW)], "thresholds": {"recovered_ssim": 0.6,
         "recovered_gain_db": 3.0, "exact_db": 40.0},
@@ -213,7 +214,7 @@ def test_words_are_explained_where_they_occur(capsys: pytest.CaptureFixture[str]
 
 def test_what_an_attacker_was_told_is_a_column_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert not [line for line in printed(capsys, ROW) if "knows" in line.split()[:2]]
-    lines = printed(capsys, ROW, {**ROW, "attack": "dlg", "told_extra": ["labels"]})
+    lines = printed(capsys, ROW, {**ROW, "attack": "dlg", "side_information": ["labels"]})
     assert [line.split()[:2] for line in lines if line.startswith(("attack", "dlg", "inverting"))] == [
         ["attack", "knows"], ["inverting_gradients", "-"], ["dlg", "labels"]
     ]  # fmt: skip

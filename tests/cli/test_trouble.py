@@ -200,13 +200,13 @@ def test_a_run_in_which_nothing_works_does_not_call_itself_safe(own: str, cli: C
 NOISE = ("--attack", "linear", "--defense", "gaussian_noise", "--set", "defense.sigma=10.0", "--jobs", 1)
 
 
-@pytest.mark.parametrize("told", [(), ("--told", "defense")])
-def test_terminal_and_report_say_that_attackers_did_not_know_of_the_defense(cli: Cli, told: tuple[str, ...]) -> None:
-    found = cli("audit", "tiny.toml", *NOISE, *told, "--out", "run")
+@pytest.mark.parametrize("known", [(), ("--known", "defense")])
+def test_terminal_and_report_say_that_attackers_did_not_know_of_the_defense(cli: Cli, known: tuple[str, ...]) -> None:
+    found = cli("audit", "tiny.toml", *NOISE, *known, "--out", "run")
     assert found.code == 0, found.err
     for shown in (found.out, Path("run/report.html").read_text()):
         words = " ".join(shown.split())
-        assert ("The attackers did not know of the defense." in words) is (not told)
+        assert ("The attackers did not know of the defense." in words) is (not known)
         assert "Without the defense linear reconstructed 2 of 2 examples exactly." in words
         assert "NOTHING RECOGNIZABLE" in words
 

@@ -30,7 +30,7 @@ class Client:
         shape: Of one example.
         classes: How many there are; None: as the network has.
         size: Examples behind the update.
-        told: Options of `seepage.audit.captured.Capture` that a user would give.
+        known: Options of `seepage.audit.captured.Capture` that a user would give.
         make: Trains; returns the states sent out and back, inputs and labels.
         signs: The optimizer leaves hardly more than signs.
         looks: Names of fingerprints that are there.
@@ -43,7 +43,7 @@ class Client:
         sized: The batch size is found or told.
         near: PSNR of the one image that comes back, in dB, at the least; None: none does.
         lacking: Weights of the network are in no file.
-        outlook: Of gradient matching, beside the client's own batch; None: that cannot be told without it.
+        outlook: Of gradient matching, beside the client's own batch; None: that cannot be known without it.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Client:
     size: int
     make: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any], Tensor, Tensor]]
     classes: int | None = 10
-    told: Mapping[str, Any] = field(default_factory=dict)
+    known: Mapping[str, Any] = field(default_factory=dict)
     signs: bool = False
     looks: frozenset[str] = frozenset()
     level: str = "unscored"
@@ -69,7 +69,7 @@ class Client:
     @property
     def hides(self) -> frozenset[str]:
         """What keeps the last layer from telling of weight decay."""
-        return frozenset({"signs"} if self.signs else ()) | self.asks & {"noise", "low precision"}
+        return frozenset({"signsgd"} if self.signs else ()) | self.asks & {"noise", "low precision"}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""One client through `seepage attack`: its two files, what is told, and the cheap attacks of an audit."""
+"""One client through `seepage attack`: its two files, what is known, and the cheap attacks of an audit."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,15 +46,15 @@ class Reading:
 
 
 def capture_of(client: Client, home: Path) -> Capture:
-    """The two files that `read` wrote, and what is told of them."""
-    told = {"client": Spec("fedsgd"), **client.told}
-    lr = told.pop("lr", None)
+    """The two files that `read` wrote, and what is known of them."""
+    known = {"client": Spec("fedsgd"), **client.known}
+    lr = known.pop("lr", None)
     return Capture(
         files=Files(before=home / "before.pt", after=home / "after.pt", lr=lr),
         architecture=Architecture(f"upstream_networks:{client.network}"),
         input_shape=client.shape,
         num_classes=client.classes,
-        **told,
+        **known,
     )
 
 

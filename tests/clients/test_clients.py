@@ -32,22 +32,22 @@ NEEDS = {"bert": "transformers", "lora_vit": "peft", "timm_vit": "timm", "timm_v
     scope="module",
     params=[pytest.param(one, id=one.name, marks=[pytest.mark.slow] * (one.name in SLOW)) for one in CLIENTS],
 )
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Client, Reading, Exposure]:
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Client, Reading, Exposure]:
     client: Client = request.param
     pytest.importorskip(NEEDS.get(client.network, "torch"))
     found = read(client, tmp_path_factory.mktemp(client.name))
     return client, found, found.exposure
 
 
-Told = tuple[Client, Reading, Exposure]
+SideInformation = tuple[Client, Reading, Exposure]
 
 
 def said(found: Reading) -> dict[str, str]:
     return dict(read_facts(found.folder / "observed").said)
 
 
-def test_the_classes_are_there_and_as_often_as_said(told: Told) -> None:
-    client, found, look = told
+def test_the_classes_are_there_and_as_often_as_said(known: SideInformation) -> None:
+    client, found, look = known
     if look.labels is None or not look.labels.believed:
         assert "labels" not in said(found)
         assert client.nameless, "the last bias names its classes"
@@ -66,30 +66,30 @@ def test_the_classes_are_there_and_as_often_as_said(told: Told) -> None:
         assert not client.counted
 
 
-def test_the_batch_size_is_right_or_not_said(told: Told) -> None:
-    client, found, look = told
+def test_the_batch_size_is_right_or_not_said(known: SideInformation) -> None:
+    client, found, look = known
     sent = found.transcript[0]
     assert sent.batch_size in (None, client.size) or (sent.size_inferred and sent.batch_size < client.size)
     assert look.at_least is None or look.at_least <= client.size
-    assert not any(doubt.startswith("Contradicted") for doubt in found.result.cases[0].doubts)
+    assert not any(doubt.startswith("Contradicted") for doubt in found.result.cases[0].caveats)
     if client.sized:
         assert found.transcript[0].batch_size == client.size
 
 
-def test_steps_of_signs_are_recognized_and_no_attack_takes_them_for_gradients(told: Told) -> None:
-    client, found, look = told
+def test_steps_of_signs_are_recognized_and_no_attack_takes_them_for_gradients(known: SideInformation) -> None:
+    client, found, look = known
     names = {finding.name for finding in look.defenses}
     assert names == (client.looks | {"adaptive"} if client.signs else client.looks)
     rule = found.transcript.knowledge.client
-    assert rule.signs_alone is client.signs
+    assert rule.sign_only is client.signs
     assert rule.linear_in_gradient is not client.signs
     if client.signs:
         assert {row.outcome for row in found.result.rows} == {Outcome.INAPPLICABLE}
         assert "learning rate" not in said(found)
 
 
-def test_weight_decay_is_that_of_each_tensor(told: Told) -> None:
-    client, found, _ = told
+def test_weight_decay_is_that_of_each_tensor(known: SideInformation) -> None:
+    client, found, _ = known
     decayed = found.transcript[0].update.decayed
     if client.decay is None:
         assert not decayed
@@ -98,8 +98,8 @@ def test_weight_decay_is_that_of_each_tensor(told: Told) -> None:
     assert not set(decayed) & set(client.spared)
 
 
-def test_what_is_certified_is_of_a_private_example_and_nothing_else_is_said_to_be(told: Told) -> None:
-    client, found, _ = told
+def test_what_is_certified_is_of_a_private_example_and_nothing_else_is_said_to_be(known: SideInformation) -> None:
+    client, found, _ = known
     for row in found.result.rows:
         if row.space == "feature":
             certified = sum(certified_features(found, row.attack))
@@ -132,16 +132,16 @@ def certified_features(found: Reading, attack: str) -> list[bool]:
     return certified.tolist()
 
 
-def test_what_is_questioned_is_what_the_files_speak_for(told: Told) -> None:
-    client, found, _ = told
+def test_what_is_questioned_is_what_the_files_speak_for(known: SideInformation) -> None:
+    client, found, _ = known
     assert set(causes(found.transcript, said(found))) == client.asks
     certified = any(row.certified is not None and row.certified.n for row in found.result.rows)
     ran = not certified and any(row.outcome not in WITHOUT_RUN for row in found.result.rows)
-    assert bool(found.result.cases[0].doubts) is (not client.signs and (ran or bool(client.asks)))
+    assert bool(found.result.cases[0].caveats) is (not client.signs and (ran or bool(client.asks)))
 
 
-def test_images_are_as_near_as_said(told: Told) -> None:
-    client, found, look = told
+def test_images_are_as_near_as_said(known: SideInformation) -> None:
+    client, found, look = known
     if client.near is None:
         assert look.patches is None
         return
@@ -150,41 +150,41 @@ def test_images_are_as_near_as_said(told: Told) -> None:
     decibels = float(-10 * (guess - found.inputs).square().mean().log10())
     assert decibels > client.near
     assert look.patches is not None
-    # Where stochastic depth dropped a block, the decay of all layers is not told, and no error is promised.
+    # Where stochastic depth dropped a block, the decay of all layers is not known, and no error is promised.
     assert look.patches.expected_db is None or look.patches.expected_db == pytest.approx(decibels, abs=6)
 
 
-def test_frozen_weights_that_are_in_no_file_are_named(told: Told) -> None:
-    client, found, _ = told
+def test_frozen_weights_that_are_in_no_file_are_named(known: SideInformation) -> None:
+    client, found, _ = known
     assert ("weights" in said(found)) is client.lacking
 
 
 @pytest.fixture(scope="module")
-def facts(told: Told) -> dict[str, Fact]:
+def facts(known: SideInformation) -> dict[str, Fact]:
     """What `seepage check` says of the client before any attack."""
-    client, found, _ = told
+    client, found, _ = known
     request = AttackRequest(attacks=[], trust=True)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(checking, "MOST_SECONDS", float("inf"))  # on a busy machine, too
         checked = check_capture(capture_of(client, found.folder.parent), request, Look(timed=False))
     (case,) = checked.cases
-    # The outlook beside a made-up batch is that beside the client's own, where the client's rule is what was told.
+    # The outlook beside a made-up batch is that beside the client's own, where the client's rule is what was stated.
     assert case.matching.made_up
     assert case.matching.outlook == client.outlook or LOW in client.asks
     return {fact.name: fact for fact in case.facts}
 
 
 def test_each_fact_is_told_read_guessed_or_unknown_and_none_is_false(
-    told: Told, facts: dict[str, Fact], subtests: pytest.Subtests
+    known: SideInformation, facts: dict[str, Fact], subtests: pytest.Subtests
 ) -> None:
-    client, found, look = told
+    client, found, look = known
     origins = {name: fact.origin for name, fact in facts.items()}
-    with subtests.test("what is stated is told, and needs no option"):
+    with subtests.test("what is stated is known, and needs no option"):
         assert {fact.option for fact in facts.values() if fact.origin in ("stated", "read")} == {""}
         stated = {"lr": "learning rate", "steps": "local steps", "batch_size": "batch size"}
         for option, name in stated.items():
-            told_of = option in client.told and not (client.signs and name == "learning rate")
-            assert name not in origins or (origins[name] == "stated") is told_of
+            known_of = option in client.known and not (client.signs and name == "learning rate")
+            assert name not in origins or (origins[name] == "stated") is known_of
         assert origins["input shape"] == "stated"
     with subtests.test("keys"):
         parameters = dict(found.transcript.knowledge.model.named_parameters())

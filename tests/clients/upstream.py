@@ -201,16 +201,16 @@ SMALL = {"lr": 0.1, "steps": 1}
 CLIENTS = [
     Client(
         name="flower-quickstart-4", network="lenet", shape=CIFAR, size=4, make=partial(quickstart_pytorch, 4),
-        told=SMALL, counted=True, sized=True, outlook="open",
+        known=SMALL, counted=True, sized=True, outlook="open",
     ),
     Client(
         name="flower-quickstart-32", network="lenet", shape=CIFAR, size=32, make=partial(quickstart_pytorch, 32),
-        told=SMALL, counted=True, sized=True, outlook="not expected",
+        known=SMALL, counted=True, sized=True, outlook="not expected",
     ),
-    Client(name="nvflare-hello-pt", network="lenet", shape=CIFAR, size=200, make=hello_pt, told={"lr": 0.01}),
+    Client(name="nvflare-hello-pt", network="lenet", shape=CIFAR, size=200, make=hello_pt, known={"lr": 0.01}),
     Client(
         name="flower-huggingface", network="bert", shape=(40,), classes=2, size=32, make=quickstart_huggingface,
-        told={"lr": 5e-5}, signs=True, asks=frozenset({"dropout"}),
+        known={"lr": 5e-5}, signs=True, asks=frozenset({"dropout"}),
     ),
     Client(
         name="flower-vit-head", network="head_vit", shape=CIFAR, size=8, make=flowertune_vit, signs=True,
@@ -218,19 +218,19 @@ CLIENTS = [
     ),
     Client(
         name="flower-tabular", network="income", shape=(30,), classes=2, size=32, make=fl_tabular, signs=True,
-        told={"client": Spec("fedsgd", {"loss": "binary"})},
+        known={"client": Spec("fedsgd", {"loss": "binary"})},
     ),
     Client(
         name="flower-fedbn", network="fedbn", shape=CIFAR, size=32, make=partial(fedbn, 32, 1),
-        told={"lr": 0.01, "steps": 1}, sized=True, outlook="not expected",
+        known={"lr": 0.01, "steps": 1}, sized=True, outlook="not expected",
     ),
     Client(
         name="flower-fedbn-10", network="fedbn", shape=CIFAR, size=298, make=partial(fedbn, 298, 10),
-        told={"lr": 0.01, "steps": 10, "batch_size": 298}, sized=True, outlook="not expected",
+        known={"lr": 0.01, "steps": 10, "batch_size": 298}, sized=True, outlook="not expected",
     ),
     Client(
         name="opacus-cifar10", network="opacus_net", shape=CIFAR, size=64, make=opacus_cifar10,
-        told=SMALL | {"batch_size": 64}, looks=frozenset({"noised"}), asks=frozenset({"noise"}), nameless=True,
+        known=SMALL | {"batch_size": 64}, looks=frozenset({"noised"}), asks=frozenset({"noise"}), nameless=True,
         sized=True,
     ),
     Client(
@@ -239,29 +239,29 @@ CLIENTS = [
     ),
     Client(
         name="examples-vae", network="vae", shape=(1, 28, 28), classes=None, size=128, make=examples_vae, signs=True,
-        nameless=True, told={"client": Spec("fedsgd", {"target": "input", "loss": "mse"})},
+        nameless=True, known={"client": Spec("fedsgd", {"target": "input", "loss": "mse"})},
     ),
     Client(
         name="examples-imagenet", network="imagenet", shape=(3, 64, 64), classes=100, size=4, make=examples_imagenet,
-        told=SMALL | {"batch_size": 4}, decay=1e-5, sized=True, outlook="not expected",
+        known=SMALL | {"batch_size": 4}, decay=1e-5, sized=True, outlook="not expected",
     ),
     Client(
         name="pytorch-cifar", network="resnet", shape=CIFAR, size=16, make=partial(pytorch_cifar, autocast=False),
-        told=SMALL, decay=5e-5,
+        known=SMALL, decay=5e-5,
     ),
     Client(
         name="pytorch-cifar-autocast", network="resnet", shape=CIFAR, size=16,
-        make=partial(pytorch_cifar, autocast=True), told=SMALL, nameless=True,
+        make=partial(pytorch_cifar, autocast=True), known=SMALL, nameless=True,
         asks=frozenset({"several passes", "low precision"}),
     ),
     Client(
         name="timm-vit", network="timm_vit", shape=(3, 64, 64), size=1, make=partial(timm_vit, "timm_vit", 64),
-        told={"lr": 0.05, "steps": 1}, decay=1.9e-6, spared=("pos_embed", "cls_token", "norm.weight", "head.bias"),
+        known={"lr": 0.05, "steps": 1}, decay=1.9e-6, spared=("pos_embed", "cls_token", "norm.weight", "head.bias"),
         asks=frozenset({"dropout", "rate"}), sized=True, near=55, outlook="not expected",
     ),
     Client(
         name="timm-vit-tiny", network="timm_vit_tiny", shape=(3, 224, 224), size=1,
-        make=partial(timm_vit, "timm_vit_tiny", 224), told={"lr": 0.05, "steps": 1, "batch_size": 1}, decay=1.9e-6,
+        make=partial(timm_vit, "timm_vit_tiny", 224), known={"lr": 0.05, "steps": 1, "batch_size": 1}, decay=1.9e-6,
         spared=("pos_embed", "cls_token", "norm.weight", "head.bias"), asks=frozenset({"dropout", "rate"}), sized=True,
         near=15, outlook="not expected",
     ),

@@ -69,7 +69,7 @@ def with_images() -> tuple[Transcript, Tensor]:
     """One smooth input, and 200 like it that the attacker has and that are not private."""
     model, planted = build(FC2, (1, 8, 8), 4), planted_inputs(1, (1, 8, 8))
     seen = record(model, Batch(planted, torch.tensor([2])), architecture=FC2)
-    own = replace(seen.knowledge, auxiliary=planted_inputs(200, (1, 8, 8), seed=7), told=frozenset({"auxiliary"}))
+    own = replace(seen.knowledge, auxiliary=planted_inputs(200, (1, 8, 8), seed=7), known=frozenset({"auxiliary"}))
     return replace(seen, knowledge=own), planted
 
 
@@ -202,7 +202,7 @@ def test_a_recorded_folder_holds_no_true_input(tmp_path: Path) -> None:
         if path.is_file():
             assert not any(row in path.read_bytes() for row in wanted), path.name
     facts = json.loads((tmp_path / "knowledge.json").read_text())
-    assert facts["told"] == []
+    assert facts["known"] == []
 
 
 def test_a_simulated_transcript_leads_to_no_true_input_but_through_its_closure() -> None:

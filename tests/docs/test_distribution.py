@@ -105,8 +105,8 @@ def test_the_action_gates_a_small_model_as_far_as_a_machine_without_github_can_s
     assert open_.returncode == 0, open_.stderr
     bare = run_step("audit", tmp_path, runner, **asked, ARGS="--jobs=1\n--attack=linear\n--set=defense=[]", OUT="bare")
     assert bare.returncode == 1, bare.stderr
-    told = (tmp_path / "output").read_text().splitlines()
-    assert told == ["run=behind noise", "exit-code=0", "run=bare", "exit-code=1"]
+    known = (tmp_path / "output").read_text().splitlines()
+    assert known == ["run=behind noise", "exit-code=0", "run=bare", "exit-code=1"]
     found = run_step("findings", tmp_path, runner, OUT="bare", RECIPE=recipe)
     assert found.returncode == 0, found.stderr
     assert "LEAKS" in (tmp_path / "summary").read_text()

@@ -137,7 +137,7 @@ def test_the_audited_round_has_the_noise_of_its_stage(tmp_path: Path) -> None:
         "client": {"use": "fedavg", "lr": 0.1, "batch_size": 10},
         "federation": {"clients": 10, "share": 0.5, "rounds": 8},
         "defense": [{"use": "adaptive_dp", "sigma": 0.001, "clip": 0.3, "decay": 0.5, "patience": 2}],
-        "knowledge": {"told": ["defense"]},
+        "knowledge": {"known": ["defense"]},
         "attack": [{"use": "linear"}],
     }
     setting = Setting.of(resolve_cases(tables)[0]).after_federation(tmp_path)

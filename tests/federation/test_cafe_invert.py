@@ -30,7 +30,7 @@ def digits(samples, rounds, size, *, seed=0, defense=None, **options):
     with frozen_randomness(seed):
         model = vertical(shape, 10, **({"hidden": 32, "channels": 16} | options))
     params, buffers = state_of(model)
-    knowledge = Knowledge(model, FedSGD(), shape, 10, told=frozenset({"indices"}))
+    knowledge = Knowledge(model, FedSGD(), shape, 10, known=frozenset({"indices"}))
     design = RandomDraws(samples=samples, batch_size=size, seed=seed)
     return IndexedVictim(knowledge, params, data, design, rounds, buffers, defense)
 

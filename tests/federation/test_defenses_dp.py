@@ -18,7 +18,7 @@ from seepage.federation.clients import FedSGD
 from seepage.federation.defenses import DPSGD
 from seepage.federation.defenses.dp_sgd import example_gradients
 from seepage.federation.types import Batch, ClientView, LocalProblem, Tensors, Update
-from seepage.measure.privacy.accounting import doubts, epsilon, epsilons, sigma_for
+from seepage.measure.privacy.accounting import caveats, epsilon, epsilons, sigma_for
 
 
 def network(norm: type[nn.Module] | None = None) -> nn.Sequential:
@@ -237,7 +237,7 @@ def test_the_formulas_of_papers_are_no_accountants() -> None:
     ],
 )
 def test_doubts_are_told_in_one_sentence(stated: dict[str, float], words: str) -> None:
-    (sentence,) = doubts(**stated)
+    (sentence,) = caveats(**stated)
     assert words in sentence
     assert "\n" not in sentence
 
@@ -246,7 +246,7 @@ def test_doubts_are_told_in_one_sentence(stated: dict[str, float], words: str) -
     "sound", [{}, {"epsilon": 50.0}, {"epsilon": 0.9, "classical": True}, {"sensitivity": 2.0, "clip": 1.0}]
 )
 def test_no_doubt_where_there_is_none(sound: dict[str, float]) -> None:
-    assert doubts(**sound) == []
+    assert caveats(**sound) == []
 
 
 NONSENSE = [

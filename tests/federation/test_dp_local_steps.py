@@ -177,7 +177,7 @@ def test_an_attacker_sees_a_difference_of_weights_as_ever() -> None:
     batch = Batch(torch.rand((2, 1, 8, 8), generator=generator(0, "x")), torch.tensor([0, 1]))
     with frozen_randomness(0):
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
-    transcript = record(model, batch, client=rule, defense=DPSGD(sigma=0.0, clip=0.5), told=["labels"])
+    transcript = record(model, batch, client=rule, defense=DPSGD(sigma=0.0, clip=0.5), known=["labels"])
     assert transcript[0].update.kind == "delta"
     found = attack(transcript, "inverting_gradients", options={"steps": 3})
     assert found.inputs.shape == (2, 1, 8, 8)

@@ -196,9 +196,9 @@ def test_a_clients_own_order_is_not_the_attackers() -> None:
     batch = batch_of(8)
     model = network()
     seen = record(model, batch, client=client)
-    told = seen.knowledge.client
-    assert told == client
-    again = told(model, seen[0].params, batch)
+    known = seen.knowledge.client
+    assert known == client
+    again = known(model, seen[0].params, batch)
     assert not torch.equal(again.tensors["1.weight"], seen[0].update.tensors["1.weight"])
     own = client.for_round(0, 0)
     assert torch.equal(own(model, seen[0].params, batch).tensors["1.weight"], seen[0].update.tensors["1.weight"])
@@ -304,7 +304,7 @@ def test_a_known_order_is_matched_through_the_local_steps() -> None:
     """The attack differentiates all local steps; at the truth its distance is zero."""
     model = build(Architecture("lenet"), SHAPE, 4)
     batch = batch_of(2)
-    seen = record(model, batch, client=FedAvg(lr=0.1, epochs=2, batch_size=1, shuffle=False), told=["labels"])
+    seen = record(model, batch, client=FedAvg(lr=0.1, epochs=2, batch_size=1, shuffle=False), known=["labels"])
     found = attack(seen, "dlg", options={"steps": 40, "labels": "given"})
     truth = attack_objective(seen, batch)
     assert truth < 1e-12
@@ -334,7 +334,7 @@ def test_batch_norm_takes_each_local_batch_by_itself_in_the_averaged_view() -> N
 def test_both_views_of_local_steps_find_the_examples(local: str) -> None:
     model = build(Architecture("convnet", {"width": 8, "activation": "sigmoid"}), SHAPE, 4)
     batch = batch_of(2)
-    seen = record(model, batch, client=FedAvg(lr=1e-4, batch_size=1, shuffle=False), told=["labels"])
+    seen = record(model, batch, client=FedAvg(lr=1e-4, batch_size=1, shuffle=False), known=["labels"])
     found = attack(
         seen, "inverting_gradients", options={"steps": 120, "labels": "given", "local": local, "start": "grey"}
     )

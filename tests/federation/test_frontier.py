@@ -44,7 +44,7 @@ TABLES: dict[str, Any] = {
     "data": {"use": "digits", "size": 8},
     "model": {"use": "fc2", "hidden": 8},
     "attack": [{"use": "linear"}, {"use": "inverting_gradients", "steps": 5}, {"use": "bayes", "steps": 5}],
-    "knowledge": {"told": ["labels"]},
+    "knowledge": {"known": ["labels"]},
 }
 
 
@@ -61,7 +61,7 @@ def test_each_defense_has_a_case_and_one_for_attackers_who_know() -> None:
     assert bare.known is None
     assert forged.known is None, "no attack makes anything of it"
     assert half.known is not None
-    assert half.known.knowledge.told == ("labels", "defense")
+    assert half.known.knowledge.known == ("labels", "defense")
     assert [part.use for part in half.known.attack] == ["inverting_gradients"]
     assert [part.use for part in half.recipe.attack] == ["linear", "inverting_gradients", "bayes"]
     assert half.known.make_defense() == half.recipe.make_defense() == Sparsify(keep=0.5)
@@ -232,9 +232,9 @@ def test_an_attack_that_finds_nothing_without_a_defense_is_no_evidence_for_one()
     assert said.startswith("a costs no accuracy (90.0% to 90.0%")
     assert "without it (linear; none of which knew of it) on 10 examples" in said
     assert "inverting_gradients found nothing without a defense" in said
-    told = row("a", 0.9, 0, "knows", inverting_gradients=0)
-    assert advice([bare, idle, told]) == advice([bare, idle]), "who was told finds nothing anywhere"
-    assert "something without it (linear) on" in advice([bare, idle, replace(told, found={"linear": 0})])
+    known = row("a", 0.9, 0, "knows", inverting_gradients=0)
+    assert advice([bare, idle, known]) == advice([bare, idle]), "who was stated finds nothing anywhere"
+    assert "something without it (linear) on" in advice([bare, idle, replace(known, found={"linear": 0})])
     weak = row("a", 0.9, 0, linear=0, dlg=0, bayes=0, sapag=0, gaip=0)
     assert "dlg, bayes, sapag and 1 more found nothing" in advice([bare, weak])
 
@@ -399,8 +399,8 @@ def test_an_attack_counts_as_untried_where_the_defense_or_a_fault_is_why() -> No
 
 
 def test_attackers_whom_the_recipe_itself_tells_know() -> None:
-    told = {"told": ["labels", "defense"]}
-    sweep = sweep_of({**TABLES, "knowledge": told, "frontier": [{"use": "sparsify", "keep": 0.5}]})
+    known = {"known": ["labels", "defense"]}
+    sweep = sweep_of({**TABLES, "knowledge": known, "frontier": [{"use": "sparsify", "keep": 0.5}]})
     results = [result(entry.recipe.case, "linear", 30.0) for entry in sweep.entries]
     found = rows_of(sweep.entries, [{**PRICE, "reason": "why"}] * 2, results)
     assert [(one.defense, one.attacker) for one in found] == [
@@ -437,11 +437,11 @@ def test_an_epsilon_is_that_of_the_accountant() -> None:
     found = guarantee_of(GaussianNoise(sigma=2.0, clip=0.1), range(4))
     assert found is not None
     assert found.epsilon == epsilon(sigma=2.0, rounds=4)
-    assert (found.unit, found.rounds, found.doubts) == ("update", 4, ())
+    assert (found.unit, found.rounds, found.caveats) == ("update", 4, ())
     example = guarantee_of(Compose((DPSGD(sigma=0.01), Sparsify(keep=0.5))))
     assert example is not None
     assert example.unit == "example"
-    assert "vacuous" in example.doubts[0]
+    assert "vacuous" in example.caveats[0]
 
 
 def test_where_no_epsilon_holds_it_says_so() -> None:
@@ -457,7 +457,7 @@ def test_where_no_epsilon_holds_it_says_so() -> None:
         found = guarantee_of(defense)
         assert found is not None
         assert found.epsilon is None
-        assert words in found.doubts[0]
+        assert words in found.caveats[0]
 
 
 TOY = '''
@@ -528,17 +528,17 @@ def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
     found = run_frontier(tables, out=tmp_path / "run", jobs=1)
     assert [row.attacker for row in found.rows] == ["oblivious", "oblivious", "knows"]
     bare, _, known = found.rows
-    assert (bare.members, bare.others, bare.named_level) == (8, 8, 0.02)
+    assert (bare.members, bare.others, bare.identified_level) == (8, 8, 0.02)
     for row in found.rows:
-        assert row.named is not None
+        assert row.identified is not None
         assert row.members is not None
-        assert row.named_low == pytest.approx(binomtest(row.named, row.members).proportion_ci().low, abs=1e-4)
+        assert row.identified_low == pytest.approx(binomtest(row.identified, row.members).proportion_ci().low, abs=1e-4)
     lines = [json.loads(line) for line in (tmp_path / "run" / "frontier.jsonl").read_text().splitlines()]
-    assert [line["named"] for line in lines] == [row.named for row in found.rows]
+    assert [line["identified"] for line in lines] == [row.identified for row in found.rows]
     page = (tmp_path / "run" / "frontier.html").read_text()
     assert "Members identified" in page
-    assert f"{known.named}/8<small>" in page
+    assert f"{known.identified}/8<small>" in page
     price = {"promise": None, "reason": None, "accuracy": None, "accuracy_examples": None, "seconds": None}
     entry, price = sweep_of(tables).entries[0], {**price, "bytes": None, "bytes_plain": None}
     (few,) = rows_of([entry], [price], [], untested={entry.recipe.case: "too few examples"})
-    assert (few.untested, few.named) == ("too few examples", None)
+    assert (few.untested, few.identified) == ("too few examples", None)

@@ -135,7 +135,7 @@ def test_attackers_are_told_a_rule_that_was_stated_or_read_off_the_update() -> N
     assert isinstance(several, FedAvg)
     assert several.lr == pytest.approx(0.1, rel=0.1)
     signs = record(model, batch, client=OwnStep.of(adam)).knowledge.client
-    assert signs.signs_alone
+    assert signs.sign_only
     shrunk = record(model, batch, client=OwnStep.of(decayed))[0].update.decayed
     assert max(shrunk.values()) == pytest.approx(5e-3, rel=0.05)
 
@@ -165,7 +165,7 @@ def test_the_gap_is_that_between_what_was_sent_and_what_the_attackers_rule_would
     assert gap(OwnStep.of(of_pair, lr=0.08), defense=GaussianNoise(sigma=9.0)) == pytest.approx(0.2, rel=1e-4)
     # Weight decay that is stated is undone by the server, and is no difference.
     assert gap(OwnStep.of(decayed, lr=0.1, weight_decay=5e-2)) == pytest.approx(0, abs=1e-5)
-    by_adam, by_signs = OwnStep.of(adam, lr=1e-3, optimizer="signs"), FedAvg(lr=1e-3, optimizer="signs")
+    by_adam, by_signs = OwnStep.of(adam, lr=1e-3, optimizer="signsgd"), FedAvg(lr=1e-3, optimizer="signsgd")
     sent, signs = (rule(model, params, batch).tensors for rule in (by_adam, by_signs))
     apart = norm({name: sent[name] - signs[name] for name in sent}) / norm(sent)
     assert gap(by_adam) == pytest.approx(float(apart), rel=1e-2)  # the examples are in another order

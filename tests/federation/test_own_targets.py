@@ -76,5 +76,5 @@ def test_what_cannot_be_its_own_target_is_refused() -> None:
     rule, model = FedSGD(loss="mse", target="input"), nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     with pytest.raises(SeepageError, match=r"returns outputs of shape \(3,\) for inputs of shape \(1, 4, 4\)"):
         record(model, private(1), client=rule)
-    with pytest.raises(SeepageError, match="who is told them has all; leave out labels"):
-        record(coder(), private(1), client=rule, told=["labels"])
+    with pytest.raises(SeepageError, match="who knows them has all; leave out labels"):
+        record(coder(), private(1), client=rule, known=["labels"])

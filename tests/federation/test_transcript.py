@@ -1,4 +1,4 @@
-"""Transcripts: the folder gives back, bit by bit, what the simulation gave, and nothing that was not told."""
+"""Transcripts: the folder gives back, bit by bit, what the simulation gave, and nothing that was not known."""
 
 import json
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ def batches(count: int = 2, size: int = 3) -> list[Batch]:
     return [Batch(torch.rand(size, 1, 8, 8, generator=draw), labels, torch.arange(size) + t) for t in range(count)]
 
 
-def transcript(told: tuple[Any, ...] = (), defense: Any = None) -> SimulatedTranscript:
+def transcript(known: tuple[Any, ...] = (), defense: Any = None) -> SimulatedTranscript:
     model = build(ARCHITECTURE, (1, 8, 8), 3)
-    return record(model, batches(), told=told, defense=defense, architecture=ARCHITECTURE, client=FedSGD(mode="eval"))
+    return record(model, batches(), known=known, defense=defense, architecture=ARCHITECTURE, client=FedSGD(mode="eval"))
 
 
 @pytest.mark.parametrize("switched_off", [torch.no_grad, torch.inference_mode])
@@ -53,14 +53,14 @@ def assert_equal(one: Transcript, other: Transcript) -> None:
             assert (p is None and q is None) or (p is not None and q is not None and torch.equal(p, q))
 
 
-@pytest.mark.parametrize("told", [(), ("labels",), ("labels", "indices")], ids=str)
+@pytest.mark.parametrize("known", [(), ("labels",), ("labels", "indices")], ids=str)
 @pytest.mark.parametrize("defense", [None, GaussianNoise(sigma=0.1)], ids=str)
-def test_a_folder_gives_back_what_the_simulation_gave(told: tuple[Any, ...], defense: Any, tmp_path: Path) -> None:
-    simulated = transcript(told, defense)
+def test_a_folder_gives_back_what_the_simulation_gave(known: tuple[Any, ...], defense: Any, tmp_path: Path) -> None:
+    simulated = transcript(known, defense)
     save_transcript(simulated, tmp_path / "observed")
     recorded = open_transcript(tmp_path / "observed")
     assert_equal(simulated, recorded)
-    assert recorded.knowledge.told == frozenset(told)
+    assert recorded.knowledge.known == frozenset(known)
     for name in ("client", "input_shape", "num_classes", "value_range", "architecture"):
         assert getattr(recorded.knowledge, name) == getattr(simulated.knowledge, name)
     save_transcript(recorded, tmp_path / "again")
@@ -235,5 +235,5 @@ def test_frozen_parameters_are_recorded_with_the_rest(tmp_path: Path) -> None:
 
 def test_soft_labels_are_told_whole_and_without_the_batchs_order() -> None:
     soft = torch.tensor([[0.1, 0.9], [0.7, 0.3]])
-    seen = record(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), Batch(torch.rand(2, 1, 4, 4), soft), told=["labels"])
+    seen = record(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), Batch(torch.rand(2, 1, 4, 4), soft), known=["labels"])
     assert torch.equal(seen[0].labels, soft.flip(0))  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ def _victim(design, rounds=6, *, server=None, seed=0):
     with frozen_randomness(seed):
         model = vertical((1, 8, 8), 3, hidden=12, channels=2)
     params, buffers = state_of(model)
-    knowledge = Knowledge(model, FedSGD(), (1, 8, 8), 3, told=frozenset({"indices"}))
+    knowledge = Knowledge(model, FedSGD(), (1, 8, 8), 3, known=frozenset({"indices"}))
     return IndexedVictim(knowledge, params, data, design, rounds, buffers, server=server or ServerStep())
 
 

@@ -62,14 +62,14 @@ def own_images(model: Spec) -> tuple[Transcript, Batch]:
     data = seepage.federation.data.load("digits", size=8)
     seen, batch = one(model)
     images = data.batch(data.train[:500]).inputs
-    return replace(seen, knowledge=replace(seen.knowledge, auxiliary=images, told=frozenset({"auxiliary"}))), batch
+    return replace(seen, knowledge=replace(seen.knowledge, auxiliary=images, known=frozenset({"auxiliary"}))), batch
 
 
 def average(model: Spec) -> tuple[Transcript, Batch]:
     """Four rounds of the same digit: half the noise, so about 6 dB more than of one round, as draws fall."""
     drawn = digits(1)
     batch = Batch(drawn.inputs, drawn.labels, torch.arange(1))
-    return record(build(model, (1, 8, 8), 10), [batch] * 4, defense=NOISE, told=["indices"]), batch
+    return record(build(model, (1, 8, 8), 10), [batch] * 4, defense=NOISE, known=["indices"]), batch
 
 
 def text(model: Spec) -> tuple[Transcript, Batch]:
@@ -93,7 +93,7 @@ def rounds(model: Spec) -> tuple[Transcript, Batch]:
     batch = Batch(drawn.inputs, drawn.labels, torch.arange(12))
     network = build(model, (1, 8, 8), 10)
     params, buffers = state_of(network)
-    knowledge = Knowledge(network, FedSGD(), (1, 8, 8), 10, told=frozenset({"indices"}))
+    knowledge = Knowledge(network, FedSGD(), (1, 8, 8), 10, known=frozenset({"indices"}))
     design, noise = RandomDraws(samples=12, batch_size=4), GaussianNoise(sigma=1e-6)
     return IndexedVictim(knowledge, params, batch, design, 30, buffers, noise).transcript(), batch
 

@@ -42,8 +42,8 @@ def nested(**given: Any) -> dict[str, Any]:
         row["baselines"] = {**row.get("baselines", {}), **({guess: own} if own else {})}
     row.setdefault("inner", {key[6:]: number for key, number in numbers.items() if key.startswith("error_")})
     row.setdefault("cost", {key: number for key, number in numbers.items() if key in Cost.model_fields})
-    if "vouched" in numbers:
-        row["certified"] = {"n": numbers["vouched"], "wrong": numbers.get("false_certificates")}
+    if "certified_guesses" in numbers:
+        row["certified"] = {"n": numbers["certified_guesses"], "wrong": numbers.get("false_certificates")}
     known = {"examples": numbers.get("examples"), "returned": numbers.get("returned")} | row
     means = {key: one["mean"] for key, one in row["scores"].items()}
     said = judge_outcome(
@@ -66,7 +66,8 @@ def put(row: dict[str, Any], **changes: Any) -> None:
 
 
 def _is_score(key: str) -> bool:
-    own = key in SCORE_NAMES and key not in ("certified", "tokens_named") and not key.startswith(("psnr_", "error_"))
+    further = ("certified", "tokens_identified")
+    own = key in SCORE_NAMES and key not in further and not key.startswith(("psnr_", "error_"))
     return (own or key == "psnr_nearest") and not key.startswith(GUESSES)
 
 

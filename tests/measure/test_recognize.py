@@ -42,7 +42,7 @@ def test_digits_rebuilt_from_a_tenth_of_the_update_are_recognized_below_the_mean
         build(Architecture("fc2"), digits.input_shape, 10, seed=0),
         batch,
         defense=DEFENSES["sparsify"](keep=0.1),
-        told=["labels"],
+        known=["labels"],
         seed=0,
     )
     found = score(attack(sent, "gradient_matching", seed=0), batch)

@@ -32,7 +32,7 @@ def no_attack_is_closer(row: Record) -> None:
 
 
 def no_test_names_more(row: Record) -> None:
-    low, _high = row.facts["named_interval"]
+    low, _high = row.facts["identified_interval"]
     assert low <= gaussian_tpr(row.facts["false_interval"][1], 2 / row.facts["sigma"])
     assert row.facts["auc_interval"][0] <= row.facts["auc_bound"]
 

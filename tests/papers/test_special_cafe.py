@@ -29,7 +29,7 @@ def tables(**changes: Any) -> dict[str, Any]:
         "model": {"use": "vertical", "channels": 4, "hidden": 16, "parties": 1},
         "batch": {"size": 2},
         "rounds": {"design": "random", "count": 20, "samples": 4},
-        "knowledge": {"told": ["indices"]},
+        "knowledge": {"known": ["indices"]},
         "attack": [{**LOOP, "iterations": [200]}],
         **changes,
     }

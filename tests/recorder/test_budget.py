@@ -188,7 +188,7 @@ class TestFlower:
         assert found.epsilon is not None
         assert 1.0 <= found.epsilon / epsilon(sigma=2.0, rounds=3, delta=DELTA) < 1.2  # Renyi's is the looser
         assert (found.stated_by, found.unit, found.steps, found.noise) == ("Flower", "update", 3, 2.0)
-        assert any("not towards the server" in doubt for doubt in found.doubts)
+        assert any("not towards the server" in doubt for doubt in found.caveats)
         assert "stated by Flower" in found.line
         with pytest.raises(SeepageError, match="Flower"):
             flower_entry(object())
@@ -257,4 +257,4 @@ def test_other_meta_data_under_its_name_is_refused() -> None:
     found = svt_entry({"svt_privacy_accountant": {
         "epsilon_total": 1.0, "delta": 0.0, "calls": 2, "accountant": "pure_dp_sum", "note": "x"}})  # fmt: skip
     assert found is not None
-    assert "single numbers" in found.doubts[0]
+    assert "single numbers" in found.caveats[0]

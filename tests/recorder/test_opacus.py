@@ -107,7 +107,7 @@ def test_leakage_and_epsilon_stand_in_one_line(tmp_path: Path) -> None:
     (row,) = Ledger(tmp_path).rows(0)
     assert row["examples_given_away"] == 1
     assert row["epsilon"] is None
-    assert row["doubts"] == ["some steps had no noise, so no epsilon holds"]
+    assert row["caveats"] == ["some steps had no noise, so no epsilon holds"]
     assert "gives away 1 of 1" in row["looks"]
 
 
@@ -133,7 +133,7 @@ def test_a_new_engine_each_round_goes_on_counting(tmp_path: Path, kind: str) -> 
     whole = RDPAccountant() if kind == "rdp" else PRVAccountant()
     whole.history = [(1.0, 0.25, 6)]
     assert spent.epsilon == whole.get_epsilon(1e-5)
-    assert spent.doubts == ()
+    assert spent.caveats == ()
 
 
 def test_an_engine_that_starts_anew_is_noticed(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_an_engine_that_starts_anew_is_noticed(tmp_path: Path) -> None:
         client = Client(0)
         client.trained(2)
         spent = ledger.record(client.engine, client.optimizer, t=t, client=0)
-    assert "made anew" in spent.doubts[0]
+    assert "made anew" in spent.caveats[0]
     with pytest.raises(SeepageError, match="already counted"):
         ledger.resume(client.engine, client=0)
     with pytest.raises(SeepageError, match="accountant='rdp'"):
@@ -153,19 +153,19 @@ def test_what_cannot_be_trusted_is_said(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     weak = Client(0, noise=0.05, accountant="prv")
     nothing = ledger.record(weak.engine, weak.optimizer, t=0, client=0)
-    assert (nothing.epsilon, nothing.doubts) == (None, ("no step was counted, so no epsilon can be stated",))
+    assert (nothing.epsilon, nothing.caveats) == (None, ("no step was counted, so no epsilon can be stated",))
     weak.trained(2)
     spent = ledger.record(weak.engine, weak.optimizer, t=1, client=0)
     assert spent.epsilon is not None
     assert spent.epsilon > 50
-    assert "counted by rdp" in spent.doubts[0]
-    assert "vacuous" in spent.doubts[1]
+    assert "counted by rdp" in spent.caveats[0]
+    assert "vacuous" in spent.caveats[1]
     layers = Client(1, clip=[1.0, 0.5, 1.0, 0.5])
     layers.trained(1)
     assert ledger.record(layers.engine, layers.optimizer, t=1, client=1).clip == pytest.approx(2.5**0.5)
     gaussian = Client(2, accountant="gdp", noise=0.3)
     gaussian.trained(2)
-    assert "gdp could not count it" in ledger.record(gaussian.engine, gaussian.optimizer, t=1, client=2).doubts[0]
+    assert "gdp could not count it" in ledger.record(gaussian.engine, gaussian.optimizer, t=1, client=2).caveats[0]
 
 
 def test_a_line_cut_by_a_kill_is_left_out_and_written_over(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_line_cut_by_a_kill_is_left_out_and_written_over(tmp_path: Path) -> No
 
 def test_a_statement_of_others_is_read_with_suspicion(tmp_path: Path) -> None:
     spent = LedgerEntry(
-        epsilon=2.5, delta=1e-5, accountant="rdp", noise=1.0, clip=1.0, sample_rate=0.1, steps=9, doubts=("one",)
+        epsilon=2.5, delta=1e-5, accountant="rdp", noise=1.0, clip=1.0, sample_rate=0.1, steps=9, caveats=("one",)
     )
     save_entry(spent, tmp_path)
     assert open_entry(tmp_path) == spent
@@ -196,7 +196,7 @@ def test_a_statement_of_others_is_read_with_suspicion(tmp_path: Path) -> None:
     table = json.loads((tmp_path / "privacy.json").read_text())
     wrong: list[dict[str, Any]] = [
         {"epsilon": -1}, {"epsilon": "2"}, {"delta": None}, {"clip": [1.0]}, {"steps": 1.5}, {"steps": True},
-        {"doubts": [1]}, {"doubts": "no"}, {"accountant": None},
+        {"caveats": [1]}, {"caveats": "no"}, {"accountant": None},
     ]  # fmt: skip
     for change in wrong:
         (tmp_path / "privacy.json").write_text(json.dumps(table | change))

@@ -80,7 +80,7 @@ def _build_run(
         for attack in attacks:
             applies = not (case == cases[-1] and attack == attacks[-1] and len(cases) > 1)
             rows.append(_row(case, attack, sum(batches), applies=applies, truth=truth))
-            flag: dict[str, Any] = {"name": "told", "severity": "note", "message": "It was told."}
+            flag: dict[str, Any] = {"name": "known", "severity": "note", "message": "It was stated."}
             flags.append({"case": case, "attack": attack} | flag)
             if applies and "/" not in case:
                 missed = {1} if attack == attacks[0] else set()
@@ -134,8 +134,8 @@ def _row(case: str, attack: str, examples: int, *, applies: bool, truth: bool) -
         "options": f"{attack}()",
         "status": "ok" if applies else "inapplicable",
         "reason": None if applies else "the batch is too large; use another attack",
-        "told": ["model", "update"],
-        "told_extra": ["labels"] if attack == "dlg" else [],
+        "known": ["model", "update"],
+        "side_information": ["labels"] if attack == "dlg" else [],
         "examples": examples,
         "seconds": 1.2,
         "notes": ["a note of the attack"],

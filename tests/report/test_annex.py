@@ -30,7 +30,7 @@ def test_the_evidence_tells_certified_features_from_certified_examples(
     space: str, words: str, found: bool, tmp_path: Path, build_run: Build, change: Change
 ) -> None:
     run = build_run(tmp_path, truth=False)
-    change(run, lambda result: put(result["rows"][0], vouched=1, space=space, returned=1))
+    change(run, lambda result: put(result["rows"][0], certified_guesses=1, space=space, returned=1))
     opened = open_run(run)
     evidence, listed = state(opened), reported(findings(opened.result))
     assert sum(case.certified for case in evidence.cases) == found
@@ -97,9 +97,9 @@ def test_the_annex_says_how_many_classes_and_how_the_labels_were_known(
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear", "dlg"))
     evidence = state(open_run(run))
     assert "Labels: of 2 classes, not known to the attacker." in annex(evidence, digest="0")
-    change(run, lambda result: [row["told"].append("labels") for row in result["rows"][:1]])
+    change(run, lambda result: [row["known"].append("labels") for row in result["rows"][:1]])
     assert "Labels: of 2 classes, known to 1 of 2 attacks." in annex(state(open_run(run)), digest="0")
-    change(run, lambda result: [row["told"].append("labels") for row in result["rows"][1:]])
+    change(run, lambda result: [row["known"].append("labels") for row in result["rows"][1:]])
     assert "Labels: of 2 classes, known to the attacker." in annex(state(open_run(run)), digest="0")
 
 
@@ -174,7 +174,7 @@ def test_what_a_closed_form_gives_is_told_from_what_attacks_brought_back(
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("dlg",))
     assert "in closed form" not in annex(state(open_run(run)), digest="0")
     side = {"name": "upper_bound", "tried": False, "words": "no bound: no stage of the defense is a mechanism"}
-    change(run, lambda result: result["cases"][0].update(given_away=3, given_of=3))
+    change(run, lambda result: result["cases"][0].update(exposed_examples=3, exposed_of=3))
     change(run, lambda result: result.update(summary=[side]))
     evidence = state(open_run(run))
     assert evidence.cases[0].exact_words.startswith("3 of 3 [")
@@ -194,23 +194,23 @@ def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
     ask = f"{ask} The options that change it: {'the loss: --loss; ' * 20}."
 
     def doubt(result: dict[str, Any]) -> None:
-        result["cases"][0].update(doubts=[wrong])
+        result["cases"][0].update(caveats=[wrong])
         for case in result["cases"]:
-            case["doubts"] = [*case.get("doubts", []), ask]
+            case["caveats"] = [*case.get("caveats", []), ask]
 
     change(run, doubt)
     opened = open_run(run)
     evidence = state(opened)
-    assert [case.doubts for case in evidence.cases] == [[wrong, ask], *[[ask]] * (len(evidence.cases) - 1)]
+    assert [case.caveats for case in evidence.cases] == [[wrong, ask], *[[ask]] * (len(evidence.cases) - 1)]
     page = annex(evidence, digest="0")
     assert f"{wrong} ({evidence.cases[0].title}) 1 more" in page
-    change(run, lambda result: [case.update(doubts=[ask]) for case in result["cases"]])
+    change(run, lambda result: [case.update(caveats=[ask]) for case in result["cases"]])
     page = annex(state(open_run(run)), digest="0")
     assert page.count("No attack here explains") == 1  # of every case, so said once and of none
     assert "--loss" not in page, "what to do about it is not for print"
     for text in (summary(evidence, reported(findings(opened.result))), model_card(evidence)):
         assert text.count("\n\nContradicted: a batch of 2.") == 1
         assert text.count(f"\n\n{ask}\n\n") == 1
-    change(run, lambda result: result["cases"][0].update(doubts=[wrong, "Contradicted: b.", "Contradicted: c."]))
+    change(run, lambda result: result["cases"][0].update(caveats=[wrong, "Contradicted: b.", "Contradicted: c."]))
     page = annex(state(open_run(run)), digest="0")
     assert ("Contradicted: c." in page, "3 more" in page) == (False, True)

@@ -84,12 +84,12 @@ def test_a_run_nobody_looked_at_has_no_such_section(tmp_path: Path, build_run: B
 
 
 def test_epsilon_stands_beside_the_verdict(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
-    promise = {"epsilon": 3.0, "delta": 1e-5, "unit": "update", "rounds": 2, "doubts": []}
+    promise = {"epsilon": 3.0, "delta": 1e-5, "unit": "update", "rounds": 2, "caveats": []}
     run = build_run(tmp_path)
     change(run, lambda result: result["cases"][0].update(promise=promise))
     words = report(run).words
     assert re.search(r"epsilon = 3 at delta = 1e-05 .*client's update, over 2 rounds \(fc2", words)
-    change(run, lambda result: result["cases"][0].update(promise={"epsilon": None, "doubts": ["there is no clip"]}))
+    change(run, lambda result: result["cases"][0].update(promise={"epsilon": None, "caveats": ["there is no clip"]}))
     assert "no epsilon" not in report(run).words, "that there is none is a warning, and this run has none"
 
 
@@ -104,7 +104,7 @@ def test_certified_guesses_are_counted_without_a_truth(
 ) -> None:
     run = build_run(tmp_path, truth=False)
     change(run, lambda result: result.update(verdict_level="certified"))
-    change(run, lambda result: put(result["rows"][0], vouched=2))
+    change(run, lambda result: put(result["rows"][0], certified_guesses=2))
     words = report(run).words
     assert "Certified copies" in words
     assert "2 certified" in words

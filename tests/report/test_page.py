@@ -191,7 +191,7 @@ def test_what_all_cases_have_in_common_is_said_once(
     assert text.count("said of all") == 2, "once for each attack that was tried"
     assert [text.count(f"true of {case}") for case in "abc"] == [2, 2, 2]
     assert text.count("Attacker knows") == text.count("Attacker knows model, update The question.") == 1
-    change(run, lambda result: [row["told"].append("indices") for row in result["rows"] if row["case"] == "b"])
+    change(run, lambda result: [row["known"].append("indices") for row in result["rows"] if row["case"] == "b"])
     text = report(run).words
     assert text.count("Attacker knows model, update The question.") == 1
     assert text.count("Attacker knows model, update, indices") == 1
@@ -201,7 +201,7 @@ def test_what_an_attacker_was_told_is_a_column_only_where_it_was(
     tmp_path: Path, build_run: Build, report: Read
 ) -> None:
     assert "Knew more" not in report(build_run(tmp_path / "plain", attacks=("linear",))).words
-    assert "Knew more" in report(build_run(tmp_path / "told", attacks=("linear", "dlg"))).words
+    assert "Knew more" in report(build_run(tmp_path / "known", attacks=("linear", "dlg"))).words
 
 
 @pytest.mark.parametrize("outcome", ["features only", "zero update"])
@@ -219,7 +219,7 @@ def test_a_case_that_was_not_recorded_says_why_once(
     tmp_path: Path, build_run: Build, report: Read, change: Change
 ) -> None:
     run = build_run(tmp_path, cases=("a", "b"))
-    why = UNSCORED | {"status": "inapplicable", "outcome": "not recorded", "reason": "too few examples", "told": []}
+    why = UNSCORED | {"status": "inapplicable", "outcome": "not recorded", "reason": "too few examples", "known": []}
 
     def skip(result: dict[str, Any]) -> None:
         result["cases"][1] = {"name": "b", "title": "case B", "baselines": None, "skipped": "too few examples"}
@@ -236,7 +236,7 @@ def test_a_case_that_was_not_recorded_says_why_once(
 
 def test_all_scores_may_be_null(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
     run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
-    bare: dict[str, Any] = {"case": "a", "attack": "dlg", "outcome": "not_scored", "told": []}
+    bare: dict[str, Any] = {"case": "a", "attack": "dlg", "outcome": "not_scored", "known": []}
     change(run, lambda result: result.update(rows=[bare], cases=[{"name": "a", "batch_size": None}]))
     (run / "scores.jsonl").unlink()
     page = report(run)
@@ -296,8 +296,8 @@ def test_large_pictures_are_reduced_and_gray_ones_shown(tmp_path: Path, build_ru
 def test_flags_come_warnings_first_and_each_message_once(tmp_path: Path, build_run: Build, report: Read) -> None:
     text = report(build_run(tmp_path)).words
     flags = text[text.index("Diagnostics Cautions") : text.index("How to read the numbers")]
-    assert flags.index("Warning Mind the gap. (the whole run)") < flags.index("Note It was told.")
-    assert flags.count("It was told.") == 1
+    assert flags.index("Warning Mind the gap. (the whole run)") < flags.index("Note It was stated.")
+    assert flags.count("It was stated.") == 1
     assert "raised in 4 places" in flags
 
 
@@ -343,5 +343,5 @@ def test_a_page_without_the_truth_says_what_is_proved(
 ) -> None:
     run = build_run(tmp_path, truth=False)
     assert "proved without" not in report(run).words
-    change(run, lambda result: put(result["rows"][0], vouched=1, space="input", returned=1))
+    change(run, lambda result: put(result["rows"][0], certified_guesses=1, space="input", returned=1))
     assert "proved without" in report(run).words

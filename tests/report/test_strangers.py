@@ -31,7 +31,7 @@ def test_hostile_text_stays_text(
     def spoil(result: dict[str, Any]) -> None:
         result["verdict"] = result["cases"][1]["title"] = result["cases"][1]["defense"] = HOSTILE
         for row in result["rows"]:
-            row |= {"options": HOSTILE, "reason": f'"{HOSTILE}', "told_extra": [HOSTILE], "notes": [HOSTILE]}
+            row |= {"options": HOSTILE, "reason": f'"{HOSTILE}', "side_information": [HOSTILE], "notes": [HOSTILE]}
 
     change(run, spoil)
     change(run, lambda flags: flags["flags"].append(flags["flags"][0] | {"message": HOSTILE}), "flags.json")

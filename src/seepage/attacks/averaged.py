@@ -116,9 +116,9 @@ def _average(transcript: Transcript) -> _OneOfMany:
     knowledge, count = transcript.knowledge, len(transcript)
     if count < 2:
         raise Inapplicable("there is one round only, so there is nothing to average", "use the inner attack by itself")
-    if "indices" not in knowledge.told:
+    if "indices" not in knowledge.known:
         raise Inapplicable(
-            "whether the rounds hold the same examples is not told",
+            "whether the rounds hold the same examples is not known",
             "use a recipe with [rounds] design = 'whole', and tell the indices",
         )
     first, mean = transcript[0], _Mean()
@@ -135,8 +135,8 @@ def _average(transcript: Transcript) -> _OneOfMany:
     gone = float(norm(moved)) / max(float(norm(first.params)), 1e-30)
     left = mean.noise_left
     quieter = None if knowledge.defense is None else knowledge.defense.with_less_noise(left, first.t)
-    told = replace(knowledge, defense=quieter)
-    return _OneOfMany(told, observed, (_note(count, gone, left),))
+    stated = replace(knowledge, defense=quieter)
+    return _OneOfMany(stated, observed, (_note(count, gone, left),))
 
 
 class _Mean:

@@ -177,7 +177,7 @@ class Needs:
         """Raise `Inapplicable` with the first need that does not hold of this round."""
         self._check_model(knowledge, observed)
         self.check_rule(knowledge, observed)
-        self._check_told(observed)
+        self._check_side_information(observed)
         if not any(bool(tensor.any()) for tensor in observed.update.tensors.values()):
             raise Inapplicable(
                 "the update is zero everywhere, so there is nothing to attack",
@@ -233,7 +233,7 @@ class Needs:
     def check_rule(self, knowledge: Knowledge, observed: Round) -> None:
         """The same for the client's rule alone, whatever the model is and the attacker knows."""
         lost = self.linear_in_gradient or ("there is no slope to follow" if self.differentiable else None)
-        if lost is not None and knowledge.client.signs_alone:
+        if lost is not None and knowledge.client.sign_only:
             raise Inapplicable(
                 f"the update holds hardly more than the sign of each entry of a gradient, so {lost}",
                 SIGNS_LEAVE,
@@ -260,7 +260,7 @@ class Needs:
                 why = f"the targets are {TARGETS[knowledge.target]}"
             raise Inapplicable(f"{why}, and {self.softmax_gradient}", f"use {self.instead}")
 
-    def _check_told(self, observed: Round) -> None:
+    def _check_side_information(self, observed: Round) -> None:
         if self.batch_size is not None and observed.batch_size is None:
             raise Inapplicable(f"the batch size is unknown, and {self.batch_size}", "name it with --batch-size")
         if self.single_example is not None and observed.batch_size != 1:
@@ -344,7 +344,7 @@ class Attack(ABC):
 
     @property
     def ignores(self) -> frozenset[str]:
-        """Side information, by its name in `told`, that it makes no use of although it is known; a row says so."""
+        """Side information, by its name in `known`, that it makes no use of although it is known; a row says so."""
         return frozenset()
 
     def adapts(self, knowledge: Knowledge) -> bool:

@@ -75,7 +75,7 @@ class LinearLeak(Attack):
         bias="to divide by",
         weights=None,
         linear_in_gradient="no row is a multiple of an example",
-        batch_size="without it no row can be told from a mixture",
+        batch_size="without it no row can be distinguished from a mixture",
     )
 
     floor: float = 1e-4
@@ -108,8 +108,8 @@ class LinearLeak(Attack):
         observed = seen.attacked.observed
         if observed.personal and seen.batch_size > 1:
             raise Inapplicable(
-                f"{len(observed.personal)} parameters are the client's own, so no row can be told from a mixture "
-                "by the network's own backward pass",
+                f"{len(observed.personal)} parameters are the client's own, so no row can be distinguished from a "
+                "mixture by the network's own backward pass",
                 "attack an update of one example, or observe a round whose weights are all known",
             )
         found = self._single(seen) if seen.batch_size == 1 else self._several(seen)
@@ -160,7 +160,7 @@ class LinearLeak(Attack):
         certified = torch.full((len(keep),), proof or differ, device=inputs.device)
         note = (
             f"{int(sure.sum())} of {len(size)} rows come from one example alone and identify {len(keep)} of "
-            f"{seen.batch_size} examples; no other row could be told from a mixture"
+            f"{seen.batch_size} examples; no other row could be distinguished from a mixture"
         )
         if not proof and len(keep):
             note = f"{int(sure.sum())} of {len(size)} rows agree on {len(keep)} of {seen.batch_size} examples"
@@ -183,10 +183,10 @@ def _unproven(found: Reconstruction, seen: FirstLayer) -> Reconstruction:
     """What was found where the batch size was inferred: no proof, where slopes of all examples are in proportion."""
     if found.certified is None or not bool(found.certified.any()):
         return found
-    told = "the batch size was read off the update, and more examples may be behind it"
+    stated = "the batch size was read off the update, and more examples may be behind it"
     if seen.attacked.knowledge.num_outputs > (1 if seen.attacked.knowledge.target == "value" else 2):
-        return replace(found, notes=(*found.notes, f"{told}: alike ones of one label would look like one"))
-    note = f"{told}, whose slopes are all in proportion, so nothing is certified; give --batch-size"
+        return replace(found, notes=(*found.notes, f"{stated}: alike ones of one label would look like one"))
+    note = f"{stated}, whose slopes are all in proportion, so nothing is certified; give --batch-size"
     return replace(found, certified=torch.zeros_like(found.certified), notes=(*found.notes, note))
 
 

@@ -91,7 +91,7 @@ class Source:
         """Number of runs of an attack on this case: one on all rounds together, or one per round."""
         if attack.rounds == "all":
             return 1
-        if "indices" not in self.facts.told:
+        if "indices" not in self.facts.known:
             return self.facts.rounds
         # Rounds that draw from one data set may number thousands; only the first `batch.count` of them are attacked.
         return min(self.facts.rounds, 1 if self.recipe is None else self.recipe.batch.count)
@@ -499,14 +499,14 @@ class _CaseQueue:
         """
         tasks = [task for task in self.stages[number] if not task.done]
         before = [task.outcome.parent for stage in self.stages[:number] for task in stage]
-        facts, told = self.source.facts, self.source.batch_size
-        size = facts.batch_size if told is None else told
+        facts, stated = self.source.facts, self.source.batch_size
+        size = facts.batch_size if stated is None else stated
         # Of rounds over one data set each shows some examples again: no count of a round says that all are found.
-        known = bool(tasks and before) and not self.recipe.all_attacks and "indices" not in facts.told
+        known = bool(tasks and before) and not self.recipe.all_attacks and "indices" not in facts.known
         names = decided_by(list(dict.fromkeys(before)), facts.rounds, size) if known else []
         if not names or size is None:
             return tasks
-        inferred = self.source.inferred is not None or (told is None and "batch size" in facts.said)
+        inferred = self.source.inferred is not None or (stated is None and "batch size" in facts.said)
         reason = not_needed(names, size * facts.rounds, inferred=inferred)
         # A user-defined attack is what the run is for.
         needless = [task for task in tasks if task.is_attack and not ATTACKS.is_foreign(task.part.use)]

@@ -98,9 +98,9 @@ def open_attempt(path: Path) -> Attempt:
     if "space" not in facts:
         read = parse(_Facts, facts, str(file))
         return Attempt(read.status, read.attack, None, read.reason, read.seconds, read.cpu_seconds)
-    told = parse(_FactsOfResult, facts, str(file))
-    found = _reconstruction(told, path.with_suffix(".safetensors"))
-    return Attempt(told.status, told.attack, found, told.reason, told.seconds, told.cpu_seconds)
+    known = parse(_FactsOfResult, facts, str(file))
+    found = _reconstruction(known, path.with_suffix(".safetensors"))
+    return Attempt(known.status, known.attack, found, known.reason, known.seconds, known.cpu_seconds)
 
 
 def _reconstruction(facts: _FactsOfResult, path: Path) -> Reconstruction:

@@ -64,7 +64,7 @@ class Capture:
             )
 
     @property
-    def told(self) -> frozenset[str]:
+    def known(self) -> frozenset[str]:
         """Names of the facts that are stated here, as `seepage check` calls them, but for the model."""
         files, rule = self.files, self.client.options
         whole = self.client.use != "fedsgd"  # a rule with a rate, steps and an optimizer of its own

@@ -62,9 +62,9 @@ class Case(JsonRecord):
             measured on the private examples; None where they read it as it is.
         promise: The differential-privacy guarantee of the defense.
         exposure: One line on what the update reveals without an attack.
-        given_away: Number of private examples that the first update reveals exactly in closed form, without an attack;
-            None where that was not computed.
-        given_of: Number of examples behind that update, where known.
+        exposed_examples: Number of private examples that the first update reveals exactly in closed form, without an
+            attack; None where that was not computed.
+        exposed_of: Number of examples behind that update, where known.
         undefended: Name of the case with the same setting without the defense.
         control: Whether this is such a case, run only to show that the attacks work without the defense: no finding.
         inconclusive: Why the failure of all attacks is no evidence of safety here; None where it is, or one succeeded.
@@ -72,9 +72,9 @@ class Case(JsonRecord):
         membership_skipped: Why its membership could not be tested.
         refusals: Name of each attack of this package that was not requested and does not apply, to the reason; None
             where that was not checked.
-        doubts: Sentences on facts about the client, stated or inferred, that a captured update contradicts, and on
+        caveats: Sentences on facts about the client, stated or inferred, that a captured update contradicts, and on
             those to question where no attack explains it.
-        taken_for: Client rule that the attacks assume, stated or inferred, in words: with rate and loss.
+        assumed_update: Client rule that the attacks assume, stated or inferred, in words: with rate and loss.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -108,16 +108,16 @@ class Case(JsonRecord):
     read_as: str | None = None
     promise: Guarantee | None = None
     exposure: str | None = None
-    given_away: int | None = None
-    given_of: int | None = None
+    exposed_examples: int | None = None
+    exposed_of: int | None = None
     undefended: str | None = None
     control: bool = False
     inconclusive: str | None = None
     skipped: str | None = None
     membership_skipped: str | None = None
     refusals: dict[str, str] | None = None
-    doubts: list[str] = []
-    taken_for: str | None = None
+    caveats: list[str] = []
+    assumed_update: str | None = None
 
     @property
     def measure(self) -> Measure:
@@ -129,11 +129,11 @@ class Case(JsonRecord):
     def closed_form(self) -> tuple[int, int]:
         """Examples that are revealed in closed form, of how many.
 
-        >>> Case(name="a", given_away=2, given_of=4).closed_form, Case(name="a").closed_form
+        >>> Case(name="a", exposed_examples=2, exposed_of=4).closed_form, Case(name="a").closed_form
         ((2, 4), (0, 0))
         """
-        given = self.given_away or 0
-        return given, max(given, self.given_of or 0)
+        given = self.exposed_examples or 0
+        return given, max(given, self.exposed_of or 0)
 
     @property
     def heading(self) -> str:

@@ -49,9 +49,9 @@ def attack_diagnostics(row: Row, *, contradicted: bool = False) -> list[Finding]
         words = f"{name} vouches for {guesses} not exact: do not rely on what it calls certain here."
         found.append(warning("false-certificate", words, guesses=wrong))
     found += _objective_diagnostics(row, contradicted=contradicted)
-    if row.told_extra:
-        words = f"{name} knew more than the protocol shows: {', '.join(row.told_extra)}."
-        found.append(note("told", words))
+    if row.side_information:
+        words = f"{name} knew more than the protocol shows: {', '.join(row.side_information)}."
+        found.append(note("known", words))
     return found
 
 
@@ -162,15 +162,15 @@ WITHOUT_RUN = {Outcome.INAPPLICABLE, Outcome.NOT_RECORDED, Outcome.NOT_NEEDED, O
 """Outcomes of attacks that did not run."""
 
 
-def taken_for(transcript: Transcript) -> str:
+def assumed_update(transcript: Transcript) -> str:
     """The client rule that the attacks assume for the first round, stated or inferred: in words, with rate and loss.
 
     >>> from seepage import Architecture, Batch, FedAvg, build, record
     >>> import torch
     >>> model, batch = build(Architecture("fc2"), (1, 4, 4), 3), Batch(torch.rand(2, 1, 4, 4), torch.tensor([0, 2]))
-    >>> taken_for(record(model, batch))
+    >>> assumed_update(record(model, batch))
     'one gradient, on the loss cross_entropy'
-    >>> taken_for(record(model, batch, client=FedAvg(lr=0.1, steps=3, momentum=0.9)))
+    >>> assumed_update(record(model, batch, client=FedAvg(lr=0.1, steps=3, momentum=0.9)))
     '3 steps of SGD with momentum 0.9 at a learning rate of 0.1, on the loss cross_entropy'
     """
     rule = transcript.knowledge.client
@@ -182,7 +182,7 @@ def taken_for(transcript: Transcript) -> str:
 
 OPTIMIZERS = {
     "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adadelta": "Adadelta",
-    "signs": "an optimizer that leaves hardly more of a gradient than the sign of each entry",
+    "signsgd": "an optimizer that leaves hardly more of a gradient than the sign of each entry",
 }  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def _trained(transcript: Transcript) -> str:
     count, unit = (rule.steps, "step") if rule.steps else (rule.epochs, "epoch")
     momentum = f" with momentum {rule.momentum:g}" if rule.momentum else ""
     optimizer = f"{OPTIMIZERS[rule.optimizer]}{momentum}"
-    rate = "with entries of" if rule.signs_alone else "at a learning rate of"
+    rate = "with entries of" if rule.sign_only else "at a learning rate of"
     return f"{count} {unit}{'' if count == 1 else 's'} of {optimizer} {rate} {rule.lr:.3g}{decay}"
 
 
@@ -231,7 +231,7 @@ def caveats(
     wrong, rule = size_doubt(transcript[0].batch_size, at_least), transcript.knowledge.client
     if wrong is not None:
         return [f"Contradicted: {wrong}."]  # enough to stop every attack, so that nothing else need be questioned yet
-    if rule.signs_alone or (not contradicts(off) and any(map(_explains, rows))):
+    if rule.sign_only or (not contradicts(off) and any(map(_explains, rows))):
         return []
     found, ran = causes(transcript, said or {}), any(row.outcome not in WITHOUT_RUN for row in rows)
     if not (found or ran or contradicts(off)):
@@ -291,7 +291,7 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
         found["missing weights"] = f"other weights than the client's ({said['weights']})"
     if OTHER_OUTPUTS in said:
         found[OTHER_OUTPUTS] = f"another loss than was stated ({said[OTHER_OUTPUTS]})"
-    for name, why in (("told rate", ""), ("learning rate", "it was inferred, ")):
+    for name, why in (("stated rate", ""), ("learning rate", "it was inferred, ")):
         if name in said:
             found["rate"] = (
                 "another learning rate, number of steps or loss, or Nesterov's momentum "

@@ -167,10 +167,10 @@ def check_capture(capture: Capture, request: AttackRequest, look: Look, *, named
     """
     with scratch() as place, own_faults(capture.architecture.use):
         capture.observe(place / "observed", needs_rate=False)
-        told = capture.told | ({"model"} if named else set())
+        known = capture.known | ({"model"} if named else set())
         source = Source("case", place / "observed", None, trust=True)
         keys = keys_fact(capture.files.before, source.open("cpu").knowledge.model)
-        return _looked_at([source], _recipes([source], request), look, told=told, keys=keys)
+        return _looked_at([source], _recipes([source], request), look, known=known, keys=keys)
 
 
 def check_folder(
@@ -236,7 +236,7 @@ def _looked_at(
     recipes: Sequence[Recipe],
     look: Look,
     *,
-    told: Collection[str] | None = None,
+    known: Collection[str] | None = None,
     keys: Fact | None = None,
 ) -> Checks:
     """The checks of all sources that were recorded.
@@ -245,12 +245,12 @@ def _looked_at(
         sources: The recordings.
         recipes: One for each source, in the same order.
         look: Options of the check.
-        told: Names of the facts that the user stated of captured files; None: not captured files.
+        known: Names of the facts that the user stated of captured files; None: not captured files.
         keys: Which of the model's parameters captured files contain; None: not captured files.
     """
     pairs = list(zip(sources, recipes, strict=True))
     there = [(source, recipe) for source, recipe in pairs if not source.skipped]
-    found = [_check(source, recipe, look, told, keys) for source, recipe in there]
+    found = [_check(source, recipe, look, known, keys) for source, recipe in there]
     time_of = estimate(sources, recipes) if look.timed and there else None
     skipped = {named_case(recipe).title: _why_skipped(source) for source, recipe in pairs if source.skipped}
     return Checks(cases=tuple(found), estimate=time_of, skipped=skipped)
@@ -260,7 +260,7 @@ def _why_skipped(source: Source) -> str:
     return "" if source.private is None else str(read_json(source.private / "case.json")["skipped"])
 
 
-def _check(source: Source, recipe: Recipe, look: Look, told: Collection[str] | None, keys: Fact | None) -> Check:
+def _check(source: Source, recipe: Recipe, look: Look, known: Collection[str] | None, keys: Fact | None) -> Check:
     """The check of one recorded update; arguments as in `_looked_at`."""
     seen = source.open(recipe.device)
     if not 0 <= look.t < len(seen):
@@ -271,11 +271,11 @@ def _check(source: Source, recipe: Recipe, look: Look, told: Collection[str] | N
         said["batch size"] = source.inferred
     analysis = UpdateAnalysis(seen, look.t, look.thorough, said)
     exposure = analysis.exposure
-    facts = [] if source.recipe is not None else facts_of(analysis, exposure, said, told)
+    facts = [] if source.recipe is not None else facts_of(analysis, exposure, said, known)
     if keys is not None:
         facts.insert(1, keys)
     title = source.name if source.recipe is None else named_case(recipe).title
-    if told is not None:  # two files
+    if known is not None:  # two files
         title = "the update"
     truth = None if source.private is None else open_truth(source.private).of_round(look.t)
     return Check(

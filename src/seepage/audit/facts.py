@@ -44,7 +44,7 @@ class Fact(JsonRecord):
 
 
 def facts_of(
-    look: UpdateAnalysis, exposure: Exposure, said: Mapping[str, str], told: Collection[str] | None
+    look: UpdateAnalysis, exposure: Exposure, said: Mapping[str, str], stated: Collection[str] | None
 ) -> list[Fact]:
     """The facts on the client of one round, in the order of a report.
 
@@ -52,10 +52,10 @@ def facts_of(
         look: Analysis of the round's update.
         exposure: What the update reveals in closed form.
         said: Name of each inferred fact, to its source in words.
-        told: Names of the facts that the user stated of captured files; None: a recording, which states every fact that
-            was not inferred.
+        stated: Names of the facts that the user stated of captured files; None: a recording, which states every fact
+            that was not inferred.
     """
-    return list(_Reader(look, exposure, said, told).facts())
+    return list(_Reader(look, exposure, said, stated).facts())
 
 
 def keys_fact(before: Path, model: nn.Module) -> Fact:
@@ -79,9 +79,9 @@ class _Reader:
     """Derives the facts on a client; one method for each, all over the same analysis. Arguments as in `facts_of`."""
 
     def __init__(
-        self, look: UpdateAnalysis, exposure: Exposure, said: Mapping[str, str], told: Collection[str] | None
+        self, look: UpdateAnalysis, exposure: Exposure, said: Mapping[str, str], stated: Collection[str] | None
     ) -> None:
-        self.look, self.exposure, self.said, self.told = look, exposure, said, told
+        self.look, self.exposure, self.said, self.stated = look, exposure, said, stated
         self.knowledge, self.observed = look.knowledge, look.observed
         self.rule, self.update = look.knowledge.client, look.observed.update
         self.signs = next((one for one in look.defenses if one.name == "adaptive"), None)
@@ -108,7 +108,7 @@ class _Reader:
 
     def _fact(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
         """A fact with the origin `stated` where the user or the recording states it, else with the given one."""
-        stated = name not in self.said if self.told is None else name in self.told
+        stated = name not in self.said if self.stated is None else name in self.stated
         return self._seen(name, value, "stated" if stated else origin, option)
 
     def _seen(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
@@ -147,8 +147,8 @@ class _Reader:
         if self.look.makes_examples:
             words = f"assumed to be {words}, though the network makes examples"
             return self._fact("loss", words, "unknown", "--loss, --target")
-        told = self.told is None or "loss" in self.told
-        if labels is not None and self.knowledge.softmax_labels and not (self.signs or told):
+        stated = self.stated is None or "loss" in self.stated
+        if labels is not None and self.knowledge.softmax_labels and not (self.signs or stated):
             words += (
                 ", as the last bias adds up to zero: so it does for every loss of the softmax"
                 if labels.sound
@@ -160,7 +160,7 @@ class _Reader:
         """The local optimizer: by the sizes of the update's entries, else the client rule's own."""
         if not self.moved:
             return self._seen("optimizer", "none: a gradient was sent", "read")
-        if self.signs is not None and self.signs.evidence["signs"]:
+        if self.signs is not None and self.signs.evidence["sign_only"]:
             # A first step of Adam is g / sqrt(g^2) = sign(g): all entries have one size, which determines the kind.
             kind = (
                 "leaves only the sign of each entry: Adam, AdamW or RMSprop at its first step, or at several that agree"
@@ -174,22 +174,22 @@ class _Reader:
             words += f" with momentum {self.rule.momentum:g}" if self.rule.momentum else ""
         else:
             words = str(self.rule) if self.update.rate is None else "SGD"  # a rate is that of one step of SGD
-        if self.told is not None and "optimizer" not in self.told:
+        if self.stated is not None and "optimizer" not in self.stated:
             words += ", as entries have many sizes; momentum does not show in one step"
         return self._fact("optimizer", words, "guessed", ADAPTIVE)
 
     def _rate(self) -> Fact:
         known = self.update.rate if self.update.rate is not None else getattr(self.rule, "lr", None)
-        if self.signs is not None and self.rule.signs_alone:
+        if self.signs is not None and self.rule.sign_only:
             size = f"{known:.3g} is the size of its entries: the rate, if it was one step"
-            if not self.signs.evidence["signs"]:
+            if not self.signs.evidence["sign_only"]:
                 size = f"{known:.3g} is the size of its largest entries: of Adam, about its rate times its steps"
             return self._seen("learning rate", size, "guessed", "--lr")
         if UNKNOWN_RATE in self.said:
             return self._seen("learning rate", self.said[UNKNOWN_RATE], "unknown", "--lr")
         words = self.said.get("learning rate", "not known" if known is None else f"{known:.3g}")
-        if "told rate" in self.said:
-            words += f"; but {self.said['told rate']}"
+        if "stated rate" in self.said:
+            words += f"; but {self.said['stated rate']}"
         return self._fact("learning rate", words, "unknown" if known is None else "guessed", "--lr")
 
     def _steps(self) -> Fact:
@@ -261,8 +261,8 @@ class _Reader:
         if self.look.low_precision:
             words = "as under autocast: the last bias adds up to zero but for a thousandth"
             return self._seen(name, words, "guessed")
-        told = labels is not None and labels.sound and not self.signs and self.update.kind == "gradient"
-        if told and not self.rule.one_logit:
+        stated = labels is not None and labels.sound and not self.signs and self.update.kind == "gradient"
+        if stated and not self.rule.one_logit:
             return self._seen(name, "none: the last bias adds up to zero as float32 does", "guessed")
         return self._seen(name, "nothing tells it", "unknown")
 

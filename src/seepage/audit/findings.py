@@ -92,7 +92,7 @@ def findings(result: Result) -> list[AuditFinding]:
     for case in result.judged:
         rows = result.rows_of(case)
         found += _opened(case, [_of_attack(row, case.heading) for row in rows])
-        found += [_of_closed_form(case, rows)] if case.given_away else []
+        found += [_of_closed_form(case, rows)] if case.exposed_examples else []
     makers: list[tuple[Iterable[Any], Callable[[Any, str], AuditFinding]]] = [
         (result.membership, _of_test),
         (result.epsilons, _of_epsilon),
@@ -122,7 +122,7 @@ def strength(row: Row, first: Literal["exact", "recovered"] = "exact") -> tuple[
         *((exact, recovered) if first == "exact" else (recovered, exact)),
         row.certified_examples,
         row.certified_features,
-        row.named_tokens,
+        row.identified_tokens,
         -math.inf if row.misfit is None else -row.misfit,
         row.examples or 0,
         row.mean("ssim") or -1.0,
@@ -138,7 +138,7 @@ def membership_strength(row: MembershipRow) -> tuple[float, float]:
 
 def leaked(row: Row) -> bool:
     """Whether an attack recovered any example, named its tokens, or certified one where no truth is at hand."""
-    return row.leaks or row.named_tokens > 0 or (not row.scored and row.certified_examples > 0)
+    return row.leaks or row.identified_tokens > 0 or (not row.scored and row.certified_examples > 0)
 
 
 def failed(row: Row) -> bool:
@@ -188,8 +188,8 @@ def inconclusive(rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Dia
 
 def _gives(case: Case, rows: Sequence[Row]) -> bool:
     """Whether anything of the examples was recovered, by an attack or in closed form."""
-    proved = any(row.leaks or row.named_tokens or row.certified_examples for row in rows)
-    return proved or bool(case.given_away)
+    proved = any(row.leaks or row.identified_tokens or row.certified_examples for row in rows)
+    return proved or bool(case.exposed_examples)
 
 
 def _unshown(case: Case, rows: Sequence[Row], cases: Sequence[Case]) -> str:
@@ -200,7 +200,7 @@ def _unshown(case: Case, rows: Sequence[Row], cases: Sequence[Case]) -> str:
     tried = {row.attack for row in rows if row.case == case.name and row.status not in ("error", *PASSED_OVER)}
     twin = case.undefended
     elsewhere = [row for row in rows if row.case == twin] if twin is not None else rows
-    if tried & {row.attack for row in elsewhere if row.leaks or row.named_tokens}:
+    if tried & {row.attack for row in elsewhere if row.leaks or row.identified_tokens}:
         return ""
     compared = {one.name for one in cases if not one.defense} if twin is None else {twin}
     if any(row.scored and row.case in compared for row in rows):
@@ -256,9 +256,11 @@ def _counts(row: Row) -> dict[Measure, tuple[int, int | None]]:
             found[measure] = hits, row.examples
     if row.certified is not None or not row.scored:
         found["certified"] = row.certified_examples, None
-    if row.named_tokens:
+    if row.identified_tokens:
         share = row.scores.get("token_recall")
-        found["identified"] = (round(share.mean * share.n), share.n) if share and share.n else (row.named_tokens, None)
+        found["identified"] = (
+            (round(share.mean * share.n), share.n) if share and share.n else (row.identified_tokens, None)
+        )
     return found
 
 
@@ -277,8 +279,8 @@ def _words(row: Row) -> str:
         parts.append(f"median PSNR {psnr:.1f} dB{closer}")
     if row.certified is not None and not row.scored and "token_recall" not in row.scores:
         parts.append(f"{row.certificate or 'no guess certified'}, without a truth")
-    if row.told_extra:
-        parts.append(f"known beyond the protocol: {', '.join(row.told_extra)}")
+    if row.side_information:
+        parts.append(f"known beyond the protocol: {', '.join(row.side_information)}")
     return "; ".join(parts)
 
 
@@ -287,7 +289,7 @@ def _opened(case: Case, found: list[AuditFinding]) -> list[AuditFinding]:
     states, change = {one.state for one in found}, tuple[State, ...]()
     if case.inconclusive is not None:
         change, why = ("quiet", "unjudged"), f"inconclusive: {case.inconclusive}"
-    elif case.given_away or states & {"leaks", "quiet"}:
+    elif case.exposed_examples or states & {"leaks", "quiet"}:
         return found
     else:
         change, why = ("unjudged",) if "unjudged" in states else ("skipped",), "nothing is known of this case"

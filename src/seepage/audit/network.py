@@ -95,7 +95,7 @@ def find_network(
     said = {} if classes is not None else {"classes": f"{outputs}, to which the weights fit"}
     if not found.passing:
         if found.failed is not None:
-            raise _refusal(architecture, *found.failed, told=shape is not None)
+            raise _refusal(architecture, *found.failed, known=shape is not None)
         taken = shape or next((one for one in shapes if found.builds(one)), COMMON_SHAPES[0])
         model, unfit = build(architecture, taken, outputs), _unfit(shape, taken, state)
         return Network(model=model, input_shape=taken, outputs=outputs, said=said, unfit=unfit, warned=warned)
@@ -296,7 +296,7 @@ def _sides(model: nn.Module, first: nn.Conv2d, channels: int, classes: int) -> l
 # --- words --------------------------------------------------------------------------------------------------------
 
 
-def _refusal(architecture: Architecture, shape: Shape, error: Untaken, *, told: bool) -> SeepageError:
+def _refusal(architecture: Architecture, shape: Shape, error: Untaken, *, known: bool) -> SeepageError:
     words = ",".join(map(str, shape))
     what = f"the network {architecture.use!r} cannot take examples of shape {words} ({error})"
     if error.wants_more:
@@ -304,13 +304,13 @@ def _refusal(architecture: Architecture, shape: Shape, error: Untaken, *, told: 
             f"{what}; it takes more than the examples: give it the rest in a module around it, as the page my-model "
             "shows"
         )
-    tried_ones = "" if told else ", nor any other shape that was tried"
+    tried_ones = "" if known else ", nor any other shape that was tried"
     return SeepageError(f"{what}{tried_ones}; give the shape of one example, as it takes them, with --shape")
 
 
-def _unfit(told: Shape | None, taken: Shape, state: Mapping[str, Tensor]) -> str:
+def _unfit(known: Shape | None, taken: Shape, state: Mapping[str, Tensor]) -> str:
     """A remedy where the shape of one example is nobody's word, with that of a table's row if the weights tell one."""
-    if told is not None:
+    if known is not None:
         return ""
     first = next((tensor for tensor in state.values() if tensor.ndim > 1), None)
     such = "3,32,32" if first is None or first.ndim > 2 else f"{first.shape[1]} for rows of {first.shape[1]} numbers"

@@ -173,7 +173,7 @@ def observe_files(
     said |= found
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
         doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr)
-        said |= {} if doubt is None else {"told rate": doubt}
+        said |= {} if doubt is None else {"stated rate": doubt}
     said |= {} if decay is None else {"weight decay": decay.words(None if UNKNOWN_RATE in said else lr)}
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
@@ -300,7 +300,7 @@ def _with_size(
 
 def _check_rule(client: Spec, files: Files, steps: int | None) -> None:
     again = {"lr": files.lr, "steps": steps}
-    if client.use != "fedsgd" and any(told not in (None, client.options.get(name)) for name, told in again.items()):
+    if client.use != "fedsgd" and any(stated not in (None, client.options.get(name)) for name, stated in again.items()):
         raise SeepageError(
             "--lr and --steps are for plain SGD; give the rate and steps of --client fedavg with --set client.lr=… and "
             "client.steps=…"
@@ -326,17 +326,17 @@ def _without_decay(
 
     A `first` step of an optimizer that leaves one size is no SGD.
     """
-    told = files.weight_decay
-    if told == 0:
+    stated = files.weight_decay
+    if stated == 0:
         return update, None
-    if told is not None:
+    if stated is not None:
         if files.lr is None or update.kind != "delta":
             raise SeepageError(
                 "--weight-decay is that of plain SGD between two checkpoints, whose rate it is multiplied with; give "
                 "--lr with it, leave it out of a gradient and of another client's rule, where cross-entropy tells it, "
                 "or give --weight-decay 0 to leave the update as it is"
             )
-        share = 1 - (1 - files.lr * told) ** (steps or 1)
+        share = 1 - (1 - files.lr * stated) ** (steps or 1)
         return update.without_decay(before, dict.fromkeys(before, share)), None
     rule = make_client(client)
     # The rows of a gradient add up to 0 for losses of the softmax alone.
@@ -395,13 +395,13 @@ def _rule_of_signs(
     if steps is None and isinstance(rule, FedSGD):
         said["local steps"] = _steps_of_signs(adaptive, lr)
     count = rule.steps if isinstance(rule, FedAvg) else steps
-    return FedAvg(lr=adaptive.evidence["size"], steps=count or 1, optimizer="signs", **same), None, said
+    return FedAvg(lr=adaptive.evidence["size"], steps=count or 1, optimizer="signsgd", **same), None, said
 
 
 def _steps_of_signs(adaptive: Finding, lr: float | None) -> str:
     """The inferred number of steps in words; an entry moves by at most about the learning rate in one step of Adam."""
     many = 1 if lr is None else round(adaptive.evidence["size"] / lr)
-    if lr is None and not adaptive.evidence["signs"]:
+    if lr is None and not adaptive.evidence["sign_only"]:
         return "assumed to be 1, as nothing counts them; of Adam they were several, and --lr counts these"
     if lr is None or many < 2:
         return "assumed to be 1, as nothing shows them"

@@ -27,7 +27,7 @@ class Outcome(StrEnum):
     ZERO_UPDATE = "zero_update"
     FEATURES_ONLY = "features_only"
     MIXTURE_ONLY = "mixture_only"
-    TOKENS_NAMED = "tokens_named"
+    TOKENS_IDENTIFIED = "tokens_identified"
     RETURNED_NOTHING = "returned_nothing"
     NOT_SCORED = "not_scored"
     NOT_RECORDED = "not_recorded"
@@ -39,10 +39,10 @@ class Outcome(StrEnum):
     @property
     def phrase(self) -> str:
         """The outcome in words, for rows without a count."""
-        return "tokens identified" if self is Outcome.TOKENS_NAMED else self.value.replace("_", " ")
+        return "tokens identified" if self is Outcome.TOKENS_IDENTIFIED else self.value.replace("_", " ")
 
 
-_WITHOUT_SCORE = {"feature": Outcome.FEATURES_ONLY, "token": Outcome.TOKENS_NAMED}
+_WITHOUT_SCORE = {"feature": Outcome.FEATURES_ONLY, "token": Outcome.TOKENS_IDENTIFIED}
 """Outcome of a reconstruction whose guesses are no examples, by its space."""
 
 TRACE_OF_TEXT = 0.5

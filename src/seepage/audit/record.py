@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 from torch import Tensor
 
 from seepage.audit.candidates import save_candidates, save_unseen
-from seepage.audit.caveats import taken_for
+from seepage.audit.caveats import assumed_update
 from seepage.audit.gallery import save_gallery, wants_gallery
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.places import is_own, kind_of
@@ -179,7 +179,7 @@ def _read_as(victim: Victim | IndexedVictim, transcript: Transcript) -> str | No
     what = "the client's own code was run" if code else "the client draws or rounds what attacks cannot follow"
     low, high = f"{min(found):.2g}", f"{max(found):.2g}"
     apart = low if low == high else f"{low} to {high}"
-    return f"{what}; attacks read it as {taken_for(transcript)}; difference {apart} % of the update"
+    return f"{what}; attacks read it as {assumed_update(transcript)}; difference {apart} % of the update"
 
 
 def _record_membership(setting: Setting, observed: Path, private: Path) -> str | None:
@@ -226,7 +226,7 @@ def named_case(recipe: Recipe) -> Case:
     # If the cases differ in their defense, the undefended one is named as such.
     undefended = ["no defense"] if "defense" in recipe.varied else []
     words += map(str, recipe.defense) if recipe.defense else undefended
-    words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.told else []
+    words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.known else []
     if recipe.auxiliary is not None:
         use = recipe.auxiliary.use
         source = str(recipe.auxiliary) if use is None or recipe.score.names else kind_of(use)

@@ -124,8 +124,8 @@ class Row(JsonRecord):
         status: The worst status of the batches with a result; if no batch has one, the worst of all.
         outcome: The code of the result.
         reason: Why some or all batches have no result.
-        told: What the attacker knows: the protocol and the side information.
-        told_extra: Side information: what the attacker knows beyond the protocol.
+        known: What the attacker knows: the protocol and the side information.
+        side_information: Side information: what the attacker knows beyond the protocol.
         examples: Number of private examples.
         returned: Number of guesses that the attack returned.
         space: Whether the guesses are examples (`input`), inputs of an inner layer (`feature`), or tokens that the
@@ -154,8 +154,8 @@ class Row(JsonRecord):
     status: Status = "ok"
     outcome: Outcome = Field(strict=False)
     reason: str | None = None
-    told: list[str] = []
-    told_extra: list[str] = []
+    known: list[str] = []
+    side_information: list[str] = []
     examples: int | None = None
     returned: int | None = None
     space: Literal["input", "feature", "token"] | None = None
@@ -209,7 +209,7 @@ class Row(JsonRecord):
         return self.certified.n if self.certified is not None and self.space == "feature" else 0
 
     @property
-    def named_tokens(self) -> int:
+    def identified_tokens(self) -> int:
         """Tokens that the attack names as ones that the examples hold, where it names any and no examples."""
         return self.returned or 0 if self.space == "token" else 0
 
@@ -227,8 +227,8 @@ class Row(JsonRecord):
         """
         if self.certified_features:
             return counted_features(self.certified_features)
-        if self.named_tokens:
-            return counted_tokens(self.named_tokens, self.certified_tokens)
+        if self.identified_tokens:
+            return counted_tokens(self.identified_tokens, self.certified_tokens)
         return counted_guesses(self.certified_examples) if self.certified_examples else ""
 
     @property
@@ -267,7 +267,7 @@ class Row(JsonRecord):
         '2/4 exact'
         """
         exact, named = self.count("exact"), self.scores.get("token_recall")
-        if self.outcome is Outcome.TOKENS_NAMED and named is not None and named.n:
+        if self.outcome is Outcome.TOKENS_IDENTIFIED and named is not None and named.n:
             return f"{round(named.mean * named.n):,} of {named.n:,} tokens identified"
         if self.outcome is Outcome.PARTLY_EXACT and exact is not None:
             return f"{exact}/{self.examples} exact"
@@ -277,8 +277,9 @@ class Row(JsonRecord):
         """Every number of the row, by the name that it has in the gate, in tables and in records.
 
         `METRIC` is a metric's mean beside `METRIC_median`, `METRIC_low`, `METRIC_high` and `METRIC_n`; `GUESS_METRIC`
-        what a guess without an attack scores; `error_QUANTITY` an inner error; `vouched` the number of certified
-        guesses, `false_certificates` those of them that are wrong, and `certified` their share of the examples.
+        what a guess without an attack scores; `error_QUANTITY` an inner error; `certified_guesses` the number of
+        guesses with a certificate, `false_certificates` those of them that are wrong, and `certified` their
+        share of the examples.
 
         >>> row = Row(case="a", attack="x", outcome="exact", scores={"psnr": {"mean": 50.0, "n": 2}})
         >>> row.numbers()
@@ -292,8 +293,11 @@ class Row(JsonRecord):
             found |= {f"{guess}_{metric}": mean for metric, mean in means.items()}
         found |= {f"error_{quantity}": error for quantity, error in self.inner.items()}
         if self.certified is not None:
-            found |= {"vouched": self.certified.n, "false_certificates": self.certified.wrong}
-        found |= {"certified": self._certified_share, "tokens_named": self.named_tokens if self.of_tokens else None}
+            found |= {"certified_guesses": self.certified.n, "false_certificates": self.certified.wrong}
+        found |= {
+            "certified": self._certified_share,
+            "tokens_identified": self.identified_tokens if self.of_tokens else None,
+        }
         found |= {name: getattr(self, name) for name in _PLAIN} | dict(self.cost)
         return {name: number for name, number in found.items() if number is not None}
 
@@ -318,13 +322,13 @@ SCORE_NAMES = (
     "recovered", "exact", "psnr", "psnr_median", "psnr_low", "psnr_high", "ssim", "lpips", "correlation", "cosine",
     "gain_db", "label_accuracy", "psnr_nearest",
     *(f"{guess}_{metric}" for metric in ("psnr", "ssim") for guess in ("mean_color", "grey", "random")),
-    "error_v", "error_h", "certified", "tokens_named", "token_recall", "token_precision",
+    "error_v", "error_h", "certified", "tokens_identified", "token_recall", "token_precision",
 )  # fmt: skip
 """Names of scores that `--fail-if` accepts in every run."""
 
 _PLAIN = ("examples", "returned", "objective", "objective_at_truth", "misfit")
 
-NUMBER_NAMES = (*SCORE_NAMES, "vouched", "false_certificates", *Cost.model_fields, *_PLAIN)
+NUMBER_NAMES = (*SCORE_NAMES, "certified_guesses", "false_certificates", *Cost.model_fields, *_PLAIN)
 """Names of `Row.numbers` that a row may have in every run."""
 
 

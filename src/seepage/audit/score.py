@@ -264,8 +264,8 @@ def make_row(
             certified=0 if certified is None else certified.n,
         ),
         reason=_reason(attempts),
-        told=[*known, *shown, *side],
-        told_extra=side,
+        known=[*known, *shown, *side],
+        side_information=side,
         examples=_examples(views, truth),
         returned=returned,
         space=space,
@@ -291,7 +291,7 @@ def make_row(
     )
 
 
-def skipped_row(recipe: Recipe, case: str, name: str, attack: Attack, told: Sequence[str], reason: str) -> Row:
+def skipped_row(recipe: Recipe, case: str, name: str, attack: Attack, known: Sequence[str], reason: str) -> Row:
     """The row of an attack on a case that could not be recorded."""
     vertical = recipe.model.use == "vertical"
     return Row(
@@ -301,8 +301,8 @@ def skipped_row(recipe: Recipe, case: str, name: str, attack: Attack, told: Sequ
         status="inapplicable",
         outcome=Outcome.NOT_RECORDED,
         reason=reason,
-        told=[*PROTOCOL, *told],
-        told_extra=[item for item in told if item not in attack.ignores and (item != "indices" or not vertical)],
+        known=[*PROTOCOL, *known],
+        side_information=[item for item in known if item not in attack.ignores and (item != "indices" or not vertical)],
     )
 
 
@@ -313,7 +313,7 @@ def side_information(knowledge: Knowledge) -> tuple[list[str], list[str]]:
     horizontal FL a client does not reveal which of its examples are in a batch, so there they are side information.
     """
     shown = {"indices"} if isinstance(knowledge.model, VerticalModel) else set[str]()
-    return sorted(knowledge.told - shown), sorted(knowledge.told & shown)
+    return sorted(knowledge.known - shown), sorted(knowledge.known & shown)
 
 
 def worst_status(attempts: Sequence[Attempt]) -> Status:
@@ -378,7 +378,7 @@ def _is_zero(transcript: Transcript) -> bool:
 def _examples(views: Sequence[Transcript], truth: Sequence[Batch] | None) -> int | None:
     if truth is not None:
         return sum(len(batch) for batch in truth)
-    if len(views) == 1 and len(views[0]) > 1 and "indices" in views[0].knowledge.told:
+    if len(views) == 1 and len(views[0]) > 1 and "indices" in views[0].knowledge.known:
         return None  # rounds over one data set see the same examples repeatedly
     sizes = [view[t].batch_size for view in views for t in range(len(view))]
     return sum(size for size in sizes if size is not None) if None not in sizes else None

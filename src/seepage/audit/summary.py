@@ -20,12 +20,12 @@ from seepage.audit.candidates import FILE, open_members
 from seepage.audit.case import Kind
 from seepage.audit.caveats import (
     alignment_diagnostics,
+    assumed_update,
     attack_diagnostics,
     caveats,
     compared_to_sent,
     contradicts,
     refusals,
-    taken_for,
     weak_claims,
 )
 from seepage.audit.findings import inconclusive
@@ -196,8 +196,8 @@ def _skipped_case(source: Source, recipe: Recipe) -> CaseSummary:
     """The summary of a case that could not be recorded: one row per attack with the reason."""
     assert source.private is not None
     case = read_case(source.private, source.name)
-    told, reason = sorted(recipe.knowledge.told), str(case.skipped)
-    rows = [skipped_row(recipe, source.name, name, attack, told, reason) for name, attack in _named_attacks(recipe)]
+    known, reason = sorted(recipe.knowledge.known), str(case.skipped)
+    rows = [skipped_row(recipe, source.name, name, attack, known, reason) for name, attack in _named_attacks(recipe)]
     return CaseSummary(case, rows, [], [], None)
 
 
@@ -219,10 +219,15 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
     promise = None if source.recipe is None else _guarantee(source.recipe)
     case = _case_of(source, transcript)
     said = {**(case.inferred or {}), **said}
-    told = {"inferred": said, "exposure": look.get("line"), "promise": promise, "taken_for": taken_for(transcript)}
+    known = {
+        "inferred": said,
+        "exposure": look.get("line"),
+        "promise": promise,
+        "assumed_update": assumed_update(transcript),
+    }
     refused = refusals(transcript, {part.use for part in recipe.attack})
-    closed = {"given_away": _given_away(look), "given_of": look.get("batch_size") or look.get("at_least")}
-    case = case.model_copy(update={**told, **closed, "kind": _kind(transcript.knowledge), "refusals": refused})
+    closed = {"exposed_examples": _exposed_examples(look), "exposed_of": look.get("batch_size") or look.get("at_least")}
+    case = case.model_copy(update={**known, **closed, "kind": _kind(transcript.knowledge), "refusals": refused})
     flags = [
         Diagnostic(case=source.name, **_table(one)) for one in _case_diagnostics(source, transcript, truth, recipe)
     ]
@@ -231,16 +236,18 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
     off = None if brought is None else compared_to_sent(transcript, brought.of_round(0))
     for name, attack in _named_attacks(recipe):
         row, scores = _score_attack(source, name, attack, folder, transcript, truth, recipe)
-        row = row.model_copy(update={"told": [item for item in row.told if item not in said]})
+        row = row.model_copy(update={"known": [item for item in row.known if item not in said]})
         rows.append(row)
         findings = [*attack_diagnostics(row, contradicted=contradicts(off)), *alignment_diagnostics(row)]
         findings += bound_diagnostics(row, bounds)
         flags += [Diagnostic(case=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     if any(row.certified is not None and row.certified.wrong for row in rows):
-        case = case.model_copy(update={"given_away": None})  # a certificate was wrong: equal rows prove nothing here
+        case = case.model_copy(
+            update={"exposed_examples": None}
+        )  # a certificate was wrong: equal rows prove nothing here
     if source.recipe is None:
-        case = case.model_copy(update={"doubts": caveats(transcript, rows, look.get("at_least"), said, off)})
+        case = case.model_copy(update={"caveats": caveats(transcript, rows, look.get("at_least"), said, off)})
     return CaseSummary(case, rows, flags, lines, look)
 
 
@@ -273,7 +280,7 @@ def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
         return {"case": source.name, "failed": str(error)}
 
 
-def _given_away(look: Mapping[str, Any]) -> int | None:
+def _exposed_examples(look: Mapping[str, Any]) -> int | None:
     """Examples that an update reveals in closed form; none where it looks changed, since equal rows prove less."""
     if "failed" in look:
         return None
@@ -344,7 +351,7 @@ def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | Non
     found = diagnostics.model_diagnostics(knowledge.model, rule.mode, followed=followed)
     losses = diagnostics.example_losses(transcript, list(truth)) if truth is not None else []
     # Rounds over one data set, whose indices are known, may number thousands: only the first is opened.
-    opened = 1 if "indices" in knowledge.told else len(transcript)
+    opened = 1 if "indices" in knowledge.known else len(transcript)
     found += diagnostics.update_diagnostics(transcript, opened, losses)
     found += diagnostics.guarantee_diagnostics(None if source.recipe is None else _guarantee(source.recipe))
     if truth is not None:

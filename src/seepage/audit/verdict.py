@@ -31,7 +31,7 @@ def verdict(
     doubtful = inconclusive(rows, cases, flags)
     beside = _without_defense(rows, cases)
     every, rows = rows, [row for row in rows if row.case in named]
-    others, tokens = [row for row in rows if row.space != "token"], named_tokens(rows, judged)
+    others, tokens = [row for row in rows if row.space != "token"], identified_tokens(rows, judged)
     score = f"seepage report RUN --truth FOLDER{' --trust' if own_code else ''}"
     if tokens and not any(row.gave_result for row in others):
         level, text = "unscored", _silent(rows, named)  # of cases, not of attacks that do not apply
@@ -50,10 +50,10 @@ def _with_closed_forms(
 ) -> tuple[str, str]:
     """Level and text with what is revealed exactly where no attack of this run shows it: a proof, whoever looks."""
     shown = {row.case for row in rows if row.mean("exact") or row.certified_examples}
-    given = [case for case in cases if case.given_away and case.name not in shown]
+    given = [case for case in cases if case.exposed_examples and case.name not in shown]
     if not given:
         return level, text
-    worst = max(given, key=lambda case: (case.given_away or 0, -case.closed_form[1]))
+    worst = max(given, key=lambda case: (case.exposed_examples or 0, -case.closed_form[1]))
     away, of = worst.closed_form
     whole = f"{away} of its {of} examples" if of > 1 else "its one example"
     if "batch size" in (worst.inferred or {}):
@@ -165,10 +165,10 @@ def _found(rows: Sequence[Row], cases: Mapping[str, Case], score: str, doubtful:
 
 def _unaware(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
     """Sentence that no attacker knew of the defense; empty if some did, or if there is no defense."""
-    told = {row.case for row in rows if "defense" in row.told_extra}
+    known = {row.case for row in rows if "defense" in row.side_information}
     spoke = {row.case for row in rows if row.gave_result}
     defended = {name for name, case in cases.items() if case.defense}
-    unaware = [case for case in cases if case in defended & spoke - told]
+    unaware = [case for case in cases if case in defended & spoke - known]
     if not unaware:
         return ""
     where = "" if len(unaware) == len(cases) else f"In {_named([cases[case] for case in unaware], cases)} "
@@ -285,8 +285,10 @@ def _fitted(row: Row) -> list[str]:
 
 
 def _knowledge(row: Row) -> str:
-    shown = "; the protocol shows the indices of each batch" if "indices" in {*row.told} - {*row.told_extra} else ""
-    extra = f"extra knowledge: {', '.join(row.told_extra)}" if row.told_extra else "no extra knowledge"
+    shown = (
+        "; the protocol shows the indices of each batch" if "indices" in {*row.known} - {*row.side_information} else ""
+    )
+    extra = f"extra knowledge: {', '.join(row.side_information)}" if row.side_information else "no extra knowledge"
     return extra + shown
 
 
@@ -315,7 +317,7 @@ def _closeness(row: Row) -> list[str]:
 
 def _targets(row: Row) -> list[str]:
     """A sentence on the values, or maps of classes, that were reconstructed with the examples."""
-    if "labels" in row.told_extra:
+    if "labels" in row.side_information:
         return []  # it was given them
     error, floor = row.mean("target_error"), row.baselines.get("mean_target", {}).get("target_error")
     if error is not None:
@@ -443,29 +445,29 @@ def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
     ).strip()
 
 
-def named_tokens(rows: Sequence[Row], cases: Sequence[Case]) -> str:
+def identified_tokens(rows: Sequence[Row], cases: Sequence[Case]) -> str:
     r"""Sentences on the distinct tokens of the texts that were identified; empty where none were.
 
     >>> share = {"mean": 0.99, "low": 0.95, "high": 0.998, "n": 200}
-    >>> row = Row(case="a", attack="token_set", outcome="tokens_named", space="token", returned=198,
+    >>> row = Row(case="a", attack="token_set", outcome="tokens_identified", space="token", returned=198,
     ...     certified={"n": 190, "wrong": 0}, scores={"token_recall": share, "token_precision": share | {"mean": 1.0}})
-    >>> print(named_tokens([row], [Case(name="a", title="net")]).replace("texts, ", "texts,\n"))
+    >>> print(identified_tokens([row], [Case(name="a", title="net")]).replace("texts, ", "texts,\n"))
     TOKENS IDENTIFIED. On net token_set identifies 198 of 200 distinct tokens of the client's texts,
     none wrong [95 %, 100 %]. Which stood together, in what order and how often stays open.
     """
-    found = [row for row in rows if row.named_tokens]
+    found = [row for row in rows if row.identified_tokens]
     if not found:
         return ""
-    best = max(found, key=lambda row: (row.mean("token_recall") or 0.0, row.named_tokens))
+    best = max(found, key=lambda row: (row.mean("token_recall") or 0.0, row.identified_tokens))
     where = {case.name: case for case in cases}[best.case]
     recall, precision = best.scores.get("token_recall"), best.scores.get("token_precision")
     if recall is None or precision is None or recall.low is None or recall.high is None or not recall.n:
         words = (
-            f"{best.named_tokens:,} distinct tokens of the client's texts by rows of the embedding that moved, "
+            f"{best.identified_tokens:,} distinct tokens of the client's texts by rows of the embedding that moved, "
             f"{best.certified_tokens:,} of them certified"
         )
     else:
-        false = best.named_tokens - round(precision.mean * best.named_tokens)
+        false = best.identified_tokens - round(precision.mean * best.identified_tokens)
         frequent = where.baseline("frequent", "token_recall")
         beside = "" if frequent is None else f"; as many of the most frequent public tokens are {frequent:.0%} of them"
         words = (
@@ -542,13 +544,13 @@ def guarantee_lines(cases: Sequence[Case]) -> list[str]:
     return [f"Claimed by the defense: {line}." for line in once(said, len(cases))]
 
 
-def doubt_lines(cases: Sequence[Case]) -> list[str]:
+def caveat_lines(cases: Sequence[Case]) -> list[str]:
     """Doubts on the stated facts of captured updates, shown beside the verdict; each sentence once.
 
-    >>> doubt_lines([Case(name="a", title="net", doubts=["Contradicted: this."]), Case(name="b", title="other")])
+    >>> doubt_lines([Case(name="a", title="net", caveats=["Contradicted: this."]), Case(name="b", title="other")])
     ['Contradicted: this. (net)']
     """
-    return once(((case.heading, words) for case in cases for words in case.doubts), len(cases))
+    return once(((case.heading, words) for case in cases for words in case.caveats), len(cases))
 
 
 def warning_lines(flags: Sequence[Diagnostic], cases: Sequence[Case]) -> list[str]:

@@ -134,8 +134,8 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
     found = Share.count(worst.count("exact" if exact else "recovered") or 0, worst.examples)
     how = "exactly" if exact else "recognizably"
     by = f", by {worst.attack} on {headings[worst.case]}" if found.hits else NO_ATTACK
-    tokens = max(rows, key=lambda row: row.named_tokens)
-    beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.case]}" if tokens.named_tokens else ""
+    tokens = max(rows, key=lambda row: row.identified_tokens)
+    beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.case]}" if tokens.identified_tokens else ""
     words = f"{found.hits} of {found.of} examples {how} {_range(found.low, found.high)}{by}{beside}"
     ends = {"value": found.share, "low": found.low, "high": found.high}
     return SummaryPart(name="reconstruction", tried=True, words=words, case=worst.case, **ends)

@@ -95,16 +95,16 @@ class Guarantee(JsonRecord):
         delta: The chance that it does not hold.
         unit: What it protects: one `example`, or one `update` of a client.
         rounds: Rounds that were counted.
-        doubts: Why not to trust it, one sentence each.
+        caveats: Why not to trust it, one sentence each.
     """
 
     epsilon: float | None = None
     delta: float | None = None
     unit: str = ""
     rounds: int | None = None
-    doubts: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
 
-    @field_validator("doubts", mode="before")
+    @field_validator("caveats", mode="before")
     @classmethod
     def _as_tuple(cls, found: Any) -> Any:
         return tuple(found) if isinstance(found, list) else found
@@ -113,7 +113,7 @@ class Guarantee(JsonRecord):
     def phrase(self) -> str:
         """In words."""
         if self.epsilon is None or self.delta is None:
-            return f"no epsilon: {self.doubts[0]}" if self.doubts else "no epsilon"
+            return f"no epsilon: {self.caveats[0]}" if self.caveats else "no epsilon"
         unit = "example" if self.unit == "example" else "client's update"
         over = f"over {self.rounds} round{'' if self.rounds == 1 else 's'}"
         return f"epsilon = {self.epsilon:.3g} at delta = {self.delta:g} for each {unit}, {over}"

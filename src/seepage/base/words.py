@@ -97,8 +97,8 @@ def places_of(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     Args:
         said: Pairs of place and sentence.
 
-    >>> places_of([("a", "told"), ("b", "not told"), ("c", "told")])
-    {'told': ['a', 'c'], 'not told': ['b']}
+    >>> places_of([("a", "known"), ("b", "not known"), ("c", "known")])
+    {'known': ['a', 'c'], 'not known': ['b']}
     """
     found: dict[str, list[str]] = {}
     for place, words in said:

@@ -16,13 +16,13 @@ from seepage.cli.options import (
     AttackerOptions,
     CertifiedGateOptions,
     FileOptions,
+    KnownOption,
     NetworkOptions,
     OutOption,
     OwnOptions,
     PrintOptions,
     ShowOptions,
     SimulationOptions,
-    ToldOption,
     WorkerOptions,
     add_to_model,
     running_on,
@@ -89,7 +89,7 @@ def record(
     *,
     own: SimulationOptions,
     facts: FileOptions,
-    told: ToldOption = None,
+    known: KnownOption = None,
     out: OutOption = None,
     printed: PrintOptions,
 ) -> None:
@@ -102,7 +102,7 @@ def record(
     from seepage.cli.terminal import progress_bar
 
     refuse_facts(facts)
-    tables = tables_of(source, own, told=told)
+    tables = tables_of(source, own, known=known)
     with progress_bar(off=printed.silent) as show:
         folder = record_only(tables, out=out, show=show)
     if printed.as_json:

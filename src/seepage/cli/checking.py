@@ -257,21 +257,21 @@ def _print_exposure(one: "Check", console: "Console") -> None:
         many = "1 tensor" if silent == 1 else f"{silent} tensors"
         table.add_row(f"{'further ' * bool(telling)}{many}", "no closed form found, which is no proof", style="dim")
     console.print(table)
-    for line in _facts(found, told=bool(one.facts)):
+    for line in _facts(found, stated=bool(one.facts)):
         console.print(Text(printable(line)), soft_wrap=True)
 
 
-def _facts(found: "Exposure", *, told: bool) -> Iterator[str]:
+def _facts(found: "Exposure", *, stated: bool) -> Iterator[str]:
     """Lines on an update; what the table of facts has is left out where that was `stated`."""
-    if not (found.sent.whole or told):
+    if not (found.sent.whole or stated):
         yield found.sent.line
     for adapter in found.adapters:
         yield f"{adapter.layer}: adapter of rank {adapter.rank} gives {adapter.words}"
     yield from _layer_lines(found.layers)
-    if found.labels is not None and not told:
+    if found.labels is not None and not stated:
         yield _label_words(found)
     modes = sorted({norm.mode for norm in found.norms})
-    if modes and not told:
+    if modes and not stated:
         read, channels = sum(norm.variances for norm in found.norms), sum(norm.channels for norm in found.norms)
         yield f"batch norm: {' and '.join(modes)} mode; {read} of {channels} variances of the batch can be read"
     if found.features:
@@ -304,9 +304,9 @@ def _label_words(found: "Exposure") -> str:
     if not labels.sound:
         return "labels: the last bias gradient was changed, or is no cross-entropy's; nothing is read off it"
     words = f"labels: classes {', '.join(map(str, labels.present)) or 'none'} are there"
-    if labels.counts is None or labels.doubt is None:
+    if labels.counts is None or labels.off_whole is None:
         return words
     counts = ", ".join(f"{count} of class {name}" for name, count in enumerate(labels.counts) if count)
     sure = ", ".join(f"{count} of class {name}" for name, count in enumerate(labels.least or ()) if count)
-    off = f"before rounding up to {labels.doubt:.2f} off a whole number"
+    off = f"before rounding up to {labels.off_whole:.2f} off a whole number"
     return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure or 'none'}"

@@ -19,13 +19,13 @@ from seepage.cli.options import (
     AttackerOptions,
     GateOptions,
     JsonOption,
+    KnownOption,
     MeasureOptions,
     OutOption,
     RecipeArgument,
     RetryOption,
     ShowOptions,
     SimulationOptions,
-    ToldOption,
     TuneOption,
     WorkerOptions,
     ask_for,
@@ -165,7 +165,7 @@ def audit(
     *,
     own: SimulationOptions,
     attacker: AttackerOptions,
-    told: ToldOption = None,
+    known: KnownOption = None,
     tune: TuneOption = None,
     more: MeasureOptions,
     gate: GateOptions,
@@ -194,7 +194,7 @@ def audit(
 
         # Models are built by an audit, and not here.
         refuse_code(read_recipe(find_recipe(recipe)), str(recipe), models=False)
-    tables = tables_of(recipe, own, attacks=attacker.attack, told=told)
+    tables = tables_of(recipe, own, attacks=attacker.attack, known=known)
     ask_for(tables, more, defended=bool(own.defense))
     tune_by(tables, tune)
     if attacker.all_attacks:

@@ -49,7 +49,7 @@ def compare(
 
 
 def hold_against(result: "Result", baseline: Path | None) -> None:
-    """End with exit code 1 where a result is worse than a baseline, with 2 where it cannot be told.
+    """End with exit code 1 where a result is worse than a baseline, with 2 where it cannot be decided.
 
     Raises:
         SeepageError: Where the baseline is none, or a count of it has no result any more.
@@ -83,8 +83,8 @@ def _end(found: "Comparison") -> None:
             f"({_first(found.leaks_alone)}); run the older side again with what is new, or, once somebody has looked "
             "at it, take the newer run as the baseline"
         )
-    if found.doubts:
-        first = found.doubts[0]
+    if found.caveats:
+        first = found.caveats[0]
         raise SeepageError(
             f"nothing got worse, but the attackers knew or were set otherwise ({first.words}), which may be why; "
             f"give both the same, or, if that is meant, say so with seepage compare OLD NEW --meant {first.what!r} or "
@@ -94,7 +94,7 @@ def _end(found: "Comparison") -> None:
 
 def _how(one: "Difference") -> str:
     """Of which of the two kinds a difference is."""
-    return "known or set otherwise" if one.told else "set otherwise"
+    return "known or set otherwise" if one.in_knowledge else "set otherwise"
 
 
 def _first(changes: "list[Change]") -> str:
@@ -115,7 +115,7 @@ def _print(found: "Comparison") -> None:
     for remark in found.remarks:
         print(printable(f"note: {remark}"))
     for kind, changes in by_kind(found.changes).items():
-        doubtful = kind in ("better", "less") and found.doubts
+        doubtful = kind in ("better", "less") and found.caveats
         print(f"{kind}, if only what is meant differs:" if doubtful else f"{kind}:")
         for change in changes:
             print(printable(f"  {change.words}"))

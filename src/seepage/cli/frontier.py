@@ -107,7 +107,7 @@ def _legend(rows: "Sequence[DefenseRow]") -> str:
     )
     tested = next((row for row in rows if row.members), None)
     if tested is not None:
-        level = f"{100 * (tested.named_level or 0):g} %"
+        level = f"{100 * (tested.identified_level or 0):g} %"
         words += (
             f" identified: members of the batches that the best membership test identifies at {level} false alarms."
         )
@@ -122,11 +122,11 @@ def _legend(rows: "Sequence[DefenseRow]") -> str:
 
 def _print_lacking(rows: "Sequence[DefenseRow]") -> None:
     """Why no epsilon could be counted, where that is a matter of this machine; why membership was not tested."""
-    doubts = [doubt for row in rows if row.promise is not None for doubt in row.promise.doubts]
+    caveats = [doubt for row in rows if row.promise is not None for doubt in row.promise.caveats]
     lacking = [row.untested for row in rows if row.untested]
     for reason in dict.fromkeys(lacking):
         print(f"membership was not tested: {reason}\n")
-    for doubt in dict.fromkeys(doubt for doubt in doubts if "not installed" in doubt):
+    for doubt in dict.fromkeys(doubt for doubt in caveats if "not installed" in doubt):
         print(f"{doubt}\n")
 
 
@@ -145,7 +145,7 @@ def _entries(row: "DefenseRow", first: bool, tested: bool, close: "Sequence[str]
         row.defense if first else "  attacker knows it",
         accuracy if first else "",
         count,
-        *([f"{row.named}/{row.members}" if row.members else "-"] if tested else []),
+        *([f"{row.identified}/{row.members}" if row.members else "-"] if tested else []),
         *(number(getattr(row, _CLOSENESS[name]), 2 if name == "SSIM" else 1) for name in close),
         *(price if first else ["", "", ""]),
     ]

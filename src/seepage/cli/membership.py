@@ -164,10 +164,12 @@ def _present(
     resized: str | None,
     printed: PrintOptions,
 ) -> None:
-    named = found.named(level).tolist()
+    identified = found.identified(level).tolist()
     rows = [
-        {"candidate": place, "class": name, "statistic": round(float(value), 6), "p_value": float(p), "named": hit}
-        for place, (name, value, p, hit) in enumerate(zip(names, found.statistics, found.p_values, named, strict=True))
+        {"candidate": place, "class": name, "statistic": round(float(value), 6), "p_value": float(p), "identified": hit}
+        for place, (name, value, p, hit) in enumerate(
+            zip(names, found.statistics, found.p_values, identified, strict=True)
+        )
     ]
     if printed.as_json:
         facts = {"test": test, "level": level, "reference": found.reference, "calibration": len(found.calibration)}
@@ -183,9 +185,9 @@ def _present(
         for title in ("candidate", "class", "statistic", "p-value", ""):
             table.add_column(title, justify="left" if title in ("class", "") else "right", no_wrap=True)
         for row in sorted(rows, key=lambda row: row["p_value"]):
-            words = ["identified" if row["named"] else ""]
+            words = ["identified" if row["identified"] else ""]
             numbers = [str(row["candidate"]), printable(str(row["class"])), f"{row['statistic']:.3f}"]
-            table.add_row(*numbers, f"{row['p_value']:.4f}", *words, style="red" if row["named"] else "dim")
+            table.add_row(*numbers, f"{row['p_value']:.4f}", *words, style="red" if row["identified"] else "dim")
         open_console().print(table)
     if resized is not None:
         print(
@@ -194,8 +196,8 @@ def _present(
         )
     mistakes = f"{level * len(rows):.2g} of {len(rows)}"
     print(
-        f"{test} identifies {sum(named)} of {len(rows)} candidates at a level of {100 * level:g} %. Were none in the "
-        f"batch, it would identify {mistakes} by mistake. The smallest p-value that {len(found.calibration)} "
+        f"{test} identifies {sum(identified)} of {len(rows)} candidates at a level of {100 * level:g} %. Were none in "
+        f"the batch, it would identify {mistakes} by mistake. The smallest p-value that {len(found.calibration)} "
         f"calibration examples allow is {1 / (len(found.calibration) + 1):.2g}. A candidate that is not identified "
         "is not proved absent."
     )

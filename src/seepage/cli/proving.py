@@ -262,7 +262,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def _guarded(call: Any, name: str, given: list[str]) -> Any:
-    """A function of the user's whose errors are told in a sentence. A division by zero is left to the measurement."""
+    """A function of the user's whose errors are known in a sentence. A division by zero is left to the measurement."""
     import traceback
 
     if not callable(call):
@@ -346,8 +346,8 @@ def _verdict(found: "MeasuredEpsilon") -> str:
     if found.stated is None and found.computed is None:
         return f"Nothing is claimed; the epsilon is at least {found.low:.4g}."
     claims = (("stated", found.stated_verdict), ("computed", found.computed_verdict))
-    told = [f"{name}: {verdict}" for name, verdict in claims if verdict]
-    words = "; ".join(told)
+    stated = [f"{name}: {verdict}" for name, verdict in claims if verdict]
+    words = "; ".join(stated)
     end = "" if found.contradicted else " That is no proof: another canary, or more calls, may tell more."
     return f"{words[0].upper()}{words[1:]}.{end}"
 

@@ -20,7 +20,7 @@ FILES = (("seepage.toml", ()), ("pyproject.toml", ("tool", "seepage")))
 
 OPTIONS: Mapping[str, type] = {
     "recipe": str, "data": str, "model": str, "weights": str, "client": str, "batch_size": int, "attack": str,
-    "defense": str, "told": str, "seed": int, "device": str, "settings": str, "tune": str, "out": str, "jobs": int,
+    "defense": str, "known": str, "seed": int, "device": str, "settings": str, "tune": str, "out": str, "jobs": int,
     "membership": bool, "bounds": bool, "prove": bool, "fail_if": str, "baseline": str, "pictures": bool,
 }  # fmt: skip
 """What it may set, by the name of the parameter, and of what type. Not `--on`: to join a cluster is to run its code;
@@ -34,7 +34,7 @@ LONGEST, MOST = 200, 16
 
 SPELLED = {"set": "settings"}
 SPELLED_BACK = {new: old for old, new in SPELLED.items()}
-REPEATABLE = ("attack", "defense", "told", "settings", "tune")
+REPEATABLE = ("attack", "defense", "known", "settings", "tune")
 
 
 def find_settings(folder: Path) -> tuple[str, dict[str, Any]] | None:
@@ -124,7 +124,7 @@ def _refuse_power(name: str, options: Mapping[str, Any]) -> None:
     own = SimulationOptions(
         **{key: value for key, value in options.items() if key in SimulationOptions.__dataclass_fields__}
     )
-    tables = tables_of(options.get("recipe"), own, attacks=options.get("attack"), told=options.get("told"))
+    tables = tables_of(options.get("recipe"), own, attacks=options.get("attack"), known=options.get("known"))
     found = own_code(tables)
     if found:
         raise SeepageError(

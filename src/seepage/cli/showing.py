@@ -117,10 +117,10 @@ def gate_on(result: "Result", condition: "Condition | None") -> None:
 
     if condition is None:
         return
-    titles, told = result.titles, met(result, condition)
-    if told:
-        worst = "; ".join(f"{one.name} on {titles[one.case]}: {condition.score} {one.value:g}" for one in told[:3])
-        rows = "1 row has" if len(told) == 1 else f"{len(told)} rows have"
+    titles, stated = result.titles, met(result, condition)
+    if stated:
+        worst = "; ".join(f"{one.name} on {titles[one.case]}: {condition.score} {one.value:g}" for one in stated[:3])
+        rows = "1 row has" if len(stated) == 1 else f"{len(stated)} rows have"
         print(f"failed: {rows} {condition}: {printable(worst)}", file=sys.stderr)
         raise typer.Exit(1)
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from seepage.audit.case import Kind
 from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row, SummaryPart
-from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
+from seepage.audit.verdict import caveat_lines, guarantee_lines, reasons, warning_lines
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.cli.console import open_console
 from seepage.cli.stored import MARK, Stored
@@ -33,7 +33,7 @@ RECORD_BASELINES = {
 }  # fmt: skip
 
 COUNTED_ATTACKS = 10
-"""Attacks that are counted; of fewer the share is told, since "0 of 1" would say nothing while a long one runs."""
+"""Attacks that are counted; of fewer the share is shown, since "0 of 1" would say nothing while a long one runs."""
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
             things = total
             if drawn:
                 if (named.phase, things) != before:
-                    bar.reset(task)  # by which the rest is told from what this phase took
+                    bar.reset(task)  # the time left is estimated from this phase
                 words = ": ".join(filter(None, (named.phase, named.what)))
                 bar.update(task, completed=done, total=total, description=escape(words))
                 return
@@ -127,7 +127,7 @@ def print_result(
             console.print(_members_table(members))
         console.print()
     _print_reasons(console, result, why=why)
-    unscored = (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY, Outcome.TOKENS_NAMED)
+    unscored = (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY, Outcome.TOKENS_IDENTIFIED)
     if any(row.scored or row.outcome in unscored for row in result.rows):
         console.print(Text(_legend(result), style="dim"))
         console.print()
@@ -149,14 +149,14 @@ def _print_verdict(console: Console, result: Result) -> None:
     """The verdict with all that stands beside it, the warnings, and the parts of the verdict."""
     rows = result.judged_rows
     leaks = result.verdict_level in ("exact", "recognizable", "certified")
-    leaks = leaks or any(row.contradicted for row in result.epsilons) or any(row.named_tokens for row in rows)
+    leaks = leaks or any(row.contradicted for row in result.epsilons) or any(row.identified_tokens for row in rows)
     leaks = leaks or any(row.certified is not None and row.certified.wrong for row in rows)
     console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
     for row in result.tuned:
         console.print(Text(f"{row.words}.", style="dim"), soft_wrap=True)
     for line in guarantee_lines(result.judged):
         console.print(Text(line, style="bold"), soft_wrap=True)
-    for line in doubt_lines(result.cases):
+    for line in caveat_lines(result.cases):
         console.print()
         console.print(Text(line))
     console.print()
@@ -226,7 +226,7 @@ def _legend(result: Result) -> str:
     limits, pictures = result.thresholds, _of_pictures(result.rows)
     scored = [row for row in result.rows if row.scored]
     tokens = "tokens identified: which distinct tokens the texts hold, without order or number." * any(
-        row.outcome is Outcome.TOKENS_NAMED for row in result.rows
+        row.outcome is Outcome.TOKENS_IDENTIFIED for row in result.rows
     )
     if tokens and not scored:
         return tokens
@@ -254,10 +254,10 @@ def _legend(result: Result) -> str:
 
 def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
     """One case's rows, for 80 columns: no box, and a column for side information only where there is any."""
-    told, further = any(row.told_extra for row in rows), further_metrics(rows)
+    known, further = any(row.side_information for row in rows), further_metrics(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("attack", no_wrap=True)
-    if told:
+    if known:
         table.add_column("knows", no_wrap=True)
     text = kind == "texts" or any(row.of_text for row in rows)
     scored = any(row.scored for row in rows)  # else there is nothing to put into the columns of scores
@@ -275,12 +275,12 @@ def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
             *texts.more,
         ]
         entries = [
-            *([texts.told or "-"] if told else []),
+            *([texts.known or "-"] if known else []),
             *(values if scored else []),
             texts.seconds,
             texts.outcome,
         ]
-        style = "red" if row.mean("recovered") or row.named_tokens else "dim" if is_muted(row) else ""
+        style = "red" if row.mean("recovered") or row.identified_tokens else "dim" if is_muted(row) else ""
         table.add_row(Text(row.attack), *(Text(plain_text(entry)) for entry in entries), style=style)
     return table
 

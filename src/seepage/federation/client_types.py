@@ -277,7 +277,7 @@ class ClientUpdate(ABC):
         return True
 
     @property
-    def signs_alone(self) -> bool:
+    def sign_only(self) -> bool:
         """Whether the update holds hardly more than each entry's sign, so that nothing in it has a slope to follow."""
         return False
 

@@ -54,7 +54,7 @@ from seepage.federation.fitting import SentTensors, check_finite, check_fits
 __all__ = [
     "Ambiguity", "Architecture", "Batch", "ClientUpdate", "ClientView", "Defense", "DefenseModel",
     "GaussianMechanism", "Knowledge", "Likelihood", "LocalProblem", "Mode", "Noise", "OwnTarget", "Reconstruction",
-    "Reduction", "Round", "Status", "StepGradient", "Target", "Tensors", "Told", "Transcript", "Update",
+    "Reduction", "Round", "Status", "StepGradient", "Target", "Tensors", "SideInformation", "Transcript", "Update",
 ]  # fmt: skip
 
 Architecture = Spec
@@ -62,7 +62,7 @@ Architecture = Spec
 Status = Literal["ok", "diverged", "interrupted", "exhausted"]
 Ambiguity = Literal["order", "sign", "scale"]
 Space = Literal["input", "feature", "token"]
-Told = Literal["labels", "indices", "statistics", "auxiliary", "defense"]
+SideInformation = Literal["labels", "indices", "statistics", "auxiliary", "defense"]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Knowledge:
         input_shape: Shape of one example, e.g. `(3, 32, 32)`.
         num_classes: Number of classes; of values, how many numbers a target has.
         value_range: Smallest and largest value an input can take.
-        told: What the attacker knows beyond model, client rule, shapes and updates.
+        known: What the attacker knows beyond model, client rule, shapes and updates.
         defense: The defense the client applied, when the attacker knows it.
         auxiliary: Examples `[m, *shape]` that are not private, when the attacker has some.
         architecture: How to build the model again: registry name or dotted path, with options.
@@ -148,7 +148,7 @@ class Knowledge:
     input_shape: tuple[int, ...]
     num_classes: int
     value_range: tuple[float, float] = (0.0, 1.0)
-    told: frozenset[Told] = frozenset()
+    known: frozenset[SideInformation] = frozenset()
     defense: Defense | None = None
     auxiliary: Tensor | None = None
     architecture: Architecture | None = None

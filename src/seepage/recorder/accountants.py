@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seepage.errors import SeepageError
-from seepage.measure.privacy.accounting import doubts
+from seepage.measure.privacy.accounting import caveats
 from seepage.measure.privacy.ledger import LedgerEntry
 
 FLOWER = "Flower"
@@ -54,7 +54,7 @@ def flower_entry(accountant: Any, *, clip: float | None = None) -> LedgerEntry:
         clip=clip,
         sample_rate=rate,
         steps=releases,
-        doubts=(*doubts(epsilon=amount), *why),
+        caveats=(*caveats(epsilon=amount), *why),
         stated_by=FLOWER,
         unit="update",
     )
@@ -81,7 +81,7 @@ def svt_entry(meta: Mapping[str, Any], *, gamma: float | None = None) -> LedgerE
             f"{SVT_META!r} is not as NVFlare 2.9 writes it ({error}); update seepage or NVFlare"
         ) from error
     finite = math.isfinite(amount) and amount >= 0
-    why = doubts(epsilon=amount) if finite else ["NVFlare states no finite epsilon"]
+    why = caveats(epsilon=amount) if finite else ["NVFlare states no finite epsilon"]
     if "note" in found:
         why.append("parameters that are single numbers leave without noise, and are not counted")
     return LedgerEntry(
@@ -92,7 +92,7 @@ def svt_entry(meta: Mapping[str, Any], *, gamma: float | None = None) -> LedgerE
         clip=gamma,
         sample_rate=None,
         steps=calls,
-        doubts=tuple(why),
+        caveats=tuple(why),
         stated_by=SVT,
         unit="update",
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from seepage.base.storage import SCHEMA, append_line, make_private, read_lines, refuse_links
 from seepage.errors import SeepageError
-from seepage.measure.privacy.accounting import VACUOUS, doubts
+from seepage.measure.privacy.accounting import VACUOUS, caveats
 from seepage.measure.privacy.ledger import LedgerEntry, read_entry, save_entry
 from seepage.recorder.recorder import Recorded, label_of
 
@@ -224,7 +224,7 @@ def _entry(engine: "PrivacyEngine", optimizer: "DPOptimizer", delta: float, befo
         clip=float(optimizer.max_grad_norm),  # of all layers together, also where each is clipped by itself
         sample_rate=history[-1][1] if history else None,
         steps=_steps(history),
-        doubts=(*why, *doubts(epsilon=amount), *_oddities(optimizer, history, before)),
+        caveats=(*why, *caveats(epsilon=amount), *_oddities(optimizer, history, before)),
     )
 
 

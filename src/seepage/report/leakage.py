@@ -65,7 +65,7 @@ class CaseExposure(JsonRecord):
         spent = None if self.stated is None else read_entry(self.stated)
         if spent is None:
             return []
-        return [f"the client states {spent.line}", *(f"against that: {doubt}" for doubt in spent.doubts)]
+        return [f"the client states {spent.line}", *(f"against that: {doubt}" for doubt in spent.caveats)]
 
     @property
     def count(self) -> str:

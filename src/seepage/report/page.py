@@ -10,7 +10,7 @@ from torch import Tensor
 from seepage.audit.case import Kind
 from seepage.audit.recipe.places import shown_recipe
 from seepage.audit.row import PASSED_OVER, Case, Diagnostic, Row
-from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
+from seepage.audit.verdict import caveat_lines, guarantee_lines, reasons, warning_lines
 from seepage.base.manifest import renew
 from seepage.base.storage import write_whole
 from seepage.base.words import places_of, plural
@@ -111,7 +111,7 @@ class Section:
     Attributes:
         case: The setting of the client.
         accuracy: Sentence about the model's accuracy; empty where it was measured on too few examples.
-        told: Facts that every attacker of this case knows.
+        known: Facts that every attacker of this case knows.
         told_more: Whether an attacker of this case has side information besides.
         rows: The attacks that were run, as texts.
         kind: What the examples are; texts have neither PSNR nor SSIM, and records no SSIM.
@@ -125,8 +125,8 @@ class Section:
 
     case: Case
     accuracy: str
-    told: list[str]
-    told_more: bool
+    known: list[str]
+    side_information: bool
     rows: list[RowTexts]
     kind: Kind
     further: list[str]
@@ -196,8 +196,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     exposed, level = open_exposed(run.folder), run.result.verdict_level
     titles, members = run.result.titles, any(row.tells for row in run.result.membership)
     wrong = any(row.contradicted for row in run.result.epsilons)
-    tokens = any(row.named_tokens for row in run.result.judged_rows)
-    told = _in_all([section.told for section in sections if section.told])
+    tokens = any(row.identified_tokens for row in run.result.judged_rows)
+    known = _in_all([section.known for section in sections if section.known])
     return {
         "run": run,
         "subject": _subject(run),
@@ -209,10 +209,10 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "targets": {case.target for case in run.cases},
         "tuned": [row.words for row in run.result.tuned],
         "promises": guarantee_lines(run.result.judged),
-        "doubts": doubt_lines(run.cases),
+        "caveats": caveat_lines(run.cases),
         "warning_lines": warning_lines(run.flags, run.cases),
         "exposed": [(titles.get(one.case, one.case), one) for one in exposed],
-        "told_of": [(titles.get(one.case, one.case), one) for one in exposed if one.giving],
+        "known_of": [(titles.get(one.case, one.case), one) for one in exposed if one.giving],
         "normed": any(one.norms for one in exposed),
         # Somebody who was named was harmed, whatever came back of the examples themselves.
         "level": "recognizable"
@@ -226,9 +226,9 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         + "; epsilon contradicted" * wrong,
         "matrix": [(attack, [MatrixEntry.of(_row(run, attack, case)) for case in run.cases]) for attack in run.attacks],
         "sections": sections,
-        "told": told,
+        "known": known,
         "pairs": _pairs(run) if pictures else [],
-        "system": system_under_test(run.cases, told),
+        "system": system_under_test(run.cases, known),
         "remarks": _remarks(run, common),
         "common": common,
         "findings": _findings(run),
@@ -304,7 +304,7 @@ def _in_all(lists: list[list[str]]) -> list[str]:
 def _section(run: RunFolder, case: Case, shown: bool) -> Section:
     rows = run.rows_of(case)
     tried = [row for row in rows if _was_tried(row)]
-    told = [str(item) for item in tried[0].told] if tried else []
+    known = [str(item) for item in tried[0].known] if tried else []
     pictures = open_pictures(run, case) if shown else Pictures(None, {})
     strips, records = _strips(run, case, tried, pictures), open_records(run, case) if shown else None
     kind = case.kind or _kind(rows, bool(strips), records is not None)
@@ -312,8 +312,8 @@ def _section(run: RunFolder, case: Case, shown: bool) -> Section:
     return Section(
         case=case,
         accuracy=accuracy_words(case),
-        told=[item for item in told if all(item in map(str, row.told) for row in tried)],
-        told_more=any(row.told_extra for row in tried),
+        known=[item for item in known if all(item in map(str, row.known) for row in tried)],
+        side_information=any(row.side_information for row in tried),
         rows=[RowTexts.of(row, further) for row in tried],
         kind=kind,
         further=further,
@@ -387,7 +387,7 @@ def _standing(row: Row) -> str:
 
 def _proof(row: Row) -> str:
     """What an attack that was not scored proves of its guesses."""
-    if row.named_tokens:
+    if row.identified_tokens:
         return row.certificate
     if row.certified is None:
         return "guesses that it cannot certify, not scored"

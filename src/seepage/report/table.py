@@ -48,7 +48,7 @@ class RowTexts:
         seconds: Wall time in seconds.
         outcome: The outcome in words, with what the score fitted.
         status: How the attack ended.
-        told: Side information.
+        known: Side information.
         more: The mean of each further metric; a share that chance has a part in with its interval, and chance.
     """
 
@@ -65,7 +65,7 @@ class RowTexts:
     seconds: str
     outcome: str
     status: str
-    told: str
+    known: str
     more: list[str] = field(default_factory=list)
 
     @classmethod
@@ -96,7 +96,7 @@ class RowTexts:
             seconds=number(row.cost.seconds),
             outcome=_outcome(row),
             status=STATUSES[row.status],
-            told=", ".join(row.told_extra),
+            known=", ".join(row.side_information),
             more=[_further(row, name, brief) for name in further],
         )
 
@@ -126,11 +126,11 @@ def _outcome(row: Row) -> str:
         return ", ".join(filter(None, ("not scored", sure, row.misfit_words)))
     if row.certified_features:
         return f"{row.phrase}, {row.certified_features} of them certified"
-    if row.named_tokens:
+    if row.identified_tokens:
         precision = row.mean("token_precision")
         if precision is None:
             return row.certificate
-        others = row.named_tokens - round(precision * row.named_tokens)
+        others = row.identified_tokens - round(precision * row.identified_tokens)
         return f"{row.phrase}, {f'{others:,}' if others else 'none'} wrong"
     wrong = row.certified.wrong if row.certified is not None else None
     false = f", {plural(wrong, 'false certificate')}" if wrong else ""
@@ -169,9 +169,9 @@ class MatrixEntry:
         share = row.mean("recovered")
         if share is None and row.certified_examples:
             return cls(f"{row.certified_examples}", "certified", 4)
-        if row.named_tokens:
+        if row.identified_tokens:
             recall = row.mean("token_recall")
-            return cls(f"{row.named_tokens:,}", "tokens identified", 4 if recall is None else 1 + int(recall * 3))
+            return cls(f"{row.identified_tokens:,}", "tokens identified", 4 if recall is None else 1 + int(recall * 3))
         if share is None:
             return cls(NONE, _outcome(row), 0, row.reason)
         return cls(count_of(share, row.examples), row.phrase, min(4, 1 + int(share * 3)) if share else 0)
@@ -179,4 +179,4 @@ class MatrixEntry:
 
 def is_muted(row: Row) -> bool:
     """Whether a table shows a row in a muted color: nothing was recovered, or the result was not scored."""
-    return not (row.scored or row.named_tokens) or row.outcome is Outcome.NOTHING_RECOVERED
+    return not (row.scored or row.identified_tokens) or row.outcome is Outcome.NOTHING_RECOVERED

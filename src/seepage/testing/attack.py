@@ -51,7 +51,7 @@ class AttackCase:
         num_classes: Classes.
         batch_size: Planted inputs, or with `rounds` how many of them each round holds.
         client: What the client computes.
-        rounds: Rounds over one planted data set, whose indices the attacker is told; None: one batch.
+        rounds: Rounds over one planted data set, whose indices the attacker knows; None: one batch.
         found: How many of them must come back; None: all.
         brief: The same attack with fewer steps, for the checks that need no recovery; None: the attack itself.
         brief_rounds: Fewer rounds, for the same checks; None: all of `rounds`.
@@ -146,7 +146,7 @@ class AttackCase:
             self.client,
             self.input_shape,
             self.num_classes,
-            told=frozenset({"indices"}),
+            known=frozenset({"indices"}),
             architecture=architecture,
         )
         (params, buffers), design = state_of(model), self.rounds.drawn(self.batch_size, self.seed)

@@ -120,9 +120,9 @@ class Fit:
 
     def __call__(self, start: Tensor) -> Fitted:
         read, labels = self._scaled(start)
-        told = self.seen.attacked.observed.labels
-        if told is not None and self.n == 1:
-            labels = told
+        stated = self.seen.attacked.observed.labels
+        if stated is not None and self.n == 1:
+            labels = stated
         best = Fitted(read, labels, self._mismatch(read, labels), 0)
         for turn in range(1, MAX_TURNS + 1):
             errors = self._errors(read, labels)  # D [n, m]

@@ -150,8 +150,8 @@ class Cafe(Attack):
     def _unforged(self, knowledge: Knowledge) -> bool:
         if self.entries != "auto":
             return self.entries == "unforged"
-        told = () if knowledge.defense is None else knowledge.defense.attacker_models(knowledge.model)
-        return any(model.forges for model in told)
+        stated = () if knowledge.defense is None else knowledge.defense.attacker_models(knowledge.model)
+        return any(model.forges for model in stated)
 
     def recover(self, transcript: Transcript) -> list[Recovered]:
         """Steps I and II alone: V and H of every party."""

@@ -70,7 +70,7 @@ def read_indices(transcript: Transcript, rounds: Sequence[int], samples: int | N
         if chosen is None:
             raise Inapplicable(
                 f"round {t} does not show which samples its batch holds, and CAFE is built on that",
-                "record with the indices told (vertical FL always shows them), or use a matching attack",
+                "record with the indices known (vertical FL always shows them), or use a matching attack",
             )
         chosen = chosen.long().cpu()
         if len(chosen) == 0 or chosen.unique().numel() != chosen.numel():

@@ -123,15 +123,15 @@ class CocktailParty(Attack):
             )
         _check_centered(knowledge, observed, layer)
         if self.mode == "published" and observed.batch_size is None:
-            raise Inapplicable("the published method must be told the batch size", "name it, or use mode='fast'")
+            raise Inapplicable("the published method must know the batch size", "name it, or use mode='fast'")
         last = last_linear(knowledge.model, knowledge.num_outputs)
         # The rows of the layer of the classes add up to zero, as softmax minus label does.
         ends = knowledge.softmax_labels and last is not None and last[0] == layer.weight
         most, n = len(weight) - ends, observed.batch_size
         if n is not None and n > most:
             raise Inapplicable(
-                f"{n} examples are mixed into the {len(weight)} rows of {layer.weight} and at most {most} can be told "
-                "apart",
+                f"{n} examples are mixed into the {len(weight)} rows of {layer.weight} and at most {most} can be "
+                "distinguished",
                 "attack a smaller batch or a wider layer, or use a matching attack",
             )
         if n is None:
@@ -439,13 +439,13 @@ class _FastRun:
         return over_size(found.rows, size), True
 
     def _notes(self, r: int, certified: Tensor | None) -> Sequence[str]:
-        told = self.observed.batch_size
-        of = "" if told is None else f", of a batch of {told}"
+        stated = self.observed.batch_size
+        of = "" if stated is None else f", of a batch of {stated}"
         notes = [f"by its own statistic {r} signals lie above the noise of the update{of}; that is no example rebuilt"]
-        if told is None:
+        if stated is None:
             notes.append(f"the spectrum says {self.spectrum.rank} examples{self._or_more()}")
-        elif r < told:
-            notes.append(f"{told - r} with next to no loss drown in rounding and are not identifiable")
+        elif r < stated:
+            notes.append(f"{stated - r} with next to no loss drown in rounding and are not identifiable")
         if certified is not None:
             notes.append(
                 f"{int(certified.sum())} are certified without the truth (mismatch below {self.attack.certify:g})"

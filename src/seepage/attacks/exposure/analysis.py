@@ -413,7 +413,7 @@ class UpdateAnalysis:
         update, rule = self.observed.update, self.knowledge.client
         if update.kind != "gradient" or rule.batch_coupled(self.knowledge.model):
             return False
-        if {"learning rate", UNKNOWN_RATE, "local steps", "told rate"} & set(self._guessed):
+        if {"learning rate", UNKNOWN_RATE, "local steps", "stated rate"} & set(self._guessed):
             return False
         bias = self._last_bias
         return rule.one_logit or bias is None or sums_to_zero(self._read[0][bias], self._sum_rounding(bias))
@@ -612,7 +612,7 @@ class UpdateAnalysis:
             yield wrong
         if stated is not None:
             yield f"the client states {stated.line}"
-            yield from (f"against that: {doubt}" for doubt in stated.doubts)
+            yield from (f"against that: {doubt}" for doubt in stated.caveats)
 
 
 def _by_tensor(sent: Mapping[str, Tensor], findings: tuple[Finding, ...]) -> Iterator[TensorLeak]:

@@ -97,11 +97,11 @@ def guarantee_diagnostics(guarantee: Guarantee | None) -> list[Finding]:
         return []
     unit = "whether one example was in the batch" if guarantee.unit == "example" else "what one client sent"
     if guarantee.epsilon is None:
-        return [warning("epsilon", f"No epsilon is stated: {guarantee.doubts[0]}.")]
+        return [warning("epsilon", f"No epsilon is stated: {guarantee.caveats[0]}.")]
     rounds = "For one round" if guarantee.rounds == 1 else f"Over {guarantee.rounds} rounds"
     stated = f"{rounds} the defense hides {unit} with epsilon = {guarantee.epsilon:.3g} at delta = {guarantee.delta:g}"
-    say = warning if guarantee.doubts else note
-    return [say("epsilon", ". ".join([stated, *map(_sentence, guarantee.doubts)]) + ".", epsilon=guarantee.epsilon)]
+    say = warning if guarantee.caveats else note
+    return [say("epsilon", ". ".join([stated, *map(_sentence, guarantee.caveats)]) + ".", epsilon=guarantee.epsilon)]
 
 
 def _sentence(words: str) -> str:

@@ -244,7 +244,7 @@ def _noised(fingerprints: Sequence[Fingerprint], last_bias: Tensor | None) -> Fi
         name="noised",
         message=f"looks noised: {end} in noise of standard deviation about {middle:.2g}",
         evidence={"tensors": len(alike), "deviation": middle},
-        limit="Any independent noise looks so; whether a defense added it, and which, is not told.",
+        limit="Any independent noise looks so; whether a defense added it, and which, is not known.",
     )
 
 
@@ -312,7 +312,7 @@ def _sparsified(fingerprints: Sequence[Fingerprint]) -> Finding | None:
         message=f"looks sparsified: {len(pruned)} tensor{' has' if len(pruned) == 1 else 's have'} no small entries "
         f"beside the zeros (up to {share:.0%} zeros)",
         evidence={"tensors": len(pruned), "zeros": share},
-        limit="Entries that were dropped by chance and not for their size are not told from dead neurons.",
+        limit="Entries that were dropped by chance and not for their size are not distinguished from dead neurons.",
     )
 
 

@@ -182,7 +182,7 @@ def indexed_rounds(transcript: Transcript) -> IndexedRounds | None:
 
 def _open(transcript: Transcript) -> tuple[list[Tensor], list[TargetLayer]] | None:
     """Batches over the samples that were drawn, numbered anew, and the layers; None where there is nothing to say."""
-    if len(transcript) < 2 or "indices" not in transcript.knowledge.told:
+    if len(transcript) < 2 or "indices" not in transcript.knowledge.known:
         return None
     batches, _ = read_indices(transcript, range(len(transcript)))
     drawn = torch.cat(batches).unique()

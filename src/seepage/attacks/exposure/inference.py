@@ -120,7 +120,7 @@ def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], c
     travel = None if names is None or bias is None else _travel(-bias.double(), _usual(model, input_shape, names[0]))
     if travel is None or abs(travel / lr - 1) <= SHARE_TOLERANCE:
         return None
-    return f"classes that are in no example moved as at about {travel:.2g} in one step, and {lr:.3g} was told"
+    return f"classes that are in no example moved as at about {travel:.2g} in one step, and {lr:.3g} was stated"
 
 
 def _usual(model: nn.Module, input_shape: tuple[int, ...], last: str) -> Tensor | None:

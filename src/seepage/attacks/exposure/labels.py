@@ -102,7 +102,7 @@ class LabelLeak:
         present: Classes that are in the batch: only these have a negative entry in the last bias gradient.
         counts: Estimated examples of each class, where the update is one step of a loss that is fully explained and the
             batch size is known; None: unknown.
-        doubt: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
+        off_whole: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
         least: Examples of each class at the least, whatever the outputs were; None without counts.
         most: The same at the most; None where the batch size was inferred, as there may be more examples.
         sound: Whether the entries of the bias gradient sum to zero, as those of an unchanged cross-entropy gradient
@@ -112,7 +112,7 @@ class LabelLeak:
 
     present: tuple[int, ...]
     counts: tuple[int, ...] | None
-    doubt: float | None
+    off_whole: float | None
     sound: bool
     least: tuple[int, ...] | None = None
     most: tuple[int, ...] | None = None
@@ -181,14 +181,14 @@ def label_leak(
         return LabelLeak(present, None, None, sound)
     shares = counted_shares(bias, batch_size)
     counts = largest_remainder(shares, batch_size)
-    doubt = float((shares - shares.round()).abs().max())
+    off_whole = float((shares - shares.round()).abs().max())
     # A count above this is proved by more than rounding. Labels that are smoothed are nearer to uniform, not further.
     sure = -batch_size * (bias + max(NEGATIVE_SHARE * largest, rounding))
     least = sure.ceil().clamp(min=0).long()
     if int(least.sum()) > batch_size or float(bias.clamp(min=0).sum()) > 1 + NEGATIVE_SHARE:
         return LabelLeak(present, None, None, sound)  # no mean of softmax minus label is so large: another rate
     most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
-    return LabelLeak(present, tuple(counts.tolist()), doubt, sound, tuple(least.tolist()), most)
+    return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most)
 
 
 def _last_bias(tensors: Mapping[str, Tensor], knowledge: Knowledge) -> Tensor | None:
@@ -258,7 +258,7 @@ def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[Finding
         Finding(
             name="labels",
             message="the labels" if leak.counts is None else "the labels and about how many of each",
-            evidence={"present": leak.present, "counts": leak.counts, "doubt": leak.doubt, "least": leak.least},
+            evidence={"present": leak.present, "counts": leak.counts, "off_whole": leak.off_whole, "least": leak.least},
             limit="Counts take the outputs for uniform, as they are before training."
             if leak.counts is not None
             else "Other classes may be there, too.",

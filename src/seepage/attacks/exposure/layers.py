@@ -95,7 +95,7 @@ def layer_findings(leak: LayerLeak) -> list[Finding]:
         found.append(Finding(name="exact-rows", message=message, evidence={"found": leak.found}, limit=limit))
     if leak.noisy:
         message = f"its one {one}, but for noise ({leak.error:.0%} of a row)"
-        limit = "How much a denoiser brings back is not told."
+        limit = "How much a denoiser brings back is not known."
         found.append(Finding(name="noisy-rows", message=message, evidence={"error": leak.error}, limit=limit))
     if leak.unmixable:
         message = (

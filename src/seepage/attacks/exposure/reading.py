@@ -36,7 +36,7 @@ def read_off(victim: Victim) -> Victim:
     steps = own.rule.count(len(rule.parts(victim.batches(0))[0]))
     adaptive = adaptive_step(update.tensors, victim.params)
     if adaptive is not None:
-        read = replace(own.rule, lr=adaptive.evidence["size"], optimizer="signs", momentum=0.0, nesterov=False)
+        read = replace(own.rule, lr=adaptive.evidence["size"], optimizer="signsgd", momentum=0.0, nesterov=False)
         return _reading(victim, replace(own, rule=read), {"optimizer": adaptive.message})
     said, decayed, outputs = dict[str, str](), dict[str, float](), knowledge.num_outputs
     if own.loss == "cross_entropy" and victim.defense is None:
@@ -48,7 +48,7 @@ def read_off(victim: Victim) -> Victim:
     if found is None:
         raise SeepageError(
             f"the training step {short(own.name)} was run, and what it sent does not tell its learning rate to an "
-            f"attacker; state it, as attacks are to be told: --client {own.name}:lr=0.1, or lr in the recipe's [client]"
+            f"attacker; state it, as attacks need it: --client {own.name}:lr=0.1, or lr in the recipe's [client]"
         )
     lr = found.lr * steps / own.rule.reach(steps)  # with momentum a step moves the weights by more than its rate
     said["learning rate"] = f"about {lr:.2g}, {found.said['learning rate'].partition(', ')[2]}"

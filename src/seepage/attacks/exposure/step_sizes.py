@@ -103,7 +103,7 @@ def adaptive_step(
     return Finding(
         name="adaptive",
         message=message,
-        evidence={"size": size, "tensors": len(found), "signs": signs, "decay": abs(share)},
+        evidence={"size": size, "tensors": len(found), "sign_only": signs, "decay": abs(share)},
         limit="Later steps of such an optimizer, and several at once, need not have such a mark.",
     )
 

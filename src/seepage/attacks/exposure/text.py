@@ -17,15 +17,15 @@ class TextLeak:
         tensors: Names of the weights that the tokens and their order are read from.
         rank: Independent vectors that the layer of single tokens has read.
         width: Numbers of a vector: as many tokens less two can be read.
-        named: Number of tokens whose rows of the embedding's gradient are not zero; None where that are all, as in an
-            embedding that is the last layer as well.
+        identified: Number of tokens whose rows of the embedding's gradient are not zero; None where that are all, as in
+            an embedding that is the last layer as well.
         ordered: Whether deeper layers show which tokens stood together.
     """
 
     tensors: tuple[str, ...]
     rank: int
     width: int
-    named: int | None
+    identified: int | None
     ordered: bool
 
 
@@ -53,21 +53,22 @@ def text_leak(transcript: Transcript) -> TextLeak | None:
     except Inapplicable:
         return None
     checks = [seen.first, *seen.deeper]
-    named = len(seen.tokens) if len(seen.tokens) < vocabulary else None
+    identified = len(seen.tokens) if len(seen.tokens) < vocabulary else None
     tensors = tuple(name for check in checks for name in check.weights)
-    return TextLeak(tensors, seen.first.span.rank, seen.first.span.width, named, bool(seen.deeper))
+    return TextLeak(tensors, seen.first.span.rank, seen.first.span.width, identified, bool(seen.deeper))
 
 
 def text_findings(leak: TextLeak | None) -> list[Finding]:
     """The tokens of a batch, and whether their order comes with them."""
     if leak is None:
         return []
-    named = "" if leak.named is None else f"the {leak.named} tokens of the batch by name, and "
+    identified = "" if leak.identified is None else f"the {leak.identified} tokens of the batch by name, and "
     what = "its texts, token by token" if leak.ordered else "which tokens stood at which place, but not which together"
     message = (
-        f"{named}{what}, from what the first layers read: a span of {leak.rank} directions, where {leak.width - 2} are "
-        "the most that tell tokens apart; token_sequences reads them, and withholding or noising these weights hides it"
+        f"{identified}{what}, from what the first layers read: a span of {leak.rank} directions, in which at most "
+        f"{leak.width - 2} tokens can be distinguished; token_sequences reads them, and withholding or noising these "
+        "weights hides it"
     )
-    evidence = {"rank": leak.rank, "width": leak.width, "named": leak.named, "ordered": leak.ordered}
+    evidence = {"rank": leak.rank, "width": leak.width, "identified": leak.identified, "ordered": leak.ordered}
     limit = "No sequence was put together here: the attack does, and certifies it."
     return [Finding(name="text", message=message, evidence=evidence, limit=limit, tensors=leak.tensors)]

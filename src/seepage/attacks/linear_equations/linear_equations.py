@@ -75,7 +75,7 @@ class LinearEquations(Attack):
         every_tensor="the equations go through every layer",
         linear_in_gradient="the ratios of a row are not those of an example",
         gradient="mixes local steps, whose units are on for other examples at each step",
-        softmax_gradient="each example is told by the errors of a cross-entropy, softmax minus label",
+        softmax_gradient="each example is identified by the errors of a cross-entropy, softmax minus label",
         batch_size="without it no example's share of the update is known",
         instead=INSTEAD.removeprefix("use "),
     )

@@ -41,7 +41,7 @@ class Membership:
     def __len__(self) -> int:
         return len(self.statistics)
 
-    def named(self, level: float) -> Tensor:
+    def identified(self, level: float) -> Tensor:
         """`[k]` bool: candidates that the test calls members, with a false alarm in a share `level` of others.
 
         Raises:
@@ -51,7 +51,7 @@ class Membership:
         if level < least:
             raise SeepageError(
                 f"{len(self.calibration)} calibration examples give no p-value under {least:.2g}, so nobody can be "
-                f"named at {level:g}; use at least {round(1 / level) - 1} of them"
+                f"identified at {level:g}; use at least {round(1 / level) - 1} of them"
             )
         return self.p_values <= level
 
@@ -226,7 +226,7 @@ def infer_membership(
     >>> private, others, public = some(2), some(2), some(80)
     >>> candidates = Batch(torch.cat([private.inputs, others.inputs]), torch.cat([private.labels, others.labels]))
     >>> found = infer_membership(record(model, private), MatchedFilter(), candidates, public)
-    >>> found.named(0.05)
+    >>> found.identified(0.05)
     tensor([ True,  True, False, False])
     """
     parts, inference = [], None

@@ -12,8 +12,8 @@ EXACT = 0.01
 """Root mean square error, as a share of the value range, up to which an input counts as exact: 40 dB."""
 CERTIFYING_MISMATCH = 1e-3
 """Relative difference of what the network itself gives at a guess from what was sent, up to which it is certified."""
-MULTIPLE = "times the gradient of the told loss"
-"""In a note: the update is no gradient of the told loss at the told rate, but a multiple of one."""
+MULTIPLE = "times the gradient of the stated loss"
+"""In a note: the update is no gradient of the stated loss at the stated rate, but a multiple of one."""
 
 
 def vouch(
@@ -28,7 +28,7 @@ def vouch(
         inputs: `[n, *shape]` guesses.
         labels: `[n]` their labels, as `Batch` has them.
         multiple: s; None: the nearest of all positive ones. An update that was clipped to a norm, or made at another
-            learning rate than was told, is a multiple.
+            learning rate than was stated, is a multiple.
     """
     observed, knowledge, batch = attacked.observed, attacked.knowledge, Batch(inputs, labels.to(inputs.device))
     own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
@@ -67,21 +67,21 @@ def in_range(values: Tensor, value_range: tuple[float, float], slack: float | Te
 
 
 def multiple_words(share: float) -> str:
-    r"""What an update is that holds so many times the gradient of the told loss, and what that may come from.
+    r"""What an update is that holds so many times the gradient of the stated loss, and what that may come from.
 
     The update alone does not tell the causes apart. Clipping shortens, so that it explains no share above 1.
 
     >>> print(multiple_words(0.25).replace(", ", ",\n"))
-    the update is 0.25 times the gradient of the told loss,
+    the update is 0.25 times the gradient of the stated loss,
     as behind clipping to a norm,
-    a learning rate below the one told or inferred,
+    a learning rate below the one stated or inferred,
     or another loss (weighted,
     focal)
     >>> multiple_words(2.0).partition("behind ")[2]
-    'a learning rate above the one told or inferred, or another loss (weighted, focal)'
+    'a learning rate above the one stated or inferred, or another loss (weighted, focal)'
     """
     causes = "clipping to a norm, a learning rate below" if share < 1 else "a learning rate above"
     return (
-        f"the update is {share:.3g} {MULTIPLE}, as behind {causes} the one told or inferred, or another loss "
+        f"the update is {share:.3g} {MULTIPLE}, as behind {causes} the one stated or inferred, or another loss "
         "(weighted, focal)"
     )

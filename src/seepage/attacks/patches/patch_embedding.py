@@ -152,7 +152,7 @@ class PatchEmbedding(Attack):
     def examine(self, transcript: Transcript) -> PatchGradients:
         attacked = AttackedRound.of(transcript)
         tokens = PatchTokens.of(attacked)
-        if attacked.observed.batch_size != 1:  # which no network without patches need be told
+        if attacked.observed.batch_size != 1:  # which no network without patches need to know
             mixed = attacked.observed.batch_size or "an unknown number"
             raise Inapplicable(
                 f"the patches of one image are solved for, and {mixed} are mixed in this update",

@@ -91,7 +91,7 @@ class PatchUnmixing(Attack):
         if images > most:
             raise Inapplicable(
                 f"{images} images of {count} patches are mixed in tokens of {width} numbers and patches of {size}, and "
-                f"at most {most} can be told apart",
+                f"at most {most} can be distinguished",
                 "observe a smaller batch, or use gradient_matching",
             )
         # Columns of G in the order of the pixels, as if the network read them without shift and scale.

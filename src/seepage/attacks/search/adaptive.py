@@ -85,8 +85,8 @@ class DefenseAware(Distance):
     >>> from torch import nn
     >>> from seepage.attacks.search.distances import L2
     >>> from seepage.federation.defenses import Sparsify
-    >>> told = Knowledge(nn.Identity(), FedSGD(), (1,), 2, defense=Sparsify(keep=0.5))
-    >>> known = DefenseAware(L2()).adapt_to(told)
+    >>> informed = Knowledge(nn.Identity(), FedSGD(), (1,), 2, defense=Sparsify(keep=0.5))
+    >>> known = DefenseAware(L2()).adapt_to(informed)
     >>> import torch
     >>> dummy, sent = {"w": torch.tensor([2.0, 0.5, -3.0, 1.0])}, {"w": torch.tensor([2.0, 0.0, -3.0, 0.0])}
     >>> float(L2()(dummy, sent)), round(float(known(dummy, sent)), 4)

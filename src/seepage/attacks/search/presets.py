@@ -123,7 +123,7 @@ def sapag(search: SearchOptions) -> GradientMatching:
 
 @attacks.register(
     "grad_inversion",
-    needs="images; BatchNorm with running statistics; labels that all differ, unless told",
+    needs="images; BatchNorm with running statistics; labels that all differ, unless known",
     paper="Yin et al. 2021",
     cost="minutes to days (20,000 Adam steps of four restarts)",
     family="gradient matching",
@@ -222,7 +222,7 @@ def cpl(search: SearchOptions, *, label_weight: float = 1.0) -> GradientMatching
 
 @attacks.register(
     "fedleak",
-    needs="the batch size; a fully connected last layer, unless labels are told",
+    needs="the batch size; a fully connected last layer, unless labels are known",
     paper="Fan et al. 2025",
     cost="minutes to hours (10,000 Adam steps of two evaluations)",
     family="gradient matching",

@@ -92,7 +92,7 @@ class Spear(Attack):
         linear_in_gradient="the update has not the batch's rank",
         gradient="mixes local steps, whose units are on and off in different places",
         uncoupled="every column a mixture of the batch",
-        softmax_gradient="each example is told by the errors of a cross-entropy, softmax minus label",
+        softmax_gradient="each example is identified by the errors of a cross-entropy, softmax minus label",
         instead=INSTEAD,
     )
 
@@ -158,7 +158,7 @@ class Spear(Attack):
         notes = [f"{len(found.independent())} of {problem.span.n} sparse directions from {tried:,} {what}"]
         notes += problem.notes()
         if problem.span.noisy and problem.span.n > 1:
-            notes.append("noise hides the zeros: no entry of the gradient could be told from zero")
+            notes.append("noise hides the zeros: no entry of the gradient could be distinguished from zero")
         if best is None:
             notes.append("all directions are needed for any example, so none can be returned at this budget")
             width = problem.attacked.knowledge.input_shape if problem.layer.reads_input else (like.shape[1],)
@@ -236,15 +236,15 @@ class _LayerPart:
     def of(cls, transcript: Transcript, name: str | None) -> "_LayerPart":
         """Read a transcript's first round; `Inapplicable` where its zeros cannot be read."""
         attacked = AttackedRound.of(transcript)
-        layer, told = _layer(attacked, name), attacked.observed.batch_size
+        layer, stated = _layer(attacked, name), attacked.observed.batch_size
         weight, bias = _gradients(layer, attacked)
-        parts = low_rank(weight, sources=told)
+        parts = low_rank(weight, sources=stated)
         parts = parts.keep(max(1, parts.rank))
         # Units that no example reaches have zero rows, which say nothing of Q. [m]
         size = weight.norm(dim=1)
         live = size > 1e-6 * size.max()
         n = len(parts.values)
-        if n >= int(live.sum()) or (told or 0) >= int(live.sum()) or n >= weight.shape[1]:
+        if n >= int(live.sum()) or (stated or 0) >= int(live.sum()) or n >= weight.shape[1]:
             raise Inapplicable(
                 f"the gradient of {layer.weight} has rank {n} over {int(live.sum())} units in use, and more units and "
                 f"inputs than examples are needed to tell one combination of examples from another",
@@ -258,7 +258,7 @@ class _LayerPart:
         scale = len(columns) ** 0.5 / columns.norm(dim=0)
         whole = Span(columns * scale, scale * parts.noise / parts.values / len(columns) ** 0.5)
         span = whole.distinct()
-        return cls(layer, attacked, bias, parts, live, whole, span, told or n, cut)
+        return cls(layer, attacked, bias, parts, live, whole, span, stated or n, cut)
 
     @cached_property
     def behind(self) -> tuple[Tensor, Tensor]:
@@ -331,10 +331,10 @@ class _LayerPart:
 
     def notes(self) -> list[str]:
         """What the rank says of the batch."""
-        rank, told = len(self.parts.values), self.attacked.observed.batch_size
-        if told is None:
+        rank, stated = len(self.parts.values), self.attacked.observed.batch_size
+        if stated is None:
             return [f"the batch size is unknown; the rank of the gradient says {rank}"]
-        return [f"{told - rank} of {told} examples are not seen in the gradient's rank"] if rank < told else []
+        return [f"{stated - rank} of {stated} examples are not seen in the gradient's rank"] if rank < stated else []
 
     def merit(self, direction: Tensor) -> float:
         """1 where the column that a unit direction `[n]` gives may be one example's own, as far as that can be said.

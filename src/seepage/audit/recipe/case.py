@@ -13,7 +13,7 @@
     [client]    use = "fedsgd"                 and its options; clients = 3: only the mean of so many is seen
     [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
     [rounds]    design = "random", count = 60  `plans.Rounds`: one data set, batches of known indices (vertical FL)
-    [knowledge] told = ["labels", "defense"]   `Told`: what the attacker knows beyond the protocol
+    [knowledge] known = ["labels", "defense"]   `SideInformation`: what the attacker knows beyond the protocol
     [auxiliary] use = "photos", count = 500   `auxiliary.Auxiliary`: images of the attacker's own, none of them private
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
@@ -51,25 +51,25 @@ from seepage.federation.clients import make_client
 from seepage.federation.defenses import joined
 from seepage.federation.types import ClientUpdate, Defense
 
-_TELLABLE = ("labels", "indices", "defense")
+_SIDE_INFORMATION = ("labels", "indices", "defense")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class AttackerKnowledge:
     """What the attacker knows beyond model, client rule, shapes, batch size and updates.
 
     Args:
-        told: Any of `labels`, `indices` (with `[rounds]`: which examples each round holds) and `defense` (what the
+        known: Any of `labels`, `indices` (with `[rounds]`: which examples each round holds) and `defense` (what the
             client does to its update, with its options).
     """
 
-    told: Sequence[str] = ()
+    known: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "told", tuple(self.told))  # a list, where it comes from TOML
-        for item in self.told:
-            if item not in _TELLABLE:
-                raise unknown("thing to tell in knowledge.told", item, _TELLABLE)
+        object.__setattr__(self, "known", tuple(self.known))  # a list, where it comes from TOML
+        for item in self.known:
+            if item not in _SIDE_INFORMATION:
+                raise unknown("side information in knowledge.known", item, _SIDE_INFORMATION)
 
 
 SCORING_RANGES = {
@@ -151,7 +151,7 @@ class Recipe:
     client: Spec = Spec("fedsgd")  # noqa: RUF009
     training: Training = Training()  # noqa: RUF009
     batch: Batches = Batches()  # noqa: RUF009
-    knowledge: Told = Told()
+    knowledge: AttackerKnowledge = AttackerKnowledge()
     score: Scoring = Scoring()
     defense: tuple[Spec, ...] = ()
     attack: tuple[Spec, ...] = ()

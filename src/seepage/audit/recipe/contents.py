@@ -40,7 +40,7 @@ OWN = "seepage"
 _DATA = ("data.use", "auxiliary.use")
 """Places whose text is a path wherever one of that name exists."""
 
-_NO_PATH = frozenset({"use", "name", "label", "told", "tests", "metrics", "keep", "root"})
+_NO_PATH = frozenset({"use", "name", "label", "known", "tests", "metrics", "keep", "root"})
 """Options that are words; `keep` and `root` are folders that are written to."""
 
 

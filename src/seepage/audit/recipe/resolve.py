@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from seepage.audit.recipe.auxiliary import Auxiliary
-from seepage.audit.recipe.case import Recipe, Scoring, Told
+from seepage.audit.recipe.case import AttackerKnowledge, Recipe, Scoring
 from seepage.audit.recipe.overrides import choose, copy_tables, overlay
 from seepage.audit.recipe.parts import problems_of, seed_problems
 from seepage.audit.recipe.plans import (
@@ -35,7 +35,7 @@ _TABLES: dict[str, type] = {
     "federation": Federation,
     "batch": Batches,
     "rounds": Rounds,
-    "knowledge": Told,
+    "knowledge": AttackerKnowledge,
     "auxiliary": Auxiliary,
     "membership": MembershipPlan,
     "bounds": BoundsPlan,
@@ -96,10 +96,10 @@ def _with_twins(recipes: Sequence[Recipe], *, controls: bool) -> list[Recipe]:
     for recipe in recipes:
         same = _undefended(recipe)
         if controls and recipe.defense and recipe.undefended and same not in plain:
-            told = Told(told=[item for item in recipe.knowledge.told if item != "defense"])
+            known = AttackerKnowledge(known=[item for item in recipe.knowledge.known if item != "defense"])
             control = replace(
                 recipe, case=f"{recipe.case[:68]}_undefended", varied=recipe.varied | {"defense"}, defense=(),
-                knowledge=told, membership=None, bounds=None, epsilon=None, control=True,
+                knowledge=known, membership=None, bounds=None, epsilon=None, control=True,
             )  # fmt: skip
             added.append(_numbered(control, [*recipes, *added]))
             plain[same] = added[-1].case
@@ -109,10 +109,10 @@ def _with_twins(recipes: Sequence[Recipe], *, controls: bool) -> list[Recipe]:
 
 def _undefended(recipe: Recipe) -> str:
     """What two cases have in common that differ in their defense alone, and in what is measured beside the attacks."""
-    told = Told(told=[item for item in recipe.knowledge.told if item != "defense"])
+    known = AttackerKnowledge(known=[item for item in recipe.knowledge.known if item != "defense"])
     return repr(
         replace(
-            recipe, case="", varied=frozenset(), defense=(), knowledge=told, membership=None, bounds=None,
+            recipe, case="", varied=frozenset(), defense=(), knowledge=known, membership=None, bounds=None,
             epsilon=None, undefended=False,
         )
     )  # fmt: skip

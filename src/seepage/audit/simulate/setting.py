@@ -293,8 +293,8 @@ class Setting:
             client=recipe.make_client(),
             input_shape=self.dataset.input_shape,
             num_classes=len(self.dataset.classes),
-            told=frozenset(recipe.knowledge.told) | ({"auxiliary"} if auxiliary is not None else set()),  # type: ignore[arg-type]
-            defense=recipe.make_defense() if "defense" in recipe.knowledge.told else None,
+            known=frozenset(recipe.knowledge.known) | ({"auxiliary"} if auxiliary is not None else set()),  # type: ignore[arg-type]
+            defense=recipe.make_defense() if "defense" in recipe.knowledge.known else None,
             auxiliary=auxiliary,
             architecture=recipe.architecture,
             target=_target(recipe, self.dataset),
@@ -423,8 +423,8 @@ def _as_targets(recipe: Recipe, dataset: Dataset) -> Dataset:
         raise SeepageError(
             "the client's targets are its inputs, which of texts are token numbers; leave out client.target"
         )
-    if "labels" in recipe.knowledge.told:
-        raise SeepageError("the targets are the inputs, and whoever knows them has all; leave out --told labels")
+    if "labels" in recipe.knowledge.known:
+        raise SeepageError("the targets are the inputs, and whoever knows them has all; leave out --known labels")
     return OwnTargets(dataset)
 
 

@@ -147,8 +147,8 @@ class WrappedRule(ClientUpdate):
         return self.rule.linear_in_gradient
 
     @property
-    def signs_alone(self) -> bool:
-        return self.rule.signs_alone
+    def sign_only(self) -> bool:
+        return self.rule.sign_only
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         return self.rule.as_gradient(update, examples)

@@ -42,7 +42,7 @@ class FedAvg(TrainingRule):
         steps: This many steps instead, going on into further epochs as needed.
         batch_size: Examples per step; the last batch of an epoch may be smaller.
         accumulate: Batches whose gradients are added up, each over their number, before a step is made.
-        optimizer: `sgd`, `adam`, `adamw`, `rmsprop` or `adadelta`, with PyTorch's constants; `signs`: `lr` times the
+        optimizer: `sgd`, `adam`, `adamw`, `rmsprop` or `adadelta`, with PyTorch's constants; `signsgd`: `lr` times the
             sign of each entry, which is what a first step of Adam, AdamW or RMSprop leaves. A captured update that
             looks so is read so.
         momentum: Of `sgd` and `rmsprop`; starts from zero each round.
@@ -269,8 +269,8 @@ class FedAvg(TrainingRule):
         return self.optimizer == "sgd" and self.clip_value is None
 
     @property
-    def signs_alone(self) -> bool:
-        return self.optimizer == "signs"
+    def sign_only(self) -> bool:
+        return self.optimizer == "signsgd"
 
     def first_order_rule(self) -> "MeanGradient":
         return MeanGradient(self)
@@ -327,7 +327,7 @@ class MeanGradient(WrappedRule):
         return True
 
     @property
-    def signs_alone(self) -> bool:
+    def sign_only(self) -> bool:
         return False
 
     def max_participations(self, examples: int) -> int:

@@ -248,7 +248,7 @@ def _called(name: str, loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor,
             f"the loss {short(name)} fails ({type(error).__name__}: {text}) on outputs {tuple(logits.shape)} and "
             f"{str(labels.dtype).removeprefix('torch.')} targets {tuple(labels.shape)}",
             "correct it; where it takes class numbers alone, which a search for labels does not give it, tell the "
-            "labels (--told labels) to an attack that uses them, such as inverting_gradients, or dlg with "
+            "labels (--known labels) to an attack that uses them, such as inverting_gradients, or dlg with "
             "attack.labels=given",
         ) from error
     if not isinstance(found, Tensor) or not found.is_floating_point():

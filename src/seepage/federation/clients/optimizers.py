@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seepage.federation.types import Tensors
 
-OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "adadelta", "signs"]
+OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "adadelta", "signsgd"]
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 WITH_MOMENTUM = ("sgd", "rmsprop")
 
@@ -117,7 +117,7 @@ class Adadelta(Optimizer):
         return unit
 
 
-class Signs(Optimizer):
+class SignSGD(Optimizer):
     """u = sign(g): of Adam's first step all but its epsilon. Its slope is zero everywhere."""
 
     def direction(self, name: str, gradient: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Signs(Optimizer):
 
 OPTIMIZERS: dict[OptimizerName, type[Optimizer]] = {
     "sgd": SGD, "adam": LocalAdam, "adamw": AdamW, "rmsprop": RMSprop, "adadelta": Adadelta,
-    "signs": Signs,
+    "signsgd": SignSGD,
 }  # fmt: skip
 
 

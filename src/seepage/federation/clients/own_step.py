@@ -107,7 +107,7 @@ class OwnStep(WrappedRule):
         if problem.create_graph:
             raise Inapplicable(
                 f"the client's own code {short(self.name)} is run as it is and cannot be differentiated",
-                "use what attacks are told of it, its read_as",
+                "use what attacks know of it, its read_as",
             )
         inputs, labels = problem.batch.inputs, problem.batch.labels
         model = at_state(problem.model, problem.params, problem.buffers).train(self.rule.mode == "train")

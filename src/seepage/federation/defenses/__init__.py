@@ -38,7 +38,7 @@ def defense_tables(defense: Defense) -> list[dict[str, Any]]:
         return [defenses.spec_of(stage, dotted=True).table() for stage in defense.stages()]
     except SeepageError as error:
         raise SeepageError(
-            f"{error}: a folder cannot tell an attacker of it; leave 'defense' out of what is told, or keep the "
+            f"{error}: a folder cannot describe it to an attacker; leave 'defense' out of what is known, or keep the "
             "transcript in memory"
         ) from error
 

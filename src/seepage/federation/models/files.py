@@ -136,10 +136,15 @@ def _of_kind(kind: str, call: Any, weight: Tensor) -> nn.Module | None:
             padding = given[2] if len(given) > 2 and given[2] >= 0 else None
             return nn.Embedding(weight.shape[0], weight.shape[1], padding_idx=padding)
         if kind == "Conv2d" and target == "aten.conv2d.default":
-            told: list[Any] = [*given[3:], *[[1, 1], [0, 0], [1, 1], 1][max(len(given) - 3, 0) :]]
+            stated: list[Any] = [*given[3:], *[[1, 1], [0, 0], [1, 1], 1][max(len(given) - 3, 0) :]]
             sides: Any = tuple(weight.shape[2:])
-            names = {"stride": tuple(told[0]), "padding": tuple(told[1]), "dilation": tuple(told[2]), "groups": told[3]}
-            return nn.Conv2d(weight.shape[1] * told[3], weight.shape[0], sides, bias=biased, **names)
+            names = {
+                "stride": tuple(stated[0]),
+                "padding": tuple(stated[1]),
+                "dilation": tuple(stated[2]),
+                "groups": stated[3],
+            }
+            return nn.Conv2d(weight.shape[1] * stated[3], weight.shape[0], sides, bias=biased, **names)
         if kind == "BatchNorm2d" and target == "aten.batch_norm.default":
             return nn.BatchNorm2d(len(weight), eps=given[7], momentum=given[6]).train(bool(given[5]))
     return None

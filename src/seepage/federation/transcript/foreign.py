@@ -17,7 +17,7 @@ from seepage.federation.clients import CLIENTS, make_client
 from seepage.federation.clients.losses import check_target
 from seepage.federation.defenses import DEFENSES, joined
 from seepage.federation.fitting import LARGEST_VALUE, largest_value
-from seepage.federation.types import Architecture, ClientUpdate, Defense, Target, Tensors, Told
+from seepage.federation.types import Architecture, ClientUpdate, Defense, SideInformation, Target, Tensors
 
 MAX_INPUT_VALUES = 2**28
 """Largest number of values in one batch; larger ones are refused before anything is allocated."""
@@ -42,7 +42,7 @@ class Facts:
     input_shape: list[int]
     num_classes: int
     value_range: list[float]
-    told: list[str]
+    known: list[str]
     rounds: int
     batch_size: int | None = None
     defense: list[dict[str, Any]] | None = None
@@ -82,7 +82,7 @@ class Facts:
         own = next((part.use for part in parts if DEFENSES.is_foreign(part.use)), None)
         if own is not None and not trust:
             raise SeepageError(
-                f"the attacker is told of the unknown defense {short(own)}, which is somebody's own code and is not "
+                f"the attacker knows of the unknown defense {short(own)}, which is somebody's own code and is not "
                 "run unasked; if you trust it, add --trust"
             )
         return joined([DEFENSES.build(part) for part in parts])
@@ -148,9 +148,9 @@ def _check_names(facts: Facts, path: Path) -> None:
         loss, weights = str(client.get("loss", "cross_entropy")), client.get("class_weights", ())
         check_target(loss, facts.target, facts.num_classes, weights)
     _check_defense(facts, path)
-    for item in facts.told:
-        if item not in get_args(Told):
-            raise unknown(f"thing told in {path}", item, get_args(Told))
+    for item in facts.known:
+        if item not in get_args(SideInformation):
+            raise unknown(f"side information in {path}", item, get_args(SideInformation))
 
 
 def own_losses(options: Mapping[str, Any]) -> list[str]:

@@ -57,8 +57,8 @@ from seepage.federation.types import (
     Architecture,
     Knowledge,
     Round,
+    SideInformation,
     Tensors,
-    Told,
     Transcript,
     Update,
 )
@@ -185,39 +185,41 @@ class RecordedTranscript:
 
     def _size(self, tensors: Tensors) -> int | None:
         """The batch size; where indices are known, the last batch of an epoch may be smaller."""
-        told = tensors.get("indices") if "indices" in self.knowledge.told else None
-        return self.batch_size if told is None or told.ndim != 1 else len(told)
+        known = tensors.get("indices") if "indices" in self.knowledge.known else None
+        return self.batch_size if known is None or known.ndim != 1 else len(known)
 
     def _labels(self, tensors: Tensors, path: Path) -> Tensor | None:
         """The labels that the attacker knows, where they are: class numbers, next tokens, values, maps of classes."""
         knowledge = self.knowledge
         single = knowledge.target == "class" and vocabulary_of(knowledge.model) is None
-        if single or "labels" not in knowledge.told:
+        if single or "labels" not in knowledge.known:
             return self._told("labels", tensors, path, knowledge.num_classes)
-        told = tensors.get("labels")
-        odd = told is None or misfit_of_labels(told, knowledge, self._size(tensors))
-        if told is None or odd:
-            raise SeepageError(f"{path} {odd or 'lacks the labels that knowledge.json says are told'}; record it again")
-        return told
+        known = tensors.get("labels")
+        odd = known is None or misfit_of_labels(known, knowledge, self._size(tensors))
+        if known is None or odd:
+            raise SeepageError(
+                f"{path} {odd or 'lacks the labels that knowledge.json says are known'}; record it again"
+            )
+        return known
 
     def _told(
         self, what: Literal["labels", "indices"], tensors: Tensors, path: Path, bound: int | None
     ) -> Tensor | None:
         """Side information on each example (labels or indices): `[n]` integers in [0, bound)."""
-        if what not in self.knowledge.told:
+        if what not in self.knowledge.known:
             # Ignored even if the file has it, so that a report lists exactly the knowledge that attacks used.
             return None
         if what not in tensors:
-            raise SeepageError(f"{path} lacks the {what} that knowledge.json says are told; record it again")
-        told = tensors[what]
-        if told.dtype != torch.int64 or told.ndim != 1 or not len(told):
+            raise SeepageError(f"{path} lacks the {what} that knowledge.json says are known; record it again")
+        known = tensors[what]
+        if known.dtype != torch.int64 or known.ndim != 1 or not len(known):
             raise SeepageError(f"{path} does not tell {what} as one whole number per example; record it again")
-        if len(told) != (self._size(tensors) or len(told)):
+        if len(known) != (self._size(tensors) or len(known)):
             raise SeepageError(f"{path} does not tell {what} as one whole number per example; record it again")
-        if (told < 0).any() or (bound is not None and (told >= bound).any()):
+        if (known < 0).any() or (bound is not None and (known >= bound).any()):
             limits = "below 0" if bound is None else f"outside 0..{bound - 1}"
             raise SeepageError(f"{path} tells {what} {limits}; record it again with right {what}")
-        return told
+        return known
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
@@ -325,7 +327,7 @@ def _table(knowledge: Knowledge, batch_size: int | None, rounds: int) -> dict[st
         "input_shape": list(knowledge.input_shape),
         "num_classes": knowledge.num_classes,
         "value_range": list(knowledge.value_range),
-        "told": sorted(knowledge.told),
+        "known": sorted(knowledge.known),
         "defense": None if knowledge.defense is None else defense_tables(knowledge.defense),
         "batch_size": batch_size,
         "rounds": rounds,
@@ -340,11 +342,11 @@ def kind_tensor(kind: str) -> Tensor:
 
 def update_facts(kind: str, rate: float | None, decayed: Mapping[str, float]) -> Tensors:
     """The fields of an update beside its tensors, as a round's file holds them; see `Update`."""
-    told = {"kind": kind_tensor(kind)}
+    known = {"kind": kind_tensor(kind)}
     if rate is not None:
-        told["rate"] = torch.tensor(rate, dtype=torch.float64)
+        known["rate"] = torch.tensor(rate, dtype=torch.float64)
     shares = {name: torch.tensor(share, dtype=torch.float64) for name, share in decayed.items()}
-    return told | _over("decayed", shares)
+    return known | _over("decayed", shares)
 
 
 def _round_tensors(observed: Round, first: Round) -> Tensors:
@@ -420,16 +422,16 @@ def _open_knowledge(
         first = _under(state, "params"), _under(state, "buffers")
         model = _fitting_model(named, shape, outputs, first, _under(state, "frozen"), sketch, facts.personal)
     low, high = facts.value_range
-    told = frozenset(item for item in get_args(Told) if item in facts.told)
+    known = frozenset(item for item in get_args(SideInformation) if item in facts.known)
     knowledge = Knowledge(
         model=model.to(device),
         client=rule,
         input_shape=shape,
         num_classes=facts.num_classes,
         value_range=(low, high),
-        told=told,
-        defense=facts.make_defense(trust=trust) if "defense" in told else None,
-        auxiliary=read_auxiliary(folder, shape, device) if "auxiliary" in told else None,
+        known=known,
+        defense=facts.make_defense(trust=trust) if "defense" in known else None,
+        auxiliary=read_auxiliary(folder, shape, device) if "auxiliary" in known else None,
         architecture=named,
         target=facts.target,
     )
@@ -456,8 +458,8 @@ def _architecture(folder: Path, facts: Facts, chosen: Architecture | None, trust
 
 
 def _batch_size(folder: Path, facts: Facts, given: int | None) -> int | None:
-    told = facts.batch_size if "batch size" not in facts.said else None
-    if told is not None and given is not None and given != told:
+    known = facts.batch_size if "batch size" not in facts.said else None
+    if known is not None and given is not None and given != known:
         raise SeepageError(
             f"{folder} was recorded with batch size {facts.batch_size}, not {given}; leave out --batch-size"
         )

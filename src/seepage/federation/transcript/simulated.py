@@ -133,15 +133,15 @@ class Victim:
 
     def _round(self, t: int) -> Round:
         batch = self.batches(t)
-        told, update = self.knowledge.told, self._undecayed(self.update(t), t)
+        known, update = self.knowledge.known, self._undecayed(self.update(t), t)
         return Round(
             t=t,
             params=self.params,
             update=update,
             buffers=self.buffers,
             batch_size=len(batch),
-            labels=sorted_labels(batch.labels) if "labels" in told else None,
-            indices=batch.indices if "indices" in told else None,
+            labels=sorted_labels(batch.labels) if "labels" in known else None,
+            indices=batch.indices if "indices" in known else None,
         )
 
 

@@ -82,7 +82,7 @@ class IndexedVictim:
     """The parties' joint data and the protocol; only simulations, metrics and audits hold one.
 
     Args:
-        knowledge: What the attacker knows; `told` should hold `indices`.
+        knowledge: What the attacker knows; `known` should hold `indices`.
         params: Trainable parameters of round 0.
         data: All N samples, `[N, *shape]`, and their labels.
         design: Which samples each round holds.
@@ -120,7 +120,7 @@ class IndexedVictim:
             )
         if self.knowledge.client.read_as != self.knowledge.client:
             raise SeepageError(
-                "rounds over one data set are made anew from the rule that the attacker is told, and this client does "
+                "rounds over one data set are made anew from the rule that the attacker knows, and this client does "
                 "something else; use fedsgd, or fedavg without dropout"
             )
 
@@ -200,7 +200,7 @@ class IndexedTranscript:
     def __getitem__(self, t: int) -> Round:
         if not 0 <= t < len(self):
             raise IndexError(t)
-        victim, told = self._victim, self.knowledge.told
+        victim, known = self._victim, self.knowledge.known
         labels = victim.data.labels[victim.design.indices(t)]
         with torch.inference_mode(False), torch.enable_grad():
             update = victim.update(t)
@@ -210,13 +210,13 @@ class IndexedTranscript:
             update=update,
             buffers=victim.buffers,
             batch_size=len(labels),
-            labels=sorted_labels(labels) if "labels" in told else None,
+            labels=sorted_labels(labels) if "labels" in known else None,
             indices=self.indices(t),
         )
 
     def indices(self, t: int) -> Tensor | None:
         """`[K]` indices of the samples of round `t`, without computing it; None if the attacker lacks them."""
-        return self._victim.design.indices(t) if "indices" in self.knowledge.told else None
+        return self._victim.design.indices(t) if "indices" in self.knowledge.known else None
 
     def select(self, t: int, names: Collection[str]) -> Tensors:
         """The gradients of these tensors in round `t`."""

@@ -193,7 +193,7 @@ def _mechanism_words(mechanism: GaussianMechanism, rounds: int) -> str:
 def _membership(mu: float, sentence: str, level: float) -> list[Bound]:
     # With or without one example the batch has one size, so another stands in its place: twice the clip.
     apart = 2 * mu
-    words = f"{sentence}; a batch with another example in the place of this one is told apart by mu = {apart:.4g}"
+    words = f"{sentence}; a batch with another example in the place of this one is distinguished by mu = {apart:.4g}"
     rate, area = gaussian_tpr(level, apart), gaussian_auc(apart)
     return [
         Bound("tpr", "membership", rate, (rate, rate), f"{words}.", ALL, at=level),

@@ -116,7 +116,7 @@ def sigma_for(*, epsilon: float, rounds: int = 1, sample_rate: float = 1.0, delt
     return float(found)
 
 
-def doubts(
+def caveats(
     *,
     epsilon: float | None = None,
     classical: bool = False,
@@ -131,9 +131,9 @@ def doubts(
         sensitivity: The sensitivity the noise was scaled to.
         clip: The norm updates or examples are clipped to.
 
-    >>> doubts(epsilon=100.0)
+    >>> caveats(epsilon=100.0)
     ['epsilon = 100 is vacuous (above 50): it bounds odds by a factor of e^epsilon and so promises nothing']
-    >>> doubts(epsilon=0.5, classical=True, sensitivity=1.0, clip=1.0)
+    >>> caveats(epsilon=0.5, classical=True, sensitivity=1.0, clip=1.0)
     []
     """
     found = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from seepage.base.schema import Guarantee
 from seepage.errors import SeepageError
 from seepage.federation.types import Defense, GaussianMechanism
-from seepage.measure.privacy.accounting import doubts, epsilon, epsilons
+from seepage.measure.privacy.accounting import caveats, epsilon, epsilons
 
 DELTA = 1e-5
 """Default delta, the usual one of the literature; it should be below one over the number of examples."""
@@ -29,7 +29,7 @@ def guarantee_of(
             noise in each.
 
     >>> from seepage.federation.defenses import GaussianNoise
-    >>> guarantee_of(GaussianNoise(sigma=1.0)).doubts
+    >>> guarantee_of(GaussianNoise(sigma=1.0)).caveats
     ('the noise has no clip to bound what one update can change, so no epsilon holds; set a clip',)
     """
     stages = () if defense is None else defense.stages()
@@ -42,7 +42,7 @@ def guarantee_of(
     none = Guarantee(unit=mechanism.unit, delta=delta, rounds=len(taken))
 
     def lacking(why: str) -> Guarantee:
-        return none.model_copy(update={"doubts": (why,)})
+        return none.model_copy(update={"caveats": (why,)})
 
     if mechanism.clip is None:
         return lacking("the noise has no clip to bound what one update can change, so no epsilon holds; set a clip")
@@ -57,7 +57,7 @@ def guarantee_of(
         return lacking(str(error))
     if spent == math.inf:
         return lacking("there is no noise, so no epsilon holds")
-    return none.model_copy(update={"epsilon": spent, "doubts": tuple(doubts(epsilon=spent))})
+    return none.model_copy(update={"epsilon": spent, "caveats": tuple(caveats(epsilon=spent))})
 
 
 def _spent(mechanism: GaussianMechanism, rounds: int, delta: float, participations: int) -> float:

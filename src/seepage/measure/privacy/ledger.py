@@ -26,7 +26,7 @@ class LedgerEntry:
     """Differential privacy of one client after some of its own steps or rounds. Stated, not measured.
 
     Attributes:
-        epsilon: Privacy loss so far; None where none holds or it could not be counted: `doubts` says why.
+        epsilon: Privacy loss so far; None where none holds or it could not be counted: `caveats` says why.
         delta: The probability in (0, 1) that the bound epsilon fails.
         accountant: The accounting method, such as `prv` or `rdp`.
         noise: Noise multiplier of the last step: standard deviation of the noise over the clip norm; None where the
@@ -34,7 +34,7 @@ class LedgerEntry:
         clip: Norm that each example's gradient, or the update, is clipped to over all layers; None: unknown.
         sample_rate: Chance of an example to be in the last step; None where no step was counted.
         steps: Steps counted, over all rounds.
-        doubts: Why not to trust it, one sentence each.
+        caveats: Why not to trust it, one sentence each.
         stated_by: Whose accountant states it.
         unit: What it protects: one `example` of the client's, or its whole `update` of each round.
     """
@@ -46,7 +46,7 @@ class LedgerEntry:
     clip: Amount | None
     sample_rate: Amount | None
     steps: Annotated[int, Field(ge=0), Strict()]
-    doubts: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     stated_by: Annotated[str, Strict()] = OPACUS
     unit: Literal["example", "update"] = "example"
 
@@ -67,7 +67,7 @@ class LedgerEntry:
 
     def table(self) -> dict[str, Any]:
         """As JSON."""
-        return {**asdict(self), "doubts": list(self.doubts)}
+        return {**asdict(self), "caveats": list(self.caveats)}
 
 
 @cache

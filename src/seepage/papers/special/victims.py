@@ -38,8 +38,8 @@ def victims_of(recipe: Recipe) -> list[tuple[SimulatedTranscript, Batch]]:
     setting = Setting.of(recipe)
     model, (params, buffers) = setting.model, setting.state
     model.load_state_dict({**params, **buffers})
-    client, told = recipe.make_client(), recipe.knowledge.told
-    return [(record(model, batch, client=client, told=told, seed=recipe.seed), batch) for batch in setting.batches]  # type: ignore[arg-type]
+    client, known = recipe.make_client(), recipe.knowledge.known
+    return [(record(model, batch, client=client, known=known, seed=recipe.seed), batch) for batch in setting.batches]  # type: ignore[arg-type]
 
 
 def parties_of(recipe: Recipe) -> tuple[IndexedVictim, Batch]:

@@ -20,7 +20,7 @@ from seepage.report.templates import page_environment
 MOST_CASES = 6
 """Cases on the page, those that gave back most; the others stand in `evidence.json`."""
 
-MOST_DOUBTS, LONGEST_DOUBT = 1, 250
+MOST_CAVEATS, LONGEST_DOUBT = 1, 250
 """Doubts in print, and characters of one where it has several sentences; `evidence.json` has all of them whole."""
 
 MOST_WARNINGS = 3
@@ -62,16 +62,16 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             left=len(evidence.cases) - len(shown),
             judged=[case for case in shown if case.files],
             labels=places_of((case.letter, case.labels or NO_LABELS) for case in evidence.cases),
-            taken=places_of((case.letter, case.taken_for) for case in evidence.cases if case.taken_for),
-            signs=places_of((case.letter, words) for case in shown for words in case.signs),
+            taken=places_of((case.letter, case.assumed_update) for case in evidence.cases if case.assumed_update),
+            observations=places_of((case.letter, words) for case in shown for words in case.observations),
             inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred)),
             system=_system(evidence),
             parts={name: evidence.lettered(words) for name, words in evidence.summary.items()},
             not_tried=[evidence.lettered(words) for words in evidence.not_tried],
             warnings=warnings[:MOST_WARNINGS],
             warnings_left=len(warnings[MOST_WARNINGS:]),
-            doubts=[_begun(words) for words in evidence.doubts[:MOST_DOUBTS]],
-            doubts_left=len(evidence.doubts[MOST_DOUBTS:]),
+            caveats=[_begun(words) for words in evidence.caveats[:MOST_CAVEATS]],
+            caveats_left=len(evidence.caveats[MOST_CAVEATS:]),
             level=level,
             verdict=HEAD.fullmatch(evidence.lettered(evidence.verdict)),
             digest=digest,

@@ -118,9 +118,9 @@ class Comparison:
         return [change for change in self.of("not compared") if change.new is not None and change.new.hits]
 
     @cached_property
-    def doubts(self) -> list[Difference]:
-        """What the attacker was told or given otherwise, unless it is meant: fewer finds may come of that alone."""
-        return [one for one in self.differences if one.told and one.what not in self.meant]
+    def caveats(self) -> list[Difference]:
+        """What differs in attacker knowledge, unless it is meant: fewer finds may come of that alone."""
+        return [one for one in self.differences if one.in_knowledge and one.what not in self.meant]
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
@@ -131,7 +131,7 @@ class Comparison:
             "worse": len(self.worse),
             "lost": len(self.lost),
             "leaks_alone": len(self.leaks_alone),
-            "doubts": len(self.doubts),
+            "caveats": len(self.caveats),
             "differences": [one.model_dump(mode="json") for one in self.differences],
             "remarks": self.remarks,
             "changes": [change.model_dump(mode="json") for change in self.changes],
@@ -169,7 +169,7 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
         old: The older run.
         new: The newer run.
         level: Chance that anything is called worse although nothing changed.
-        meant: Names of differences in what the attacker was told that are meant, and so no reason for doubt.
+        meant: Names of differences in attacker knowledge that are intended, and so no caveat.
 
     Raises:
         SeepageError: Where the two counted by different thresholds, have no case and attack in common, or do not
@@ -221,9 +221,9 @@ def _judged(result: Result) -> Result:
 
 def _add_closed_forms(before: dict[Key, Count], after: dict[Key, Count], old: Result, new: Result) -> None:
     """Add what the updates of both runs give away in closed form, of cases where both looked."""
-    then = {case.name: case for case in old.cases if case.given_away is not None and case.given_of}
+    then = {case.name: case for case in old.cases if case.exposed_examples is not None and case.exposed_of}
     for case in new.cases:
-        if case.given_away is not None and case.given_of and case.name in then:
+        if case.exposed_examples is not None and case.exposed_of and case.name in then:
             for counts, one in ((before, then[case.name]), (after, case)):
                 away, of = one.closed_form
                 counts[case.name, CLOSED_FORM, "exact"] = Count(hits=away, of=of)
@@ -392,8 +392,8 @@ def summary_line(comparison: Comparison) -> str:
         return f"WORSE in {worse} of {compared} counts.{f' Not compared: {lacking}.' if lacking else ''}"
     if lacking:
         return f"CANNOT TELL: {lacking}."
-    if comparison.doubts:
-        names = ", ".join(dict.fromkeys(one.what for one in comparison.doubts))
+    if comparison.caveats:
+        names = ", ".join(dict.fromkeys(one.what for one in comparison.caveats))
         return (
             f"CANNOT TELL: none of {compared} compared counts rose, but the attackers knew or were set otherwise "
             f"({names}), which may be the reason."

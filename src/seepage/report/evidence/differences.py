@@ -1,4 +1,4 @@
-"""How two runs differ beside what they found: what the client did, and what the attacker was told and given."""
+"""How two runs differ beside what they found: what the client did, and attacker knowledge."""
 
 import ast
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -32,15 +32,15 @@ class Difference(JsonRecord):
         what: Its name, such as `learning rate` or `linear: tolerance`.
         old: What it was.
         new: What it is.
-        told: Whether the attacker was told or given it: then fewer finds may come of that alone, as where a wrong
-            learning rate was told. Else it is the setting, which is what two runs are made to compare.
+        in_knowledge: Whether it is attacker knowledge: then fewer finds may come of that alone, as where a wrong
+            learning rate was stated. Else it is the setting, which is what two runs are made to compare.
     """
 
     title: str
     what: str
     old: str
     new: str
-    told: bool
+    in_knowledge: bool
 
     @property
     def words(self) -> str:
@@ -50,13 +50,13 @@ class Difference(JsonRecord):
 
 
 def differences(old: Result, new: Result, fewer: Container[str] = ()) -> list[Difference]:
-    """What differs in the cases that two runs have in common: those that the attacker was told of first.
+    """What differs in the cases that two runs have in common: those in attacker knowledge first.
 
     Args:
         old: The older run.
         new: The newer run.
         fewer: Titles of cases in the newer run of which it found less. Of the same files fewer finds come of what was
-            told or inferred otherwise, also where an attacker was told more.
+            stated or inferred otherwise, also where an attacker knew more.
     """
     before = {case.name: case for case in old.cases}
     pairs = [(before[case.name], case) for case in new.cases if case.name in before]
@@ -64,9 +64,9 @@ def differences(old: Result, new: Result, fewer: Container[str] = ()) -> list[Di
     for then, now in pairs:
         less = now.heading in fewer and _same_files(then, now)
         here = [*_of_setting(then, now), *_of_attacks(old, new, then, now, less=less)]
-        # Where something was told otherwise, what else can be inferred follows from that.
-        found += here if any(one.told for one in here) or not less else [*here, *_of_sources(then, now)]
-    return sorted(found, key=lambda one: not one.told)
+        # Where something was stated otherwise, what else can be inferred follows from that.
+        found += here if any(one.in_knowledge for one in here) or not less else [*here, *_of_sources(then, now)]
+    return sorted(found, key=lambda one: not one.in_knowledge)
 
 
 def contradictory(old: Result, new: Result, found: Iterable[Difference]) -> list[str]:
@@ -81,7 +81,7 @@ def contradictory(old: Result, new: Result, found: Iterable[Difference]) -> list
     inferred = False
     for one in found:
         valued = not {one.old, one.new} & {NOT_RECORDED, INFERRED}  # what one of them lacks contradicts nothing
-        if one.told and one.title in same and _is_taken(one.what) and valued:
+        if one.in_knowledge and one.title in same and _is_taken(one.what) and valued:
             names[one.what] = None
             inferred |= any(_is_read_off(case, one.what) for case in same[one.title])
     if not names:
@@ -96,7 +96,7 @@ def _same_files(old: Case, new: Case) -> bool:
 
 
 def _of_setting(old: Case, new: Case) -> Iterator[Difference]:
-    """Of a captured update the client's rule is what somebody told; of an audit it is what the client did."""
+    """Of a captured update the client's rule is what somebody stated; of an audit it is what the client did."""
     captured, same = old.data is None and new.data is None, _same_files(old, new)
     (kind, _), (other, _) = _parts_of(old.client or ""), _parts_of(new.client or "")
     then, now = (_facts(case, captured, alike=kind == other) for case in (old, new))
@@ -107,13 +107,13 @@ def _of_setting(old: Case, new: Case) -> Iterator[Difference]:
         if a == b or (name == "weight decay" and same and _text(old.decayed) == _text(new.decayed)):
             continue
         inferred = _is_inferred(old, name) and _is_inferred(new, name)
-        told = captured and _is_stated(name) and not inferred and NOT_RECORDED not in (a, b)
-        told |= same and _is_taken(name)  # the client that sent these files was one, and did one thing
-        yield Difference(title=new.heading, what=name, old=a, new=b, told=told)
+        in_knowledge = captured and _is_stated(name) and not inferred and NOT_RECORDED not in (a, b)
+        in_knowledge |= same and _is_taken(name)  # the client that sent these files was one, and did one thing
+        yield Difference(title=new.heading, what=name, old=a, new=b, in_knowledge=in_knowledge)
 
 
 def _is_inferred(case: Case, name: str) -> bool:
-    """Whether nobody told a fact. Where nothing tells of weight decay none is taken out, and none said."""
+    """Whether nobody stated a fact. Where nothing shows weight decay none is subtracted, and none is stated."""
     return _is_read_off(case, name) or (name == "weight decay" and not case.decayed)
 
 
@@ -193,7 +193,7 @@ def _of_sources(old: Case, new: Case) -> Iterator[Difference]:
     was, is_ = set(old.inferred or {}), set(new.inferred or {})
     for name in sorted(was ^ is_):
         words = (INFERRED, NOT_INFERRED) if name in was else (NOT_INFERRED, INFERRED)
-        yield Difference(title=new.heading, what=name, old=words[0], new=words[1], told=True)
+        yield Difference(title=new.heading, what=name, old=words[0], new=words[1], in_knowledge=True)
 
 
 def _of_attacks(old: Result, new: Result, then: Case, now: Case, *, less: bool) -> Iterator[Difference]:
@@ -202,23 +202,25 @@ def _of_attacks(old: Result, new: Result, then: Case, now: Case, *, less: bool) 
     was, is_ = _told(a for a, _ in pairs), _told(b for _, b in pairs)
     for item in sorted(was ^ is_):
         words = ("known", "not known") if item in was else ("not known", "known")
-        # Who is told more and finds no more is no reason for doubt; who finds less of the same files was told wrong.
-        yield Difference(title=now.heading, what=item, old=words[0], new=words[1], told=less or item in was)
+        # An attacker who knows more and finds no more is no caveat; one who finds less in the same files knew something
+        # wrong.
+        yield Difference(title=now.heading, what=item, old=words[0], new=words[1], in_knowledge=less or item in was)
     tuned = {row.attack: set(row.chosen) for row in (*old.tuned, *new.tuned)}
     for a, b in pairs:
         (kind, first), (other, second) = _parts_of(a.options), _parts_of(b.options)
         if kind != other and kind and other:
-            yield Difference(title=now.heading, what=a.attack, old=kind, new=other, told=True)
-        # An option that one of two versions of an attack has was told by nobody; a tuned one was chosen on other data.
+            yield Difference(title=now.heading, what=a.attack, old=kind, new=other, in_knowledge=True)
+        # An option that one of two versions of an attack has was stated by nobody; a tuned one was chosen on other
+        # data.
         shared = [name for name in first if name in second and name not in tuned.get(a.attack, ())]
         for name in (name for name in shared if first[name] != second[name]):
             what = f"{a.attack}: {name}"
-            yield Difference(title=now.heading, what=what, old=first[name], new=second[name], told=True)
+            yield Difference(title=now.heading, what=what, old=first[name], new=second[name], in_knowledge=True)
 
 
 def _told(rows: Iterable[Row]) -> set[str]:
-    """What any of these attacks was told."""
-    return {item for row in rows for item in row.told}
+    """What any of these attacks was stated."""
+    return {item for row in rows for item in row.known}
 
 
 def _parts_of(text: str) -> tuple[str, Mapping[str, str]]:

@@ -22,7 +22,7 @@ class ThreatModel(JsonRecord):
         name: Its name there.
         source: Who named it.
         knows: What the attacker knows, from all attacks of the run.
-        beyond: What some attacks were told that the letter does not cover.
+        beyond: What some attacks knew that the letter does not cover.
         never: What the attacker never did, so that the run says nothing of it.
     """
 
@@ -59,13 +59,13 @@ NEVER = [
 ]
 
 
-def threat_model(told: Collection[str], extra: Collection[str], *, learned_from_alike: bool = False) -> ThreatModel:
-    """The letter of a run, by the most that any attack of it was told.
+def threat_model(known: Collection[str], extra: Collection[str], *, learned_from_alike: bool = False) -> ThreatModel:
+    """The letter of a run, by the most that any attack of it was stated.
 
     A server knows the model, the updates and the client's rule: that is C. Images like the private ones make it D.
 
     Args:
-        told: Everything that any attack was told.
+        known: Everything that any attack knew.
         extra: The part of it that is beyond the protocol.
         learned_from_alike: Whether an attack brought a network that was trained on such images.
 
@@ -79,7 +79,7 @@ def threat_model(told: Collection[str], extra: Collection[str], *, learned_from_
     letter: Letter = "D" if alike else "C"
     name = "Data-Enhanced Eavesdropper" if alike else "Parameter-Aware Eavesdropper"
     beyond = [word for word in extra if "auxiliary" not in word]
-    return ThreatModel(letter=letter, name=name, knows=list(told), beyond=beyond, never=NEVER)
+    return ThreatModel(letter=letter, name=name, knows=list(known), beyond=beyond, never=NEVER)
 
 
 COSAI = Reference(

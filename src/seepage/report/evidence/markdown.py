@@ -93,7 +93,7 @@ def _warnings(evidence: Evidence) -> list[str]:
 
 def _doubts(evidence: Evidence) -> list[str]:
     """A paragraph for each doubt."""
-    return [line for words in evidence.doubts for line in (for_markdown(words), "")]
+    return [line for words in evidence.caveats for line in (for_markdown(words), "")]
 
 
 def _risks(evidence: Evidence) -> list[str]:
@@ -101,7 +101,7 @@ def _risks(evidence: Evidence) -> list[str]:
         certified = sum(case.certified for case in evidence.judged)
         features = sum(case.certified_features for case in evidence.judged)
         proofs = [counted_guesses(certified)] * bool(certified) + [counted_features(features)] * bool(features)
-        given = max((case.given_away or 0 for case in evidence.judged), default=0)
+        given = max((case.exposed_examples or 0 for case in evidence.judged), default=0)
         proofs += [counted_given(given)] * bool(given and not certified)
         without = f" What proves itself: {'; '.join(proofs)}." if proofs else ""
         why = evidence.unscored.capitalize() or "There is no case"

@@ -55,14 +55,14 @@ def sarif(evidence: Evidence, found: Sequence[AuditFinding], *, location: str = 
     }
 
 
-def _rule(name: str, told: AttackEvidence | None) -> dict[str, Any]:
+def _rule(name: str, known: AttackEvidence | None) -> dict[str, Any]:
     entry = known_attacks.get(name) or membership_tests.get(name)
     about = entry.about if entry is not None else "A measurement or attack of the auditor's own."
     if name == "epsilon":
         about = "The epsilon of the defense that really runs, measured by calling it, beside the one that is claimed."
     if name == "closed_form":
         about = "What the update reveals exactly by itself, read off its layers with no attack run."
-    source = "" if told is None else f" Published: {for_sarif(told.source)}."
+    source = "" if known is None else f" Published: {for_sarif(known.source)}."
     return {
         "id": f"seepage/{name}",
         "name": "".join(part.capitalize() for part in name.replace("-", "_").replace(".", "_").split("_")),

@@ -15,7 +15,7 @@ def what_to_sign(result: Result) -> str:
             "Nothing: a measurement contradicts the epsilon that is claimed for the defense. Correct the defense or "
             "the claim, and audit again."
         )
-    if result.verdict_level in STRONG or any(row.named_tokens for row in result.judged_rows):
+    if result.verdict_level in STRONG or any(row.identified_tokens for row in result.judged_rows):
         return (
             "Not that these updates may be sent: they reveal private data. Change the defense, the batch or the model, "
             "and audit again."

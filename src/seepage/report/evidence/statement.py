@@ -115,8 +115,8 @@ class CaseEvidence(JsonRecord):
         case: Its name in the run, which stays the same where the title is worded anew.
         control: It was run to show that the attacks work without the defense of another case: no finding.
         inconclusive: Why it says nothing that nothing came back; None where it does, or something came.
-        given_away: Examples that its first update gives away exactly in closed form, without an attack; None where
-            that was not looked at.
+        exposed_examples: Examples that its first update gives away exactly in closed form, without an attack; None
+            where that was not looked at.
         data: Name of the data set.
         source: Where the data come from.
         model: Name of the model.
@@ -132,20 +132,20 @@ class CaseEvidence(JsonRecord):
             truth.
         tokens: Distinct tokens of the texts that one attack names at the most, of all; None without a truth, or where
             none does.
-        named_tokens: Most tokens that one attack names; needs no truth.
+        identified_tokens: Most tokens that one attack names; needs no truth.
         certified_features: Most inner features that one attack certifies, which are no examples; needs no truth.
         best: The attack that recovered or certified most; None where none did any.
         sent: Numbers in one update.
         private: Numbers in the private inputs behind one update.
         ratio: Sent numbers per private number: below 1, inputs without structure cannot all be in the update.
-        labels: How many classes there are, and whether the attacker was told the labels; empty where none are known.
-        inferred: What the attacker read off the update itself in place of being told it, such as `batch size`.
-        taken_for: How the attacks take the update to have been made, told or inferred, in words: with rate and loss;
-            None in runs that did not say it yet.
-        signs: What the values of the update show, in words: likeness to a defense such as clipping, a number format, or
-            a multiple of the gradient of the told loss.
-        doubts: Sentences on what the update contradicts of what was told of it, and on what to question where no attack
-            explains it.
+        labels: How many classes there are, and whether the attacker knew the labels; empty where none are known.
+        inferred: What the attacker read off the update itself in place of knowing it, such as `batch size`.
+        assumed_update: How the attacks take the update to have been made, stated or inferred, in words: with rate and
+            loss; None in runs that did not say it yet.
+        observations: What the values of the update show, in words: likeness to a defense such as clipping, a number
+            format, or a multiple of the gradient of the stated loss.
+        caveats: Sentences on what the update contradicts of what was stated of it, and on what to question where no
+            attack explains it.
         files: What was judged: the captured files, or those of the recording.
     """
 
@@ -154,7 +154,7 @@ class CaseEvidence(JsonRecord):
     case: str = ""
     control: bool = False
     inconclusive: str | None = None
-    given_away: int | None = None
+    exposed_examples: int | None = None
     data: str | None
     source: str | None = None
     model: str | None
@@ -169,16 +169,16 @@ class CaseEvidence(JsonRecord):
     certified: int
     certified_features: int = 0
     tokens: CaseShare | None = None
-    named_tokens: int = 0
+    identified_tokens: int = 0
     best: str | None
     sent: int | None
     private: int | None
     ratio: float | None
     labels: str = ""
     inferred: list[str] = Field(default_factory=list)
-    taken_for: str | None = None
-    signs: list[str] = Field(default_factory=list)
-    doubts: list[str] = Field(default_factory=list)
+    assumed_update: str | None = None
+    observations: list[str] = Field(default_factory=list)
+    caveats: list[str] = Field(default_factory=list)
     files: list[JudgedFile] = Field(default_factory=list)
 
     @property
@@ -208,16 +208,16 @@ class CaseEvidence(JsonRecord):
     @property
     def recovered_words(self) -> str:
         """What came back, for people: without a truth what is certified, and of what."""
-        named = f"{self.tokens.words if self.tokens else f'{self.named_tokens:,}'} distinct tokens identified"
+        named = f"{self.tokens.words if self.tokens else f'{self.identified_tokens:,}'} distinct tokens identified"
         if self.inconclusive is not None and self.recovered is not None:
             return f"inconclusive ({self.recovered.words})"
         if self.recovered is not None:
-            return f"{self.recovered.words}; {named}" if self.named_tokens else self.recovered.words
+            return f"{self.recovered.words}; {named}" if self.identified_tokens else self.recovered.words
         if self.certified:
             return f"not scored; {counted_guesses(self.certified)}"
-        if self.given_away:
-            return f"not scored; {counted_given(self.given_away)}"
-        if self.named_tokens:
+        if self.exposed_examples:
+            return f"not scored; {counted_given(self.exposed_examples)}"
+        if self.identified_tokens:
             return named
         return f"not scored; {counted_features(self.certified_features)}" if self.certified_features else "not scored"
 
@@ -349,9 +349,9 @@ class Evidence(JsonRecord):
         return " and ".join(dict.fromkeys(case.unscored for case in self.judged if case.unscored))
 
     @property
-    def doubts(self) -> list[str]:
-        """What is doubted of what was told of the updates, each once, with its cases where these are not all."""
-        return once(((case.title, words) for case in self.cases for words in case.doubts), len(self.cases))
+    def caveats(self) -> list[str]:
+        """What is doubted of what was stated of the updates, each once, with its cases where these are not all."""
+        return once(((case.title, words) for case in self.cases for words in case.caveats), len(self.cases))
 
 
 def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
@@ -366,8 +366,8 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     cases = [_case(run, case, _letter(place)) for place, case in enumerate(result.cases)]
     judged = [case for case in cases if not case.control]
     tried = _attacks(run)
-    told = list(dict.fromkeys(word for row in result.rows for word in row.told))
-    extra = list(dict.fromkeys(word for row in result.rows for word in row.told_extra))
+    known = list(dict.fromkeys(word for row in result.rows for word in row.known))
+    extra = list(dict.fromkeys(word for row in result.rows for word in row.side_information))
     used = [known_attacks.get(_use(name, _uses(run))) for name in run.attacks]
     alike = any(entry is not None and entry.facts.get("learned_prior") for entry in used)
     named = sorted({f"{one.model} on {one.data}" if one.data else one.model for one in result.cases if one.model})
@@ -390,7 +390,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         average_risk=_average(judged),
         cases=cases,
         attacks=tried,
-        threat_model=threat_model(told, extra, learned_from_alike=alike),
+        threat_model=threat_model(known, extra, learned_from_alike=alike),
         references=references(
             membership=bool(result.membership),
             epsilon=bool(result.epsilons) or any(case.promise is not None for case in result.cases),
@@ -446,18 +446,18 @@ def _case(run: RunFolder, case: Case, letter: str) -> CaseEvidence:
         examples=next((row.examples for row in run.rows_of(case) if row.examples), None),
         recovered=_most(rows, "recovered", case),
         exact=_most(rows, "exact", case),
-        unscored=None if rows or (case.given_away and case.baselines) else _unscored(run.rows_of(case), case),
+        unscored=None if rows or (case.exposed_examples and case.baselines) else _unscored(run.rows_of(case), case),
         certified=max((row.certified_examples for row in run.rows_of(case)), default=0),
         certified_features=max((row.certified_features for row in run.rows_of(case)), default=0),
         tokens=_tokens(run.rows_of(case)),
-        named_tokens=max((row.named_tokens for row in run.rows_of(case)), default=0),
-        best=best.attack if best is not None and leaked(best) else CLOSED_FORM if case.given_away else None,
+        identified_tokens=max((row.identified_tokens for row in run.rows_of(case)), default=0),
+        best=best.attack if best is not None and leaked(best) else CLOSED_FORM if case.exposed_examples else None,
         sent=sent,
         private=private,
         ratio=None if not sent or not private else round(sent / private, 4),
         labels=_labels(run.rows_of(case), case),
         inferred=list(case.inferred or {}),
-        signs=_signs(run, case),
+        observations=_observations(run, case),
         files=_judged(run, case),
     )
 
@@ -470,16 +470,16 @@ def _labels(rows: Sequence[Row], case: Case) -> str:
     """How many classes, and how the attacker knew the labels. Which labels were read stays out: they are private."""
     if not case.classes or case.target not in TARGETS:
         return "values, no classes" if case.target == "value" else "next tokens, no classes" if case.baselines else ""
-    told = sum("labels" in row.told for row in rows)
+    known = sum("labels" in row.known for row in rows)
     how = "not known to the attacker"
-    if told:
-        how = "known to the attacker" if told == len(rows) else f"known to {told} of {len(rows)} attacks"
+    if known:
+        how = "known to the attacker" if known == len(rows) else f"known to {known} of {len(rows)} attacks"
     elif "labels" in (case.inferred or {}):
         how = "not known to the attacker but inferred from the update"
     return f"of {len(case.classes):,} {TARGETS[case.target][len(case.classes) > 1]}, {how}"
 
 
-def _signs(run: RunFolder, case: Case) -> list[str]:
+def _observations(run: RunFolder, case: Case) -> list[str]:
     """What the update's values look like, and what attacks found it to be a multiple of; each once."""
     exposed = [one for one in open_exposed(run.folder) if one.case == case.name]
     looks = [f"the update {look}" for one in exposed for look in one.looks_like]
@@ -507,7 +507,7 @@ def _unscored(rows: Sequence[Row], case: Case) -> str:
     spoke = [row for row in rows if row.gave_result]
     if not spoke:
         return "no attack gave a result"
-    if all(row.outcome is Outcome.TOKENS_NAMED for row in spoke):
+    if all(row.outcome is Outcome.TOKENS_IDENTIFIED for row in spoke):
         return "a set of tokens alone was reconstructed"
     if all(row.outcome is Outcome.FEATURES_ONLY for row in spoke):
         return "inner features alone were reconstructed"
@@ -519,7 +519,7 @@ def _unscored(rows: Sequence[Row], case: Case) -> str:
 def _most(rows: Sequence[Row], share: str, case: Case) -> CaseShare | None:
     """The largest share of examples that an attack brought back, or that is given away in closed form."""
     counts = [(row.count(share), row.examples, False) for row in rows]
-    counts += [(*case.closed_form, True)] if case.given_away and (rows or case.baselines) else []
+    counts += [(*case.closed_form, True)] if case.exposed_examples and (rows or case.baselines) else []
     whole = [CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
     return max(whole, key=lambda one: one.hits / one.of, default=None)
 

@@ -78,8 +78,8 @@ def _found(rows: Sequence[DefenseRow], defense: str) -> dict[str, int]:
 def _stopped(rows: Sequence[DefenseRow], defense: str, able: Set[str]) -> str:
     """The attacks that a defense stops, in words: those run against it that recover examples without it."""
     tried = [attack for attack in _found(rows, defense) if attack in able]
-    told = any(row.attacker == "knows" and able & set(row.found) for row in rows if row.defense == defense)
-    unknown = "" if told else "none of which knew of it"
+    known = any(row.attacker == "knows" and able & set(row.found) for row in rows if row.defense == defense)
+    unknown = "" if known else "none of which knew of it"
     if len(tried) == len(_found(rows, defense)):
         return f"every attack tried{f' ({unknown})' if unknown else ''}"
     return f"the attacks that found something without it ({'; '.join(filter(None, [_listed(tried), unknown]))})"
@@ -183,14 +183,14 @@ def untried(rows: Sequence[DefenseRow]) -> list[str]:
 
 def _gaps(row: DefenseRow) -> Iterable[tuple[str, str]]:
     """What could not be measured in a row, as templates with places for the defense and the reason."""
-    told = " that knows of it" if row.attacker == "knows" else ""
+    known = " that knows of it" if row.attacker == "knows" else ""
     if row.failed is not None:
         yield f"The {row.measure} {{}} could not be measured", _bare(row.failed)
     if row.recovered is None and not row.zero and row.reason is not None:
-        yield f"No attack{told} could be tried {{}}", _bare(row.reason)
+        yield f"No attack{known} could be tried {{}}", _bare(row.reason)
     elif row.recovered is not None:
         for attack, reason in row.untried.items():
-            yield f"{attack}{told} could not be tried {{}}", _bare(reason)
+            yield f"{attack}{known} could not be tried {{}}", _bare(reason)
 
 
 def _bare(reason: str) -> str:

@@ -66,7 +66,7 @@ def _groups(rows: Sequence[DefenseRow], best: set[str]) -> list[dict[str, Any]]:
             "defense": defense,
             "best": defense in best,
             "rows": own,
-            "doubts": () if own[0].promise is None else own[0].promise.doubts,
+            "caveats": () if own[0].promise is None else own[0].promise.caveats,
         }
         for number, defense in enumerate(dict.fromkeys(row.defense for row in rows))
         for own in [[row for row in rows if row.defense == defense]]

@@ -39,12 +39,13 @@ class DefenseRow:
         psnr_median: Median PSNR in dB.
         gain_db: Mean PSNR in dB over that of each example's mean color.
         membership_test: The membership test that named most; None where none was asked for, or none could be run.
-        named: Number of members that it named, at the level of the recipe's `[membership]`.
+        identified: Number of members that it named, at the level of the recipe's `[membership]`.
         members: Number of members.
-        named_low: Lower end of the 95 % interval (Clopper and Pearson) of the share named, as if they were independent.
-        named_high: Its upper end.
-        named_level: Share of others that may be named by mistake.
-        false_named: Number of others that it named.
+        identified_low: Lower end of the 95 % interval (Clopper and Pearson) of the share named, as if they were
+            independent.
+        identified_high: Its upper end.
+        identified_level: Share of others that may be named by mistake.
+        others_identified: Number of others that it named.
         others: Number of others.
         untested: Why membership was not tested, though it was asked for.
         reason: Why there is no score.
@@ -75,12 +76,12 @@ class DefenseRow:
     psnr_median: float | None = None
     gain_db: float | None = None
     membership_test: str | None = None
-    named: int | None = None
+    identified: int | None = None
     members: int | None = None
-    named_low: float | None = None
-    named_high: float | None = None
-    named_level: float | None = None
-    false_named: int | None = None
+    identified_low: float | None = None
+    identified_high: float | None = None
+    identified_level: float | None = None
+    others_identified: int | None = None
     others: int | None = None
     untested: str | None = None
     reason: str | None = None
@@ -136,8 +137,8 @@ def rows_of(
         promise = None if price["promise"] is None else Guarantee.model_validate(price["promise"])
         paid = {key: price[key] for key in ("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain")}
         paid |= {"epsilon": None if promise is None else promise.epsilon, "promise": promise, "accuracy_of": measure}
-        told = entry.recipe.defense and "defense" in entry.recipe.knowledge.told
-        for attacker, recipe in (("knows" if told else "oblivious", entry.recipe), ("knows", entry.known)):
+        known = entry.recipe.defense and "defense" in entry.recipe.knowledge.known
+        for attacker, recipe in (("knows" if known else "oblivious", entry.recipe), ("knows", entry.known)):
             if recipe is not None:
                 own = [row for row in results if row.case == recipe.case]
                 found = _best(own) | _lacking(own, bare) | {"failed": price["reason"]}
@@ -174,12 +175,12 @@ def _members(tests: Sequence[MembershipRow], untested: str | None) -> dict[str, 
     assert best.members_identified is not None
     return {
         "membership_test": best.test,
-        "named": best.members_identified.hits,
+        "identified": best.members_identified.hits,
         "members": best.members_identified.of,
-        "named_low": best.members_identified.low,
-        "named_high": best.members_identified.high,
-        "named_level": best.level,
-        "false_named": None if best.others_identified is None else best.others_identified.hits,
+        "identified_low": best.members_identified.low,
+        "identified_high": best.members_identified.high,
+        "identified_level": best.level,
+        "others_identified": None if best.others_identified is None else best.others_identified.hits,
         "others": None if best.others_identified is None else best.others_identified.of,
     }
 

@@ -105,9 +105,9 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[Spec] = ()) -> Sweep:
     base.pop("undefended", None)  # the first entry is
     plain = resolve_cases(base)[0]
     cases = [_case(parts, plain) for parts in choices]
-    told = [*plain.knowledge.told, *(["defense"] if "defense" not in plain.knowledge.told else [])]
+    stated = [*plain.knowledge.known, *(["defense"] if "defense" not in plain.knowledge.known else [])]
     resolve_cases({**base, "case": cases})  # reports mistakes in a defense's options before it is constructed
-    known = [_known(case, plain, told) for case in cases]
+    known = [_known(case, plain, stated) for case in cases]
     listed = [case for pair in zip(cases, known, strict=True) for case in pair if case is not None]
     swept = {key: value for key, value in base.items() if key != "frontier"}
     full = {**swept, "case": listed, "utility": {"rounds": utility.rounds}}
@@ -183,31 +183,33 @@ def _case(parts: list[dict[str, Any]], plain: Recipe) -> dict[str, Any]:
     return {"name": name, "defense": parts, "attack": [part.table() for part in plain.attack]}
 
 
-def _known(case: Mapping[str, Any], plain: Recipe, told: list[str]) -> dict[str, Any] | None:
+def _known(case: Mapping[str, Any], plain: Recipe, stated: list[str]) -> dict[str, Any] | None:
     """The same case with attackers who know of the defense; None if no attack can use that knowledge.
 
     An attacker who knows that zero-sum noise cancels within a group sums up the updates of the group.
     """
     defense = replace(plain, defense=tuple(map(Spec.of, case["defense"]))).make_defense()
-    if defense is None or "defense" in plain.knowledge.told:
+    if defense is None or "defense" in plain.knowledge.known:
         return None
     group = plain.federation.per_round if plain.federation is not None else 1
     if any(stage.acts_on == "group" for stage in defense.stages()) and group > 1:
         own = {"client": {**plain.client.table(), "clients": group}, "batch": _pooled(plain, group)}
-        return {**case, **own, "name": f"{case['name']}_known", "knowledge": {"told": told}}
+        return {**case, **own, "name": f"{case['name']}_known", "knowledge": {"known": stated}}
     attacks = [part.table() for part in plain.attack if _adapts(plain, part, defense)]
     if not attacks and _tests_adapt(plain, defense):
         attacks = [part.table() for part in plain.attack]  # none makes anything of it, and a case has one at least
     return (
-        {**case, "name": f"{case['name']}_known", "attack": attacks, "knowledge": {"told": told}} if attacks else None
+        {**case, "name": f"{case['name']}_known", "attack": attacks, "knowledge": {"known": stated}}
+        if attacks
+        else None
     )
 
 
 def _tests_adapt(recipe: Recipe, defense: Defense) -> bool:
     """Whether a membership test of the recipe makes anything of the defense."""
-    told = _told_of(recipe, defense)
+    stated = _known_to(recipe, defense)
     uses = () if recipe.membership is None else recipe.membership.tests
-    return any(membership_tests.build(Spec(use)).adapts(told) for use in uses)
+    return any(membership_tests.build(Spec(use)).adapts(stated) for use in uses)
 
 
 def _pooled(plain: Recipe, group: int) -> dict[str, int]:
@@ -216,9 +218,9 @@ def _pooled(plain: Recipe, group: int) -> dict[str, int]:
 
 def _adapts(recipe: Recipe, part: Spec, defense: Defense) -> bool:
     """Whether an attack behaves differently if the defense is known."""
-    return recipe.make_attack(part).adapts(_told_of(recipe, defense))
+    return recipe.make_attack(part).adapts(_known_to(recipe, defense))
 
 
-def _told_of(recipe: Recipe, defense: Defense) -> Knowledge:
+def _known_to(recipe: Recipe, defense: Defense) -> Knowledge:
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))  # has a layer for every defense to prune
     return Knowledge(model, recipe.make_client(), (1,), 1, defense=defense)

@@ -139,13 +139,13 @@ def head_features(
     draw = generator(0, "head features")
     solution = _by_zeros(equations, labels, draw)
     if solution is None or not solution.misfit < MAX_DISAGREEMENT:
-        told = Auto()(observed, knowledge) if labels is None else labels
-        if told is not None:
-            solution = _by_softmax(equations, told.cpu(), solution, draw, most)
+        stated = Auto()(observed, knowledge) if labels is None else labels
+        if stated is not None:
+            solution = _by_softmax(equations, stated.cpu(), solution, draw, most)
     if solution is None:
         raise Inapplicable(
-            "the features have too few zeros to be told apart without labels, and no labels could be inferred",
-            "tell the labels (--told labels)",
+            "the features have too few zeros to be distinguished without labels, and no labels could be inferred",
+            "state the labels (--known labels)",
         )
     return _result(head, equations, solution, labels)
 
@@ -189,8 +189,8 @@ def _equations(observed: Round, knowledge: Knowledge, labels: Tensor | None) -> 
     equations = HeadEquations.of(observed.params[names[0]].cpu(), bias, weight_gradient, bias_gradient, examples)
     if equations.rank_beyond_batch is not None:
         raise Inapplicable(
-            f"the gradient of the last layer has rank {equations.rank_beyond_batch}, and that of one step on the told "
-            f"number of examples, {examples}, has at most {examples}",
+            f"the gradient of the last layer has rank {equations.rank_beyond_batch}, and that of one step on the "
+            f"stated number of examples, {examples}, has at most {examples}",
             SIZE_REMEDY,
         )
     return names[0].removesuffix(".weight"), equations
@@ -351,7 +351,7 @@ def _apart(features: Float[Tensor, "n k"], other: Float[Tensor, "n k"], labels: 
     return float(away[rows, columns].max())
 
 
-def _result(head: str, equations: HeadEquations, solution: _Solution, told: Int[Tensor, " n"] | None) -> HeadFeatures:
+def _result(head: str, equations: HeadEquations, solution: _Solution, stated: Int[Tensor, " n"] | None) -> HeadFeatures:
     """A solution in the order of its labels, with examples that left no trace, and what speaks against it."""
     features = solution.unmixing @ equations.inner  # F = Q B [n, k]
     size = equations.size(solution.unmixing)
@@ -365,7 +365,7 @@ def _result(head: str, equations: HeadEquations, solution: _Solution, told: Int[
         features = torch.cat([features, features.new_zeros((missing, features.shape[1]))])
         noise = torch.cat([noise, noise.new_full((missing,), float("inf"))])
         known = torch.cat([known, known.new_zeros(missing)])
-        labels, rounding = torch.cat([labels, _leftover(labels, told, missing)]), float("inf")
+        labels, rounding = torch.cat([labels, _leftover(labels, stated, missing)]), float("inf")
     chances = (features @ equations.weight.T + equations.bias).softmax(1)
     if missing:  # no gradient: the network is sure of the label
         chances[-missing:] = F.one_hot(labels[-missing:], chances.shape[1]).to(chances)
@@ -389,11 +389,11 @@ def _result(head: str, equations: HeadEquations, solution: _Solution, told: Int[
     )
 
 
-def _leftover(labels: Int[Tensor, " m"], told: Int[Tensor, " n"] | None, missing: int) -> Int[Tensor, " l"]:
+def _leftover(labels: Int[Tensor, " m"], stated: Int[Tensor, " n"] | None, missing: int) -> Int[Tensor, " l"]:
     """Labels for examples that left no trace: those known that no other example has, else the first class."""
-    if told is None:
+    if stated is None:
         return labels.new_zeros(missing)
-    rest = told.tolist()
+    rest = stated.tolist()
     for label in labels.tolist():
         rest.remove(label)
     return torch.tensor(rest)

@@ -256,8 +256,8 @@ def _judged(group: RowGroup, said: NetworkEvidence, seen: FirstLayer, rounding: 
     if error > ROUGH or min(mismatch, said.mismatch) > LOOSE:
         return None
     # With two classes all slopes are multiples of one another, and a mixture looks like an example by chance.
-    told = alone or (seen.attacked.knowledge.num_outputs > 2 and (said.one_label or not any_loss))
-    sure = mismatch <= TIGHT and error <= EXACT and told
+    stated = alone or (seen.attacked.knowledge.num_outputs > 2 and (said.one_label or not any_loss))
+    sure = mismatch <= TIGHT and error <= EXACT and stated
     return RoundedExample(inputs[0], said.label, error, len(group.rows), any_loss, sure)
 
 

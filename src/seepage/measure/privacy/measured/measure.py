@@ -145,8 +145,8 @@ class MeasuredEpsilon(EpsilonClaims):
         Of a filter whose outputs never differ sameness tells, whatever is claimed.
         """
         claims = (("stated", self.stated), ("computed", self.computed))
-        told = [(what, claimed) for what, claimed in claims if claimed is not None and claimed >= self.ceiling]
-        return told[0] if told and not self.contradicted else None
+        stated = [(what, claimed) for what, claimed in claims if claimed is not None and claimed >= self.ceiling]
+        return stated[0] if stated and not self.contradicted else None
 
     @property
     def line(self) -> str:
