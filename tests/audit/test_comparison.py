@@ -137,9 +137,9 @@ def test_what_was_told_otherwise_of_a_captured_update_leaves_no_pass(now: dict[s
     assert [one.words for one in found.caveats] == said
     assert summary_line(found).startswith("CANNOT TELL: none of 2 compared")
     assert found.record()["differences"][0]["in_knowledge"]
-    meant = compare(old, changed(result((0, 8)), **{**CAPTURED, **now}), meant=[found.caveats[0].what])
-    assert meant.differences == found.differences
-    assert summary_line(meant).startswith("NOT WORSE")
+    intended = compare(old, changed(result((0, 8)), **{**CAPTURED, **now}), intended=[found.caveats[0].what])
+    assert intended.differences == found.differences
+    assert summary_line(intended).startswith("NOT WORSE")
     both = {"inferred": {"learning rate": "", "batch size": "", "local steps": "", "input shape": ""}}
     same = compare(changed(old, **both), changed(result((0, 8)), **{**CAPTURED, **now}, **both))
     assert len(same.differences) == 1

@@ -23,10 +23,10 @@ TOLD = 3
 def compare(
     old: Annotated[Path, typer.Argument(help="The older run, its evidence pack or its result.json.")],
     new: Annotated[Path, typer.Argument(help="The newer one.")],
-    meant: Annotated[
+    intended: Annotated[
         list[str] | None,
         typer.Option(
-            "--meant",
+            "--intended",
             metavar="NAME",
             help="Accept this difference in the attacker's knowledge as intended, e.g. 'learning rate'. Repeatable.",
         ),
@@ -40,7 +40,7 @@ def compare(
 
     if not reuse:  # the older one is the bar, which is set by naming it; the newer one is judged
         refuse_foreign(new)
-    found = comparison.compare(comparison.open_result(old), comparison.open_result(new), meant=meant or ())
+    found = comparison.compare(comparison.open_result(old), comparison.open_result(new), intended=intended or ())
     if as_json:
         print(json.dumps(found.record()))
     else:
@@ -87,7 +87,7 @@ def _end(found: "Comparison") -> None:
         first = found.caveats[0]
         raise SeepageError(
             f"nothing got worse, but the attackers knew or were set otherwise ({first.words}), which may be why; "
-            f"give both the same, or, if that is meant, say so with seepage compare OLD NEW --meant {first.what!r} or "
+            f"give both the same, or, if that is intended, say so with seepage compare OLD NEW --intended {first.what!r} or "
             "take the newer run as the baseline"
         )
 
@@ -116,7 +116,7 @@ def _print(found: "Comparison") -> None:
         print(printable(f"note: {remark}"))
     for kind, changes in by_kind(found.changes).items():
         doubtful = kind in ("better", "less") and found.caveats
-        print(f"{kind}, if only what is meant differs:" if doubtful else f"{kind}:")
+        print(f"{kind}, if only what is intended differs:" if doubtful else f"{kind}:")
         for change in changes:
             print(printable(f"  {change.words}"))
     print(summary_line(found))

@@ -89,14 +89,14 @@ class Comparison:
         level: Chance that anything is called worse although nothing changed.
         remarks: What to know before believing it.
         differences: What else is not the same in the two runs.
-        meant: Names of differences that somebody says are meant.
+        intended: Names of differences that somebody says are intended.
     """
 
     changes: list[Change]
     level: float
     remarks: list[str]
     differences: list[Difference] = field(default_factory=list)
-    meant: frozenset[str] = frozenset()
+    intended: frozenset[str] = frozenset()
 
     def of(self, *kinds: Kind) -> list[Change]:
         """The changes of these kinds."""
@@ -119,8 +119,8 @@ class Comparison:
 
     @cached_property
     def caveats(self) -> list[Difference]:
-        """What differs in attacker knowledge, unless it is meant: fewer finds may come of that alone."""
-        return [one for one in self.differences if one.in_knowledge and one.what not in self.meant]
+        """What differs in attacker knowledge, unless it is intended: fewer finds may come of that alone."""
+        return [one for one in self.differences if one.in_knowledge and one.what not in self.intended]
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
@@ -156,7 +156,7 @@ def open_result(place: Path) -> Result:
     return parse(Result, record, str(path))
 
 
-def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[str] = ()) -> Comparison:
+def compare(old: Result, new: Result, *, level: float = LEVEL, intended: Iterable[str] = ()) -> Comparison:
     """Say what got worse, case by case and attack by attack.
 
     A share is worse where the interval of the difference of the two (Newcombe 1998, method 10, from two Wilson
@@ -169,11 +169,11 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
         old: The older run.
         new: The newer run.
         level: Chance that anything is called worse although nothing changed.
-        meant: Names of differences in attacker knowledge that are intended, and so no caveat.
+        intended: Names of differences in attacker knowledge that are intended, and so no caveat.
 
     Raises:
         SeepageError: Where the two counted by different thresholds, have no case and attack in common, or do not
-            differ in what is said to be meant.
+            differ in what is said to be intended.
     """
     if old.thresholds != new.thresholds:
         raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
@@ -208,7 +208,7 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
             )
         )  # fmt: skip
     fewer = {change.title for change in changes if change.kind in ("better", "less")}
-    found, expected = differences(old, new, fewer), frozenset(meant)
+    found, expected = differences(old, new, fewer), frozenset(intended)
     _refuse_unknown(expected, found)
     remarks = [*unsure, *contradictory(old, new, found), *_remarks(old, new), *_dropped(old, new), *remarks]
     return Comparison(changes, level, remarks, found, expected)
@@ -229,13 +229,13 @@ def _add_closed_forms(before: dict[Key, Count], after: dict[Key, Count], old: Re
                 counts[case.name, CLOSED_FORM, "exact"] = Count(hits=away, of=of)
 
 
-def _refuse_unknown(meant: frozenset[str], found: Iterable[Difference]) -> None:
+def _refuse_unknown(intended: frozenset[str], found: Iterable[Difference]) -> None:
     names = dict.fromkeys(one.what for one in found)
-    for name in sorted(meant - names.keys()):
+    for name in sorted(intended - names.keys()):
         differs = ", ".join(map(short, names)) or "nothing"
         raise SeepageError(
             f"{short(name)} differs in no case of the two runs; what differs: {differs}; give one of these with "
-            "--meant, or leave it out"
+            "--intended, or leave it out"
         )
 
 
