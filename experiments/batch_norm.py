@@ -1,4 +1,4 @@
-"""What batch norm gives away: the client's mode, and the batch's variances, read off one gradient.
+"""What batch norm reveals: the client's mode, and the batch's variances, read off one gradient.
 
     python experiments/batch_norm.py --data ../shared/data/cifar10.npz
 

@@ -1,4 +1,4 @@
-r"""Images from the embeddings that an update gives away: CPA + FIA, CPA + FIA + GMA, on networks of several depths.
+r"""Images from the embeddings that an update reveals: CPA + FIA, CPA + FIA + GMA, on networks of several depths.
 
 python experiments/cpa_inversion.py vgg-1 vgg-2 vgg-3 --data ../shared/data/cifar10.npz --n 16 --steps 1000
 python experiments/cpa_inversion.py resnet20 --data ../shared/data/cifar10.npz --weights ../shared/data/weights

@@ -111,7 +111,7 @@ def fished(model: nn.Module, classes: int, batches: list[Batch]) -> list[float]:
     mean = torch.stack([one[0].update.tensors[weight] for one in sent]).double().mean(0)
     found = []
     for one, own, batch in zip(sent, disaggregated(mean, torch.stack(embeddings).double()), batches, strict=True):
-        # The server knows the model it sent to each client, and of the client's update only what the mean gives away.
+        # The server knows the model it sent to each client, and of the client's update only what the mean reveals.
         alone = replace(one[0], update=Update({weight: mean.float(), bias: own.float()}))
         found.append(label_accuracy(PresetOutputs()(alone, one.knowledge), batch.labels))
     return found

@@ -15,7 +15,7 @@ def cases(setting: str) -> Lines:
         "`exposure`",
         "exact",
         "inner features",
-        "nothing came back",
+        "nothing was reconstructed",
         "scored, after 1 to 4 steps",
         "not applicable, and why",
     ]
@@ -30,7 +30,7 @@ def cases(setting: str) -> Lines:
                 found[one["outcome"]].append(f"`{use}`{number}")
         scores = [one["psnr"] for one in row["cases"].values() if one["outcome"] == "score" and one["psnr"] is not None]
         scored = f"{len(scores)}: {span(scores)} dB" if scores else ""
-        looked = row["cases"]["exposure"]["words"].removeprefix("gives away ")
+        looked = row["cases"]["exposure"]["words"].removeprefix("reveals ")
         listed = (", ".join(found[outcome]) for outcome in ("exact", "features", "nothing"))
         body.append([f"{row['name']} ({row['library']})", looked, *listed, scored, ", ".join(found["refused"])])
     return table(heads, body)

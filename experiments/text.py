@@ -100,7 +100,7 @@ TINY_BERT = Architecture(
 
 @dataclass(frozen=True)
 class Trained:
-    """Clients that train, and what comes back of them.
+    """Clients that train, and what can be reconstructed of them.
 
     Attributes:
         name: Of the row.

@@ -211,7 +211,7 @@ def test_exposure_names_it() -> None:
     model = build(Architecture("vit", SMALL), SHAPE, CLASSES)
     found = exposure(record(model, batch()))
     assert found.examples == 1
-    assert "gives away 1 of 1 example exactly" in found.line
+    assert "reveals 1 of 1 example exactly" in found.line
     finding = next(one for one in found.findings if one.name == "patches")
     assert finding.tensors == ("1.conv_proj.weight", "1.encoder.pos_embedding")
     assert "withhold or noise one of the two" in finding.message

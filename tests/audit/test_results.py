@@ -460,7 +460,7 @@ def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]
     assert violations(rows, parse_condition("certified>0")) == []
     result = Result(rows=[features], cases=cases_of(TITLES), verdict=text, verdict_level=level, thresholds=Thresholds())
     finding = findings(result)[0]
-    assert (finding.state, finding.severity) == ("open", "warning"), "nobody knows what comes back here"
+    assert (finding.state, finding.severity) == ("open", "warning"), "nobody knows what can be reconstructed here"
     assert "inner feature" in finding.words
     assert "guess" not in finding.words
     entry = MatrixEntry.of(features)

@@ -129,7 +129,7 @@ def step(model: nn.Module, inputs: Tensor, labels: Tensor, named: Callable[[str]
         torch.save({named(key): tensor for key, tensor in model.state_dict().items()}, name)
 
 
-ALLOWED = "--allow-inconclusive"  # it is of what the network takes, not of what comes back
+ALLOWED = "--allow-inconclusive"  # it is of what the network takes, not of what can be reconstructed
 ASKED = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", "--attack=linear", "--jobs=1", "--batch-size=1",
          ALLOWED)  # fmt: skip
 

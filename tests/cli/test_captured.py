@@ -545,7 +545,7 @@ def test_weight_decay_that_was_inferred_and_then_told_away_is_no_pass(cli: Cli, 
     torch.save(model.state_dict(), home / "after.pt")
     line = ("attack", "before.pt", "after.pt", *HIDDEN, "--quiet", "--lr=0.1")
     assert cli(*line, "--out=right").code == 0
-    assert cli(*line, "--weight-decay=0", "--out=none").code == 2, "nothing came back that could be scored"
+    assert cli(*line, "--weight-decay=0", "--out=none").code == 2, "nothing was reconstructed that could be scored"
     found = cli("compare", "right", "none")
     assert found.code == 2
     assert re.match(r"known or set otherwise:\n  weight decay of .*: 0\.0005 -> 0\n", found.out)

@@ -1,4 +1,4 @@
-"""`seepage check`: what is known of a client, what its update gives away, and what to type, before any attack."""
+"""`seepage check`: what is known of a client, what its update reveals, and what to type, before any attack."""
 
 import re
 import shlex
@@ -105,7 +105,7 @@ def test_a_rate_that_nothing_tells_is_unknown_and_asked_for(cli: Cli, captured: 
     given = cli("check", "before.pt", "after.pt", *MODEL)
     assert given.code == 0, given.err
     assert re.search(r"^learning rate +not known.* unknown +--lr", given.out, re.M)
-    assert re.search(r"^the update: gives away 1 of 1 or more examples exactly", given.out, re.M)
+    assert re.search(r"^the update: reveals 1 of 1 or more examples exactly", given.out, re.M)
     assert "the learning rate is not known" in given.out
     (line,) = re.findall(r"^  (seepage attack .*)$", given.out, re.M)
     assert line.endswith("--lr RATE")
@@ -188,7 +188,7 @@ def test_the_time_is_told_before_the_attacks_begin(cli: Cli, captured: None, mon
 def test_a_folder_is_looked_at(cli: Cli, observed: Path) -> None:
     found = cli("check", observed)
     assert found.code == 0, found.err
-    assert "gives away 1 of 1 example exactly" in found.out
+    assert "reveals 1 of 1 example exactly" in found.out
     assert "; 1 label\n" in found.out
     assert "2.weight" in found.out
     assert f"seepage attack {observed}" in found.out
@@ -208,7 +208,7 @@ def test_json_and_the_gate(cli: Cli, observed: Path) -> None:
 def test_a_recipe_is_recorded_and_looked_at(cli: Cli, home: Path) -> None:
     found = cli("check", "tiny.toml", "--defense=gaussian_noise", "--set=defense.sigma=1", "--quiet")
     assert found.code == 0, found.err
-    assert "gives away 0 of 1 example exactly" in found.out
+    assert "reveals 0 of 1 example exactly" in found.out
     assert not list(home.glob("runs*"))
 
 

@@ -1,4 +1,4 @@
-"""People judge a run: the page, what it gives away, what a browser saves, and what is counted from that."""
+"""People judge a run: the page, what it reveals, what a browser saves, and what is counted from that."""
 
 import fcntl
 import json
@@ -154,7 +154,7 @@ def test_mistakes(refused: Callable[..., str], judged: Path) -> None:
 
 def test_a_run_without_its_truth(refused: Callable[..., str], judged: Path) -> None:
     (judged / "private" / "truth.safetensors").unlink()
-    assert "no private and rebuilt pictures" in refused("evidence", "judge", judged)
+    assert "no private and reconstructed pictures" in refused("evidence", "judge", judged)
 
 
 # Presses keys like a person, in a frame as wide as a phone and in a wide one; what is saved is caught on its way out.

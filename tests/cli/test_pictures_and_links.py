@@ -59,7 +59,7 @@ def test_an_audit_keeps_what_each_update_gives_away(run: Path) -> None:
     (case,) = found["cases"]
     assert (found["schema"], case["case"], case["examples"], case["batch_size"]) == (1, "case", 1, 1)
     result = json.loads((run / "result.json").read_text())
-    assert result["cases"][0]["exposure"].startswith("gives away 1 of 1 example exactly")
+    assert result["cases"][0]["exposure"].startswith("reveals 1 of 1 example exactly")
 
 
 def test_epsilon_is_printed_and_kept(cli: Cli, home: Path) -> None:

@@ -44,7 +44,7 @@ def test_each_kind_of_control_is_a_tenth_or_more(pairs: int, seed: int) -> None:
     counts = Counter(pair.subject.kind for pair in found)
     assert len(found) <= pairs
     assert all(counts[kind] >= max(3, len(found) / 10) for kind in ("same", "other", "flat"))
-    # Eleven of twelve examples came back of each attack: what there is room for is shown, and nothing twice.
+    # Eleven of twelve examples were reconstructed of each attack: what there is room for is shown, and nothing twice.
     assert counts["guess"] >= min(33, pairs - 3 * max(3, -(-pairs // 10)))
     assert len({pair.subject for pair in of_kind(found, "guess")}) == counts["guess"]
 

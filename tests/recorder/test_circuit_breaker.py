@@ -125,7 +125,7 @@ def test_a_number_of_examples_holds_no_server_up(tmp_path: Path, states: Any, ru
     found = seen.watch(*states, t=1, client=0, examples=count_of(number), say=lines.append)
     assert time.process_time() - began < 1
     assert (found.exposure is None) == (found.folder is None) == (number > 10**6)
-    assert found.blocked, "the one example that this update gives away is given away whatever number is claimed"
+    assert found.blocked, "the one example that this update reveals is given away whatever number is claimed"
     assert ["which cannot be" in line and len(line) < 300 for line in lines] == [True] * (number > 10**6)
 
 
@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, states: A
         found = seen.watch(*states, t=t, client=0, examples=1, say=lines.append)
         assert found.folder is None
         assert found.exposure is not None
-        assert found.blocked  # by what it gives away, not by the disk
+        assert found.blocked  # by what it reveals, not by the disk
     assert len(lines) == 2
 
 

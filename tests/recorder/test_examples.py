@@ -29,7 +29,7 @@ def ran(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_audit_my_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran("audit_my_model.py", monkeypatch=monkeypatch) == 0
     said = re.search(
-        r"no defense: gives away (\d) of 4 examples exactly.*\n  linear: (\d+)% recovered", capsys.readouterr().out
+        r"no defense: reveals (\d) of 4 examples exactly.*\n  linear: (\d+)% recovered", capsys.readouterr().out
     )
     assert said is not None
     assert int(said[2]) == 25 * int(said[1]) > 0  # the look before the attack says what the attack then gets
@@ -37,7 +37,7 @@ def test_audit_my_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_captured_update(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran("captured_update.py", monkeypatch=monkeypatch) == 0
-    assert "gives away 1 of 1 example exactly" in capsys.readouterr().out
+    assert "reveals 1 of 1 example exactly" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("default")  # Opacus has some

@@ -149,7 +149,7 @@ def test_the_mod_blocks_and_logs(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         reply = hook(question(), context_of(0), train)
     assert reply.has_error()
     assert "blocked" in reply.error.reason
-    assert "gives away 1 of 1 example exactly" in caplog.text
+    assert "reveals 1 of 1 example exactly" in caplog.text
     many = hook(question(), context_of(0), lambda message, context: train(message, context, 60))
     assert many.has_content()
 
@@ -243,7 +243,7 @@ def test_epsilon_is_said_beside_what_leaks(tmp_path: Path, caplog: pytest.LogCap
 
     with caplog.at_level(logging.INFO, logger="flwr"):
         recording_mod(recorder(tmp_path, audit="inline"), ledger=ledger)(question(client=7), context_of(7), private)
-    line = next(line for line in caplog.text.splitlines() if "gives away 1 of 1 example exactly" in line)
+    line = next(line for line in caplog.text.splitlines() if "reveals 1 of 1 example exactly" in line)
     assert "epsilon 2.5 (delta 1e-05; 4 steps by rdp" in line
     assert open_entry(tmp_path / "000003-client-7") == spent
     assert ledger.rows(7)[-1]["recording"] == "000003-client-7"

@@ -232,7 +232,7 @@ def test_epsilon_is_said_beside_what_leaks(tmp_path: Path, caplog: pytest.LogCap
         for t in (3, 4):
             site.give(task(initial(), t))
             site.take(reply(DataKind.WEIGHTS, stepped(initial(), 1)))
-    lines = [line for line in caplog.text.splitlines() if "gives away 1 of 1 example exactly" in line]
+    lines = [line for line in caplog.text.splitlines() if "reveals 1 of 1 example exactly" in line]
     assert ["epsilon 2.5" in line for line in lines] == [True, False]  # the client wrote no line of round 4
     assert open_entry(tmp_path / "000003-client-site-1") == spent
     assert ledger.rows("site-1")[-1]["examples_given_away"] == 1
@@ -382,7 +382,7 @@ def test_two_clients_on_the_simulator(tmp_path: Path) -> None:
 @pytest.mark.slow  # NVFlare's simulator, with its processes
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_a_blocked_reply_ends_the_simulation_unless_the_workflow_ignores_it(tmp_path: Path, goes_on: bool) -> None:
-    """The example that site-1 gives away is held back; the model is then that of site-2 alone, or the run fails."""
+    """The example that site-1 reveals is held back; the model is then that of site-2 alone, or the run fails."""
     mine = MINE.replace("Path(PLACE)", f"Path({str(tmp_path)!r})").replace(
         "client=rule)", "client=rule, block=(lambda found: True) if side == 'blocked' else None)"
     )

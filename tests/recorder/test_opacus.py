@@ -108,7 +108,7 @@ def test_leakage_and_epsilon_stand_in_one_line(tmp_path: Path) -> None:
     assert row["examples_given_away"] == 1
     assert row["epsilon"] is None
     assert row["caveats"] == ["some steps had no noise, so no epsilon holds"]
-    assert "gives away 1 of 1" in row["looks"]
+    assert "reveals 1 of 1" in row["looks"]
 
 
 def test_the_report_of_an_attack_shows_what_was_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

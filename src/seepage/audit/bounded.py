@@ -1,4 +1,4 @@
-"""What no attacker can exceed, for the cases of a run: found by the audit, which holds the truth, beside the attacks.
+"""Upper bounds for any attacker, for the cases of a run: found by the audit, which holds the truth, beside the attacks.
 
 private/[CASE/]bounds.json    the bounds of each batch, and why others do not hold
 """

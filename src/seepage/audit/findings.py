@@ -109,8 +109,9 @@ def reported(found: Iterable[AuditFinding]) -> list[AuditFinding]:
 def strength(row: Row, first: Literal["exact", "recovered"] = "exact") -> tuple[float, ...]:
     """Sort key of what an attack found: the larger, the worse for whose data it is.
 
-    The share of examples that it rebuilt exactly, and recognizably; without a truth what it certifies or names, and how
-    near its guesses come to the update that was sent; then how many examples that was, and how good the median is.
+    The share of examples that it reconstructed exactly, and recognizably; without a truth what it certifies or names,
+    and how near its guesses come to the update that was sent; then how many examples that was, and how good the median
+    is.
 
     Args:
         row: The attack's row.
@@ -212,7 +213,7 @@ def _unshown(case: Case, rows: Sequence[Row], cases: Sequence[Case]) -> str:
 
 
 def _of_attack(row: Row, case: str) -> AuditFinding:
-    """The finding of an attack; an error where examples were rebuilt exactly. `case` is the title of its case."""
+    """The finding of an attack; an error where examples were reconstructed exactly. `case` is the title of its case."""
     if failed(row):
         state: State = "untried"
     elif row.outcome is Outcome.NOT_NEEDED:

@@ -78,7 +78,7 @@ MEMBERSHIP_SCORES = ("auc", "auc_low", "auc_high", "members_identified", "others
 
 
 class BoundRow(JsonRecord):
-    """A number that no attacker on one case can exceed: the loosest over the case's batches.
+    """An upper bound for any attacker on one case: the loosest over the case's batches.
 
     Attributes:
         case: The case's name.

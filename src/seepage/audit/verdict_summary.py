@@ -79,7 +79,7 @@ def _untested(cases: Sequence[Case]) -> str:
 
 
 def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Sequence[Case] = ()) -> SummaryPart:
-    """The largest share of private examples that an attack rebuilt, or that is revealed in closed form.
+    """The largest share of private examples that an attack reconstructed, or that is revealed in closed form.
 
     Exact ones count where there are any, else recognizable ones. The interval is Clopper and Pearson's, which takes
     the examples for independent; those of one batch are not quite.
@@ -116,7 +116,7 @@ def _given_share(case: Case) -> float:
 
 
 def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
-    """The part on examples that the attacks rebuilt."""
+    """The part on examples that the attacks reconstructed."""
     scored = [row for row in rows if row.scored and row.examples]
     best = max(rows, key=strength, default=None)
     if not scored and best is not None and best.certificate:

@@ -1,4 +1,4 @@
-"""`seepage check`: before any attack, what is known of a client, what its update gives away, and what to type."""
+"""`seepage check`: before any attack, what is known of a client, what its update reveals, and what to type."""
 
 import json
 import shlex

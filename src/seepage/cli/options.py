@@ -301,7 +301,7 @@ class MeasureOptions:
 
     membership: MembershipOption = False
     bounds: Annotated[
-        bool, _more("--bounds", help="Also bound what no attacker can exceed. With --defense this is done anyway.")
+        bool, _more("--bounds", help="Also compute upper bounds for any attacker. With --defense this is done anyway.")
     ] = False
     prove: Annotated[
         bool, _more("--prove", help="Also measure the epsilon of the defense, by calling it many thousand times.")

@@ -126,14 +126,14 @@ def gate_on(result: "Result", condition: "Condition | None") -> None:
 
 
 def conclude(result: "Result", *, allow: bool) -> None:
-    """End with exit code 2 where nobody can say from the run what comes back.
+    """End with exit code 2 where nobody can say from the run what can be reconstructed.
 
     Args:
         result: The result.
         allow: Take that for an answer.
 
     Raises:
-        SeepageError: Where nothing could be scored, or it says nothing that nothing came back.
+        SeepageError: Where nothing could be scored, or it says nothing that nothing was reconstructed.
     """
     if allow or not result.is_open:
         return

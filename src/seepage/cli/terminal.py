@@ -215,7 +215,7 @@ def _of_pictures(rows: Sequence[Row]) -> bool:
 
 
 def _beside(case: Case, rows: Sequence[Row]) -> list[str]:
-    """What stands under a case's table: what was inferred, and what the update gives away without an attack."""
+    """What stands under a case's table: what was inferred, and what the update reveals without an attack."""
     lines = [*([case.read_as] if case.read_as else []), *inferred_lines(case.inferred or {})]
     if case.exposure and not any(row.scored for row in rows):
         lines.append(f"without any attack: {case.exposure}")

@@ -89,7 +89,7 @@ def recording_mod(
         guarded(lambda: _remember(recorder.breaker, context))
         if not hook.passes(found):
             _warn(f"{_where(message)}: the reply was blocked and does not leave the client")
-            return Message(Error(BLOCKED, "the update gives away too much and was blocked"), reply_to=message)
+            return Message(Error(BLOCKED, "the update reveals too much and was blocked"), reply_to=message)
         return reply
 
     return mod

@@ -64,7 +64,7 @@ OF_PICTURES = {
 """What is to be looked up where the examples are pictures."""
 
 STRONG = ("certified", "exact", "recognizable")
-"""Levels at which examples came back."""
+"""Levels at which examples were reconstructed."""
 
 NO_REASON = "no reason was recorded"
 

@@ -1,4 +1,4 @@
-"""Read the rows of a table of a run, and put what each attack rebuilt beside what the client holds, value by value."""
+"""Rows of a table, as each attack reconstructed them beside those that the client holds, value by value."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class TableValue:
     Attributes:
         column: Name of the column.
         private: What the client holds; None where the truth is not in the folder.
-        guesses: For each attack what it rebuilt, None where it returned nothing, and whether it reads the same.
+        guesses: For each attack what it reconstructed, None where it returned nothing, and whether it reads the same.
     """
 
     column: str

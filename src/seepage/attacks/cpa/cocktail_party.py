@@ -184,7 +184,7 @@ def _check_centered(knowledge: Knowledge, observed: Round, layer: MixingLayer) -
         raise Inapplicable(
             f"a batch norm in train mode follows {layer.name or 'the layer'}, so the gradient of its bias, which gives "
             "each unmixed example its scale, is rounding alone, and each row mixes the whole batch",
-            f"read the batch's own statistics, which the batch norms give away, or use {MATCHING}",
+            f"read the batch's own statistics, which the batch norms reveal, or use {MATCHING}",
         )
 
 
@@ -441,7 +441,9 @@ class _FastRun:
     def _notes(self, r: int, certified: Tensor | None) -> Sequence[str]:
         stated = self.observed.batch_size
         of = "" if stated is None else f", of a batch of {stated}"
-        notes = [f"by its own statistic {r} signals lie above the noise of the update{of}; that is no example rebuilt"]
+        notes = [
+            f"by its own statistic {r} signals lie above the noise of the update{of}; that is no reconstructed example"
+        ]
         if stated is None:
             notes.append(f"the spectrum says {self.spectrum.rank} examples{self._or_more()}")
         elif r < stated:

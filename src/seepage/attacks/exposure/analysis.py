@@ -173,10 +173,10 @@ class Exposure:
         size = self.batch_size or (f"at least {self.at_least}" if self.at_least else "an unknown number of")
         size = f"{size} or more" if self.batch_size and self.or_more else size
         many = "" if (self.batch_size or self.at_least) == 1 and not self.or_more else "s"
-        words = [f"gives away {self.examples} of {size} example{many} exactly"]
+        words = [f"reveals {self.examples} of {size} example{many} exactly"]
         if self.text is not None and not self.examples:
             ordered = ", and its texts where token_sequences puts them together" if self.text.ordered else ""
-            words = [f"gives away its tokens{ordered}"]
+            words = [f"reveals its tokens{ordered}"]
         if self.vectors > self.examples:
             words.append(f"and inner features of {self.vectors}")
         if any(layer.noisy for layer in self.layers):

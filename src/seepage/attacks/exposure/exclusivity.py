@@ -33,7 +33,7 @@ class Exclusivity:
 def exclusivity(model: nn.Module, params: Tensors, batch: Batch) -> tuple[Exclusivity, ...]:
     """Exclusively activated neurons of each example, layer by layer, for data of your own.
 
-    Pan et al. (USENIX Security 2022) draw the line between batches that can and cannot be rebuilt there: two such
+    Pan et al. (USENIX Security 2022) draw the line between batches that can and cannot be reconstructed there: two such
     neurons in the last hidden layer determine an example's label and its slopes at the outputs, and with one at each
     layer before that the path of the example can be followed to the input. One in the first layer gives the example by
     division, as the attack `linear` does; `linear_equations` needs one in any layer, once those found are taken away.

@@ -18,7 +18,7 @@
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
     [membership] tests = ["matched_filter"]    `plans.MembershipPlan`: who was in the attacked batches is tested as well
-    [bounds]    where = "all"                  `plans.BoundsPlan`: what no attacker can exceed is bounded as well
+    [bounds]    where = "all"                  `plans.BoundsPlan`: upper bounds for any attacker are computed as well
     [epsilon]   stated = 8.0                   `plans.EpsilonPlan`: the defense's epsilon is measured by calling it
     [tune]      options = {"attack.tv" = [...]} `plans.TunePlan`: options chosen on other batches than the scored
     [score]     recovered_likeness = 0.4       `Scoring`: thresholds, further metrics
@@ -184,7 +184,7 @@ class Recipe:
 
     @property
     def bounded(self) -> bool:
-        """Whether what no attacker can exceed is asked for here."""
+        """Whether upper bounds are asked for here."""
         return self.bounds is not None and (self.bounds.where == "all" or bool(self.defense))
 
     def make_attack(self, part: Spec) -> Attack:

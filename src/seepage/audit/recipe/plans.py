@@ -183,7 +183,7 @@ class Rounds:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundsPlan:
-    """What no attacker can exceed is bounded as well: the `[bounds]` of a recipe.
+    """Upper bounds for any attacker are computed as well: the `[bounds]` of a recipe.
 
     Args:
         where: `defended`: where clients use a defense; `all`: everywhere, so that numbers sent are counted against

@@ -1,4 +1,4 @@
-"""What a bound is: a number that no attacker of a stated kind can exceed, and the sentence that it rests on."""
+"""What a bound is: an upper bound for any attacker of a stated kind, and the sentence that it rests on."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +15,7 @@ SAME_DB = 100.0
 
 WORDS: dict[Measure, str] = {
     "psnr_db": "PSNR of the batch's mean error",
-    "exact_share": "examples rebuilt exactly",
+    "exact_share": "examples reconstructed exactly",
     "tpr": "members identified",
     "auc": "area under the curve of a membership test",
     "rank": "numbers about the batch that can be read",
@@ -25,7 +25,7 @@ WORDS: dict[Measure, str] = {
 
 @dataclass(frozen=True)
 class Bound:
-    """A number that no attacker of the stated kind can exceed.
+    """An upper bound for any attacker of the stated kind.
 
     Attributes:
         measure: What is bounded.

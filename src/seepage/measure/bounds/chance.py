@@ -1,4 +1,4 @@
-"""The chance of a blind guess: what an attacker that never saw the update rebuilds within an error."""
+"""The chance of a blind guess: what an attacker that never saw the update reconstructs within an error."""
 
 import math
 
@@ -23,7 +23,7 @@ def blind_chance(public: Tensor, *, psnr_db: float, value_range: tuple[float, fl
 
     Args:
         public: `[m, *shape]` examples, at least 2.
-        psnr_db: What counts as rebuilt.
+        psnr_db: What counts as reconstructed.
         value_range: Smallest and largest value of an input.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What no attacker can exceed: all bounds that hold for one update, found by the auditor, who holds the batch."""
+"""Upper bounds for any attacker: all bounds that hold for one update, found by the auditor, who holds the batch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -114,8 +114,8 @@ class CaseEvidence(JsonRecord):
         title: Its title.
         case: Its name in the run, which stays the same where the title is worded anew.
         control: It was run to show that the attacks work without the defense of another case: no finding.
-        inconclusive: Why it says nothing that nothing came back; None where it does, or something came.
-        exposed_examples: Examples that its first update gives away exactly in closed form, without an attack; None
+        inconclusive: Why it says nothing that nothing was reconstructed; None where it does, or something came.
+        exposed_examples: Examples that its first update reveals exactly in closed form, without an attack; None
             where that was not looked at.
         data: Name of the data set.
         source: Where the data come from.
@@ -126,7 +126,7 @@ class CaseEvidence(JsonRecord):
         defense: The defense; None: none, or not known.
         examples: Private examples that were attacked.
         recovered: Those that the best attack here recovered recognizably or exactly; None without a truth.
-        exact: Those that the best attack here rebuilt exactly; None without a truth.
+        exact: Those that the best attack here reconstructed exactly; None without a truth.
         unscored: Why no share can be given; None where one is.
         certified: Most guesses that one attack certifies to fit what was sent as only a private example would; needs no
             truth.
@@ -200,14 +200,14 @@ class CaseEvidence(JsonRecord):
 
     @property
     def exact_words(self) -> str:
-        """What came back exactly, for people."""
+        """What was reconstructed exactly, for people."""
         if self.exact is None:
             return "not scored"
         return f"inconclusive ({self.exact.words})" if self.inconclusive is not None else self.exact.words
 
     @property
     def recovered_words(self) -> str:
-        """What came back, for people: without a truth what is certified, and of what."""
+        """What was reconstructed, for people: without a truth what is certified, and of what."""
         named = f"{self.tokens.words if self.tokens else f'{self.identified_tokens:,}'} distinct tokens identified"
         if self.inconclusive is not None and self.recovered is not None:
             return f"inconclusive ({self.recovered.words})"
@@ -282,7 +282,7 @@ class Evidence(JsonRecord):
         level: `exact`, `recognizable`, `partial`, `nothing`, `certified`, `inconclusive` or `unscored`.
         warnings: The diagnostics by which a number may mislead.
         summary: The four parts of the verdict, in words.
-        maximum_risk: Of the case from which most came back: the share of its examples that the best attack recovered.
+        maximum_risk: Of the case with most reconstructions: the share of its examples that the best attack recovered.
         average_risk: Over all cases: the examples that the best attack of each case recovered.
         cases: One per audited setting.
         attacks: One per attack and membership test.
@@ -632,7 +632,7 @@ def _attacks(run: RunFolder) -> list[AttackEvidence]:
 
 def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
     result, uses = run.result, _uses(run)
-    spoke = any(row.gave_result for row in result.rows)  # then what came back was tried, though it is not known
+    spoke = any(row.gave_result for row in result.rows)  # then what was reconstructed was tried, though it is not known
     lacking = [part for part in result.summary if not part.tried and not (spoke and part.name == "reconstruction")]
     lacking = [part for part in lacking if not part.words.startswith("no bound")]  # one was looked for, and none holds
     found = [f"{UNTRIED_PARTS.get(part.name, part.title)}: {LACKING.sub('', part.words, 1)}" for part in lacking]
