@@ -122,7 +122,7 @@ def test_labels_are_read_off_the_last_bias() -> None:
     assert labels.evidence["sound"]
     assert labels.evidence["counts"] == (1, 0, 0, 3, 0, 0, 0, 1, 0, 0)
     assert labels.evidence["present"] == (0, 3, 7)
-    assert labels.evidence["doubt"] == pytest.approx(0, abs=1e-5)
+    assert labels.evidence["off_whole"] == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize(("mode", "word"), [(True, "train"), (False, "eval")])

@@ -242,7 +242,7 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
     assert parts_of([refused, NAMED], [CASE])[0].words == "198 of 200 tokens identified, by token_set on net"
     assert RowTexts.of(NAMED).outcome == "198 of 200 tokens identified, none wrong"
     assert [one.name for one in violations([refused, NAMED], parse_condition("token_recall>0.5"))] == ["token_set"]
-    assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_named>0"))] == ["token_set"]
+    assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_identified>0"))] == ["token_set"]
     assert not NAMED.certified_examples
     assert not NAMED.scored
     assert Row.model_validate(NAMED.model_dump(mode="json")) == NAMED

@@ -201,7 +201,8 @@ def test_a_case_with_a_defense_knows_its_twin_and_is_given_one_where_the_run_ask
         (resolve_cases(both)[1].case, "defense-none", False),
     ]
     alone = {
-        "attack": [plain], "defense": [noise], "undefended": True, "membership": {}, "knowledge": {"known": ["defense"]},
+        "attack": [plain], "defense": [noise], "undefended": True, "membership": {},
+        "knowledge": {"known": ["defense"]},
         "grid": {"batch.size": [1, 2]},
     }  # fmt: skip
     assert [(one.case, one.twin) for one in resolve_cases(alone)] == [("size-1", None), ("size-2", None)], (

@@ -449,7 +449,8 @@ def test_a_result_file_needs_what_readers_rely_on() -> None:
 
 
 CERTIFIED_FEATURES: dict[str, Any] = {
-    **NO_SCORE, "attack": "cocktail_party", "outcome": "features only", "space": "feature", "returned": 1, "certified_guesses": 1,
+    **NO_SCORE, "attack": "cocktail_party", "outcome": "features only", "space": "feature", "returned": 1,
+    "certified_guesses": 1,
 }  # fmt: skip
 
 

@@ -146,6 +146,6 @@ def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) 
     assert few.code == 2
     assert "2 classes and the model 3" in few.err
     low = cli(*given, captured / "public.npz", "--level", "0.001")
-    assert (low.code, "nobody can be named at 0.001" in low.err) == (2, True)
+    assert (low.code, "nobody can be identified at 0.001" in low.err) == (2, True)
     late = cli(*given, captured / "public.npz", "--round", "7")
     assert (late.code, "has 1 round," in late.err) == (2, True)

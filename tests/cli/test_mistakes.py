@@ -87,7 +87,7 @@ def test_a_grid_over_a_value_that_is_no_table_is_refused(refused: Refused) -> No
 def test_all_mistakes_of_a_recipe_are_reported_at_once(home: Path, cli: Callable[..., object]) -> None:
     (home / "bad.toml").write_text(
         'seed = "x"\nsurplus = 1\n[data]\nuse = "facez"\nseed = 3\nsizes = 8\n[model]\nuse = "fc9"\n'
-        "[batch]\nsize = 0\n[knowledge]\ntold = 3\n[[defense]]\nuse = 'sparsify'\nkeep = 7\n"
+        "[batch]\nsize = 0\n[knowledge]\nknown = 3\n[[defense]]\nuse = 'sparsify'\nkeep = 7\n"
         "[[attack]]\nuse = 'dgl'\n[[attack]]\nuse = 'dlg'\nsteps = 'many'\n"
     )
     found = cli("audit", "bad.toml")
@@ -100,7 +100,7 @@ def test_all_mistakes_of_a_recipe_are_reported_at_once(home: Path, cli: Callable
         "unknown data",
         "'fc9'",
         "[batch]: size",
-        "known",
+        "[knowledge]",
         "(0, 1]",
         "'dgl'",
         "'many'",

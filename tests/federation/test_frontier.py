@@ -537,8 +537,8 @@ def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
     assert [line["identified"] for line in lines] == [row.identified for row in found.rows]
     page = (tmp_path / "run" / "frontier.html").read_text()
     assert "Members identified" in page
-    assert f"{known.named}/8<small>" in page
+    assert f"{known.identified}/8<small>" in page
     price = {"promise": None, "reason": None, "accuracy": None, "accuracy_examples": None, "seconds": None}
     entry, price = sweep_of(tables).entries[0], {**price, "bytes": None, "bytes_plain": None}
     (few,) = rows_of([entry], [price], [], untested={entry.recipe.case: "too few examples"})
-    assert (few.untested, few.named) == ("too few examples", None)
+    assert (few.untested, few.identified) == ("too few examples", None)

@@ -63,8 +63,8 @@ class Case(JsonRecord):
             measured on the private examples; None where they read it as it is.
         promise: The differential-privacy guarantee of the defense.
         exposure: One line on what the update reveals without an attack.
-        exposed_examples: Number of private examples that the first update reveals exactly in closed form, without an attack;
-            None where that was not computed.
+        exposed_examples: Number of private examples that the first update reveals exactly in closed form, without an
+            attack; None where that was not computed.
         exposed_of: Number of examples behind that update, where known.
         undefended: Name of the case with the same setting without the defense.
         control: Whether this is such a case, run only to show that the attacks work without the defense: no finding.

@@ -52,8 +52,8 @@ def facts_of(
         look: Analysis of the round's update.
         exposure: What the update reveals in closed form.
         said: Name of each inferred fact, to its source in words.
-        stated: Names of the facts that the user stated of captured files; None: a recording, which states every fact that
-            was not inferred.
+        stated: Names of the facts that the user stated of captured files; None: a recording, which states every fact
+            that was not inferred.
     """
     return list(_Reader(look, exposure, said, stated).facts())
 

@@ -108,8 +108,9 @@ def reported(found: Iterable[AuditFinding]) -> list[AuditFinding]:
 def strength(row: Row, first: Literal["exact", "recovered"] = "exact") -> tuple[float, ...]:
     """Sort key of what an attack found: the larger, the worse for whose data it is.
 
-    The share of examples that it reconstructed exactly, and recognizably; without a truth what it certifies or names, and how
-    near its guesses come to the update that was sent; then how many examples that was, and how good the median is.
+    The share of examples that it reconstructed exactly, and recognizably; without a truth what it certifies or names,
+    and how near its guesses come to the update that was sent; then how many examples that was, and how good the median
+    is.
 
     Args:
         row: The attack's row.

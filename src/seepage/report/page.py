@@ -93,7 +93,7 @@ class Section:
         case: The setting of the client.
         accuracy: Sentence about the model's accuracy; empty where it was measured on too few examples.
         known: Facts that every attacker of this case knows.
-        told_more: Whether an attacker of this case has side information besides.
+        side_information: Whether an attacker of this case has side information besides.
         rows: The attacks that were run, as texts.
         kind: What the examples are; texts have neither PSNR nor SSIM, and records no SSIM.
         further: Column headings of metrics that only this recipe requested.

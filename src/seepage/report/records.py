@@ -1,4 +1,4 @@
-"""Read the rows of a table of a run, and put what each attack reconstructed beside what the client holds, value by value."""
+"""Rows of a table, as each attack reconstructed them beside those that the client holds, value by value."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LONGEST = 60
 
 
 TableValue = tuple[str, str | None, list[Guess]]
-"""Column, what the client holds, None where the truth is not in the folder, and for each attack what it reconstructed."""
+"""Column, what the client holds, None where the truth is not in the folder, and what each attack reconstructed."""
 
 TableRecord = tuple[list[TableValue], list[int | None]]
 """The first `MOST_VALUES` values, and for each attack the number of values that read the same, of all; None where it

@@ -418,9 +418,9 @@ class UpdateAnalysis:
         One step's, and not that of a network whose update has noise on it, which may be anything.
         """
         name = self._last_bias
-        told = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels
+        plain = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels
         noised = any(finding.name == "noised" for finding in self.defenses)
-        if not told or name is None or self.signs or noised or self.unread_head is not None:
+        if not plain or name is None or self.signs or noised or self.unread_head is not None:
             return False
         bias = self._read[0][name].double()
         off = abs(float(bias.sum()))

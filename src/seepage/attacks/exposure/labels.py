@@ -102,7 +102,7 @@ class LabelLeak:
         present: Classes that are in the batch: only these have a negative entry in the last bias gradient.
         counts: Estimated examples of each class, where the update is one step of a loss that is fully explained and the
             batch size is known; None: unknown.
-        doubt: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
+        off_whole: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
         least: Examples of each class at the least, whatever the outputs were; None without counts.
         most: The same at the most; None where the batch size was inferred, as there may be more examples.
         sound: Whether the entries of the bias gradient sum to zero, as those of an unchanged cross-entropy gradient
@@ -112,7 +112,7 @@ class LabelLeak:
 
     present: tuple[int, ...]
     counts: tuple[int, ...] | None
-    doubt: float | None
+    off_whole: float | None
     sound: bool
     least: tuple[int, ...] | None = None
     most: tuple[int, ...] | None = None
@@ -140,13 +140,13 @@ class LabelLeak:
         if not self.sound:
             return "the last bias gradient was changed, or is no cross-entropy's; nothing is read off it"
         words = f"classes {', '.join(map(str, self.present)) or 'none'} are there"
-        if self.counts is None or self.doubt is None:
+        if self.counts is None or self.off_whole is None:
             return words
         counts, sure = (
             ", ".join(f"{count} of class {name}" for name, count in enumerate(numbers) if count)
             for numbers in (self.counts, self.least or ())
         )
-        off = f"before rounding up to {self.doubt:.2f} off a whole number"
+        off = f"before rounding up to {self.off_whole:.2f} off a whole number"
         return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure or 'none'}"
 
     def _interval(self, label: int) -> str:
@@ -196,14 +196,14 @@ def label_leak(
         return LabelLeak(present, None, None, sound)
     shares = counted_shares(bias, batch_size)
     counts = largest_remainder(shares, batch_size)
-    doubt = float((shares - shares.round()).abs().max())
+    off_whole = float((shares - shares.round()).abs().max())
     # A count above this is proved by more than rounding. Labels that are smoothed are nearer to uniform, not further.
     sure = -batch_size * (bias + max(NEGATIVE_SHARE * largest, rounding))
     least = sure.ceil().clamp(min=0).long()
     if int(least.sum()) > batch_size or float(bias.clamp(min=0).sum()) > 1 + NEGATIVE_SHARE:
         return LabelLeak(present, None, None, sound)  # no mean of softmax minus label is so large: another rate
     most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
-    return LabelLeak(present, tuple(counts.tolist()), doubt, sound, tuple(least.tolist()), most)
+    return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most)
 
 
 def _last_bias(tensors: Mapping[str, Tensor], knowledge: Knowledge) -> Tensor | None:

@@ -37,10 +37,11 @@ def text_findings(transcript: Transcript) -> list[ClosedForm]:
     identified = "" if tokens is None else f"the {tokens} tokens of the batch by name, and "
     what = "its texts, token by token" if ordered else "which tokens stood at which place, but not which together"
     message = (
-        f"{identified}{what}, from what the first layers read: a span of {rank} directions, where {width - 2} are "
-        "the most that tell tokens apart; token_sequences reads them, and withholding or noising these weights hides it"
+        f"{identified}{what}, from what the first layers read: a span of {rank} directions, in which at "
+        f"most {width - 2} tokens can be distinguished; token_sequences reads them, and withholding or noising these "
+        "weights hides it"
     )
-    evidence = {"rank": rank, "width": width, "named": tokens, "ordered": ordered}
+    evidence = {"rank": rank, "width": width, "identified": tokens, "ordered": ordered}
     limit = "No sequence was put together here: the attack does, and certifies it."
     tensors = tuple(name for check in checks for name in check.weights)
     return [ClosedForm(name="text", message=message, evidence=evidence, limit=limit, tensors=tensors)]

@@ -33,8 +33,8 @@ from seepage.errors import Problems, SeepageError, short
 _TABLES: dict[str, type[RecipeTable]] = {
     one.table: one
     for one in (
-        Training, Federation, Batches, Rounds, AttackerKnowledge, Auxiliary, MembershipPlan, BoundsPlan, EpsilonPlan, TunePlan,
-        Scoring,
+        Training, Federation, Batches, Rounds, AttackerKnowledge, Auxiliary, MembershipPlan, BoundsPlan, EpsilonPlan,
+        TunePlan, Scoring,
     )
 }  # fmt: skip
 _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks": bool, "minutes": float,

@@ -15,8 +15,8 @@ def junit(evidence: Evidence) -> str:
     """The document.
 
     A finding that leaks is a failure; one whose attack does not apply or was not needed, or whose guesses no truth
-    judges, is skipped where another attack says what can be reconstructed; one that was asked for and has no result is an error,
-    and so is each of a case of which nothing is known: what can be reconstructed there nobody can say.
+    judges, is skipped where another attack says what can be reconstructed; one that was asked for and has no result is
+    an error, and so is each of a case of which nothing is known: what can be reconstructed there nobody can say.
 
     Args:
         evidence: The run's evidence.

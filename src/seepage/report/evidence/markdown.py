@@ -30,7 +30,7 @@ def summary(evidence: Evidence) -> str:
         for_markdown(evidence.verdict),
         "",
         *_warnings(evidence),
-        *_doubts(evidence),
+        *_caveats(evidence),
         *_risks(evidence),
         "",
         *([f"**What may be signed?** {for_markdown(evidence.may_sign)}", ""] if evidence.may_sign else []),
@@ -67,7 +67,7 @@ def model_card(evidence: Evidence) -> str:
         for_markdown(evidence.verdict),
         "",
         *_warnings(evidence),
-        *_doubts(evidence),
+        *_caveats(evidence),
         *_risks(evidence),
         "",
         "| setting | defense | recovered | exactly | best attack | numbers sent per private number |",
@@ -91,8 +91,8 @@ def _warnings(evidence: Evidence) -> list[str]:
     return ["**Warnings:**", "", *(f"- {for_markdown(line)}" for line in lines), ""] if lines else []
 
 
-def _doubts(evidence: Evidence) -> list[str]:
-    """A paragraph for each doubt."""
+def _caveats(evidence: Evidence) -> list[str]:
+    """A paragraph for each caveat."""
     return [line for words in evidence.caveats for line in (for_markdown(words), "")]
 
 

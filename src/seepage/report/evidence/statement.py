@@ -134,8 +134,8 @@ class CaseEvidence(Case):
         private: Numbers in the private inputs behind one update.
         ratio: Sent numbers per private number: below 1, inputs without structure cannot all be in the update.
         labels: How many classes there are, and whether the attacker knew the labels; empty where none are known.
-        signs: What the values of the update show, in words: likeness to a defense such as clipping, a number format, or
-            a multiple of the gradient of the stated loss.
+        observations: What the values of the update show, in words: likeness to a defense such as clipping, a number
+            format, or a multiple of the gradient of the stated loss.
         judged_files: What was judged: the captured files, or those of the recording.
     """
 
@@ -154,7 +154,7 @@ class CaseEvidence(Case):
     private: int | None
     ratio: float | None
     labels: str = ""
-    signs: list[str] = []
+    observations: list[str] = []
     judged_files: list[JudgedFile] = []
 
     @property
@@ -430,7 +430,7 @@ def _case(run: RunFolder, case: Case, letter: str) -> CaseEvidence:
         private=private,
         ratio=None if not sent or not private else round(sent / private, 4),
         labels=_labels(run.rows_of(case), case),
-        signs=_signs(run, case),
+        observations=_observations(run, case),
         judged_files=_judged(run, case),
     )
 
@@ -452,7 +452,7 @@ def _labels(rows: Sequence[Row], case: Case) -> str:
     return f"of {len(case.classes):,} {TARGETS[case.target][len(case.classes) > 1]}, {how}"
 
 
-def _signs(run: RunFolder, case: Case) -> list[str]:
+def _observations(run: RunFolder, case: Case) -> list[str]:
     """What the update's values look like, and what attacks found it to be a multiple of; each once."""
     exposed = [one for one in open_exposed(run.folder) if one.case == case.name]
     looks = [f"the update {look}" for one in exposed for look in one.looks_like]
