@@ -7,12 +7,12 @@ read to within 10 %, and how far these are off (the truth by hooks on the networ
 an initialization of its own. Nothing is fitted. One JSON line per setting and seed.
 """
 
-import argparse
 import itertools
 import time
+from typing import Annotated
 
 import torch
-from common import at, descend, draw, keep, parts
+from common import at, command, descend, draw, keep, parts
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
@@ -89,23 +89,23 @@ def case(data: str, model: nn.Module, test: Batch, net: str, steps: int, mode: s
     keep("matching/batch-norm", f"{net}, {steps} steps, {mode}, batch {n}", "share", row)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="../shared/data/cifar10.npz")
-    parser.add_argument("--nets", nargs="+", default=list(NETS), choices=list(NETS))
-    parser.add_argument("--steps", type=int, nargs="+", default=[0, 100])
-    parser.add_argument("--batch", type=int, nargs="+", default=[2, 8, 32])
-    parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
+def main(
+    *,
+    data: str = "../shared/data/cifar10.npz",
+    nets: Annotated[tuple[str, ...], NETS] = tuple(NETS),
+    steps: tuple[int, ...] = (0, 100),
+    batch: tuple[int, ...] = (2, 8, 32),
+    seeds: int = 3,
+) -> None:
     torch.set_num_threads(1)
-    train_set, test = parts(options.data)
-    name = options.data.rsplit("/", 1)[-1]
-    for net, steps, seed in itertools.product(options.nets, options.steps, range(options.seeds)):
+    train_set, test = parts(data)
+    name = data.rsplit("/", 1)[-1]
+    for net, before, seed in itertools.product(nets, steps, range(seeds)):
         model = build(NETS[net], tuple(test.inputs.shape[1:]), 10, seed=seed)
-        train(model, train_set, steps)
-        for mode, n in itertools.product(("train", "eval"), options.batch):
-            case(name, model, test, net, steps, mode, n, seed)
+        train(model, train_set, before)
+        for mode, n in itertools.product(("train", "eval"), batch):
+            case(name, model, test, net, before, mode, n, seed)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

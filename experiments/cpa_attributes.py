@@ -3,21 +3,21 @@ r"""What embeddings that CPA recovers say of faces: a classifier of public faces
 python experiments/cpa_attributes.py --data ../shared/data/faces_yaleb_32.npz --n 16 64 --batches 3 --epochs 0 8
 """
 
-import argparse
 import re
 from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import Clock, clocked, fit, keep
-from cpa_embeddings import Standardized
+from common import Clock, clocked, command, fit, keep
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from seepage import CocktailParty, attack, record
 from seepage.base.nn import frozen_randomness, generator
+from seepage.federation.models import Normalize
 from seepage.federation.types import Batch
 from seepage.papers.special import networks
 
@@ -50,31 +50,31 @@ def classifier(read: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     return mean, centered.T @ weight
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--n", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--batches", type=int, default=3)
-    parser.add_argument("--first", type=int, default=3000, help="first batch seed")
-    parser.add_argument("--epochs", type=int, nargs="+", default=[0, 10], help="of training on public faces")
-    arguments = parser.parse_args()
-    images, persons, right = lit(arguments.data)
+def main(
+    *,
+    data: str,
+    n: tuple[int, ...] = (16, 64),
+    batches: int = 3,
+    first: int = 3000,
+    epochs: Annotated[tuple[int, ...], "of training on public faces"] = (0, 10),
+) -> None:
+    images, persons, right = lit(data)
     public = persons >= PRIVATE
     known = Batch(images[public], persons[public] - PRIVATE)
     classes = int(known.labels.max()) + 1
-    for epochs, seed in product(arguments.epochs, range(arguments.first, arguments.first + arguments.batches)):
+    for rounds, seed in product(epochs, range(first, first + batches)):
         with frozen_randomness(seed):
             layers = networks.small_vgg((1, 32, 32), classes, blocks=2, hidden=HIDDEN)
-        model = nn.Sequential(Standardized((0.5,), (0.5,)), *layers[1:])
-        if epochs:
-            fit(model, known, epochs=epochs, size=64, seed=seed, key=f"faces/{epochs}/{seed}")
+        model = nn.Sequential(Normalize(0.5, 0.5), *layers[1:])
+        if rounds:
+            fit(model, known, epochs=rounds, size=64, seed=seed, key=f"faces/{rounds}/{seed}")
         head = next(i for i, layer in enumerate(model) if isinstance(layer, nn.Linear))
         with torch.no_grad():
             read = torch.cat([model[:head](part) for part in images.split(64)]).double()
         mean, weight = classifier(read[public], right[public])
-        for n in arguments.n:
+        for size in n:
             places = (~public).nonzero()[:, 0]
-            chosen = places[torch.randperm(len(places), generator=generator(seed, "batch"))[:n]]
+            chosen = places[torch.randperm(len(places), generator=generator(seed, "batch"))[:size]]
             seen, clock = record(model, Batch(images[chosen], persons[chosen])), Clock()
             with clocked(clock):
                 found = attack(seen, CocktailParty())
@@ -85,21 +85,21 @@ def main() -> None:
             truth = right[chosen]
             share = float(truth.double().mean())
             facts = {
-                "data": Path(arguments.data).stem,
-                "n": n,
+                "data": Path(data).stem,
+                "n": size,
                 "seed": seed,
                 "network": "vgg-2",
-                "epochs": epochs,
+                "epochs": rounds,
                 "attribute": "light from the right",
-                "accuracy": float((said == truth[whose]).double().sum()) / n,
+                "accuracy": float((said == truth[whose]).double().sum()) / size,
                 "accuracy_true_embeddings": float((sure == truth).double().mean()),
                 "more_frequent": max(share, 1 - share),
                 "embedding_cosine": float(alike[row, whose].mean()),
                 "public": int(public.sum()),
                 "cpu_s": clock.cpu,
             }
-            keep("cpa/attributes", f"n {n}, {epochs} epochs", "accuracy", facts)
+            keep("cpa/attributes", f"n {size}, {rounds} epochs", "accuracy", facts)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

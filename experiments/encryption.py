@@ -13,13 +13,12 @@ is multiplied. Times are processor seconds of one core; what is not encrypted co
 and share goes to results/federation/encryption.jsonl.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import Row
+from common import Row, command
 from torch import Tensor
 
 from seepage import Architecture, Batch, build, record
@@ -105,30 +104,18 @@ def paillier(values: Tensor) -> Row:
     return {"client_s": (client + back) * factor, "server_s": server * factor, "mebibytes": bytes_sent / 2**20}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.8, 0.2])
-    args = parser.parse_args()
+def main(*, shares: tuple[float, ...] = (1.0, 0.8, 0.2)) -> None:
     torch.set_num_threads(1)
     values = update()
-    schemes: dict[str, Callable[[Tensor], Row]] = {
-        "CKKS": ckks,
-        f"Paillier, {PACKED} in one": paillier,
-    }
+    schemes: dict[str, Callable[[Tensor], Row]] = {"CKKS": ckks, f"Paillier, {PACKED} in one": paillier}
     for name, measure in schemes.items():
-        for share in args.shares:
+        for share in shares:
             chosen = values[values.abs().topk(round(share * len(values))).indices]
-            row = {
-                "scheme": name,
-                "share": share,
-                "entries": len(chosen),
-                "clients": CLIENTS,
-                **PAPER,
-                **measure(chosen),
-            }
+            row: Row = {"scheme": name, "share": share, "entries": len(chosen), "clients": CLIENTS}
+            row |= {**PAPER, **measure(chosen)}
             client = row.pop("client_s")
             keep_measured(STUDY, f"{name}, share {share:g}", "client_s", client, **row)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -3,11 +3,10 @@
 python experiments/inferring.py            a record for each network and number of steps; two minutes of one core
 """
 
-import argparse
 from collections import Counter
 
 import torch
-from common import descend, draws
+from common import command, descend, draws
 from torch import nn
 
 from seepage import Architecture, FedAvg, build, data, record
@@ -25,14 +24,12 @@ def trained(model: nn.Module, album: data.Dataset, steps: int) -> nn.Module:
     return model
 
 
-def main() -> None:
+def main(*, models: tuple[str, ...] = ("fc2", "mlp3", "convnet")) -> None:
     """Keep what was found, by network, training and true number of steps."""
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--models", nargs="*", default=["fc2", "mlp3", "convnet"])
     album = data.load("album")
     shape, classes = album.input_shape, len(album.classes)
     print(f"album, {classes} classes; batches of {SIZES} at rates {RATES}, local batches of {LOCAL}")
-    for use in asked.parse_args().models:
+    for use in models:
         for before in (0, 100):
             model = trained(build(Architecture(use), shape, classes), album, before)
             for k in STEPS:
@@ -63,4 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,9 +1,9 @@
 """Turn finished audits into records: python experiments/runs.py STUDY RUN [RUN ...]
 
 One record per case and attack goes to results/STUDY.jsonl: the case, what was attacked and how, the scores with the
-guesses that need no attack beside them, and the command that made the run. Of a frontier it is one per defense and kind
-of attacker. Folders are cut from paths in the command, and so are options that change no number (`--out`, `--jobs`,
-`--quiet`).
+guesses that need no attack beside them, and the command that made the run; of a run that tests membership (of attacks
+it has none worth keeping) one per case and test, of a frontier one per defense and kind of attacker. Folders are cut
+from paths in the command, and so are options that change no number (`--out`, `--jobs`, `--quiet`).
 """
 
 import json
@@ -11,6 +11,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from seepage.audit.recipe.places import kind_of
 from seepage.audit.row import Row
@@ -60,26 +61,33 @@ def keep_run(study: str, folder: Path) -> None:
     recipe = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
     cases = {case["name"]: case for case in result["cases"]}
     tuned = {row["attack"]: {"tuned": row} for row in result.get("tuned", ())}
-    for written in result["rows"]:
-        known = Row.model_validate(written)
-        row = {**written, **known.numbers(), "outcome": known.phrase}
-        case = cases[row["case"]]
-        low, high = row.get("psnr_low"), row.get("psnr_high")
+
+    def kept(row: dict[str, Any], what: str, metric: str, *facts: dict[str, Any]) -> None:
+        case, low = cases[row["case"]], row.get(f"{metric}_low")
         keep_measured(
             study,
-            f"{row['attack']}, {row['case']}",
-            "psnr",
-            row.get("psnr"),
+            f"{row[what]}, {row['case']}",
+            metric,
+            row.get(metric),
             seed=recipe["seed"],
-            interval=None if low is None else (low, high),
+            interval=None if low is None else (low, row[f"{metric}_high"]),
             data=data_of(case["data"], recipe["data"]["use"]),
             command=repeatable(env["command"]),
             recipe=recipe["name"],
             case=row["case"],
             **{key: case.get(key) for key in CASE},
-            **{key: row.get(key) for key in ROW},
-            **tuned.get(row["attack"], {}),
+            **{key: fact for part in facts for key, fact in part.items()},
         )
+
+    for test in result.get("membership", ()):
+        named, false = (test[f"{who}_identified"] for who in ("members", "others"))
+        shares = {"named": named and named["share"], "false": false and false["share"], "reason": test["reason"]}
+        kept(test, "test", "auc", shares, {key: test[key] for key in ("test", "members", "others", "cpu_seconds")})
+    for written in () if result.get("membership") else result["rows"]:
+        known = Row.model_validate(written)
+        row = {**written, **known.numbers(), "outcome": known.phrase}
+        asked = (*ROW, *recipe.get("score", {}).get("metrics", ()))
+        kept(row, "attack", "psnr", {key: row.get(key) for key in asked}, tuned.get(row["attack"], {}))
 
 
 def keep_frontier(study: str, folder: Path) -> None:
