@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from common import command, draw, parts
+from common import command, draw, keep, parts
+from fedleak_ablations import fedleak_read
 
 from seepage import Architecture, FedSGD, build, record
 from seepage.attacks import (
@@ -30,7 +31,6 @@ from seepage.attacks import (
 )
 from seepage.attacks.search.engine import GradientMatching
 from seepage.federation.types import Transcript
-from seepage.papers.records import keep_measured
 
 STUDY = "matching/attack-cost"
 ITERATIONS = 10_000
@@ -42,7 +42,7 @@ ATTACKS: dict[str, tuple[Callable[[int], Attack], int | None]] = {
     "rogs": (lambda steps: rogs(steps=steps, enhance=False), 11),
     "gias": (lambda steps: gias(steps=steps, latent=32, **SMALL), None),
     "fedleak": (lambda steps: fedleak(steps=steps, labels="auto"), 20),
-    "fedleak, Algorithm 1 to the letter": (lambda steps: fedleak(steps=steps, labels="auto", entries="kept"), 20),
+    "fedleak, Algorithm 1 to the letter": (lambda steps: fedleak_read(steps=steps, labels="auto", entries="kept"), 20),
     "fedleak_released": (lambda steps: fedleak_released(steps=steps), 20),
 }
 """Each attack with the paper's minutes, where it has them."""
@@ -74,7 +74,7 @@ def main(*, data: str, batch: int = 4, width: int = 64, steps: tuple[int, ...] =
         seconds, evaluations = cost(make, seen, *steps)
         facts = {"attack": name, "evaluations": ITERATIONS * evaluations, "paper_minutes": minutes}
         facts |= {"model": f"resnet10, width {width}", "batch": batch, "steps": list(steps)}
-        keep_measured(STUDY, name, "cpu_s", ITERATIONS * seconds, data=Path(data).stem, **facts)
+        keep(STUDY, name, "cpu_s", {"cpu_s": ITERATIONS * seconds, "data": Path(data).stem, **facts})
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ import time
 from typing import Annotated
 
 import torch
-from common import at, command, descend, draw, keep, parts
-from torch import Tensor, nn
+from common import Row, at, command, descend, draw, keep, parts, read_in_training, variance_errors
+from torch import nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
 from seepage.attacks.exposure import batch_norm_leaks
 from seepage.attacks.exposure.batch_norm import MAX_VARIANCE_ERROR
-from seepage.base.nn import generator, in_mode
+from seepage.base.nn import generator, state_of
 
 NETS = {
     "convnet": Architecture("convnet", {"width": 16, "batch_norm": True}),
@@ -34,57 +34,26 @@ def train(model: nn.Module, batch: Batch, steps: int) -> None:
     descend(model.train(), torch.optim.Adam(model.parameters(), 1e-3), (at(batch, places) for places in drawn))
 
 
-def true_variances(model: nn.Module, inputs: Tensor, names: set[str]) -> dict[str, Tensor]:
-    """By a hook on each norm: the biased variance of what it reads, over batch and places."""
-    found: dict[str, Tensor] = {}
-
-    def hook(name: str) -> object:
-        def keep_variance(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            found[name] = given[0].detach().double().transpose(0, 1).flatten(1).var(1, correction=0)
-
-        return keep_variance
-
-    handles = [m.register_forward_pre_hook(hook(name)) for name, m in model.named_modules() if name in names]
-    with torch.no_grad(), in_mode(model, training=True):
-        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        model(inputs)
-        for name, buffer in model.named_buffers():
-            buffer.copy_(before[name])
-    for handle in handles:
-        handle.remove()
-    return found
-
-
 def case(data: str, model: nn.Module, test: Batch, net: str, steps: int, mode: str, n: int, seed: int) -> None:
     private = draw(test, n, seed)
     seen = record(model, private, client=FedSGD(mode=mode))  # type: ignore[arg-type]
     started = time.process_time()
     leaks = batch_norm_leaks(seen[0], seen.knowledge)
     seconds = time.process_time() - started
-    truth = true_variances(model, private.inputs, {leak.norm for leak in leaks})
-    errors, read = [], 0
-    for leak in leaks:
-        read += leak.summary.variances
-        if leak.mode == "train":
-            said = leak.variance.isfinite() & (leak.variance > 0) & (leak.error < MAX_VARIANCE_ERROR)
-            errors.append(((leak.variance - truth[leak.norm]).abs() / truth[leak.norm])[said])
+    truth = read_in_training(model, [leak.norm for leak in leaks], private.inputs, *state_of(model))
+    errors = [variance_errors(leak, truth[leak.norm]) for leak in leaks if leak.mode == "train"]
+    read, channels = (sum(getattr(leak.summary, name) for leak in leaks) for name in ("variances", "channels"))
     off = torch.cat(errors) if errors else torch.zeros(0)
-    row = {
-        "net": net,
-        "steps": steps,
-        "mode": mode,
-        "n": n,
-        "norms": len(leaks),
+    row: Row = {"net": net, "steps": steps, "mode": mode, "n": n, "norms": len(leaks), "seed": seed, "data": data}
+    row |= {
         "mode_right": sum(leak.mode == mode for leak in leaks),
         "mode_wrong": sum(leak.mode not in (mode, "unclear") for leak in leaks),
-        "channels": sum(leak.summary.channels for leak in leaks),
+        "channels": channels,
         "read": read,
-        "share": round(read / sum(leak.summary.channels for leak in leaks), 4),
+        "share": round(read / channels, 4),
         "median_error": round(off.median().item(), 5) if len(off) else None,
         "wrong": int((off > MAX_VARIANCE_ERROR).sum()),
         "cpu_s": round(seconds, 3),
-        "seed": seed,
-        "data": data,
     }
     keep("matching/batch-norm", f"{net}, {steps} steps, {mode}, batch {n}", "share", row)
 

@@ -6,7 +6,7 @@ import inspect
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,11 @@ from torch import Tensor, nn
 import seepage.federation.data
 from seepage.api import record
 from seepage.attacks import Attack
-from seepage.base.nn import generator
+from seepage.attacks.exposure import BatchNormLeak
+from seepage.attacks.exposure.batch_norm import MAX_VARIANCE_ERROR
+from seepage.base.nn import captured_calls, forward, generator, in_mode
 from seepage.federation.transcript.simulated import OneRound
-from seepage.federation.types import Batch, Reconstruction, Transcript
+from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
 from seepage.measure.metrics import align_guess
 from seepage.measure.metrics.image import correlation, is_image, psnr, ssim
 from seepage.papers.records import RESULTS, keep_measured, read_file
@@ -129,15 +131,6 @@ def descend_once(key: str, model: nn.Module, optimizer: torch.optim.Optimizer, b
     torch.save(model.state_dict(), cache)
 
 
-def fit(model: nn.Module, train: Batch, *, epochs: int, size: int, seed: int, key: str) -> None:
-    """Epochs of Adam at 0.001, in place."""
-    order = generator(seed, "train")
-    batches = (
-        at(train, part) for _ in range(epochs) for part in torch.randperm(len(train), generator=order).split(size)
-    )
-    descend_once(key, model, torch.optim.Adam(model.parameters(), 1e-3), batches)
-
-
 @dataclass
 class Clock:
     """Wall and processor seconds of a block."""
@@ -192,6 +185,22 @@ def attacked_of(attack: Attack, transcript: Transcript, batch: Batch) -> Row:
         found = attack(seen, seed=0)
     seconds = {"wall_s": clock.wall, "cpu_s": clock.cpu}
     return {**measure(found, batch), **seconds, "attack": repr(attack), "notes": list(found.notes)}
+
+
+def read_in_training(
+    model: nn.Module, names: Sequence[str], inputs: Tensor, params: Tensors, buffers: Tensors
+) -> dict[str, Tensor]:
+    """What these layers read in a pass in train mode, which leaves the model as it was."""
+    with torch.no_grad(), in_mode(model, training=True), captured_calls(model, names) as calls:
+        forward(model, params, inputs, buffers=dict(buffers) or None)
+    return {name: call.input.detach() for name, (call, *_) in calls.items()}
+
+
+def variance_errors(leak: BatchNormLeak, read: Tensor) -> Tensor:
+    """Relative errors of the variances that are said to be read off, against those of what the batch norm read."""
+    said = leak.variance.isfinite() & (leak.variance > 0) & (leak.error < MAX_VARIANCE_ERROR)
+    own = read.double().transpose(0, 1).flatten(1).var(1, correction=0)
+    return ((leak.variance - own).abs() / own)[said]
 
 
 def flat_square(images: Tensor) -> Tensor:

@@ -72,12 +72,20 @@ def test_a_finished_study_is_gone_and_its_commit_has_it() -> None:
         script, _, part = one.partition(" ")
         path = ROOT / "experiments" / script
         assert not path.exists() or part, one
-        known = re.search(r"def main\(\s*\w+: Literal\[(.*?)\]", path.read_text("utf-8") if part and path.exists() else "")
+        text = path.read_text("utf-8") if path.exists() else ""
+        known = re.search(r"def main\(\s*\w+: Literal\[(.*?)\]", text)
         assert known is None or f'"{part}"' not in known[1], one
         if today:
             check_command(today)
         if has_history():
             assert git("cat-file", "-e", f"{FINISHED['commit']}:experiments/{script}").returncode == 0, script
+
+
+@pytest.mark.docs
+def test_a_study_that_code_names_is_there() -> None:
+    for file in sorted((ROOT / "src").rglob("*.py")) + sorted((ROOT / "src").rglob("*.toml")):
+        for name in re.findall(r"experiments/[\w/-]+\.(?:py|toml)", file.read_text(encoding="utf-8")):
+            assert (ROOT / name).is_file(), f"{file} names {name}"
 
 
 def has_history() -> bool:
