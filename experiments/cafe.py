@@ -65,12 +65,12 @@ def settled(victim: IndexedVictim, others: Batch) -> IndexedVictim:
 
 def attacked(victim: IndexedVictim, who: str, constants: str, iterations: int, seed: int) -> Row:
     """CAFE's single loop or, in the same loop over the same rounds, a rival of the paper's table 2."""
-    given = {"loop": "single_loop", "constants": constants, "scaled": True, "thresholds": ()}
+    given: Row = {"loop": "single_loop", "constants": constants, "scaled": True, "thresholds": ()}
     given |= {"iterations": (iterations,), "samples": victim.design.samples}
     if who in ("cafe", "first"):
         attack = PublishedCafe(follow=who != "first", **given)
     else:
-        attack = RivalCafe(objective=who, **given)
+        attack = RivalCafe(**given, objective=who)  # type: ignore[arg-type]
     clock, data = Clock(), victim.data
     with clocked(clock):
         result = attack(victim.transcript(), seed=seed)
@@ -113,7 +113,7 @@ def main(
         options = {"channels": channels, "hidden": hidden}
         if what == "conditions":
             design = RandomDraws(samples=samples, batch_size=batch, seed=seed)
-            shaped = options | {"parties": parties, "activation": "leaky_relu"}
+            shaped: Row = options | {"parties": parties, "activation": "leaky_relu"}
             victim = prepare(private, design, rounds, seed=seed, model_options=shaped, classes=10)
             for one in conditions(victim, rounds):
                 keep("cafe/conditions", f"bound, {one['layer']}", "error_h", row | one)

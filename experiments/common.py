@@ -68,9 +68,7 @@ def command(main: Callable[..., None]) -> None:
             parser.add_argument(f"--{name.replace('_', '-')}", required=lacking, **how)
         else:
             parser.add_argument(name, **how)
-        if not lacking:
-            parser.set_defaults(**{name: parameter.default})
-    main(**vars(parser.parse_args()))
+    main(**{name: value for name, value in vars(parser.parse_args()).items() if value is not None and value != []})
 
 
 def parts(path: str, size: int | None = None) -> tuple[Batch, Batch]:

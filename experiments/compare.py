@@ -8,12 +8,13 @@
 that do not apply are left out, and so is what an attack notes of its own run.
 """
 
-import argparse
 import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from common import command
 
 from seepage.audit.folder import read_result
 from seepage.audit.recipe.files import BUILT_IN
@@ -27,26 +28,14 @@ NAMES = {
 }
 """What rows of `experiments/peer_packages.py` are called."""
 KEPT = {
-    "case",
-    "attack",
-    "options",
-    "status",
-    "outcome",
-    "examples",
-    "told_extra",
-    "returned",
-    "space",
-    "scores",
-    "certified",
-    "cost",
-}
+    "case", "attack", "options", "status", "outcome", "examples", "told_extra", "returned", "space", "scores",
+    "certified", "cost",
+}  # fmt: skip
 
 
-def main() -> None:
-    """Read the run, write the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", type=Path, nargs="+", help="finished runs of compare/standard")
-    results = [read_result(run) for run in parser.parse_args().runs]
+def main(runs: tuple[Path, ...]) -> None:
+    """Read the finished runs, write the rows."""
+    results = [read_result(run) for run in runs]
     order = [case.name for case in results[0].cases]
     latest = {(row.case, row.attack): row for result in results for row in result.rows}
     rows = [row for row in latest.values() if row.gave_result and row.scored]
@@ -64,4 +53,4 @@ def _kept(row: Row) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)
