@@ -1,4 +1,4 @@
-"""The rows that are stored beside the recipe `compare/standard`, from a finished run of it.
+"""The rows that are stored beside the recipe `compare/standard`, from a finished run of it, and their page's table.
 
     seepage audit compare/standard --jobs 1 --no-pictures --out runs/standard
     seepage audit compare/standard --attack peer_packages:BreachingModern --no-pictures --out runs/modern
@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from common import command
+from page_parts import Lines, Part, table
 
 from seepage.audit.folder import read_result
 from seepage.audit.recipe.files import BUILT_IN
 from seepage.audit.row import Row
-from seepage.base.storage import write_whole
+from seepage.base.storage import read_json, write_whole
 
 STORED = BUILT_IN / "compare" / "standard.json"
 NAMES = {
@@ -50,6 +51,37 @@ def _kept(row: Row) -> dict[str, Any]:
     text = json.dumps(row.model_dump(mode="json", include=KEPT, exclude_none=True))
     record: dict[str, Any] = json.loads(text, parse_float=lambda number: float(f"{float(number):.5g}"))
     return record | {"attack": NAMES.get(row.attack, row.attack)}
+
+
+def standard() -> Lines:
+    """A line for each attack, a column for each victim: recovered of all examples, and the median PSNR."""
+    rows = [Row.model_validate(row) for row in read_json(STORED)["rows"]]
+    cases = list(dict.fromkeys(row.case for row in rows))
+    attacks = list(dict.fromkeys(row.attack for row in rows))
+    found = {(row.attack, row.case): row for row in rows}
+    body = [[f"`{name}`", *(_words(found.get((name, case))) for case in cases)] for name in attacks]
+    seconds = [[case.replace("_size", ""), *_cost(case, rows)] for case in cases]
+    return [
+        *table(["attack", *(case.replace("_size", "") for case in cases)], body),
+        "",
+        *table(["victim", "examples", "dearest attack", "CPU s of its batches"], seconds),
+    ]
+
+
+def _words(row: Row | None) -> str:
+    if row is None:
+        return ""
+    median = row.median("psnr")
+    return f"{row.count('recovered')}/{row.examples}" + ("" if median is None else f", {median:.1f} dB")
+
+
+def _cost(case: str, rows: list[Row]) -> list[str]:
+    own = [row for row in rows if row.case == case]
+    dear = max(own, key=lambda row: row.cost.cpu_seconds or 0.0)
+    return [str(dear.examples), f"`{dear.attack}`", f"{dear.cost.cpu_seconds or 0.0:.0f}"]
+
+
+PARTS = {"standard": Part("howto/compare-an-attack.md", standard)}
 
 
 if __name__ == "__main__":
