@@ -3,7 +3,7 @@
 python experiments/cafe.py rivals --data ../shared/data/cifar10.npz --seeds 3
 
 Each command adds records to results/cafe/. What a recipe asks is asked there: the closed form, few rounds, tables, fake
-gradients, the loops term by term (`seepage list recipes cafe`, `seepage reproduce cafe`).
+gradients, the loops term by term (`seepage list recipes`, `seepage reproduce cafe`).
 """
 
 import itertools

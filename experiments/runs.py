@@ -1,9 +1,9 @@
 """Turn finished audits into records: python experiments/runs.py STUDY RUN [RUN ...]
 
 One record per case and attack goes to results/STUDY.jsonl: the case, what was attacked and how, the scores with the
-guesses that need no attack beside them, and the command that made the run; of a run that tests membership (of attacks
-it has none worth keeping) one per case and test, of a frontier one per defense and kind of attacker. Folders are cut
-from paths in the command, and so are options that change no number (`--out`, `--jobs`, `--quiet`).
+guesses that need no attack beside them, and the command that made the run; for a study of membership it is one per case
+and membership test, of a frontier one per defense and kind of attacker. Folders are cut from paths in the command, and
+so are options that change no number (`--out`, `--jobs`, `--quiet`).
 """
 
 import json
@@ -26,7 +26,7 @@ ROW = (
     "ssim", "correlation", "gain_db", "mean_color_psnr", "mean_color_ssim", "grey_psnr", "label_accuracy",
     "steps", "evaluations", "objective", "objective_at_truth", "cpu_seconds", "options", "notes",
 )  # fmt: skip
-SILENT = {"--out": 2, "--jobs": 2, "--quiet": 1, "--json": 1}
+SILENT = {"--out": 2, "--jobs": 2, "--quiet": 1, "--json": 1, "--no-pictures": 1}
 """Options of the command that change no number, each with how many words it takes."""
 
 
@@ -79,11 +79,13 @@ def keep_run(study: str, folder: Path) -> None:
             **{key: fact for part in facts for key, fact in part.items()},
         )
 
-    for test in result.get("membership", ()):
-        named, false = (test[f"{who}_identified"] for who in ("members", "others"))
-        shares = {"named": named and named["share"], "false": false and false["share"], "reason": test["reason"]}
-        kept(test, "test", "auc", shares, {key: test[key] for key in ("test", "members", "others", "cpu_seconds")})
-    for written in () if result.get("membership") else result["rows"]:
+    members = study.startswith("membership/")
+    for test in result["membership"] if members else ():
+        found = {key: test[f"{who}_identified"] for key, who in (("named", "members"), ("false", "others"))}
+        shares = {key: one and one["hits"] / one["of"] for key, one in found.items()}
+        facts = ("test", "members", "others", "reason", "cpu_seconds")
+        kept(test, "test", "auc", shares, {key: test[key] for key in facts})
+    for written in () if members else result["rows"]:
         known = Row.model_validate(written)
         row = {**written, **known.numbers(), "outcome": known.phrase}
         asked = (*ROW, *recipe.get("score", {}).get("metrics", ()))
