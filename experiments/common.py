@@ -98,6 +98,12 @@ def draw(test: Batch, n: int, seed: int) -> Batch:
     return at(test, chosen)
 
 
+def focal(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Focal loss with gamma 2 (Lin et al., ICCV 2017, equation 4): the mean of (1 - p)^2 times the cross-entropy."""
+    each = F.cross_entropy(outputs, targets, reduction="none")
+    return ((1 - torch.exp(-each)) ** 2 * each).mean()
+
+
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
     """Train in place: a step of the optimizer on the cross-entropy of each batch."""
     for batch in batches:

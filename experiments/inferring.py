@@ -6,13 +6,12 @@ python experiments/inferring.py            a record for each network and number 
 from collections import Counter
 
 import torch
-from common import command, descend, draws
+from common import Row, command, descend, draws, keep
 from torch import nn
 
 from seepage import Architecture, FedAvg, build, data, record
 from seepage.attacks.exposure import UpdateAnalysis
 from seepage.attacks.exposure.inference import infer_size, infer_steps
-from seepage.papers.records import keep_measured
 
 SIZES, RATES, STEPS, LOCAL = (1, 4, 8, 16), (0.01, 0.1), (1, 2, 5, 20), 8
 
@@ -44,19 +43,9 @@ def main(*, models: tuple[str, ...] = ("fc2", "mlp3", "convnet")) -> None:
                     steps[str(found.steps) if found is not None and told else "not told"] += 1
                     size, _ = infer_size(UpdateAnalysis(seen))
                     right["right" if size == min(n, LOCAL * k) else "not told" if size is None else "wrong"] += 1
-                keep_measured(
-                    "captured/inferring",
-                    f"{use}, trained {before}, {k} local",
-                    "right_batch_sizes",
-                    float(right["right"]),
-                    seed=0,
-                    data="album",
-                    network=use,
-                    trained_steps=before,
-                    local_steps=k,
-                    found_steps=dict(steps),
-                    sizes=dict(right),
-                )
+                row: Row = {"network": use, "trained_steps": before, "local_steps": k, "found_steps": dict(steps)}
+                row |= {"sizes": dict(right), "right_batch_sizes": float(right["right"]), "seed": 0, "data": "album"}
+                keep("captured/inferring", f"{use}, trained {before}, {k} local", "right_batch_sizes", row)
 
 
 if __name__ == "__main__":

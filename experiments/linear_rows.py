@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from common import Clock, Row, clocked, command, draw, keep, measure, parts
+from common import Clock, Row, clocked, command, draw, focal, keep, measure, parts
 from torch import Tensor, nn
 
 from seepage import ATTACKS, Architecture, build, observe
@@ -32,12 +32,6 @@ SHARES = (0.5, 1.0, 1.5, 2.0)
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:
     weights = torch.tensor(SHARES).repeat(-(-logits.shape[1] // len(SHARES)))[: logits.shape[1]]
     return F.cross_entropy(logits, labels, weight=weights)
-
-
-def focal(logits: Tensor, labels: Tensor) -> Tensor:
-    """Lin et al. 2017 with gamma = 2: the mean of (1 - p)^2 times the cross-entropy."""
-    each = F.cross_entropy(logits, labels, reduction="none")
-    return ((1 - torch.exp(-each)) ** 2 * each).mean()
 
 
 def smoothed(logits: Tensor, labels: Tensor) -> Tensor:

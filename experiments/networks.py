@@ -12,7 +12,6 @@ results/networks/search.jsonl, as `runs.py` makes them.
 """
 
 import json
-import sys
 import time
 import tomllib
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import read_in_training, variance_errors
+from common import command, read_in_training, variance_errors
 from head import compared
 from runs import data_of, keep_run, repeatable
 from torch import Tensor
@@ -157,9 +156,9 @@ def _score(rows: list[dict[str, Any]], name: str) -> int:
     return sum(round(row["scores"][name]["mean"] * row["scores"][name]["n"]) for row in rows)
 
 
-def main(folders: list[Path]) -> None:
+def main(runs: tuple[Path, ...]) -> None:
     torch.set_num_threads(1)
-    for folder in folders:
+    for folder in runs:
         search = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))["name"].endswith("search")
         study = "networks/search" if search else "networks/rates"
         command = repeatable(json.loads((folder / "env.json").read_text("utf-8"))["command"])
@@ -168,4 +167,4 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(word) for word in sys.argv[1:]])
+    command(main)

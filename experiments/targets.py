@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from common import Row, command, draw, keep, measure, parts
 from torch import Tensor
 
@@ -30,12 +29,6 @@ from seepage.measure.metrics.labels import label_scores
 CLASSES = 10
 FEWEST = 8
 """Batches of `cocktail_party` for each seed are so many times fewer: it takes seconds where `linear` takes none."""
-
-
-def focal(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Focal loss with gamma 2 (Lin et al., ICCV 2017, equation 4)."""
-    each = F.cross_entropy(outputs, targets, reduction="none")
-    return ((1 - torch.exp(-each)) ** 2 * each).mean()
 
 
 def halves(batch: Batch) -> Tensor:
@@ -63,7 +56,7 @@ CASES: dict[str, Case] = {
         CLASSES,
         own_class,
     ),
-    "focal loss (one's own)": (FedSGD(loss="targets:focal"), CLASSES, own_class),
+    "focal loss (one's own)": (FedSGD(loss="common:focal"), CLASSES, own_class),
     "one logit": (FedSGD(loss="binary"), 1, halves),
     "squared error, 1 value": (FedSGD(loss="mse"), 1, brightness),
     "squared error, 3 values": (FedSGD(loss="mse"), 3, color),
