@@ -42,7 +42,7 @@ def case(data: str, model: nn.Module, test: Batch, net: str, steps: int, mode: s
     seconds = time.process_time() - started
     truth = read_in_training(model, [leak.norm for leak in leaks], private.inputs, *state_of(model))
     errors = [variance_errors(leak, truth[leak.norm]) for leak in leaks if leak.mode == "train"]
-    read, channels = (sum(getattr(leak.summary, name) for leak in leaks) for name in ("variances", "channels"))
+    read, channels = sum(leak.read for leak in leaks), sum(len(leak.variance) for leak in leaks)
     off = torch.cat(errors) if errors else torch.zeros(0)
     row: Row = {"net": net, "steps": steps, "mode": mode, "n": n, "norms": len(leaks), "seed": seed, "data": data}
     row |= {

@@ -40,9 +40,9 @@ def main(*, models: tuple[str, ...] = ("fc2", "mlp3", "convnet")) -> None:
                     )
                     found = infer_steps(model, seen[0].update.tensors, shape, classes, lr=lr, steps=None)
                     known = found is not None and "nothing" not in found.said["local steps"]
-                    steps[str(found.steps) if found is not None and known else "not known"] += 1
+                    steps[str(found.steps) if found is not None and known else "not inferred"] += 1
                     size, _ = infer_size(UpdateAnalysis(seen))
-                    right["right" if size == min(n, LOCAL * k) else "not known" if size is None else "wrong"] += 1
+                    right["right" if size == min(n, LOCAL * k) else "not inferred" if size is None else "wrong"] += 1
                 row: Row = {"network": use, "trained_steps": before, "local_steps": k, "found_steps": dict(steps)}
                 row |= {"sizes": dict(right), "right_batch_sizes": float(right["right"]), "seed": 0, "data": "album"}
                 keep("captured/inferring", f"{use}, trained {before}, {k} local", "right_batch_sizes", row)
