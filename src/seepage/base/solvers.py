@@ -1,9 +1,14 @@
-"""Linear systems that are known by what they do to a tensor."""
+"""Linear systems that are known by what they do to a tensor, and when an iteration ends."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+MOST_STEPS = 60
+"""Steps after which an iteration that has not come to rest is given up; most rest within twenty."""
+FLOAT64_FLOOR = 1e-10
+"""Relative size, or change, up to which what float64 solved for is zero but for its rounding."""
 
 
 def conjugate_gradients(
