@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.unmix import SparseScore, capped, curvature
-from seepage.attacks.network import NetworkCut
+from seepage.attacks.network import EXACT, NetworkCut
 from seepage.base.solvers import conjugate_gradients
 
 
@@ -158,31 +158,22 @@ class Unmixed:
     scores: Tensor | None = None
     labels: Tensor | None = None
 
-    def solved(self, certify: float) -> int:
-        return 0 if self.scores is None else int((self.scores < certify).sum())
+    @property
+    def solved(self) -> int:
+        return 0 if self.scores is None else int((self.scores < EXACT).sum())
 
 
-@dataclass(frozen=True, kw_only=True)
-class RefinementStage:
-    """One step of the polish.
-
-    Attributes:
-        spread: Residuals, relative to a column's size, that still count as agreement; falls from stage to stage.
-        trust: Weight of the image prior against the agreement of the columns; 0: none.
-    """
-
-    spread: float
-    trust: float
+Stage = tuple[float, float]
+"""Of one step of the polish: the spread, the size of residuals, relative to a column's, that still count as agreement;
+and the trust, the weight of the image prior against the agreement of the columns, 0 for none."""
 
 
-def anneal(first: float, last: float, count: int, trust: float) -> list[RefinementStage]:
+def anneal(first: float, last: float, count: int, trust: float) -> list[Stage]:
     """`count` stages whose spread falls geometrically from `first` to `last`."""
-    return [
-        RefinementStage(spread=first * (last / first) ** (i / max(1, count - 1)), trust=trust) for i in range(count)
-    ]
+    return [(first * (last / first) ** (i / max(1, count - 1)), trust) for i in range(count)]
 
 
-def stages_for(load: float) -> list[RefinementStage]:
+def stages_for(load: float) -> list[Stage]:
     """A schedule by `load`, sources per unit: the fuller the layer, the slower, and the less the prior is trusted.
 
     Above about 0.5 each column has few more equations than unknowns, wrong masks can hardly be distinguished from right
@@ -205,7 +196,7 @@ def refine(
     *,
     fields: Tensor | None = None,
     score: SparseScore | None = None,
-    stages: Sequence[RefinementStage],
+    stages: Sequence[Stage],
     exact: float = 1e-4,
     report: Callable[[int, UnmixingState], None] = lambda step, view: None,
 ) -> UnmixingState:
@@ -230,15 +221,15 @@ def refine(
         The view with the lowest sum of certificates on the way.
     """
     best = view = mixture.evaluate(mixture.scaled(rows))
-    for step, stage in enumerate(stages):
+    for step, (spread, trust) in enumerate(stages):
         report(step, view)
         if view.certificates.max() < exact:
             break
-        normal, right = _normal_equations(mixture, view, stage)
-        if fields is None or stage.trust == 0:
+        normal, right = _normal_equations(mixture, view, spread)
+        if fields is None or trust == 0:
             change = torch.linalg.solve(normal, right[:, :, None])[:, :, 0].T
         else:
-            change = _with_prior(normal, right, view.rows, fields, score or SparseScore(), stage.trust)
+            change = _with_prior(normal, right, view.rows, fields, score or SparseScore(), trust)
         # (I - E) stays invertible, and the linearization means something.
         change = change * capped(change)
         # rows <- (I - E)^-1 rows, which takes A to A (I - E).
@@ -277,7 +268,7 @@ def sensitivity(mixture: Mixture, view: UnmixingState, step: float, among: Tenso
     return least
 
 
-def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementStage) -> tuple[Tensor, Tensor]:
+def _normal_equations(mixture: Mixture, view: UnmixingState, spread: float) -> tuple[Tensor, Tensor]:
     """Matrices `[r, r, r]` and right sides `[r, r]` of each `E[:, i]`'s least squares, output error removed."""
     r = len(view.rows)
     # Residuals count in units of the typical entry of their column, over the units that the image reaches. [r]
@@ -287,7 +278,7 @@ def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementSt
     residual = (view.mixing - view.computed) / size[:, None]  # [r, m]
     free = _free_errors(mixture, view) / size[:, None, None]  # [r, c, m]
     # Cauchy weights: a unit whose mask is wrong has a gross residual, and next to no say. [r, m]
-    weight = 1 / (residual.square() + stage.spread**2)
+    weight = 1 / (residual.square() + spread**2)
     # A free error d in the c likeliest classes adds F^T d to the column; it is fitted and taken out of the residual:
     # d = (F W F^T + ridge)^-1 F W r, and the weights are made anew from what is left.
     # A prior of deviation 10 on errors that are probabilities, at most 1: it only keeps the matrix regular. [c, c]
@@ -296,7 +287,7 @@ def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementSt
         weighted = free * weight[:, None]
         inner = factored(weighted @ free.mT + ridge)
         fit = torch.cholesky_solve(weighted @ residual[:, :, None], inner)
-        weight = 1 / ((residual - (fit.mT @ free)[:, 0]).square() + stage.spread**2)
+        weight = 1 / ((residual - (fit.mT @ free)[:, 0]).square() + spread**2)
     weighted = free * weight[:, None]
     inner = factored(weighted @ free.mT + ridge)
     # A -> A (I - E) changes column i by -sum_j E_ji a_j, so column i's normal matrix is
