@@ -56,8 +56,6 @@ class LinearEquations(Attack):
 
     Args:
         tolerance: Largest relative mismatch of a group of units at which it is one example. Float32 leaves about 1e-6.
-        certify: Largest relative distance of the sent gradient and the model's own at the whole batch at which examples
-            that came down by equations are certified.
         peel: Whether found examples are taken away and the rest looked at again.
 
     Example:
@@ -81,7 +79,6 @@ class LinearEquations(Attack):
     )
 
     tolerance: float = 1e-4
-    certify: float = CERTIFYING_MISMATCH
     peel: bool = True
 
     def examine(self, transcript: Transcript) -> "_Gradients":
@@ -100,7 +97,7 @@ class LinearEquations(Attack):
             notes += ("no layer tells all examples, so the patterns that the equations need are not known",)
             return seen.reconstruction(first.readings, first.labels, first.mismatch, first.mismatch >= 0, notes)
         readings, mismatch = seen.solved_down(whole)
-        sure = (mismatch <= self.certify).expand(len(readings))
+        sure = (mismatch <= CERTIFYING_MISMATCH).expand(len(readings))
         if whole.layer > 0:
             notes += (
                 f"with all patterns known from layer {seen.chain.maps[whole.layer].name!r} on, linear equations give "
