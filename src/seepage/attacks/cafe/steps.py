@@ -16,6 +16,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
+from seepage.base.solvers import FLOAT64_FLOOR
 from seepage.federation.types import Knowledge, Tensors, Transcript
 
 GRADIENT_ROUNDING = 1e-6
@@ -23,8 +24,6 @@ GRADIENT_ROUNDING = 1e-6
 ZERO_GRADIENT_SHARE = 1e-5
 """A sample whose `|v|` is below this share of the largest has zero gradient: it leaves no trace in any round. Rounding
 of float32 gradients leaves up to a tenth of this in rows that are exactly zero."""
-OPEN_SHARE = 1e-10
-"""Squared length of an unknown's part in the null space, below which it is zero but for float64's rounding."""
 
 
 @runtime_checkable
@@ -187,6 +186,11 @@ class Recovered:
         )
 
 
+def identifiable(found: Sequence[Recovered]) -> Tensor:
+    """`[N]` samples whose features are known, or known to leave no trace, at every party."""
+    return torch.stack([one.known | one.zero_gradient for one in found]).all(0)
+
+
 def step_one(batches: Sequence[Tensor], bias: Tensor, samples: int) -> tuple[Tensor, Tensor]:
     """Step I in closed form: least squares of `S V = B` in float64, with `S_t = s_t / K_t`.
 
@@ -226,7 +230,7 @@ def determined(table: Tensor) -> Tensor:
     # Null vectors of S are those of S^T S [N, N]; unknown n is determined where all of them are zero at n.
     values, vectors = torch.linalg.eigh(table.T @ table)
     null = vectors[:, values <= 1e-11 * values[-1].clamp(min=1e-300)]
-    clear: Tensor = null.pow(2).sum(1) < OPEN_SHARE
+    clear: Tensor = null.pow(2).sum(1) < FLOAT64_FLOOR
     return clear
 
 
@@ -258,7 +262,7 @@ def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor,
     rank = int((values > rcond * values[0]).sum())
     inverse = (right[:rank].T / values[:rank]) @ left[:, :rank].T / scale[:, None]  # [k, d2]
     # Samples with a part in the null space of V_s^T are not determined: their row may hold any amount of it.
-    rows_known = right[rank:].pow(2).sum(0) < OPEN_SHARE
+    rows_known = right[rank:].pow(2).sum(0) < FLOAT64_FLOOR
     return inverse @ weight, rows_known, inverse.norm(dim=1)
 
 
@@ -268,9 +272,7 @@ def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:
     >>> cover([torch.tensor(b) for b in ([0, 1], [1, 2], [2, 3], [0, 3])], 4)
     [0, 2]
     """
-    table = torch.zeros(len(batches), samples)
-    for t, chosen in enumerate(batches):
-        table[t, chosen] = 1
+    table = (mean_table(batches, samples) > 0).float()
     need = torch.minimum(table.sum(0), torch.tensor(float(times)))
     chosen_rounds: list[int] = []
     left = table.clone()
@@ -318,8 +320,5 @@ def groups(batches: Sequence[Tensor], samples: int) -> Tensor:
     >>> groups([torch.tensor([0, 1, 2]), torch.tensor([0, 3])], 4).tolist()
     [2, 1, 1, 0]
     """
-    table = torch.zeros(samples, len(batches), dtype=torch.bool)
-    for t, chosen in enumerate(batches):
-        table[chosen, t] = True
-    which: Tensor = torch.unique(table, dim=0, return_inverse=True)[1]
+    which: Tensor = torch.unique((mean_table(batches, samples) > 0).T, dim=0, return_inverse=True)[1]
     return which
