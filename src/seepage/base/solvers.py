@@ -7,8 +7,6 @@ from torch import Tensor
 
 MOST_STEPS = 60
 """Steps after which an iteration that has not come to rest is given up; most rest within twenty."""
-FLOAT64_FLOOR = 1e-10
-"""Relative size, or change, up to which what float64 solved for is zero but for its rounding."""
 
 
 def conjugate_gradients(

@@ -20,7 +20,8 @@ from seepage.attacks.network import AttackedRound, best_labels, in_range, relati
 from seepage.base.adapters import AdaptedLayer, lifted
 from seepage.base.algebra.lowrank import low_rank
 from seepage.base.nn import InputLayer
-from seepage.base.solvers import FLOAT64_FLOOR, MOST_STEPS
+from seepage.base.rounding import FLOAT64_FLOOR
+from seepage.base.solvers import MOST_STEPS
 from seepage.federation.types import Round, Transcript, Update
 
 FACTORS = 48

@@ -17,7 +17,7 @@ from seepage.attacks.cafe.steps import (
     step_two,
     zero_rows,
 )
-from seepage.base.solvers import FLOAT64_FLOOR
+from seepage.base.rounding import FLOAT64_FLOOR
 
 MAX_FEATURE_ERROR = 0.1
 """Estimated relative error of h above which a sample counts as not identifiable."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seepage.attacks.network import ZERO
 from seepage.base.algebra.sparse import falling, sparse_directions
+from seepage.base.rounding import FLOAT32_NETWORK
 
 ON_RAY = 1e-3
 """Distance of unit vectors up to which a feature lies on a ray, or on the wrong side of a plane by rounding alone; a
@@ -160,7 +160,7 @@ def _choose(points: Tensor, found: Sequence[Tensor], m: int) -> Tensor | None:
     """The m different directions that are orthogonal to most features and have none on their wrong side."""
     together = torch.stack(list(found))
     reach = points @ together.T  # [k, c]
-    lacking = (reach.abs() < ZERO).sum(dim=0)
+    lacking = (reach.abs() < FLOAT32_NETWORK).sum(dim=0)
     lacking[reach.min(dim=0).values < -ON_RAY] = -1
     # Any m - 1 features can be made zero; only a sample's own zeros are more.
     lacking[lacking < m + 3] = -1
@@ -178,7 +178,7 @@ def _choose(points: Tensor, found: Sequence[Tensor], m: int) -> Tensor | None:
 
 def _settled(raw: Tensor, points: Tensor, direction: Tensor) -> Tensor:
     """The direction fitted once more to the features it is orthogonal to, large ones (less rounding) counting more."""
-    lacking = raw[(points @ direction).abs() < ZERO]
+    lacking = raw[(points @ direction).abs() < FLOAT32_NETWORK]
     if len(lacking) < raw.shape[1]:
         return direction
     return _signed(torch.linalg.svd(lacking, full_matrices=True)[2][-1], direction)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
-from seepage.base.solvers import FLOAT64_FLOOR
+from seepage.base.rounding import FLOAT64_FLOOR
 from seepage.federation.types import Knowledge, Tensors, Transcript
 
 GRADIENT_ROUNDING = 1e-6

@@ -12,7 +12,7 @@ from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, vouch
 from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, probe_image, solved
 from seepage.base.nn import state_of
 from seepage.base.registry import attacks
-from seepage.base.solvers import FLOAT64_FLOOR
+from seepage.base.rounding import FLOAT64_FLOOR
 from seepage.federation.clients import FedSGD
 from seepage.federation.types import Ambiguity, Batch, Reconstruction, Tensors, Transcript
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from seepage.attacks.network import CERTIFYING_MISMATCH
 from seepage.attacks.spear.sparse_columns import Span, unlike
-from seepage.base.algebra.rows import SAME_ROW, first_of_each
+from seepage.base.algebra.rows import first_of_each
+from seepage.base.rounding import FLOAT32_NETWORK
 
 MAX_COMPARED_UNITS = 512
 """Units that differ at all which are compared, each with each."""
@@ -62,7 +63,7 @@ class NeighborUnits:
         # With a row of zeros a unit that one example alone reaches is a pair too.
         rows = torch.cat([sums.new_zeros((1, sums.shape[1])), sums])
         # Units whose sums are the same are on for the same examples.
-        near = torch.cdist(rows, rows) < SAME_ROW * rows.norm(dim=1).max()
+        near = torch.cdist(rows, rows) < FLOAT32_NETWORK * rows.norm(dim=1).max()
         rows = rows[first_of_each(near)][:MAX_COMPARED_UNITS]
         pairs = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
         for first, second in zip(

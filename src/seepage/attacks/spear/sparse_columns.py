@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from seepage.attacks.network import ZERO
 from seepage.base.algebra.rows import first_of_each
 from seepage.base.algebra.sparse import falling, sparse_directions
+from seepage.base.rounding import FLOAT32_NETWORK
 
 ROUNDINGS_OF_ZERO = 10.0
 """An entry counts as zero up to this many times its rounding."""
@@ -189,7 +189,7 @@ def unlike(candidates: Tensor, known: Tensor) -> Tensor:
 def refined(span: Span, direction: Tensor) -> tuple[Tensor, Tensor]:
     """A direction `[n]` fitted to all of its zeros, and their share."""
     direction = sparse_directions(span.rows.T, direction[None], falling(*REFINING_WIDTHS, 6))[0]
-    zeros = (span.rows @ direction).abs() < ZERO
+    zeros = (span.rows @ direction).abs() < FLOAT32_NETWORK
     if int(zeros.sum()) >= span.n - 1:
         # q is the null vector of the rows at its zeros: a fit to all of them alike.
         # With fewer rows than columns the null vector is not among the thin decomposition's.

@@ -4,8 +4,8 @@ import torch
 from torch import Generator, Tensor
 
 from seepage.attacks.cpa.ica.unmix import fast_ica, random_rotation, whitener
-from seepage.attacks.network import ZERO
 from seepage.base.algebra.sparse import falling, sparse_directions
+from seepage.base.rounding import FLOAT32_NETWORK
 
 SAME_SOURCE = 0.999
 """Cosine of two unit rows from which on both are one source."""
@@ -37,7 +37,7 @@ def sparsest(
     return sparse_directions(seen, starts, falling(0.05, 1e-4, steps), relative=True, ridge=1e-10)
 
 
-def zero_share(signals: Tensor, *, tolerance: float = ZERO) -> Tensor:
+def zero_share(signals: Tensor, *, tolerance: float = FLOAT32_NETWORK) -> Tensor:
     """`[k]` share of entries that are zero to `tolerance` of the row's largest: a certificate for sparse sources.
 
     >>> zero_share(torch.tensor([[1.0, 0.0, 1e-7, 0.5]]))

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from seepage.attacks.network import ZERO
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.activations.deconvolution import (
     OUTLYING,
@@ -27,6 +26,7 @@ from seepage.attacks.reading.activations.deconvolution import (
 )
 from seepage.attacks.reading.equations import columns_of, slope_matrix
 from seepage.base.algebra.lowrank import ZERO_GAP
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.errors import Inapplicable
 from seepage.federation.types import Tensors
 
@@ -259,7 +259,7 @@ def _solve(
         lifted = flat[support] / constant[support, None]
         least = lifted.amin(0)
         # In units of the constant, channel c is a_c above its true values, so its zeros stand at a_c, the least value.
-        zeros = lifted - least < ZERO * (lifted.amax(0) - least).clamp(min=1e-300)
+        zeros = lifted - least < FLOAT32_NETWORK * (lifted.amax(0) - least).clamp(min=1e-300)
         offset_known = zeros.sum(0) >= FEWEST_ZEROS
         # The mean of the zeros, since the smallest of them is the one with the largest error.
         flat = flat - constant[:, None] * (lifted * zeros).sum(0) / zeros.sum(0)
