@@ -16,14 +16,8 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
-from seepage.base.rounding import FLOAT64_FLOOR
+from seepage.base.rounding import FLOAT32_ZERO, FLOAT64_FLOOR
 from seepage.federation.types import Knowledge, Tensors, Transcript
-
-GRADIENT_ROUNDING = 1e-6
-"""Relative error of what steps I and II start from, for float32 gradients: their rounding, and what it does to V."""
-ZERO_GRADIENT_SHARE = 1e-5
-"""A sample whose `|v|` is below this share of the largest has zero gradient: it leaves no trace in any round. Rounding
-of float32 gradients leaves up to a tenth of this in rows that are exactly zero."""
 
 
 @runtime_checkable
@@ -235,10 +229,13 @@ def determined(table: Tensor) -> Tensor:
 
 
 def zero_rows(v: Tensor, known: Tensor) -> Tensor:
-    """`[N]` bool: determined rows of V that are zero, to rounding."""
+    """`[N]` bool: determined rows of V that are zero, to rounding: samples that leave no trace in any round.
+
+    Rounding of float32 gradients leaves up to a tenth of `FLOAT32_ZERO` in rows that are exactly zero.
+    """
     norms = v.norm(dim=1)
     scale = norms[known].max() if bool(known.any()) else norms.new_tensor(1.0)
-    zero: Tensor = norms <= ZERO_GRADIENT_SHARE * scale
+    zero: Tensor = norms <= FLOAT32_ZERO * scale
     return known & zero
 
 
