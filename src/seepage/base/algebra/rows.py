@@ -15,6 +15,9 @@ from torch import Tensor
 
 from seepage.base.rounding import FLOAT32_NETWORK
 
+LEAST_ALIKE = 3
+"""Rows, tensors or classes that must agree: of a few hundred some two meet by chance."""
+
 
 def groups(
     near: Bool[Tensor, "k k"],
