@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from seepage.base.algebra.rows import first_of_each
 from seepage.base.algebra.sparse import falling, sparse_directions
-from seepage.base.rounding import FLOAT32_NETWORK
+from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_SUM
 
 ROUNDINGS_OF_ZERO = 10.0
 """An entry counts as zero up to this many times its rounding."""
@@ -27,8 +27,6 @@ end at a column, but at no more different ones, and of two batches of photograph
 MAX_CANDIDATES_REFINED = 32
 """Candidates looked at in one go, the sparsest first."""
 
-MAX_SAME_DIRECTION_GAP = 1e-6
-"""Two directions whose cosine is this near 1 are the same one."""
 
 RANDOM_START_LENGTH = 0.5
 """Length of the random part of a start, which keeps two starts from being the same one."""
@@ -183,7 +181,7 @@ class FoundDirections:
 
 def unlike(candidates: Tensor, known: Tensor) -> Tensor:
     """Those of `[k, n]` unit directions that are not the same as, or opposite to, a known one."""
-    return candidates[~(1 - (candidates @ known.T).abs() < MAX_SAME_DIRECTION_GAP).any(1)]
+    return candidates[~(1 - (candidates @ known.T).abs() < FLOAT32_SUM).any(1)]
 
 
 def refined(span: Span, direction: Tensor) -> tuple[Tensor, Tensor]:
