@@ -11,13 +11,13 @@ from torch import Tensor
 from seepage.attacks.network import EXACT, LARGEST_MATRIX, in_range
 from seepage.attacks.network.first_layer import MIN_LABEL_SHARE, FirstLayer
 from seepage.attacks.reading.rounded.rounding import Rounding, rounding_of
-from seepage.attacks.reading.rounded.rows import MIN_ROWS, RowGroup, agreeing_groups, fitted
+from seepage.attacks.reading.rounded.rows import RowGroup, agreeing_groups, fitted
+from seepage.base.algebra.rows import LEAST_ALIKE
+from seepage.base.rounding import FLOAT32_SUM
 from seepage.federation.types import Reconstruction
 
 ROUGH = 0.1
 """Stated error, root mean square as a share of the value range, up to which an example is returned, as a guess."""
-SINGLE = 1e-6
-"""What float32 arithmetic adds to a stated error."""
 TRIMS = 4
 """Times that rows are left out whose columns are not the example's."""
 DEVIATIONS = 4.0
@@ -175,7 +175,7 @@ def _settled(group: RowGroup, seen: FirstLayer, rounding: Rounding) -> tuple[Row
         if said is None or said.kept.all():
             return None if said is None else (group, said)
         rows = group.rows[said.kept]
-        if len(rows) < MIN_ROWS:
+        if len(rows) < LEAST_ALIKE:
             return None
         group = fitted(rows, seen.weight, seen.bias, *halves)
     return None
@@ -251,7 +251,7 @@ def _judged(group: RowGroup, said: NetworkEvidence, seen: FirstLayer, rounding: 
         "rounding of the example itself": rounding.input_share * (size + read),
         "other examples behind the rows": share / (1 - share) * farthest,
     }
-    error = sum(errors.values()) / (high - low) + SINGLE
+    error = sum(errors.values()) / (high - low) + FLOAT32_SUM
     mismatch = said.mismatch_any_loss if any_loss else said.mismatch
     if error > ROUGH or min(mismatch, said.mismatch) > LOOSE:
         return None
