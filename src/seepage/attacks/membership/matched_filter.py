@@ -181,11 +181,11 @@ class MatchedFilter(MembershipTest):
         gradients = ExampleGradients.at(knowledge, observed, reference, entries=self.entries, seed=seed)
         rows, known = gradients.of(reference, done), KnownNoise.of(knowledge, observed)
         coupling = gradients.coupling(reference, rows)
-        variance: float | Tensor = 0.0 if coupling is None else coupling.variance
+        variance: float | Tensor = 0.0 if coupling is None else coupling[1]
         if known is not None:
             variance = variance + known.variance(rows, gradients.weights, observed.batch_size or 1)
         whitening = Whitening.of(rows, variance)
-        mean = whitening.mean if coupling is None else coupling.mean
+        mean = whitening.mean if coupling is None else coupling[0]
         return _Filter(gradients, whitening, mean, known is not None and known.length is not None)
 
     def adapts(self, knowledge: Knowledge) -> bool:
