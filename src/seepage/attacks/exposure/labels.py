@@ -17,8 +17,6 @@ from seepage.federation.types import Knowledge
 SIGN_SHARE = 0.1
 """Share of the largest entry below which a bias may have risen by weight decay alone, after steps of Adam, whose sizes
 are alike."""
-DECAY_RATIO = 1.0
-"""Times the share of biases above zero that rose, with one more, up to which as many of those below zero may rise."""
 ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
 MAX_NAMED_CLASSES = 12
@@ -237,7 +235,8 @@ def signed_label_leak(
     rose = bias < -SIGN_SHARE * largest
     low = start < 0
     lifted, others = int((rose & low).sum()), int((rose & ~low).sum())
-    most = others + DECAY_RATIO * (others + 1) * int(low.sum()) / max(1, int((~low).sum()))
+    # Of the biases below zero no larger a share may rise than of those above it, with one more.
+    most = others + (others + 1) * int(low.sum()) / max(1, int((~low).sum()))
     if lifted + others > (most if batch_size is None else batch_size):
         rose &= ~low
     present = tuple(torch.nonzero(rose).flatten().tolist())
