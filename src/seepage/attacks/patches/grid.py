@@ -29,8 +29,6 @@ SHARP = 1e5
 """Standard deviations per level, at most, with which an equation takes part in the rounding."""
 LARGEST = 8.0
 """Most that the noise may turn out above its estimate: sums round, too, which the estimate leaves out."""
-FADED = 1.0
-"""Error in levels above which a direction of the patches counts as hidden."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +104,7 @@ def on_grid(
         if usual.double().mean() < 0.5 or float(noise.square().mean().sqrt()) > LARGEST * measured.noise:
             return None
         guess = grid.levels(_from_neighbors(tokens, measured, grid.entries(whole), usual))
-        wide = max(FADED, _off(measured, grid, (guess - whole)[:, usual], noise))
+        wide = max(1.0, _off(measured, grid, (guess - whole)[:, usual], noise))
     return None
 
 
@@ -152,8 +150,8 @@ def _off(measured: Measured, grid: _Grid, off: Tensor, noise: Tensor) -> float:
     """Root mean square of errors `[P, columns]` of a guess, in levels, per direction that the gradients do not show."""
     u, s, _ = measured.factors
     noise = noise.square().mean().sqrt()
-    # The gradients determine u_k^T X to noise / s_k; those known to less than `FADED` levels are left out. [P, shown]
-    shown = u[:, noise <= FADED * s * grid.mean_step]
+    # The gradients determine u_k^T X to noise / s_k; those known to less than one level are left out. [P, shown]
+    shown = u[:, noise <= s * grid.mean_step]
     rest = off - shown @ (shown.T @ off)  # [P, columns], in P - shown dimensions
     return float((rest.square().sum() / (max(len(u) - shown.shape[1], 1) * off.shape[1])).sqrt())
 
