@@ -26,9 +26,6 @@ LOOSE = 0.2
 """Relative mismatch with the network's own slopes up to which what rows agree on is returned as a guess."""
 TIGHT = 0.05
 """The same for it to be certified. What is left of it, along the slopes themselves, is counted into the error."""
-COLUMN_ROUNDINGS = 1.0
-"""Root mean square misfit of a row's column, in units of its rounding, up to which the row is kept. It is 0.58 for
-even errors."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +205,8 @@ def _evidence(group: RowGroup, seen: FirstLayer, rounding: Rounding) -> NetworkE
         slope = (trust * active * columns).sum(1) / (trust * active.square()).sum(1)
         # At worst all errors pull one way: small changes of large weights are all rounded to nothing. [c]
         worst = (trust * active.abs() * allowed.sqrt()).sum(1) / (trust * active.square()).sum(1)
-        kept = ((columns - slope[:, None] * active).square() / allowed).mean(0).sqrt() <= COLUMN_ROUNDINGS
+        # A row is kept where its column is off by no more than its rounding, root mean square; even errors make 0.58.
+        kept = ((columns - slope[:, None] * active).square() / allowed).mean(0).sqrt() <= 1
         label = int(F.cosine_similarity(own, slope[None]).argmax())
         size = own[label].norm()
         tolerance = float(worst.norm() / size)
