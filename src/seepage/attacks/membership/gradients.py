@@ -12,8 +12,9 @@ from seepage.base.nn import captured_calls, forward, generator, in_mode, norm
 from seepage.federation.types import Batch, Knowledge, Round, Tensors
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-STATISTICS = 32
-"""Examples of a public batch, at the least, whose statistics stand in for the client's: memory for more is dear."""
+AT_ONCE = 32
+"""Examples whose gradients are held at a time, and of a public batch, at the least, whose statistics stand in for the
+client's: memory for more is dear."""
 FEWEST_BATCHES = 4
 """Public batches of the client's size from which on it is measured what batch norm adds to an update."""
 
@@ -147,7 +148,7 @@ def _public_statistics(knowledge: Knowledge, observed: Round, reference: Batch) 
     tracked = [name for name, layer in norms.items() if layer.track_running_stats]
     if knowledge.client.mode != "train" or not tracked:
         return buffers
-    size = max(2, min(max(observed.batch_size or 0, STATISTICS), len(reference)))
+    size = max(2, min(max(observed.batch_size or 0, AT_ONCE), len(reference)))
     batches = [part for part in reference.inputs.split(size) if len(part) == size]
     device = next(iter(observed.params.values())).device
     sums: Tensors = {}
