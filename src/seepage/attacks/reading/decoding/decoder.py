@@ -97,8 +97,8 @@ def _ridge(read: Tensor, wanted: Tensor) -> Tensor:
     """`[d, p]` coefficients B of `|read B - wanted|^2 + ridge |B|^2`, by whichever normal equations are smaller."""
     rows, width = read.shape
     if width <= rows:
-        # (A^T A + r I) B = A^T Y. Products of some rows are in the type of the features, whose rounding is far below the
-        # ridge; sums of them, and the solution, are in float64.
+        # (A^T A + r I) B = A^T Y. Products of some rows are in the type of the features, whose rounding is far below
+        # the ridge; sums of them, and the solution, are in float64.
         gram = read.new_zeros((width, width), dtype=torch.float64)
         right = read.new_zeros((width, wanted.shape[1]), dtype=torch.float64)
         for some, aims in zip(read.split(ROWS_AT_ONCE), wanted.split(ROWS_AT_ONCE), strict=True):
