@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.unmix import SparseScore, capped, curvature
 from seepage.attacks.network import EXACT, NetworkCut
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.base.solvers import conjugate_gradients
 
 
@@ -195,9 +196,7 @@ def refine(
     rows: Tensor,
     *,
     fields: Tensor | None = None,
-    score: SparseScore | None = None,
     stages: Sequence[Stage],
-    exact: float = 1e-4,
     report: Callable[[int, UnmixingState], None] = lambda step, view: None,
 ) -> UnmixingState:
     """Robust Gauss-Newton on the disagreement of implied and computed columns, with the image prior beside it.
@@ -212,9 +211,7 @@ def refine(
         mixture: What is known.
         rows: `[r, r]` a good unmixing.
         fields: `[r, f, p]` differences of the right singular vectors, for the prior; None: no prior.
-        score: Density of the differences.
         stages: The schedule.
-        exact: Ends early once every certificate is below this.
         report: Called with each stage's number and the state it starts from.
 
     Returns:
@@ -223,13 +220,13 @@ def refine(
     best = view = mixture.evaluate(mixture.scaled(rows))
     for step, (spread, trust) in enumerate(stages):
         report(step, view)
-        if view.certificates.max() < exact:
+        if view.certificates.max() < FLOAT32_NETWORK:
             break
         normal, right = _normal_equations(mixture, view, spread)
         if fields is None or trust == 0:
             change = torch.linalg.solve(normal, right[:, :, None])[:, :, 0].T
         else:
-            change = _with_prior(normal, right, view.rows, fields, score or SparseScore(), trust)
+            change = _with_prior(normal, right, view.rows, fields, trust)
         # (I - E) stays invertible, and the linearization means something.
         change = change * capped(change)
         # rows <- (I - E)^-1 rows, which takes A to A (I - E).
@@ -340,15 +337,14 @@ def _free_errors(mixture: Mixture, view: UnmixingState) -> Tensor:
     return mixture.downstream.backward(view.outputs, units).transpose(0, 1)
 
 
-def _with_prior(
-    normal: Tensor, right: Tensor, rows: Tensor, fields: Tensor, score: SparseScore, trust: float
-) -> Tensor:
+def _with_prior(normal: Tensor, right: Tensor, rows: Tensor, fields: Tensor, trust: float) -> Tensor:
     """Solve for `E [r, r]` with the likelihood's gradient, curvature and coupling of `E_ij` with `E_ji`, by CG."""
     r = len(rows)
     # The unmixed differences of pixels, scaled to unit mean square, as the likelihood wants them. [r, f, p]
     signals = (rows.to(fields) @ fields.flatten(1)).view_as(fields)
     size = signals.square().mean((1, 2)).sqrt()
     signals = signals / size[:, None, None]
+    score = SparseScore()
     slope, moments = (t.double() for t in curvature(signals, score, score.precisions(signals)))
     # The likelihood is in rows of unit size: E_ij there is E_ij size_j / size_i here.
     ratio = size.double()[None, :] / size.double()[:, None]
