@@ -239,13 +239,12 @@ def zero_rows(v: Tensor, known: Tensor) -> Tensor:
     return known & zero
 
 
-def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor, Tensor, Tensor]:
+def step_two(v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Step II for one batch: solve `V_s^T H_s = K grad W` in float64.
 
     Args:
         v: `[k, d2]` rows of the batch's samples, none of them zero.
         weight: `[d2, d1]`, K times the weight gradient.
-        rcond: Singular values below this share of the largest count as zero.
 
     Returns:
         `[k, d1]` H, `[k]` which rows are determined (all, if V_s has rank k), and `[k]` the norm of the row of the
@@ -256,7 +255,7 @@ def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor,
     # More samples than neurons leave null vectors beyond the thin decomposition's own, so all are made.
     thin = v.shape[0] <= v.shape[1]
     left, values, right = torch.linalg.svd((v / scale[:, None]).T, full_matrices=not thin)  # [d2, r], [r], [k, k]
-    rank = int((values > rcond * values[0]).sum())
+    rank = int((values > 1e-7 * values[0]).sum())
     inverse = (right[:rank].T / values[:rank]) @ left[:, :rank].T / scale[:, None]  # [k, d2]
     # Samples with a part in the null space of V_s^T are not determined: their row may hold any amount of it.
     rows_known = right[rank:].pow(2).sum(0) < FLOAT64_FLOOR
@@ -282,8 +281,8 @@ def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:
     return sorted(chosen_rounds)
 
 
-def window(batches: Sequence[Tensor], samples: int, times: int = 3, share: float = 0.95) -> int:
-    """Number of first rounds until most samples occur often and no two of these share all their rounds.
+def window(batches: Sequence[Tensor], samples: int) -> int:
+    """Number of first rounds until 95 % of the samples occur three times and no two of these share all their rounds.
 
     All rounds if that never happens.
 
@@ -299,7 +298,7 @@ def window(batches: Sequence[Tensor], samples: int, times: int = 3, share: float
         counts[batch] += 1
         # After round t row n holds those who were in every round with n; alone on the diagonal, n is identified.
         together[batch] &= here
-        if int(((counts >= times) & (together.sum(1) == 1)).sum()) >= share * drawn:
+        if int(((counts >= 3) & (together.sum(1) == 1)).sum()) >= 0.95 * drawn:
             return t + 1
     return len(batches)
 
