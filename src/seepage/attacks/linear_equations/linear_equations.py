@@ -193,7 +193,7 @@ class _Gradients:
                     INSTEAD,
                 )
         for layer in chain.maps[:-1]:
-            if not _is_relu(layer):
+            if layer.after.forward is not torch.relu:
                 raise Inapplicable(
                     f"no ReLU follows layer {layer.name!r}, so no unit is on for one example alone", INSTEAD
                 )
@@ -440,8 +440,3 @@ def _read(layer: LinearMap, reading: Float[Tensor, " out"]) -> Float[Tensor, " d
     found, rank, _ = solved([(layer.weight[on], (reading - layer.spread_bias(len(reading)))[on])], rcond=1e-4)
     again = torch.relu(layer.outputs(found[None])[0])
     return found if rank == layer.unknowns and (again - reading).norm() < PATTERN * reading.norm() else None
-
-
-def _is_relu(layer: LinearMap) -> bool:
-    probe = torch.tensor([-1.0, 2.0], dtype=torch.float64)
-    return torch.equal(layer.after.forward(probe), torch.relu(probe))
