@@ -24,6 +24,7 @@ from seepage.attacks.cafe.steps import (
     mean_table,
     open_rounds,
     params_of,
+    weights_move,
     window,
 )
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape, true_representations
@@ -138,7 +139,7 @@ class Cafe(Attack):
             if key not in seen or unforged:
                 fresh.append(t)
             seen.add(key)
-        moving = _moving(transcript, opening.params)
+        moving = weights_move(transcript)
         repeats = len(opening.batches) - len(fresh)
         if moving and unforged:
             raise Inapplicable(
@@ -340,12 +341,6 @@ def _inner(found: Sequence[Recovered], chosen: Tensor) -> Tensors:
     v = [one.v[chosen].masked_fill(~one.v_known[chosen, None], torch.nan) for one in found]
     h = [one.h[chosen].masked_fill(~one.known[chosen, None], torch.nan) for one in found]
     return {"v": torch.cat(v, 1), "h": torch.cat(h, 1)}
-
-
-def _moving(transcript: Transcript, first: Tensors) -> bool:
-    """Whether the weights change from the first round to the last."""
-    params = params_of(transcript, len(transcript) - 1)
-    return any(not torch.equal(params[name], p) for name, p in first.items())
 
 
 def _refuse_training(transcript: Transcript, first: Tensors, last: int) -> None:

@@ -36,6 +36,12 @@ def params_of(transcript: Transcript, t: int) -> Tensors:
     return transcript.params(t) if isinstance(transcript, Selective) else transcript[t].params
 
 
+def weights_move(transcript: Transcript) -> bool:
+    """Whether the weights change from the first round to the last."""
+    first, last = params_of(transcript, 0), params_of(transcript, len(transcript) - 1)
+    return any(not torch.equal(last[name], p) for name, p in first.items())
+
+
 def gradients(transcript: Transcript, t: int, names: Collection[str]) -> Tensors:
     """The gradients of round `t` of the named tensors; NaN is refused."""
     if isinstance(transcript, Selective):
