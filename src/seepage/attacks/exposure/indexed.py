@@ -20,6 +20,7 @@ from seepage.attacks.cafe.steps import (
     read_biases,
     read_indices,
     step_one,
+    weights_move,
     zero_rows,
 )
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
@@ -161,8 +162,7 @@ def indexed_rounds(transcript: Transcript) -> IndexedRounds | None:
     table = mean_table(batches, samples)
     known = determined(table)
     rounds = range(len(batches))
-    first, last = params_of(transcript, 0), params_of(transcript, len(batches) - 1)
-    moving = any(not torch.equal(last[name], tensor) for name, tensor in first.items())
+    first, moving = params_of(transcript, 0), weights_move(transcript)
     found = []
     biases = [] if moving else read_biases(transcript, rounds, layers)
     vs = [step_one(batches, bias, samples)[0] for bias in biases]
