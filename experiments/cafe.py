@@ -70,7 +70,7 @@ def run_exact(args: argparse.Namespace) -> None:
             )
         row |= errors(found, truth(victim)) | {"cpu_link": rounded(linking.cpu)}
         if inferred is not None:
-            row |= _labels(inferred.labels, torch.isfinite(inferred.misfit), found[0].group, data.labels)
+            row |= _labels(inferred[0], torch.isfinite(inferred[1]), found[0].group, data.labels)
         if args.invert:
             row |= _pictures(attack, transcript, data, found, seed)
         elif args.some:
