@@ -10,8 +10,8 @@ time is compared, which other programs disturb less than the clock on the wall; 
 
 `ig`: cosine, total variation, signs, Adam at 0.1 in a step schedule, labels known. breaching is timed where it is
 installed (`attacks.prepare_attack`, `reconstruct`, its preset invertinggradients). `fedleak`: the preset as it stands,
-labels known, against a plain double-backward loop with `Tensor.kthvalue`. One record of `results/matching/attacks.jsonl`
-per network, batch size and objective.
+labels known, against a plain double-backward loop with `Tensor.kthvalue`. One record of
+`results/matching/attacks.jsonl` per network, batch size and objective.
 """
 
 import argparse

@@ -64,7 +64,7 @@ def case(data: str, model: nn.Module, test: Batch, net: str, steps: int, mode: s
     truth = true_variances(model, private.inputs, {leak.norm for leak in leaks})
     errors, read = [], 0
     for leak in leaks:
-        read += leak.summary.variances
+        read += leak.read
         if leak.mode == "train":
             said = leak.variance.isfinite() & (leak.variance > 0) & (leak.error < MAX_VARIANCE_ERROR)
             errors.append(((leak.variance - truth[leak.norm]).abs() / truth[leak.norm])[said])
@@ -77,9 +77,9 @@ def case(data: str, model: nn.Module, test: Batch, net: str, steps: int, mode: s
         "norms": len(leaks),
         "mode_right": sum(leak.mode == mode for leak in leaks),
         "mode_wrong": sum(leak.mode not in (mode, "unclear") for leak in leaks),
-        "channels": sum(leak.summary.channels for leak in leaks),
+        "channels": sum(len(leak.variance) for leak in leaks),
         "read": read,
-        "share": round(read / sum(leak.summary.channels for leak in leaks), 4),
+        "share": round(read / sum(len(leak.variance) for leak in leaks), 4),
         "median_error": round(off.median().item(), 5) if len(off) else None,
         "wrong": int((off > MAX_VARIANCE_ERROR).sum()),
         "cpu_s": round(seconds, 3),

@@ -44,9 +44,9 @@ def main() -> None:
                     )
                     found = infer_steps(model, seen[0].update.tensors, shape, classes, lr=lr, steps=None)
                     known = found is not None and "nothing" not in found.said["local steps"]
-                    steps[str(found.steps) if found is not None and known else "not known"] += 1
+                    steps[str(found.steps) if found is not None and known else "not inferred"] += 1
                     size, _ = infer_size(UpdateAnalysis(seen))
-                    right["right" if size == min(n, LOCAL * k) else "not known" if size is None else "wrong"] += 1
+                    right["right" if size == min(n, LOCAL * k) else "not inferred" if size is None else "wrong"] += 1
                 keep_measured(
                     "captured/inferring",
                     f"{use}, trained {before}, {k} local",

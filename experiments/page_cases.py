@@ -116,8 +116,8 @@ def fitted(rows: Sequence[Row]) -> str:
 
 def named_steps(found: Row) -> str:
     """The numbers of local steps that were inferred, and in how many cases."""
-    steps = {int(step): count for step, count in found.items() if step != "not known"}
-    return f"{span(steps)} ({sum(steps.values())} of {sum(found.values())})" if steps else "not known"
+    steps = {int(step): count for step, count in found.items() if step != "not inferred"}
+    return f"{span(steps)} ({sum(steps.values())} of {sum(found.values())})" if steps else "not inferred"
 
 
 def headline(row: Row) -> str:

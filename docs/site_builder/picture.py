@@ -12,11 +12,11 @@ from seepage.report.run import open_run
 
 SHOWN = 12
 PANELS = (
-    ("batch-64", "cocktail_party", "fully connected network, batch of 64: the first 12, rebuilt exactly"),
+    ("batch-64", "cocktail_party", "fully connected network, batch of 64: the first 12, reconstructed exactly"),
     (
         "convnet_size-8_steps-0",
         "gauss_newton",
-        "convolutional network with ReLU, batch of 8: all of them, rebuilt exactly",
+        "convolutional network with ReLU, batch of 8: all of them, reconstructed exactly",
     ),
 )
 
@@ -30,8 +30,8 @@ def draw(run: Path, out: Path) -> None:
         pictures = open_pictures(opened, cases[name])
         figure.text(0.5, 0.985 - 0.5 * panel, title, ha="center", va="top", fontsize=12)
         places = pictures.places[:SHOWN]
-        rebuilt = [pictures.guesses[attack].at(place) for place in places]
-        rows = {"private": [pictures.private(place) for place in places], "rebuilt": rebuilt}
+        reconstructed = [pictures.guesses[attack].at(place) for place in places]
+        rows = {"private": [pictures.private(place) for place in places], "reconstructed": reconstructed}
         for row, (words, shown) in enumerate(rows.items()):
             figure.text(0.075, 0.83 - 0.5 * panel - 0.19 * row, words, ha="right", va="center", fontsize=11)
             for column, tensor in enumerate(shown):

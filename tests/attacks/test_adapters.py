@@ -1,5 +1,6 @@
 """Low-rank adapters: what their two gradients say, by hand and by PyTorch's own backward pass."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from seepage import (
 )
 from seepage.attacks import LoraLeak
 from seepage.attacks.adapters import AdapterInputs
+from seepage.attacks.exposure import Exposure
 from seepage.base.adapters import adapted_layers, inside_adapters, lifted
 from seepage.base.nn import last_linear
 from seepage.federation.clients import FedAvg
@@ -129,12 +131,15 @@ def test_tokens_of_a_first_block_give_their_patches() -> None:
 
 
 def test_exposure_says_what_the_rank_gives_away() -> None:
+    def shown(found: Exposure) -> Mapping[str, object]:
+        return found.of("adapter")[0].evidence
+
     first = exposure(record(made(deviation=0.0), private(1)))
-    assert (first.adapters[0].shows, first.examples) == ("shadow", 0)
-    assert first.adapters[0].words == "A x alone, 4 of 64 numbers of each of 1 input, as B is zero"
+    assert (shown(first)["shows"], first.examples) == ("shadow", 0)
+    assert first.of("adapter")[0].message == "A x alone, 4 of 64 numbers of each of 1 input, as B is zero"
     whole = exposure(record(made(), private(3)))
-    assert (whole.adapters[0].shows, whole.adapters[0].shown) == ("whole", 3)
-    assert exposure(record(made(rank=2), private(3))).adapters[0].shows == "part"
+    assert (shown(whole)["shows"], shown(whole)["shown"]) == ("whole", 3)
+    assert shown(exposure(record(made(rank=2), private(3))))["shows"] == "part"
     one = exposure(record(made(), private(1)))
     assert one.examples == 1
     assert "its one example exactly, from the adapters' gradients alone (lora)" in [f.message for f in one.findings]

@@ -162,8 +162,7 @@ def test_its_rows_give_away_no_example_and_no_number_of_steps(tmp_path: Path) ->
     assert any("local steps: assumed to be 1" in line for line in said)
     found = exposure(tmp_path / "observed")
     assert (found.examples, found.vectors, found.at_least) == (0, 0, None)
-    assert found.labels is not None
-    assert found.labels.present == (3,)
+    assert found.of("labels")[0].evidence["present"] == (3,)
     assert "changed by 0.001;" in found.line  # in units of the weights, not of the gradient made of them
 
 
@@ -176,6 +175,6 @@ def test_zeros_of_dead_neurons_and_absent_inputs_do_not_hide_it() -> None:
     assert names(update) == ["adaptive"]
     seen = observe(model, Update(update, "delta"), (9,), lr=1e-3, client=FedSGD(loss="binary"), batch_size=4)
     found = exposure(seen)
-    assert found.labels is not None
-    assert (found.labels.present, found.labels.counts) == ((1,), None)
+    (labels,) = found.of("labels")
+    assert (labels.evidence["present"], labels.evidence["counts"]) == ((1,), None)
     assert found.findings == tuple(one for one in found.findings if one.name == "labels")

@@ -79,7 +79,7 @@ def test_an_exposure_says_so_and_the_attack_bears_it_out() -> None:
     (finding,) = [one for one in found.findings if one.name == "overdetermined"]
     assert "batches of up to 3 are overdetermined" in finding.message
     assert finding.tensors == ("8.weight", "5.weight")
-    assert found.table()["convolutions"]["largest_batch"] == finding.evidence["largest_batch"] == 3
+    assert finding.evidence["largest_batch"] == 3
     certified = GaussNewton()(seen, seed=0).certified
     assert certified is not None
     assert certified.all()
@@ -108,7 +108,6 @@ def test_it_says_why_where_it_does_not_apply() -> None:
     pooled = record(build(Architecture("resnet", {"width": 8}), (1, 16, 16), 4), larger, client=FedSGD(mode="eval"))
     with pytest.raises(Inapplicable, match="pooled"):
         equation_count(pooled[0], pooled.knowledge)
-    assert convolution_findings(None) == []
 
 
 def test_it_says_from_which_batch_size_on_a_network_is_underdetermined() -> None:
@@ -189,4 +188,4 @@ def test_a_network_with_few_features_is_underdetermined() -> None:
     assert count.rank is not None
     assert count.rank < 36
     assert not count.readable
-    assert convolution_findings(count) == []
+    assert convolution_findings(count)[0].tensors == ()

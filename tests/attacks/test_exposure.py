@@ -82,16 +82,16 @@ def test_two_classes_give_away_what_alone_reaches_a_neuron(loss: str) -> None:
 def test_one_example_is_given_away_whole() -> None:
     found = look(1)
     assert (found.examples, found.batch_size, found.at_least) == (1, 1, 1)
-    assert found.labels is not None
-    assert found.labels.present == (0,)
-    assert found.features is not None
+    assert found.of("labels")[0].evidence["present"] == (0,)
+    assert found.of("features")
     assert all(says.withhold for says in found.tensors)
 
 
 def test_a_batch_wider_than_the_layer_is_a_mixture() -> None:
     found = look(80, model("fc2", hidden=16))
-    first = found.layers[0]
-    assert (first.reads, first.neurons, first.full, first.unmixable) == ("input", 16, True, False)
+    first = found.of("layer")[0].evidence
+    assert (first["reads"], first["neurons"], first["full"]) == ("input", 16, True)
+    assert not found.of("span")
     assert found.tensors[0].gives is None
 
 
@@ -100,7 +100,7 @@ def test_two_classes_prove_no_row() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.Linear(8, 2))
     batch = Batch(private(6).inputs, torch.arange(6) % 2)
     found = exposure(record(net, batch))
-    assert found.layers[0].rank == 1
+    assert found.of("layer")[0].evidence["rank"] == 1
     assert found.vectors == 0
 
 
@@ -117,12 +117,12 @@ def test_labels_are_read_off_the_last_bias() -> None:
     nn.init.zeros_(net[-1].weight)
     nn.init.zeros_(net[-1].bias)  # so that the outputs are uniform, and the counts exact
     batch = Batch(torch.rand(5, *SHAPE, generator=draw(1)), torch.tensor([3, 3, 3, 7, 0]))
-    labels = exposure(record(net, batch)).labels
-    assert labels is not None
-    assert labels.sound
-    assert labels.counts == (1, 0, 0, 3, 0, 0, 0, 1, 0, 0)
-    assert labels.present == (0, 3, 7)
-    assert labels.doubt == pytest.approx(0, abs=1e-5)
+    (labels,) = exposure(record(net, batch)).of("labels")
+    assert labels.tensors
+    assert labels.evidence["sound"]
+    assert labels.evidence["counts"] == (1, 0, 0, 3, 0, 0, 0, 1, 0, 0)
+    assert labels.evidence["present"] == (0, 3, 7)
+    assert labels.evidence["off_whole"] == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize(("mode", "word"), [(True, "train"), (False, "eval")])
@@ -131,8 +131,8 @@ def test_the_mode_of_batch_norm_is_told(mode: bool, word: str) -> None:
 
     net = model("convnet", width=8, batch_norm=True)
     found = exposure(record(net, private(4), client=FedSGD(mode="train" if mode else "eval")))
-    assert {norm.mode for norm in found.norms} == {word}
-    assert any(norm.variances for norm in found.norms) == mode
+    assert {norm.evidence["mode"] for norm in found.of("batch-variance")} == {word}
+    assert any(norm.tensors for norm in found.of("batch-variance")) == mode
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_model_trained_in_part_is_looked_at_in_part(part: tuple[str, ...]) -> 
         parameter.requires_grad_(name in part)
     found = exposure(record(net, private(1)))
     assert [says.name for says in found.tensors] == list(part)
-    assert (found.labels is not None) == (part == ("4.bias",))
+    assert bool(found.of("labels")) == (part == ("4.bias",))
     assert found.examples == 0
 
 
@@ -240,22 +240,22 @@ def test_local_steps_of_an_unknown_number_give_a_direction() -> None:
     found = exposure(observe(net, update, SHAPE, client=FedAvg(lr=0.01, batch_size=3)))
     assert found.batch_size is None
     assert found.at_least == 3
-    assert found.labels is not None
-    assert set(found.labels.present) <= {0, 7, 4}
-    assert found.labels.counts is None
+    (labels,) = found.of("labels")
+    assert set(labels.evidence["present"]) <= {0, 7, 4}
+    assert labels.evidence["counts"] is None
     assert "up to a factor" in found.notes[0]
 
 
 def test_adam_has_no_closed_form() -> None:
     found = exposure(record(model(), private(1), client=FedAvg(optimizer="adam")))
-    assert (found.examples, found.layers) == (0, ())
+    assert (found.examples, found.of("layer")) == (0, [])
     assert "divides each entry" in found.notes[0]
 
 
 def test_a_noisy_single_example_is_not_called_exact() -> None:
     found = look(1, defense=GaussianNoise(sigma=0.001))
     assert found.examples == 0
-    assert found.layers[0].noisy
+    assert found.of("noisy-rows")[0].tensors
     assert "but for noise" in (found.tensors[0].gives or "")
 
 
@@ -269,8 +269,8 @@ def test_positions_are_told_from_examples() -> None:
             return self.head(self.each(inputs.squeeze(1)).relu().mean(1))
 
     found = look(2, Tokens())
-    assert [layer.reads for layer in found.layers] == ["positions", "features"]
-    assert found.layers[0].found == 0
+    assert [layer.evidence["reads"] for layer in found.of("layer")] == ["positions", "features"]
+    assert found.of("layer")[0].evidence["found"] == 0
     assert found.at_least == 2
 
 
@@ -278,7 +278,7 @@ def test_an_update_of_zeros_gives_nothing_away() -> None:
     net = model()
     still = Update({name: torch.zeros_like(p) for name, p in net.named_parameters()})
     found = exposure(observe(net, still, SHAPE, batch_size=1))
-    assert (found.examples, found.at_least, found.labels, found.looks_like) == (0, None, None, ())
+    assert (found.examples, found.at_least, found.of("labels"), found.looks_like) == (0, None, [], ())
 
 
 def test_a_round_that_is_not_there_is_refused() -> None:
@@ -290,18 +290,21 @@ def test_the_keys_of_its_json_stay() -> None:
     table = look(2).table()
     assert table["schema"] == 1
     assert set(table) >= {
-        "examples", "vectors", "t", "kind", "norm", "batch_size", "at_least", "layers", "norms", "labels", "features",
-        "marks", "looks_like", "tensors", "notes", "stated",
+        "examples", "vectors", "t", "kind", "norm", "batch_size", "at_least", "findings", "defenses", "marks",
+        "looks_like", "tensors", "notes", "stated",
     }  # fmt: skip
     assert set(table["tensors"][0]) == {"name", "gives", "withhold"}
-    assert {"name", "message", "evidence", "limit", "tensors"} <= set(table["findings"][0])
-    assert json.loads(json.dumps(table, allow_nan=False))["labels"]["present"] == [0, 7]
+    assert {"name", "message", "evidence", "limit", "tensors", "examples", "lines"} <= set(table["findings"][0])
+    said = {one["name"]: one for one in json.loads(json.dumps(table, allow_nan=False))["findings"]}
+    assert said["labels"]["evidence"]["present"] == [0, 7]
+    assert said["layer"]["evidence"]["reads"] == "features"
+    assert said["features"]["evidence"] == {"examples": 2, "width": 48}
 
 
 def test_every_finding_says_what_it_does_not_show() -> None:
     found = look(2)
     assert {finding.name for finding in found.findings} >= {"exact-rows", "span", "labels"}
-    assert all(finding.evidence and finding.limit and finding.tensors for finding in found.findings)
+    assert all(finding.evidence and finding.limit for finding in found.findings if finding.tensors)
 
 
 def test_it_says_the_same_twice_and_leaves_the_model_alone() -> None:

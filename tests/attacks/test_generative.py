@@ -373,7 +373,7 @@ def test_a_recipe_keeps_its_auxiliary_images_and_refuses_those_of_a_shared_data_
     assert resolve_cases(written)[0].auxiliary == Auxiliary(count=7)
     with pytest.raises(Problems, match="all of the data set"):
         resolve_cases({**tables, "federation": {"clients": 4, "rounds": 1}})
-    with pytest.raises(Problems, match=r"auxiliary\.count"):
+    with pytest.raises(Problems, match=r"\[auxiliary\]: count"):
         resolve_cases({**TABLES, "auxiliary": {"count": 0}})
 
 

@@ -105,12 +105,11 @@ def test_batches_of_all_samples_and_moving_weights_say_nothing():
 
 def test_exposure_says_it_where_indices_are_told_and_only_there():
     known = exposure(parties(ShuffledEpochs(samples=8, batch_size=2), 20).transcript())
-    assert known.indexed.theorem_one
     (finding,) = [one for one in known.findings if one.name == "indexed-rounds"]
     assert finding.tensors[0] == "parties.0.first.weight"
-    assert known.table()["indexed"]["rank"] == 8
+    assert finding.evidence["rank"] == 8
     untold = exposure(parties(ShuffledEpochs(samples=8, batch_size=2), 20, known=()).transcript())
-    assert untold.indexed is None
+    assert not untold.of("indexed-rounds")
 
 
 def test_rows_of_zeros_and_of_no_numbers_have_no_rank():

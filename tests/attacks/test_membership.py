@@ -340,7 +340,7 @@ def test_statistics_are_those_of_large_public_batches() -> None:
 
 
 def test_layers_that_batch_norm_ties_together_hide_no_member() -> None:
-    """With maps of one pixel at the end, where four values make the statistics, members are distinguished all the same."""
+    """With maps of one pixel at the end, where four values make the statistics, members are identified all the same."""
     model = build(Spec("resnet", {"depth": 18, "width": 8}), (1, 8, 8), CLASSES, seed=0)
     draw = torch.Generator().manual_seed(0)
     own, rest = [], []

@@ -220,7 +220,7 @@ def test_calls_by_keyword_and_tuples_are_captured() -> None:
 def test_a_network_over_tokens_is_looked_at_and_unmixed() -> None:
     model = Tagger()
     transcript = seen(model, (5,))
-    assert exposure(transcript).labels is not None
+    assert exposure(transcript).of("labels")
     found = attack(transcript, "cocktail_party")
     with captured_calls(model, ["pooler"]) as calls, torch.no_grad():
         model(private((5,)))

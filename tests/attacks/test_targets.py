@@ -230,8 +230,7 @@ def test_one_logit_names_its_label(label: int) -> None:
     assert found.labels.tolist() == [label]
     assert score(found, batch).exact == 1.0
     looked = exposure(seen)
-    assert looked.labels is not None
-    assert looked.labels.present == (label,)
+    assert looked.of("labels")[0].evidence["present"] == (label,)
     guess = attack(seen, "idlg", options={"steps": 1})
     assert guess.labels is not None
     assert guess.labels.tolist() == [label]

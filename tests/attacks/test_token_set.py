@@ -16,7 +16,7 @@ from seepage.attacks.text import TokenSet
 from seepage.attacks.text.moved_rows import moved_rows
 from seepage.audit.gate import parse_condition
 from seepage.audit.recorded import AttackRequest, attack_only
-from seepage.audit.row import Case, Outcome, Row
+from seepage.audit.row import Case, Outcome, Result, Row, SummaryPart, Thresholds
 from seepage.audit.verdict import verdict
 from seepage.audit.verdict_summary import verdict_summary
 from seepage.cli.options import SimulationOptions, tables_of
@@ -41,6 +41,10 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "adadelta": lambda p: optim.Adadelta(p, lr=1.0),
 }
 VOCABULARY = 300
+
+
+def parts_of(rows: list[Row], cases: list[Case]) -> list[SummaryPart]:
+    return verdict_summary(Result(verdict="", verdict_level="", rows=rows, cases=cases, thresholds=Thresholds()))
 
 
 def table(seed: int, rows: int = VOCABULARY, width: int = 32) -> Tensor:
@@ -235,13 +239,10 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
         "TOKENS IDENTIFIED. On net token_set identifies 198 of 200 distinct tokens of the client's texts, none wrong"
     )
     assert "NO RESULT" not in words
-    assert (
-        verdict_summary([refused, NAMED], [], [], [], [CASE])[0].words
-        == "198 of 200 tokens identified, by token_set on net"
-    )
+    assert parts_of([refused, NAMED], [CASE])[0].words == "198 of 200 tokens identified, by token_set on net"
     assert RowTexts.of(NAMED).outcome == "198 of 200 tokens identified, none wrong"
     assert [one.name for one in violations([refused, NAMED], parse_condition("token_recall>0.5"))] == ["token_set"]
-    assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_named>0"))] == ["token_set"]
+    assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_identified>0"))] == ["token_set"]
     assert not NAMED.certified_examples
     assert not NAMED.scored
     assert Row.model_validate(NAMED.model_dump(mode="json")) == NAMED

@@ -136,10 +136,10 @@ def test_what_was_told_otherwise_of_a_captured_update_leaves_no_pass(now: dict[s
     found = compare(old, changed(result((0, 8)), **{**CAPTURED, **now}))
     assert [one.words for one in found.caveats] == said
     assert summary_line(found).startswith("CANNOT TELL: none of 2 compared")
-    assert found.record()["differences"][0]["known"]
-    meant = compare(old, changed(result((0, 8)), **{**CAPTURED, **now}), meant=[found.caveats[0].what])
-    assert meant.differences == found.differences
-    assert summary_line(meant).startswith("NOT WORSE")
+    assert found.record()["differences"][0]["in_knowledge"]
+    intended = compare(old, changed(result((0, 8)), **{**CAPTURED, **now}), intended=[found.caveats[0].what])
+    assert intended.differences == found.differences
+    assert summary_line(intended).startswith("NOT WORSE")
     both = {"inferred": {"learning rate": "", "batch size": "", "local steps": "", "input shape": ""}}
     same = compare(changed(old, **both), changed(result((0, 8)), **{**CAPTURED, **now}, **both))
     assert len(same.differences) == 1
@@ -173,7 +173,7 @@ def test_the_same_files_told_otherwise_contradict_each_other() -> None:
     assert inferred.remarks[0].endswith("inferred wrong: learning rate")
     other = compare(old, changed(result((0, 8)), **now, files={**files, "returned weights": "ef" * 32}))
     assert not other.remarks
-    words = [one.words for one in other.differences if not one.known]
+    words = [one.words for one in other.differences if not one.in_knowledge]
     assert words == ["returned weights of case 0: the file cdcdcdcdcdcd -> the file efefefefefef"]
 
 
@@ -214,7 +214,7 @@ def test_what_an_audit_compares_is_no_doubt_but_what_its_attacker_is_given_is(
     then: dict[str, object], now: dict[str, object], said: tuple[str, bool]
 ) -> None:
     found = compare(*(changed(result((4, 8)), data="digits", **one) for one in (then, now)))
-    assert [(one.words, one.known) for one in found.differences] == [said]
+    assert [(one.words, one.in_knowledge) for one in found.differences] == [said]
     assert len(found.caveats) == said[1]
 
 

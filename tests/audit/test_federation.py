@@ -198,12 +198,12 @@ def test_a_federation_that_blows_up_says_so() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rounds": -1}, "rounds >= 0"),
-        ({"clients": 0}, "clients >= 1"),
-        ({"share": 0.0}, "share above 0"),
-        ({"share": 1.5}, "share above 0"),
-        ({"examples": 0}, "examples >= 1"),
-        ({"lr": 0.0}, "lr > 0"),
+        ({"rounds": -1}, "rounds must be a whole number >= 0"),
+        ({"clients": 0}, "clients must be a whole number >= 1"),
+        ({"share": 0.0}, "share must be a number > 0 and <= 1"),
+        ({"share": 1.5}, "share must be a number > 0 and <= 1"),
+        ({"examples": 0}, "examples must be a whole number >= 1"),
+        ({"lr": 0.0}, "lr must be a number > 0"),
     ],
 )
 def test_impossible_plans_are_refused(options: dict[str, float], words: str) -> None:

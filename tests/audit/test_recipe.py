@@ -150,7 +150,7 @@ def mistakes(tables: dict[str, Any]) -> tuple[str, ...]:
         ({**LINEAR, "grid": []}, "[grid] must be a table"),
         ({**LINEAR, "grid": {"seed": []}}, "at least one value"),
         ({**LINEAR, "grid": {"sede": [1]}}, "no key of a recipe"),
-        ({**LINEAR, "grid": {"batch.size": [1, 0]}}, "at least 1"),
+        ({**LINEAR, "grid": {"batch.size": [1, 0]}}, "size must be a whole number >= 1"),
         ({**LINEAR, "grid": {"batch": [3]}}, "[batch] must be a table"),
         ({**LINEAR, "grid": {"attack.steps": [3]}}, "takes the option"),
         ({**LINEAR, "data": "faces", "grid": {"data.size": [8]}}, "set data itself"),
@@ -201,7 +201,8 @@ def test_a_case_with_a_defense_knows_its_twin_and_is_given_one_where_the_run_ask
         (resolve_cases(both)[1].case, "defense-none", False),
     ]
     alone = {
-        "attack": [plain], "defense": [noise], "undefended": True, "membership": {}, "knowledge": {"known": ["defense"]},
+        "attack": [plain], "defense": [noise], "undefended": True, "membership": {},
+        "knowledge": {"known": ["defense"]},
         "grid": {"batch.size": [1, 2]},
     }  # fmt: skip
     assert [(one.case, one.twin) for one in resolve_cases(alone)] == [("size-1", None), ("size-2", None)], (

@@ -16,7 +16,7 @@ from seepage.audit.attempt import Attempt
 from seepage.audit.findings import UNTRUSTED, findings
 from seepage.audit.gate import Condition, met, parse_condition
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.row import SCORE_NAMES, Case, Diagnostic, Outcome, Result, Row, Thresholds
+from seepage.audit.row import SCORE_NAMES, Case, Diagnostic, Outcome, Result, Row, SummaryPart, Thresholds
 from seepage.audit.score import skipped_row, worst_status
 from seepage.audit.verdict import named_members, reasons, verdict
 from seepage.audit.verdict_summary import reconstructed, verdict_summary
@@ -33,6 +33,10 @@ BASE: dict[str, Any] = {
     **dict.fromkeys(SCORE_NAMES), "recovered": 0.0, "exact": 0.0, "psnr": 9.0, "ssim": 0.1, "gain_db": -3.0,
     "outcome": "",
 }  # fmt: skip
+
+
+def parts_of(rows: list[Row], cases: list[Case]) -> list[SummaryPart]:
+    return verdict_summary(Result(verdict="", verdict_level="", rows=rows, cases=cases, thresholds=Thresholds()))
 
 
 def row(**changes: Any) -> Row:
@@ -183,12 +187,12 @@ def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_findi
     assert "recover nothing without the defense either" in text
     result = Result(
         verdict=text, verdict_level=level, rows=rows, cases=cases, thresholds=Thresholds(),
-        summary=verdict_summary(rows, [], [], [], cases),
+        summary=parts_of(rows, cases),
     )  # fmt: skip
     assert met(result, Condition("recovered", ">", 0.0)) == []
     assert result.summary[0].value == 0.0
     unsure = [case.model_copy(update={"inconclusive": "why"} if not case.control else {}) for case in cases]
-    assert verdict_summary(rows, [], [], [], unsure)[0].words.startswith("inconclusive: 0 of 8 examples")
+    assert parts_of(rows, unsure)[0].words.startswith("inconclusive: 0 of 8 examples")
     assert met(result.model_copy(update={"rows": [leak.model_copy(update={"case": "a"})]}), Condition("exact", ">", 0))
 
 
@@ -198,7 +202,7 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     level, text = verdict(result.rows, given)
     assert (level, text.partition(".")[0]) == ("certified", "LEAKS, BY ITS OWN PROOF")
     assert "reveals 3 of its 4 examples exactly" in text
-    side = verdict_summary(result.rows, [], [], [], given)[0]
+    side = parts_of(result.rows, given)[0]
     assert side.words.startswith("3 of 4 examples exactly")
     assert (side.value, side.tried) == (0.75, True)
     for score in ("recovered", "exact", "certified"):
@@ -212,7 +216,7 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     exact = row(exact=1.0, recovered=1.0, gain_db=60.0)
     assert verdict([exact], given)[0] == "exact"
     assert "closed form" not in verdict([exact], given)[1], "the attack says the same"
-    assert verdict_summary([exact], [], [], [], given)[0].value == 1.0
+    assert parts_of([exact], given)[0].value == 1.0
 
 
 @pytest.mark.parametrize("name", [*UNTRUSTED, "objective-limits"])
@@ -257,15 +261,18 @@ def test_few_quiet_cases_are_named_and_many_counted_with_what_they_share() -> No
 
 
 def test_a_reason_is_given_once_however_many_attacks_and_cases_have_it() -> None:
-    entries = [(attack, "not recorded", "too few examples", "C") for attack in "abcd"]
-    entries += [("dlg", "failed", "no memory", case) for case in ("A", "B")]
-    entries += [(attack, "does not apply", "no bias", "B") for attack in ("linear", "cafe")]
-    assert reasons(entries, 3) == [
+    def without(attack: str, outcome: str, reason: str, case: str) -> Row:
+        return Row(case=case, attack=attack, outcome=outcome, reason=reason)
+
+    entries = [without(attack, "not_recorded", "too few examples", "c") for attack in "abcd"]
+    entries += [without("dlg", "failed", "no memory", case) for case in ("a", "b")]
+    entries += [without(attack, "does_not_apply", "no bias", "b") for attack in ("linear", "cafe")]
+    assert reasons(entries, {"a": "A", "b": "B", "c": "C"}) == [
         ("4 attacks", "not recorded (C): too few examples"),
         ("dlg", "failed (2 of 3 cases): no memory"),
         ("linear, cafe", "does not apply (B): no bias"),
     ]
-    assert reasons([("dlg", "failed", "no memory", "A")], 1) == [("dlg", "failed: no memory")]
+    assert reasons([without("dlg", "failed", "no memory", "a")], {"a": "A"}) == [("dlg", "failed: no memory")]
 
 
 @given(st.lists(st.floats(0, 150), min_size=1, max_size=9))
@@ -442,7 +449,8 @@ def test_a_result_file_needs_what_readers_rely_on() -> None:
 
 
 CERTIFIED_FEATURES: dict[str, Any] = {
-    **NO_SCORE, "attack": "cocktail_party", "outcome": "features only", "space": "feature", "returned": 1, "certified_guesses": 1,
+    **NO_SCORE, "attack": "cocktail_party", "outcome": "features only", "space": "feature", "returned": 1,
+    "certified_guesses": 1,
 }  # fmt: skip
 
 

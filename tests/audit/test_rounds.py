@@ -40,8 +40,8 @@ def test_rounds_are_checked_with_the_recipe() -> None:
     assert "must be smaller than the data set" in mistakes(samples=5)
     assert "'spiral'" in mistakes(design="spiral")
     assert "lower rounds.count" in mistakes(design="partitions", samples=12, count=99)
-    assert "rounds.samples at least 2" in mistakes(samples=1)
-    assert "lr > 0" in mistakes(samples=12, optimizer="sgd", lr=0.0)
+    assert "rounds.samples must be at least 2" in mistakes(samples=1)
+    assert "lr must be a number > 0" in mistakes(samples=12, optimizer="sgd", lr=0.0)
 
 
 def test_a_case_is_one_more_case_over_the_recipes_own_tables() -> None:

@@ -336,7 +336,7 @@ def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli
     assert list(record).index("differences") < list(record).index("changes")
     gate = cli(*line, "--lr=0.3", "--loss=bce", "--out=wrong", "--baseline=right", "--quiet")
     assert (gate.code, "learning rate" in gate.err) == (2, True)
-    meant = cli("compare", "right", "wrong", "--meant=learning rate", "--meant=client's loss")
+    meant = cli("compare", "right", "wrong", "--intended=learning rate", "--intended=client's loss")
     assert (meant.code, "known or set otherwise" in meant.out) == (0, True)
     assert cli("compare", "right", "right").out.startswith("NOT WORSE")
     np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
@@ -558,11 +558,11 @@ def test_a_difference_that_is_meant_must_be_one(cli: Cli, home: Path, captured: 
     line = ("attack", "before.pt", "after.pt", *HIDDEN, "--quiet")
     assert cli(*line, "--lr=0.1", "--out=right").code == 0
     assert cli(*line, "--lr=0.3", "--out=wrong").code == 0
-    found = cli("compare", "right", "wrong", "--meant=learning rate", "--meant=rate")
+    found = cli("compare", "right", "wrong", "--intended=learning rate", "--intended=rate")
     assert found.code == 2
     assert "'rate'" in found.err
     assert "'learning rate'" in found.err
-    alike = cli("compare", "right", "right", "--meant=learning rate")
+    alike = cli("compare", "right", "right", "--intended=learning rate")
     assert (alike.code, "what differs: nothing" in alike.err) == (2, True)
 
 

@@ -264,7 +264,7 @@ def test_evidence_says_what_the_run_found(pack: Path) -> None:
 
 
 def test_evidence_names_the_model_and_the_update_that_were_judged(pack: Path) -> None:
-    files = json.loads((pack / "evidence.json").read_text())["cases"][0]["files"]
+    files = json.loads((pack / "evidence.json").read_text())["cases"][0]["judged_files"]
     assert [one["name"] for one in files] == ["observed/model.safetensors", "observed/rounds/000000.safetensors"]
     for one in files:
         assert one["sha256"] == manifest.digest_of(Path("run") / one["name"])
@@ -274,7 +274,7 @@ def test_evidence_names_the_model_and_the_update_that_were_judged(pack: Path) ->
 def test_evidence_of_a_recording_that_lies_elsewhere_names_its_files(run: Path, cli: Cli) -> None:
     assert cli("attack", run / "observed", "--attack", "linear", "--out", "blind", "--jobs", 1).code == 0
     assert cli("evidence", "pack", "blind", "--out", "blind-pack").code == 0
-    files = json.loads(Path("blind-pack/evidence.json").read_text())["cases"][0]["files"]
+    files = json.loads(Path("blind-pack/evidence.json").read_text())["cases"][0]["judged_files"]
     assert [one["name"] for one in files] == ["model.safetensors", "rounds/000000.safetensors"]
     assert files[0]["sha256"] == manifest.digest_of(run / "observed/model.safetensors")
 
@@ -429,7 +429,7 @@ def test_what_could_not_be_scored_says_why_and_says_it_once(captured: bool, why:
     assert f"{why.capitalize()}, so" in pages["bom.cdx.json"]
     assert not [item for item in evidence["not_tried"] if "not tried" in item or "not known" in item]
     assert ("no attack had a result" in pages["annex.html"]) is not captured
-    assert [one["unknown_on"] for one in evidence["attacks"]] == [evidence["attacks"][0]["ran_on"]]
+    assert [one["state"] for one in evidence["findings"]] == ["open"]
     assert "<td>not known</td>" in pages["annex.html"], "on how many cases it leaks"
     suites = ET.fromstring(pages["junit.xml"])
     assert (suites.get("errors"), suites.get("failures"), suites.get("skipped")) == ("1", "0", "0")
@@ -452,6 +452,6 @@ def test_the_name_of_a_checkpoint_is_not_in_what_is_handed_on(home: Path, run: P
     assert cli(*line, "--model", "fc2", "--attack", "linear", "--out", "captured", "--jobs", 1).code == 0
     assert cli("evidence", "pack", "captured", "--out", "pack").code == 0
     assert "Schmidt" not in "".join(path.read_text() for path in Path("pack").iterdir())
-    files = json.loads(Path("pack/evidence.json").read_text())["cases"][0]["files"]
+    files = json.loads(Path("pack/evidence.json").read_text())["cases"][0]["judged_files"]
     assert [one["name"] for one in files] == ["BEFORE", "GRADIENT"]
     assert files[1]["sha256"] == manifest.digest_of(home / "Anna_Schmidt.safetensors")

@@ -141,7 +141,7 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "a range of one": (facts(value_range=[1]), "[low, high]"),
     "no examples": (facts(batch_size=0), "batch size 0"),
     "a trillion examples": (facts(batch_size=10**12), "batch size 1000000000000"),
-    "told garbage": (facts(known=["labels", 3, None, {}]), "told must be a list"),
+    "told garbage": (facts(known=["labels", 3, None, {}]), "known must be a list"),
     "told something unknown": (facts(known=["label"]), "did you mean 'labels'"),
     "known labels that are not there": (facts(known=["labels"]), "lacks the labels"),
     "known labels beyond the classes": (both(facts(known=["labels"]), added(ROUND, labels=torch.tensor([7]))), "0..1"),

@@ -129,4 +129,4 @@ def test_mistakes_are_one_sentence(refused: "object", home: Path) -> None:
     (home / "frontier.toml").write_text(TINY)
     assert "one setting" in refused("frontier", "default")
     assert "sweeps no" in refused("frontier", "frontier.toml", "--defense=jacobian_damping")
-    assert "at least 1" in refused("frontier", "frontier.toml", "--set=utility.rounds=0")
+    assert "rounds must be a whole number >= 1" in refused("frontier", "frontier.toml", "--set=utility.rounds=0")

@@ -91,8 +91,8 @@ def test_too_few_examples_are_said_and_the_gate_does_not_pass(cli: Cli, tmp_path
         ('tests = ["x"]', "module:Test"),
         ("tests = []", "must be a list"),
         ('tests = ["matched_filter", "matched_filter"]', "twice"),
-        ("level = 0", "between 0 and 1"),
-        ("public = 1", "at least 4"),
+        ("level = 0", "level must be a number > 0 and < 1"),
+        ("public = 1", "public must be a whole number >= 4"),
         ("publik = 1", "publik"),
     ],
 )
@@ -146,6 +146,6 @@ def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) 
     assert few.code == 2
     assert "2 classes and the model 3" in few.err
     low = cli(*given, captured / "public.npz", "--level", "0.001")
-    assert (low.code, "nobody can be named at 0.001" in low.err) == (2, True)
+    assert (low.code, "nobody can be identified at 0.001" in low.err) == (2, True)
     late = cli(*given, captured / "public.npz", "--round", "7")
     assert (late.code, "has 1 round," in late.err) == (2, True)

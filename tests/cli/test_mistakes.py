@@ -46,7 +46,7 @@ WRONG = {
     "a number for a grid's list": ("grid.seed=3", "list"),
     "a table below a number": ("seed.x=3", "whole number"),
     "more examples than there are": ("batch.size=99999", "lower batch.size"),
-    "no steps": ("training.steps=-1", "steps >= 0"),
+    "no steps": ("training.steps=-1", "steps must be a whole number >= 0"),
     "an absurd size": ("data.size=100000", "between 1 and"),
     "five channels": ("data.channels=5", "1 (grey) or 3 (RGB)"),
     "a width below zero": ("model.hidden=-3", "at least 1"),
@@ -87,7 +87,7 @@ def test_a_grid_over_a_value_that_is_no_table_is_refused(refused: Refused) -> No
 def test_all_mistakes_of_a_recipe_are_reported_at_once(home: Path, cli: Callable[..., object]) -> None:
     (home / "bad.toml").write_text(
         'seed = "x"\nsurplus = 1\n[data]\nuse = "facez"\nseed = 3\nsizes = 8\n[model]\nuse = "fc9"\n'
-        "[batch]\nsize = 0\n[knowledge]\ntold = 3\n[[defense]]\nuse = 'sparsify'\nkeep = 7\n"
+        "[batch]\nsize = 0\n[knowledge]\nknown = 3\n[[defense]]\nuse = 'sparsify'\nkeep = 7\n"
         "[[attack]]\nuse = 'dgl'\n[[attack]]\nuse = 'dlg'\nsteps = 'many'\n"
     )
     found = cli("audit", "bad.toml")
@@ -99,8 +99,8 @@ def test_all_mistakes_of_a_recipe_are_reported_at_once(home: Path, cli: Callable
         "sizes",
         "unknown data",
         "'fc9'",
-        "batch.size",
-        "known",
+        "[batch]: size",
+        "[knowledge]",
         "(0, 1]",
         "'dgl'",
         "'many'",
@@ -179,8 +179,8 @@ PLACES = [
     (["report", "."], "no finished run"),
     (["check", "."], "no recorded update"),
     (["audit", "nowhere", "--dry-run"], "unknown recipe"),
-    (["audit", "tiny.toml", "--dry-run", "--set", "batch.size=0"], "at least 1"),
-    (["record", "tiny.toml", "--set", "batch.size=0"], "at least 1"),
+    (["audit", "tiny.toml", "--dry-run", "--set", "batch.size=0"], "size must be a whole number >= 1"),
+    (["record", "tiny.toml", "--set", "batch.size=0"], "size must be a whole number >= 1"),
     (["audit", "tiny.toml", "--out", "tiny.toml"], "is a file"),
     (["audit", "tiny.toml", "--out", "."], "not empty"),
     (["record", "tiny.toml", "--out", "."], "not empty"),

@@ -99,7 +99,8 @@ def test_a_quiet_run_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 ROW: dict[str, Any] = {
-    "case": "a", "attack": "inverting_gradients", "status": "ok", "reason": None, "side_information": [], "examples": 16,
+    "case": "a", "attack": "inverting_gradients", "status": "ok", "reason": None, "side_information": [],
+    "examples": 16,
     "recovered": 0.125, "psnr": 17.25, "psnr_median": 16.75, "psnr_low": 15.5, "psnr_high": 19.5, "ssim": 0.5,
     "seconds": 12.5, "outcome": "partly recovered",
 }  # fmt: skip

@@ -124,11 +124,11 @@ def test_without_a_defense_bounds_count_numbers_sent_and_none_is_measured(cli: C
 def test_mistakes_in_the_tables_are_one_sentence(cli: Cli) -> None:
     for setting, words in (
         ("bounds.where=some", "'defended', 'all'"),
-        ("bounds.level=0", "level between 0 and 1"),
-        ("bounds.candidates=0", "candidates >= 1"),
-        ("epsilon.calls=10", "calls >= 1000"),
-        ("epsilon.delta=1", "delta between 0 and 1"),
-        ("epsilon.stated=-1", "stated >= 0"),
+        ("bounds.level=0", "level must be a number > 0 and < 1"),
+        ("bounds.candidates=0", "candidates must be a whole number >= 1"),
+        ("epsilon.calls=10", "calls must be a whole number >= 1000"),
+        ("epsilon.delta=1", "delta must be a number > 0 and < 1"),
+        ("epsilon.stated=-1", "stated must be a number >= 0"),
     ):
         found = cli("audit", "tiny.toml", "--dry-run", "--set", setting)
         assert (found.code, words in found.err) == (2, True), setting

@@ -48,21 +48,22 @@ def said(found: Reading) -> dict[str, str]:
 
 def test_the_classes_are_there_and_as_often_as_said(known: SideInformation) -> None:
     client, found, look = known
-    if look.labels is None or not look.labels.believed:
+    labels = next((one.evidence for one in look.of("labels") if one.tensors), None)
+    if labels is None:
         assert "labels" not in said(found)
         assert client.nameless, "the last bias names its classes"
         return
     # Whether sums in bfloat16 cancel is up to the processor's kernels; what is said then must be true all the same.
     assert not client.nameless or LOW in client.asks
-    true = torch.bincount(found.labels, minlength=max(look.labels.present) + 1)
-    assert all(true[label] > 0 for label in look.labels.present)
-    if look.labels.least is not None:
+    true = torch.bincount(found.labels, minlength=max(labels["present"]) + 1)
+    assert all(true[label] > 0 for label in labels["present"])
+    if labels["least"] is not None:
         assert client.counted, "counts are proved for one step of a loss that is fully explained alone"
-        assert all(true[label] >= least for label, least in enumerate(look.labels.least) if least)
-        most = look.labels.most or ()
+        assert all(true[label] >= least for label, least in enumerate(labels["least"]) if least)
+        most = labels["most"] or ()
         assert all(true[label] <= many for label, many in enumerate(most) if label < len(true))
     else:
-        assert look.labels.counts is None
+        assert labels["counts"] is None
         assert not client.counted
 
 
@@ -143,15 +144,16 @@ def test_what_is_questioned_is_what_the_files_speak_for(known: SideInformation) 
 def test_images_are_as_near_as_said(known: SideInformation) -> None:
     client, found, look = known
     if client.near is None:
-        assert look.patches is None
+        assert not look.of("patches")
         return
     (file,) = (found.folder / "attacks").glob("**/patch_embedding/*.safetensors")
     guess = load_file(file)["inputs"]
     decibels = float(-10 * (guess - found.inputs).square().mean().log10())
     assert decibels > client.near
-    assert look.patches is not None
+    (patches,) = look.of("patches")
     # Where stochastic depth dropped a block, the decay of all layers is not known, and no error is promised.
-    assert look.patches.expected_db is None or look.patches.expected_db == pytest.approx(decibels, abs=6)
+    expected = patches.evidence["expected_db"]
+    assert expected is None or expected == pytest.approx(decibels, abs=6)
 
 
 def test_frozen_weights_that_are_in_no_file_are_named(known: SideInformation) -> None:
@@ -231,9 +233,7 @@ def test_each_fact_is_told_read_guessed_or_unknown_and_none_is_false(
     with subtests.test(
         "a span of inner vectors is not wider than the batch, and one is said to be unmixable if it is so"
     ):
-        assert all(
-            layer.examples == client.size for layer in look.layers if layer.unmixable and layer.reads != "positions"
-        )
+        assert all(span.evidence["examples"] == client.size for span in look.of("span"))
 
 
 def parts_of(found: Reading) -> list[nn.Module]:

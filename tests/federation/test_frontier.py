@@ -130,7 +130,7 @@ def test_strengths_of_ones_own_stand_in_place_of_the_recipes() -> None:
     [
         ({"grid": {"batch.size": [1, 2]}}, "one setting"),
         ({"defense": [{"use": "soteria", "ratio": 0.5}]}, "frontier"),
-        ({"utility": {"rounds": 0}}, "at least 1"),
+        ({"utility": {"rounds": 0}}, "rounds must be a whole number >= 1"),
         ({"utility": {"round": 3}}, "no option 'round'"),
         ({"frontier": [{"sigma": 1.0}]}, 'use = "NAME"'),
         ({"frontier": [{"parts": []}]}, "parts"),
@@ -537,8 +537,8 @@ def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
     assert [line["identified"] for line in lines] == [row.identified for row in found.rows]
     page = (tmp_path / "run" / "frontier.html").read_text()
     assert "Members identified" in page
-    assert f"{known.named}/8<small>" in page
+    assert f"{known.identified}/8<small>" in page
     price = {"promise": None, "reason": None, "accuracy": None, "accuracy_examples": None, "seconds": None}
     entry, price = sweep_of(tables).entries[0], {**price, "bytes": None, "bytes_plain": None}
     (few,) = rows_of([entry], [price], [], untested={entry.recipe.case: "too few examples"})
-    assert (few.untested, few.named) == ("too few examples", None)
+    assert (few.untested, few.identified) == ("too few examples", None)

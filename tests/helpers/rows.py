@@ -66,9 +66,8 @@ def put(row: dict[str, Any], **changes: Any) -> None:
 
 
 def _is_score(key: str) -> bool:
-    own = (
-        key in SCORE_NAMES and key not in ("certified", "tokens_identified") and not key.startswith(("psnr_", "error_"))
-    )
+    further = ("certified", "tokens_identified")
+    own = key in SCORE_NAMES and key not in further and not key.startswith(("psnr_", "error_"))
     return (own or key == "psnr_nearest") and not key.startswith(GUESSES)
 
 

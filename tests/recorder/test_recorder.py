@@ -163,7 +163,7 @@ def test_what_gives_away_too_much_is_blocked(tmp_path: Path, n: int, blocked: bo
 
 def test_a_rule_of_ones_own_decides(tmp_path: Path) -> None:
     def many_labels(found: Exposure) -> bool:
-        return found.labels is not None and len(found.labels.present) > 1
+        return any(len(one.evidence["present"]) > 1 for one in found.of("labels"))
 
     before, after, _ = step(1)
     assert not recorder(tmp_path, block=many_labels).record(before, after, t=0, client=0, examples=1).blocked

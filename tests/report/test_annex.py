@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests.helpers.rows import put
 
-from seepage.audit.findings import findings, reported
 from seepage.report.evidence.annex import annex
 from seepage.report.evidence.junit import junit
 from seepage.report.evidence.markdown import model_card, summary
@@ -32,12 +31,12 @@ def test_the_evidence_tells_certified_features_from_certified_examples(
     run = build_run(tmp_path, truth=False)
     change(run, lambda result: put(result["rows"][0], certified_guesses=1, space=space, returned=1))
     opened = open_run(run)
-    evidence, listed = state(opened), reported(findings(opened.result))
+    evidence = state(opened)
     assert sum(case.certified for case in evidence.cases) == found
     assert sum(case.certified_features for case in evidence.cases) == (not found)
-    assert any(one.leaked_on for one in evidence.attacks) == found
-    assert ("failure" in junit(evidence, listed).replace("failures", "")) == found
-    for page in (annex(evidence, digest="0"), summary(evidence, listed), model_card(evidence)):
+    assert any(one.state == "leaks" for one in evidence.findings) == found
+    assert ("failure" in junit(evidence).replace("failures", "")) == found
+    for page in (annex(evidence, digest="0"), summary(evidence), model_card(evidence)):
         assert words in page
         assert "1 guesses" not in page
 
@@ -74,7 +73,7 @@ def test_the_annex_says_what_may_be_signed(
     evidence = state(open_run(run))
     assert said in (evidence.may_sign or "")
     assert ("Look at the pictures" in (evidence.may_sign or "")) is (level in ("nothing", "partial"))
-    for page in (annex(evidence, digest="0"), summary(evidence, [])):
+    for page in (annex(evidence, digest="0"), summary(evidence)):
         assert "What may be signed?" in page
 
 
@@ -143,7 +142,7 @@ def test_the_annex_names_the_files_that_were_judged(tmp_path: Path, build_run: B
     ]
     change(run, lambda env: env.update(files=files), "env.json")
     evidence = state(open_run(run))
-    assert [one.sha256 for one in evidence.cases[0].files] == ["ab" * 32, "cd" * 32]
+    assert [one.sha256 for one in evidence.cases[0].judged_files] == ["ab" * 32, "cd" * 32]
     page = annex(evidence, digest="0")
     assert "(<b>BEFORE</b>) <code>abababababababab</code>" in page
     assert "(<b>AFTER</b>) <code>cdcdcdcdcdcdcdcd</code>" in page
@@ -208,7 +207,7 @@ def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
     page = annex(state(open_run(run)), digest="0")
     assert page.count("No attack here explains") == 1  # of every case, so said once and of none
     assert "--loss" not in page, "what to do about it is not for print"
-    for text in (summary(evidence, reported(findings(opened.result))), model_card(evidence)):
+    for text in (summary(evidence), model_card(evidence)):
         assert text.count("\n\nContradicted: a batch of 2.") == 1
         assert text.count(f"\n\n{ask}\n\n") == 1
     change(run, lambda result: result["cases"][0].update(caveats=[wrong, "Contradicted: b.", "Contradicted: c."]))

@@ -23,8 +23,10 @@ CASE: dict[str, Any] = {
         {"name": "2.weight", "gives": "2 private examples exactly, row by row", "withhold": True},
         {"name": "2.bias", "gives": None, "withhold": False},
     ],
-    "norms": [{"norm": "bn", "mode": "train", "variances": 3, "channels": 8}],
-    "labels": {"present": [1, 4], "counts": None, "doubt": None, "sound": True},
+    "findings": [
+        {"name": "batch-norm", "message": "train mode; 3 of 8 variances of the batch can be read"},
+        {"name": "labels", "evidence": {"present": [1, 4], "counts": None}, "tensors": ["2.bias"]},
+    ],
     "a_later_key": 1,
 }  # fmt: skip
 
@@ -42,14 +44,14 @@ def test_the_page_says_what_each_update_gives_away(tmp_path: Path, build_run: Bu
     assert "looks clipped" in page.words
     assert "2.weight: 2 private examples exactly" in page.words
     assert "2.bias" not in page.words
-    assert "train mode; 3 of 8 batch variances" in page.words
+    assert "train mode; 3 of 8 variances" in page.words
     assert "not looked at: no such layer" in page.words
     assert "fc2_size-3 (title)" in page.words
 
 
 def test_what_does_not_hold_is_not_said(tmp_path: Path, build_run: Build, report: Read) -> None:
-    labels = {**CASE["labels"], "sound": False}
-    page = report(exposed(build_run(tmp_path), {**CASE, "labels": labels, "norms": [], "tensors": []}))
+    labels = {**CASE["findings"][1], "tensors": []}
+    page = report(exposed(build_run(tmp_path), {**CASE, "findings": [labels], "tensors": []}))
     assert "not known" in page.words
     assert "nothing found" in page.words
     assert "Batch norm" not in page.words
@@ -58,7 +60,8 @@ def test_what_does_not_hold_is_not_said(tmp_path: Path, build_run: Build, report
 
 def test_a_class_that_is_named_is_not_taken_for_a_count(tmp_path: Path) -> None:
     for present, words in (([0], "class 0"), ([0, 7], "classes 0, 7")):
-        (found,) = open_exposed(exposed(tmp_path, {**CASE, "labels": {"present": present, "sound": True}}))
+        labels = {"name": "labels", "evidence": {"present": present}, "tensors": ["2.bias"]}
+        (found,) = open_exposed(exposed(tmp_path, {**CASE, "findings": [labels]}))
         assert found.classes == words
 
 
@@ -72,7 +75,7 @@ def test_many_tensors_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"examples": "2"}, {"tensors": 3}, {"tensors": ["w"]}, {"norms": [{}]}, {"case": 1}]
+    "change", [{"examples": "2"}, {"tensors": 3}, {"tensors": ["w"]}, {"findings": [{}]}, {"case": 1}]
 )
 def test_a_damaged_file_is_one_sentence(tmp_path: Path, build_run: Build, change: dict[str, Any]) -> None:
     with pytest.raises(SeepageError, match="is damaged"):

@@ -109,8 +109,8 @@ class LinearLeak(Attack):
         observed = seen.attacked.observed
         if observed.personal and seen.batch_size > 1:
             raise Inapplicable(
-                f"{len(observed.personal)} parameters are the client's own, so no row can be distinguished from a mixture "
-                "by the network's own backward pass",
+                f"{len(observed.personal)} parameters are the client's own, so no row can be distinguished from a "
+                "mixture by the network's own backward pass",
                 "attack an update of one example, or observe a round whose weights are all known",
             )
         found = self._single(seen) if seen.batch_size == 1 else self._several(seen)

@@ -2,8 +2,6 @@
 
 import json
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -13,9 +11,9 @@ from typing import Any
 
 import torch
 
-from seepage.attacks import ATTACKS, Attack, Inapplicable
+from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipTest
-from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
+from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt, tried
 from seepage.audit.budget import SOON, Estimate, Planner, Searching, estimated, read_budget
 from seepage.audit.candidates import FILE
 from seepage.audit.case import RunBudget
@@ -163,26 +161,15 @@ class Task:
         self.progress.clear()
 
     def _attempt(self, attack: Attack, transcript: Transcript) -> Attempt:
-        """The attack's reconstruction with its wall-clock and processor seconds, or the reason why there is none.
+        """The attack's reconstruction with its wall-clock and processor seconds, or the reason why there is none."""
 
-        Raises:
-            SeepageError: For mistakes of the user; any other error of the attack is an outcome.
-        """
-        progress, clocks = self.progress, (time.perf_counter(), time.process_time())
-        try:
-            found = attack(transcript, seed=self.seed, progress=progress)
+        def attacked() -> Reconstruction:
+            found = attack(transcript, seed=self.seed, progress=self.progress)
             check_reconstruction(found, transcript)
-            found = replace(found, notes=(*found.notes, self.note)) if self.note else found
-            seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
-            return Attempt(found.status, repr(attack), found, None, seconds, cpu_seconds)
-        except Inapplicable as error:
-            return Attempt("inapplicable", repr(attack), None, str(error))
-        except SeepageError:
-            raise
-        except Exception as error:  # an attack may be user code
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
-            return Attempt("error", repr(attack), None, reason)
+            return replace(found, notes=(*found.notes, self.note)) if self.note else found
+
+        found, status, reason, spent = tried(attacked)
+        return Attempt(status if found is None else found.status, repr(attack), found, reason, *spent)
 
     def serialized(self) -> "SerializedAttack":
         """The attack with the files it may read."""
@@ -475,17 +462,15 @@ class _CaseQueue:
         specs = dict(zip(attack_names(recipe.attack), recipe.attack, strict=True))
         made = {name: (spec.use, attacks[repr(spec)]) for name, spec in specs.items()}
         tasks = {
-            name: [
-                _task(source, name, spec, t, folder, recipe.seed, recipe.device)
-                for t in range(source.rounds(made[name][1]))
-            ]
+            name: [_task(Task, source, recipe, folder, name, spec, t) for t in range(source.rounds(made[name][1]))]
             for name, spec in specs.items()
         }
         order = [list(specs)] if recipe.all_attacks else in_stages(made)
         stages = [[task for name in names for task in tasks[name]] for names in order]
         if recipe.membership is not None and (source.observed / FILE).exists():
             # Nothing waits for a membership test: it keeps a core busy that has no attack to run.
-            stages[-1] += [_membership_task(source, use, folder, recipe) for use in recipe.membership.tests]
+            named = ((use.replace(":", "."), Spec(use)) for use in recipe.membership.tests)
+            stages[-1] += [_task(MembershipTask, source, recipe, folder, name, part) for name, part in named]
         return cls(source, recipe, tuple(stages))
 
     def left(self, number: int, finish: Callable[[Task], None]) -> list[Task]:
@@ -610,33 +595,18 @@ def _dearest_first(tasks: Sequence[Task]) -> list[Task]:
     return sorted(tasks, key=lambda task: places.get(task.part.use, len(places)))[::-1]
 
 
-def _membership_task(source: Source, use: str, folder: Path, recipe: Recipe) -> MembershipTask:
-    return MembershipTask(
-        case=source.name,
-        name=use.replace(":", "."),
-        part=Spec(use),
-        t=0,
-        seed=generator(recipe.seed, f"membership/{_seed_name(source)}/{use}").initial_seed() % 2**31,
-        device=recipe.device,
-        source=source.for_attack(),
-        folder=folder,
-    )
-
-
-def _seed_name(source: Source) -> str:
-    """The case's name in its seeds: `cell` for a single case, as when the rows of `results/` were recorded."""
-    return "cell" if source.name == "case" else source.name
-
-
-def _task(source: Source, name: str, part: Spec, t: int, folder: Path, seed: int, device: str) -> Task:
-    own = generator(seed, f"attack/{_seed_name(source)}/{name}", t).initial_seed() % 2**31
-    return Task(
+def _task(make: type[Task], source: Source, recipe: Recipe, folder: Path, name: str, part: Spec, t: int = 0) -> Task:
+    """The task of one attack on one round, or of a membership test; its seed is by its own name and its case's."""
+    # A single case is called `cell` in its seeds, as when the rows of `results/` were recorded.
+    case = "cell" if source.name == "case" else source.name
+    purpose = f"attack/{case}/{name}" if make is Task else f"membership/{case}/{part.use}"
+    return make(
         case=source.name,
         name=name,
         part=part,
         t=t,
-        seed=own,
-        device=device,
+        seed=generator(recipe.seed, purpose, t).initial_seed() % 2**31,
+        device=recipe.device,
         source=source.for_attack(),
         folder=folder,
     )

@@ -1,10 +1,11 @@
 """One attempt of an attack on one round, on disk: a reconstruction, or the reason why there is none."""
 
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,9 +14,13 @@ from seepage.attacks.base import Checkpoint
 from seepage.audit.row import Status
 from seepage.base.schema import JsonRecord, parse
 from seepage.base.storage import SCHEMA, append_line, check_schema, read_json, read_tensors, write_json, write_tensors
-from seepage.errors import SeepageError
+from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.types import Ambiguity, Reconstruction, Space, Tensors
 from seepage.federation.types import Status as SearchStatus
+
+T = TypeVar("T")
+Spent = tuple[float, float]
+"""Wall and processor seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,29 @@ class Attempt:
     reason: str | None = None
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+
+
+def tried(call: Callable[[], T]) -> tuple[T | None, Literal["ok", "inapplicable", "error"], str | None, Spent]:
+    """What a call of an attack or a test, which may be user code, returns; its status, or why it returns nothing.
+
+    Returns:
+        The result, the status, the reason where there is no result, and the wall and processor seconds of one.
+
+    Raises:
+        SeepageError: For mistakes of the user; any other error is an outcome.
+    """
+    clocks = time.perf_counter(), time.process_time()
+    try:
+        found = call()
+        return found, "ok", None, (time.perf_counter() - clocks[0], time.process_time() - clocks[1])
+    except Inapplicable as error:
+        return None, "inapplicable", str(error), (0.0, 0.0)
+    except SeepageError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
+        return None, "error", reason, (0.0, 0.0)
 
 
 def save_attempt(outcome: Attempt, path: Path) -> None:

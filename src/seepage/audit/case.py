@@ -1,5 +1,6 @@
 """The facts of a result that are no attack's: each case, the thresholds, the diagnostics, and the tuned options."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
@@ -62,8 +63,8 @@ class Case(JsonRecord):
             measured on the private examples; None where they read it as it is.
         promise: The differential-privacy guarantee of the defense.
         exposure: One line on what the update reveals without an attack.
-        exposed_examples: Number of private examples that the first update reveals exactly in closed form, without an attack;
-            None where that was not computed.
+        exposed_examples: Number of private examples that the first update reveals exactly in closed form, without an
+            attack; None where that was not computed.
         exposed_of: Number of examples behind that update, where known.
         undefended: Name of the case with the same setting without the defense.
         control: Whether this is such a case, run only to show that the attacks work without the defense: no finding.
@@ -147,6 +148,16 @@ class Case(JsonRecord):
     def record(self) -> dict[str, Any]:
         """The case as written to `result.json`, without the fields that are not known."""
         return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
+
+
+def shared_parts(cases: Iterable[Case]) -> list[str]:
+    """The parts that the titles of all cases have in common, in order.
+
+    >>> shared_parts(Case(name=name, title_parts=["fc2", "batch 1", name]) for name in ("no defense", "noise"))
+    ['fc2', 'batch 1']
+    """
+    first, *rest = (case.title_parts for case in cases)
+    return [part for part in first if all(part in other for other in rest)]
 
 
 class Thresholds(JsonRecord):

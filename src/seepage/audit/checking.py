@@ -283,17 +283,16 @@ def _check(source: Source, recipe: Recipe, look: Look, known: Collection[str] | 
         title=title,
         facts=tuple(facts),
         exposure=exposure,
-        matching=_matching(analysis, exposure, truth, recipe.seed),
+        matching=_matching(analysis, truth, recipe.seed),
         rounds=len(seen),
     )
 
 
-def _matching(look: UpdateAnalysis, exposure: Exposure, truth: Batch | None, seed: int) -> Matching:
+def _matching(look: UpdateAnalysis, truth: Batch | None, seed: int) -> Matching:
     """The outlook of gradient matching on one update.
 
     Args:
-        look: The update and what was found in it.
-        exposure: Its labels, which a made-up batch takes over.
+        look: The update and what was found in it; a made-up batch takes over its labels.
         truth: The client's batch; None: a made-up batch takes its place, with the update that it gives.
         seed: Seed of the noise.
     """
@@ -307,7 +306,7 @@ def _matching(look: UpdateAnalysis, exposure: Exposure, truth: Batch | None, see
         if vocabulary_of(knowledge.model) is not None or (truth is not None and not truth.inputs.is_floating_point()):
             raise Inapplicable("its inputs are tokens, which no slope moves", "look at images or tables")
         if truth is None:
-            batch = _made_up(look, exposure)
+            batch = _made_up(look)
             sent = knowledge.client(knowledge.model, seen.params, batch, buffers=seen.buffers)
             own = {name: sent.tensors[name] for name in seen.update.tensors}
             seen = replace(seen, update=Update(own, sent.kind))
@@ -332,7 +331,7 @@ def _matching(look: UpdateAnalysis, exposure: Exposure, truth: Batch | None, see
     )
 
 
-def _made_up(look: UpdateAnalysis, exposure: Exposure) -> Batch:
+def _made_up(look: UpdateAnalysis) -> Batch:
     """A made-up batch of the client's size, with the classes that the update names, else all classes in turn.
 
     Raises:
@@ -354,7 +353,7 @@ def _made_up(look: UpdateAnalysis, exposure: Exposure) -> Batch:
     if seconds > MOST_SECONDS:
         raise Inapplicable(f"that would take {seconds:.0f} s, as one update of the client takes that long", remedy)
     like, size = next(iter(seen.params.values())), seen.batch_size
-    present = exposure.labels.present if exposure.labels is not None and exposure.labels.believed else ()
+    present = look.labels.present if look.labels is not None and look.labels.believed else ()
     classes = torch.tensor(present or range(knowledge.num_classes), device=like.device)
     inputs = _examples(knowledge, size).to(like)
     return Batch(inputs, classes[torch.arange(size, device=like.device) % len(classes)])

@@ -52,8 +52,8 @@ def facts_of(
         look: Analysis of the round's update.
         exposure: What the update reveals in closed form.
         said: Name of each inferred fact, to its source in words.
-        stated: Names of the facts that the user stated of captured files; None: a recording, which states every fact that
-            was not inferred.
+        stated: Names of the facts that the user stated of captured files; None: a recording, which states every fact
+            that was not inferred.
     """
     return list(_Reader(look, exposure, said, stated).facts())
 
@@ -274,11 +274,8 @@ class _Reader:
             words = f"train mode: {self.said[name]}"
             words += f"; passes: {self.said['passes']}" if "passes" in self.said else ""
             return self._seen(name, words, "read")
-        modes = sorted({norm.mode for norm in self.exposure.norms})
-        if modes:
-            read, channels = (
-                sum(getattr(norm, key) for norm in self.exposure.norms) for key in ("variances", "channels")
-            )
+        for one in self.exposure.of("batch-norm"):
+            modes, read, channels = (one.evidence[key] for key in ("modes", "variances", "channels"))
             words = (
                 f"{' and '.join(modes)} mode, by the gradient; {read} of {channels} variances of the batch can be read"
             )

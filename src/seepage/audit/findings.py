@@ -5,8 +5,7 @@ worst.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from seepage.audit.row import (
     Result,
     Row,
 )
+from seepage.base.schema import JsonRecord
 
 State = Literal["leaks", "quiet", "unjudged", "skipped", "unneeded", "untried", "open"]
 """State of a finding.
@@ -45,8 +45,7 @@ EPSILON_SCORES = ("empirical_epsilon", "fitted_epsilon", "contradicted")
 """Measurements of a defense's epsilon in a condition; `contradicted` is how many claims are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditFinding:
+class AuditFinding(JsonRecord):
     """One finding.
 
     Attributes:
@@ -77,8 +76,8 @@ class AuditFinding:
     seconds: float = 0.0
     options: str = ""
     why: str = ""
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    counts: Mapping[Measure, tuple[int, int | None]] = field(default_factory=dict)
+    numbers: dict[str, float] = {}
+    counts: dict[Measure, tuple[int, int | None]] = {}
 
     @property
     def fingerprint(self) -> str:
@@ -109,8 +108,9 @@ def reported(found: Iterable[AuditFinding]) -> list[AuditFinding]:
 def strength(row: Row, first: Literal["exact", "recovered"] = "exact") -> tuple[float, ...]:
     """Sort key of what an attack found: the larger, the worse for whose data it is.
 
-    The share of examples that it reconstructed exactly, and recognizably; without a truth what it certifies or names, and how
-    near its guesses come to the update that was sent; then how many examples that was, and how good the median is.
+    The share of examples that it reconstructed exactly, and recognizably; without a truth what it certifies or names,
+    and how near its guesses come to the update that was sent; then how many examples that was, and how good the median
+    is.
 
     Args:
         row: The attack's row.
@@ -294,7 +294,9 @@ def _opened(case: Case, found: list[AuditFinding]) -> list[AuditFinding]:
     else:
         change, why = ("unjudged",) if "unjudged" in states else ("skipped",), "nothing is known of this case"
     return [
-        replace(one, state="open", severity="warning", words=f"{one.words}; {why}") if one.state in change else one
+        one.model_copy(update={"state": "open", "severity": "warning", "words": f"{one.words}; {why}"})
+        if one.state in change
+        else one
         for one in found
     ]
 

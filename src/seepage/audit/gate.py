@@ -30,6 +30,7 @@ RENAMED_SCORES = {
     "named": "members_identified",
     "false": "others_identified",
     "bound_named": "bound_members_identified",
+    "tokens_named": "tokens_identified",
     "measured_epsilon": "empirical_epsilon",
 }
 """Scores by what they were called before the first release."""

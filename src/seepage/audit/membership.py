@@ -1,7 +1,5 @@
 """Membership tests of a run: one outcome on disk for each test and case, and its row."""
 
-import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +10,13 @@ from torch import Tensor
 
 from seepage.attacks.base import Progress
 from seepage.attacks.membership import MembershipInference, MembershipTest, p_values
+from seepage.audit.attempt import tried
 from seepage.audit.candidates import open_candidates
 from seepage.audit.row import MembershipRow
 from seepage.base.schema import Share
 from seepage.base.storage import SCHEMA, check_schema, read_json, read_tensors, write_json, write_tensors
-from seepage.errors import Inapplicable, SeepageError
-from seepage.federation.types import Batch, Transcript
+from seepage.errors import SeepageError
+from seepage.federation.types import Transcript
 from seepage.measure.metrics.membership import area_interval, area_under_curve
 
 PER_MILLE = 0.001
@@ -49,6 +48,10 @@ class Judgment:
     cpu_seconds: float = 0.0
 
 
+FACTS = ("status", "test", "reason", "reference", "seconds", "cpu_seconds")
+"""What of a judgment is no tensor."""
+
+
 def judge_members(
     test: MembershipTest, transcript: Transcript, observed: Path, *, seed: int, device: str, progress: Progress
 ) -> Judgment:
@@ -63,44 +66,23 @@ def judge_members(
         progress: Called with the progress of the test.
     """
     candidates, public = open_candidates(observed, device)
-    clocks = time.perf_counter(), time.process_time()
-    try:
-        found = _inferred(test, transcript, candidates, public, seed, progress)
-    except Inapplicable as error:
-        return Judgment("inapplicable", repr(test), reason=str(error))
-    except SeepageError:
-        raise
-    except Exception as error:  # a test may be user code
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
-        return Judgment("error", repr(test), reason=reason)
+
+    def inferred() -> list[Any]:
+        inference, found = None, []
+        for t, batch in enumerate(candidates):
+            seen = transcript[t]
+            if inference is None or not inference.fits(seen):  # a fitted one serves all rounds that it fits
+                inference = MembershipInference(test, transcript, public, t=t, seed=seed, progress=progress)
+            found.append(inference.of(seen, batch, progress=progress))
+        return found
+
+    found, status, reason, (seconds, cpu_seconds) = tried(inferred)
+    if found is None:
+        return Judgment(status, repr(test), reason=reason)
+    statistics, calibration = [one.statistics for one in found], [one.calibration for one in found]
     return Judgment(
-        "ok",
-        repr(test),
-        [one.statistics for one in found],
-        [one.calibration for one in found],
-        found[0].reference,
-        seconds=time.perf_counter() - clocks[0],
-        cpu_seconds=time.process_time() - clocks[1],
+        "ok", repr(test), statistics, calibration, found[0].reference, seconds=seconds, cpu_seconds=cpu_seconds
     )
-
-
-def _inferred(
-    test: MembershipTest,
-    transcript: Transcript,
-    candidates: Sequence[Batch],
-    public: Batch,
-    seed: int,
-    progress: Progress,
-) -> list[Any]:
-    """The result of a test on the candidates of each round; a fitted inference serves all rounds that it fits."""
-    inference, found = None, []
-    for t, batch in enumerate(candidates):
-        observed = transcript[t]
-        if inference is None or not inference.fits(observed):
-            inference = MembershipInference(test, transcript, public, t=t, seed=seed, progress=progress)
-        found.append(inference.of(observed, batch, progress=progress))
-    return found
 
 
 def save_judgment(judgment: Judgment, path: Path) -> None:
@@ -109,16 +91,9 @@ def save_judgment(judgment: Judgment, path: Path) -> None:
         named = {"statistics": judgment.statistics, "calibration": judgment.calibration}
         tensors = {f"{t:06d}/{name}": part for name, parts in named.items() for t, part in enumerate(parts)}
         write_tensors(path.with_suffix(".safetensors"), tensors)
-    facts = {
-        "schema": SCHEMA,
-        "status": judgment.status,
-        "test": judgment.test,
-        "reason": judgment.reason,
-        "reference": judgment.reference,
-        "seconds": round(judgment.seconds, 3),
-        "cpu_seconds": round(judgment.cpu_seconds, 3),
-    }
-    write_json(path.with_suffix(".json"), facts)
+    facts = {name: getattr(judgment, name) for name in FACTS}
+    facts |= {name: round(facts[name], 3) for name in ("seconds", "cpu_seconds")}
+    write_json(path.with_suffix(".json"), {"schema": SCHEMA, **facts})
 
 
 def open_judgment(path: Path) -> Judgment:
@@ -131,16 +106,8 @@ def open_judgment(path: Path) -> Judgment:
             name: [tensors[key] for key in sorted(tensors) if key.endswith(f"/{name}")]
             for name in ("statistics", "calibration")
         }
-        return Judgment(
-            facts["status"],
-            facts["test"],
-            parts["statistics"],
-            parts["calibration"],
-            facts["reference"],
-            facts["reason"],
-            facts["seconds"],
-            facts["cpu_seconds"],
-        )
+        known: dict[str, Any] = {name: facts[name] for name in FACTS}
+        return Judgment(**known, statistics=parts["statistics"], calibration=parts["calibration"])
     except (KeyError, TypeError, ValueError) as error:
         raise SeepageError(
             f"{path}.json is damaged ({type(error).__name__}: {error}); delete it and run again"

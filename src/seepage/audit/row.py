@@ -277,8 +277,9 @@ class Row(JsonRecord):
         """Every number of the row, by the name that it has in the gate, in tables and in records.
 
         `METRIC` is a metric's mean beside `METRIC_median`, `METRIC_low`, `METRIC_high` and `METRIC_n`; `GUESS_METRIC`
-        what a guess without an attack scores; `error_QUANTITY` an inner error; `certified_guesses` the number of certified
-        guesses, `false_certificates` those of them that are wrong, and `certified` their share of the examples.
+        what a guess without an attack scores; `error_QUANTITY` an inner error; `certified_guesses` the number of
+        guesses with a certificate, `false_certificates` those of them that are wrong, and `certified` their
+        share of the examples.
 
         >>> row = Row(case="a", attack="x", outcome="exact", scores={"psnr": {"mean": 50.0, "n": 2}})
         >>> row.numbers()

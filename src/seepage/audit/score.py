@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -66,28 +66,13 @@ class ScoredAttack:
     wrong_certificates: int | None
 
 
-def score_attempts(
-    attempts: Sequence[Attempt],
-    truth: Sequence[Batch],
-    value_range: tuple[float, float],
-    scoring: Scoring,
-    *,
-    gallery: Gallery | None = None,
-    network: nn.Module | None = None,
-    units: Units | None = None,
-    typical: Tensor | None = None,
-    target: Target | None = None,
-    seed: int = 0,
-) -> ScoredAttack | None:
-    """Scores of one attack over all batches of a case; None if there are no guesses, or only of features.
+@dataclass(frozen=True, kw_only=True)
+class CaseScorer:
+    """What the guesses on one case are measured with.
 
-    A batch without a result counts as a batch whose examples all have no guess.
-
-    Args:
-        attempts: One per batch.
-        truth: The batches.
-        value_range: Smallest and largest value of an input.
+    Attributes:
         scoring: Thresholds, and the metrics to measure.
+        value_range: Smallest and largest value of an input.
         gallery: What guesses are ranked against.
         network: Of the features that they are compared in.
         units: Of the targets, where these are values.
@@ -95,36 +80,51 @@ def score_attempts(
         target: What the examples are trained towards; None: as their labels look.
         seed: Seed of the noise baseline.
     """
-    found = [attempt.reconstruction for attempt in attempts]
-    some = next((reconstruction for reconstruction in found if reconstruction is not None), None)
-    if some is None or some.space != "input":
-        return None
-    if not truth[0].inputs.is_floating_point():
-        return _score_texts([_no_guess(some) if one is None else one for one in found], truth)
-    parts, alignments = [], []
-    for reconstruction, batch in zip(found, truth, strict=True):
-        guess = _no_guess(some) if reconstruction is None else reconstruction
-        aligned = align_guess(guess, batch, value_range)
-        alignments.append(aligned)
-        part = score(
+
+    scoring: Scoring = Scoring()  # noqa: RUF009
+    value_range: tuple[float, float] = (0.0, 1.0)
+    gallery: Gallery | None = None
+    network: nn.Module | None = None
+    units: Units | None = None
+    typical: Tensor | None = None
+    target: Target | None = None
+    seed: int = 0
+
+    def scores(self, attempts: Sequence[Attempt], truth: Sequence[Batch]) -> ScoredAttack | None:
+        """Scores of one attack over all batches of the case; None if there are no guesses, or only of features.
+
+        A batch without a result counts as a batch whose examples all have no guess.
+
+        Args:
+            attempts: One per batch.
+            truth: The batches.
+        """
+        found = [attempt.reconstruction for attempt in attempts]
+        some = next((reconstruction for reconstruction in found if reconstruction is not None), None)
+        if some is None or some.space != "input":
+            return None
+        guesses = [_no_guess(some) if one is None else one for one in found]
+        if not truth[0].inputs.is_floating_point():
+            return _score_texts(guesses, truth)
+        pairs = list(zip(guesses, truth, strict=True))
+        alignments = [align_guess(guess, batch, self.value_range) for guess, batch in pairs]
+        parts = [self._score(*pair, aligned) for pair, aligned in zip(pairs, alignments, strict=True)]
+        wrong = wrong_certificates(found, alignments, self.value_range, self.scoring.exact_db)
+        return ScoredAttack(Scores.concatenate(parts), tuple(alignments), wrong)
+
+    def _score(self, guess: Reconstruction, batch: Batch, aligned: Alignment) -> Scores:
+        beside = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "scoring"}
+        found = score(
             guess,
             batch,
-            value_range=value_range,
-            metrics=metrics_for(scoring, tuple(batch.inputs.shape[1:])),
-            limits=scoring.limits,
-            exact_db=scoring.exact_db,
+            metrics=metrics_for(self.scoring, tuple(batch.inputs.shape[1:])),
+            limits=self.scoring.limits,
+            exact_db=self.scoring.exact_db,
             aligned=aligned,
-            gallery=gallery,
-            network=network,
-            units=units,
-            typical=typical,
-            target=target,
-            seed=seed,
+            **beside,
         )
-        nearest = _nearest_psnr(aligned, batch, value_range)
-        parts.append(replace(part, values={**part.values, "psnr_nearest": nearest}))
-    wrong = wrong_certificates(found, alignments, value_range, scoring.exact_db)
-    return ScoredAttack(Scores.concatenate(parts), tuple(alignments), wrong)
+        nearest = _nearest_psnr(aligned, batch, self.value_range)
+        return replace(found, values={**found.values, "psnr_nearest": nearest})
 
 
 def _score_texts(found: Sequence[Reconstruction], truth: Sequence[Batch]) -> ScoredAttack:

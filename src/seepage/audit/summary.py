@@ -1,7 +1,7 @@
 """Score the outcomes of a run, raise its diagnostics, and write its results."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from pydantic_core import to_jsonable_python
 
 from seepage.attacks import Attack
-from seepage.attacks.exposure import diagnostics, exposure
+from seepage.attacks.exposure import Exposure, diagnostics, exposure
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.fingerprints import CHANGES_VALUES
 from seepage.audit.attack import Source, attack_names, judgment_path
@@ -28,7 +28,6 @@ from seepage.audit.caveats import (
     refusals,
     weak_claims,
 )
-from seepage.audit.findings import inconclusive
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
@@ -37,9 +36,8 @@ from seepage.audit.recipe.places import paths_in, without_places
 from seepage.audit.recipe.trust import own_code
 from seepage.audit.record import case_of_recording, read_case
 from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
-from seepage.audit.score import make_row, score_attempts, skipped_row
-from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
-from seepage.audit.verdict_summary import verdict_summary
+from seepage.audit.score import CaseScorer, make_row, skipped_row
+from seepage.audit.verdict import with_verdict
 from seepage.base.manifest import JudgedFile, write_manifest
 from seepage.base.nn import vocabulary_of
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
@@ -57,24 +55,9 @@ from seepage.measure.metrics import Alignment, Scores, is_image
 from seepage.measure.metrics.text import TextAlignment
 from seepage.measure.privacy.guarantee import guarantee_of
 
-
-@dataclass(frozen=True)
-class CaseSummary:
-    """The results of all attacks on one case.
-
-    Attributes:
-        case: The case's facts.
-        rows: One per attack.
-        diagnostics: Warnings and notes about the numbers.
-        lines: One per example and metric, for `scores.jsonl`.
-        exposure: Analysis of the first round's update without an attack; None if no update was made.
-    """
-
-    case: Case
-    rows: list[Row]
-    diagnostics: list[Diagnostic]
-    lines: list[dict[str, Any]]
-    exposure: dict[str, Any] | None
+CaseSummary = tuple[Case, list[Row], list[Diagnostic], list[dict[str, Any]], dict[str, Any] | None]
+"""A case's facts, one row per attack, warnings and notes about the numbers, one line per example and metric for
+`scores.jsonl`, and what the first round's update reveals without an attack, as JSON; None if no update was made."""
 
 
 def summarize(
@@ -96,50 +79,37 @@ def summarize(
         tuned: Options that were chosen on other batches.
         files: What was judged, of recorded or captured updates.
     """
-    found = []
-    for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
+    pairs, found = list(zip(sources, recipes, strict=True)), list[CaseSummary]()
+    for i, (source, recipe) in enumerate(pairs):
         show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.SCORING))
         found.append(_skipped_case(source, recipe) if source.skipped else _summarize_case(source, recipe, folder))
     places = _places(sources, recipes, folder)
-    write_lines(folder / "scores.jsonl", [line for part in found for line in part.lines])
-    exposures = [part.exposure for part in found if part.exposure is not None]
+    write_lines(folder / "scores.jsonl", [line for *_, lines, _ in found for line in lines])
+    exposures = [look for *_, look in found if look is not None]
     write_json(folder / "exposure.json", {"schema": SCHEMA, "cases": without_places(exposures, places)})
-    rows, cases = [row for part in found for row in part.rows], [_with_files(part.case, files) for part in found]
-    pairs = list(zip(sources, recipes, strict=True))
-    members = [row for source, recipe in pairs for row in membership_rows(source, recipe, folder)]
-    bounds = [row for source, recipe in pairs for row in bound_rows(source, recipe)]
     epsilons = [row for source, recipe in pairs if (row := epsilon_row(source, recipe, folder)) is not None]
-    flags = [*(flag for part in found for flag in part.diagnostics), *weak_claims(epsilons)]
+    flags = [*(flag for _, _, own, *_ in found for flag in own), *weak_claims(epsilons)]
     said_of = without_places([flag.model_dump(mode="json") for flag in flags], places)
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": said_of})
-    warnings = [flag for flag in flags if flag.severity == "warning"]
-    doubtful = inconclusive(rows, cases, warnings)
-    cases = [case.model_copy(update={"inconclusive": doubtful.get(case.name)}) for case in cases]
-    level, words = verdict(rows, cases, warnings, own_code=_takes_own_code(sources, recipes))
-    judged, budget = [case for case in cases if not case.control], read_budget(folder)
-    names = {case.name for case in judged}
-    said = [words, named_members(members, judged)]
-    if level not in ("exact", "recognizable", "certified") and any(row.tells for row in members):
-        said.reverse()  # what was found comes first
-    first = [contradicted(epsilons, cases), false_certificates([row for row in rows if row.case in names], cases)]
-    words = " ".join(filter(None, (*first, *said, "" if budget is None else budget.words)))
-    scoring = recipes[0].score
-    result = Result(
-        run=folder.name if folder.is_absolute() else str(folder),
-        verdict=words,
-        verdict_level=level,
-        rows=rows,
-        cases=cases,
-        thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
-        membership=members,
-        summary=verdict_summary(
-            rows, members, bounds, epsilons, cases, _asked_for(recipes), captured=_is_captured(sources)
+    scoring, budget = recipes[0].score, read_budget(folder)
+    result = with_verdict(
+        Result(
+            run=folder.name if folder.is_absolute() else str(folder),
+            verdict="",
+            verdict_level="unscored",
+            rows=[row for _, rows, *_ in found for row in rows],
+            cases=[_with_files(case, files) for case, *_ in found],
+            thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
+            membership=[row for source, recipe in pairs for row in membership_rows(source, recipe, folder)],
+            bounds=[row for source, recipe in pairs for row in bound_rows(source, recipe)],
+            epsilons=epsilons,
+            tuned=list(tuned),
+            budget=budget if budget is not None and budget.cut else None,
+            warnings=[flag for flag in flags if flag.severity == "warning"],
         ),
-        bounds=bounds,
-        epsilons=epsilons,
-        tuned=list(tuned),
-        budget=budget if budget is not None and budget.cut else None,
-        warnings=warnings,
+        own_code=_takes_own_code(sources, recipes),
+        asked=_asked_for(recipes),
+        captured=all(source.recipe is None for source in sources),
     )
     # By its result a run counts as finished, so that is written last: the manifest tells what it will be.
     text = json_text(without_places(result.record(), places))
@@ -158,11 +128,6 @@ def _places(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) 
     """The paths that a run reads and writes, which messages may repeat and results do not."""
     named = [path for recipe in recipes for path in paths_in(to_jsonable_python(recipe, fallback=str))]
     return list(dict.fromkeys([*named, *(str(source.observed) for source in sources), str(folder.absolute())]))
-
-
-def _is_captured(sources: Sequence[Source]) -> bool:
-    """Whether updates are attacked that no recipe of ours made."""
-    return all(source.recipe is None for source in sources)
 
 
 def _kind(knowledge: Knowledge) -> Kind:
@@ -198,7 +163,7 @@ def _skipped_case(source: Source, recipe: Recipe) -> CaseSummary:
     case = read_case(source.private, source.name)
     known, reason = sorted(recipe.knowledge.known), str(case.skipped)
     rows = [skipped_row(recipe, source.name, name, attack, known, reason) for name, attack in _named_attacks(recipe)]
-    return CaseSummary(case, rows, [], [], None)
+    return case, rows, [], [], None
 
 
 def _named_attacks(recipe: Recipe) -> list[tuple[str, Attack]]:
@@ -215,7 +180,7 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
     """
     transcript = source.open("cpu")
     truth = None if source.private is None else _truth_for(transcript, source)
-    said, look = _said(source), _look(source, transcript)
+    said, (seen, look) = _said(source), _look(source, transcript)
     promise = None if source.recipe is None else _guarantee(source.recipe)
     case = _case_of(source, transcript)
     said = {**(case.inferred or {}), **said}
@@ -226,16 +191,18 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
         "assumed_update": assumed_update(transcript),
     }
     refused = refusals(transcript, {part.use for part in recipe.attack})
-    closed = {"exposed_examples": _exposed_examples(look), "exposed_of": look.get("batch_size") or look.get("at_least")}
-    case = case.model_copy(update={**known, **closed, "kind": _kind(transcript.knowledge), "refusals": refused})
+    given = (None, None) if seen is None else (_exposed_examples(seen), seen.batch_size or seen.at_least)
+    known |= {"exposed_examples": given[0], "exposed_of": given[1]}
+    case = case.model_copy(update={**known, "kind": _kind(transcript.knowledge), "refusals": refused})
     flags = [
         Diagnostic(case=source.name, **_table(one)) for one in _case_diagnostics(source, transcript, truth, recipe)
     ]
     rows, lines, bounds = [], [], bound_rows(source, recipe)
     brought = truth if source.recipe is None and transcript.knowledge.client.linear_in_gradient else None
     off = None if brought is None else compared_to_sent(transcript, brought.of_round(0))
+    scorer = _scorer(source, transcript, truth, recipe)
     for name, attack in _named_attacks(recipe):
-        row, scores = _score_attack(source, name, attack, folder, transcript, truth, recipe)
+        row, scores = _score_attack(source.name, name, attack, folder, transcript, truth, scorer)
         row = row.model_copy(update={"known": [item for item in row.known if item not in said]})
         rows.append(row)
         findings = [*attack_diagnostics(row, contradicted=contradicts(off)), *alignment_diagnostics(row)]
@@ -247,8 +214,9 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
             update={"exposed_examples": None}
         )  # a certificate was wrong: equal rows prove nothing here
     if source.recipe is None:
-        case = case.model_copy(update={"caveats": caveats(transcript, rows, look.get("at_least"), said, off)})
-    return CaseSummary(case, rows, flags, lines, look)
+        least = None if seen is None else seen.at_least
+        case = case.model_copy(update={"caveats": caveats(transcript, rows, least, said, off)})
+    return case, rows, flags, lines, look
 
 
 def _table(finding: Finding) -> dict[str, Any]:
@@ -270,22 +238,19 @@ def _said(source: Source) -> dict[str, str]:
     return said | ({"batch size": source.inferred} if source.inferred else {})
 
 
-def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
-    """Analysis of what the first round's update reveals without an attack."""
+def _look(source: Source, transcript: Transcript) -> tuple[Exposure | None, dict[str, Any]]:
+    """What the first round's update reveals without an attack, where that could be looked at; and as JSON."""
     try:
         found = exposure(transcript)
         table = {key: value for key, value in found.table().items() if key != "marks"}  # long, and no report shows it
-        return {"case": source.name, "line": found.line, **table}
+        return found, {"case": source.name, "line": found.line, **table}
     except SeepageError as error:
-        return {"case": source.name, "failed": str(error)}
+        return None, {"case": source.name, "failed": str(error)}
 
 
-def _exposed_examples(look: Mapping[str, Any]) -> int | None:
+def _exposed_examples(found: Exposure) -> int:
     """Examples that an update reveals in closed form; none where it looks changed, since equal rows prove less."""
-    if "failed" in look:
-        return None
-    changed = any(one["name"] in CHANGES_VALUES for one in look["defenses"])
-    return 0 if changed else int(look["examples"])
+    return 0 if any(one.name in CHANGES_VALUES for one in found.defenses) else found.examples
 
 
 def _case_of(source: Source, transcript: Transcript) -> Case:
@@ -370,48 +335,42 @@ def _attempts(place: Path) -> dict[int, Attempt]:
     return {t: open_attempt(path.with_suffix("")) for t, path in found.items()}
 
 
+def _scorer(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> CaseScorer:
+    """What the guesses on a case are measured with; nothing, without a truth."""
+    knowledge = transcript.knowledge
+    if truth is None:
+        return CaseScorer(value_range=knowledge.value_range)
+    return CaseScorer(
+        scoring=recipe.score,
+        value_range=knowledge.value_range,
+        gallery=open_gallery(source.private, recipe.score, knowledge.value_range),
+        network=features_of(recipe.score),
+        units=truth.units,
+        typical=truth.typical,
+        target=knowledge.target,
+        seed=recipe.seed,
+    )
+
+
 def _score_attack(
-    source: Source,
-    name: str,
-    attack: Attack,
-    folder: Path,
-    transcript: Transcript,
-    truth: Truth | None,
-    recipe: Recipe,
+    case: str, name: str, attack: Attack, folder: Path, transcript: Transcript, truth: Truth | None, scorer: CaseScorer
 ) -> tuple[Row, Scores | None]:
     """Score an attack on a case, and write its guesses, aligned with the truth, for the report."""
-    attempts = _attempts(folder / "attacks" / source.name / name)
-    everything = attack.rounds == "all"
+    attempts = _attempts(folder / "attacks" / case / name)
+    everything, found = attack.rounds == "all", list(attempts.values())
     views = [transcript if everything else OneRound(transcript, t) for t in attempts]
-    batches = None
-    if truth is not None:
-        batches = [truth.whole if everything else truth.of_round(t) for t in attempts]
-    value_range, found = transcript.knowledge.value_range, list(attempts.values())
-    scored = None
-    if batches is not None:
-        gallery = open_gallery(source.private, recipe.score, value_range)
-        scored = score_attempts(
-            found,
-            batches,
-            value_range,
-            recipe.score,
-            gallery=gallery,
-            network=features_of(recipe.score),
-            units=None if truth is None else truth.units,
-            typical=None if truth is None else truth.typical,
-            target=transcript.knowledge.target,
-            seed=recipe.seed,
-        )
-    tensors: Tensors = {}
-    if scored is not None and truth is not None:
-        for t, place, attempt in zip(attempts, scored.alignments, found, strict=True):
-            tensors |= _aligned_round(t, place, truth, whole=everything) if attempt.reconstruction else {}
-    elif truth is None:
+    batches, scored, tensors = None, None, dict[str, torch.Tensor]()
+    if truth is None:
         for t, attempt in attempts.items():
-            tensors |= _as_found(t, attempt, value_range)
+            tensors |= _as_found(t, attempt, scorer.value_range)
+    else:
+        batches = [truth.whole if everything else truth.of_round(t) for t in attempts]
+        scored = scorer.scores(found, batches)
+        for t, place, attempt in zip(attempts, () if scored is None else scored.alignments, found, strict=False):
+            tensors |= _aligned_round(t, place, truth, whole=everything) if attempt.reconstruction else {}
     if tensors:
-        write_tensors(folder / "reconstructions" / source.name / f"{name}.safetensors", tensors)
-    row = make_row(source.name, name, found, views, batches, scored, attack)
+        write_tensors(folder / "reconstructions" / case / f"{name}.safetensors", tensors)
+    row = make_row(case, name, found, views, batches, scored, attack)
     return row, None if scored is None else scored.scores
 
 

@@ -1,15 +1,50 @@
 """A run in plain words, from its rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from seepage.audit.case import Kind
+from seepage.audit.case import Kind, shared_parts
 from seepage.audit.findings import inconclusive, membership_strength, strength
-from seepage.audit.row import Case, Diagnostic, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
+from seepage.audit.row import (
+    Case,
+    Diagnostic,
+    EpsilonRow,
+    MembershipRow,
+    Outcome,
+    Result,
+    Row,
+    counted_features,
+    share_words,
+)
+from seepage.audit.verdict_summary import verdict_summary
 from seepage.base.units import in_words
 from seepage.base.words import places_of, plural
 
 LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
+
+
+def with_verdict(
+    found: Result, *, own_code: bool = False, asked: Collection[str] = (), captured: bool = False
+) -> Result:
+    """A result with its verdict and the four parts of it, and why what was recovered nowhere says nothing of a case.
+
+    Args:
+        found: The result without them.
+        own_code: Whether scoring the run later has to execute third-party code.
+        asked: Which of `membership` and `epsilon` the recipe asks for in any case.
+        captured: Whether the updates were recorded elsewhere.
+    """
+    doubtful = inconclusive(found.rows, found.cases, found.warnings)
+    cases = [case.model_copy(update={"inconclusive": doubtful.get(case.name)}) for case in found.cases]
+    found = found.model_copy(update={"cases": cases})
+    level, words = verdict(found.rows, cases, found.warnings, own_code=own_code)
+    said = [words, named_members(found.membership, found.judged)]
+    if level not in ("exact", "recognizable", "certified") and any(row.tells for row in found.membership):
+        said.reverse()  # what was found comes first
+    first = [contradicted(found.epsilons, cases), false_certificates(found.judged_rows, cases)]
+    words = " ".join(filter(None, (*first, *said, "" if found.budget is None else found.budget.words)))
+    summary = verdict_summary(found, asked, captured=captured)
+    return found.model_copy(update={"verdict": words, "verdict_level": level, "summary": summary})
 
 
 def verdict(
@@ -335,9 +370,8 @@ def _named(some: Sequence[Case], cases: Mapping[str, Case], which: str = "audite
     """The number of cases with their titles; for many cases, with the parts that only their titles share."""
     if len(some) <= LISTED_NAMES:
         return f"{_cases(len(some), which)} ({'; '.join(case.heading for case in some)})"
-    everywhere = set.intersection(*(set(case.title_parts) for case in cases.values()))
-    shared = set.intersection(*(set(case.title_parts) for case in some)) - everywhere
-    common = ", ".join(part for part in some[0].title_parts if part in shared)
+    everywhere = shared_parts(cases.values())
+    common = ", ".join(part for part in shared_parts(some) if part not in everywhere)
     return _cases(len(some), which) + (f" (all of them: {common})" if common else "")
 
 
@@ -505,29 +539,33 @@ def contradicted(epsilons: Sequence[EpsilonRow], cases: Sequence[Case]) -> str:
 # --- sentences beside the verdict --------------------------------------------------------------------------------
 
 
-def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tuple[str, str]]:
+def reasons(rows: Iterable[Row], titles: Mapping[str, str]) -> list[tuple[str, str]]:
     """The reasons why attacks gave no result, each reason once with its attacks and cases.
 
     Args:
-        entries: Attack, outcome in words, reason and the case's title, row by row.
-        cases: Number of all cases.
+        rows: Rows without a result, on all or some batches.
+        titles: Name of every case to its title.
 
     Returns:
         Pairs of the attacks' names and the sentence.
 
-    >>> reasons([("dlg", "failed", "no memory", "A"), ("dlg", "failed", "no memory", "B")], 3)
+    >>> rows = [Row(case=case, attack="dlg", outcome="failed", status="error", reason="no memory") for case in "ab"]
+    >>> reasons(rows, {"a": "A", "b": "B", "c": "C"})
     [('dlg', 'failed (2 of 3 cases): no memory')]
     """
     places: dict[tuple[str, str, str], list[str]] = {}
-    for attack, outcome, reason, title in entries:
-        places.setdefault((attack, outcome, reason), []).append(title)
+    for row in rows:
+        outcome = "no result" if row.scored else row.phrase
+        key = row.attack, outcome, row.reason or "no reason was recorded"
+        places.setdefault(key, []).append(titles[row.case])
     attacks: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for (attack, outcome, reason), titles in places.items():
-        attacks.setdefault((outcome, reason, tuple(titles)), []).append(attack)
+    for (attack, outcome, reason), headings in places.items():
+        attacks.setdefault((outcome, reason, tuple(headings)), []).append(attack)
     found = []
     for (outcome, reason, where), names in attacks.items():
         who = ", ".join(names) if len(names) <= LISTED_NAMES else f"{len(names)} attacks"
-        among = f" ({where[0] if len(where) == 1 else f'{len(where)} of {cases} cases'})" if cases > 1 else ""
+        several = f" ({where[0] if len(where) == 1 else f'{len(where)} of {len(titles)} cases'})"
+        among = several * (len(titles) > 1)
         found.append((who, f"{outcome}{among}: {reason}"))
     return found
 

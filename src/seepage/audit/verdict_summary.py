@@ -6,41 +6,26 @@ Each part states the worst of all cases with its interval, or that it was not tr
 from collections.abc import Collection, Mapping, Sequence
 
 from seepage.audit.findings import membership_strength, strength
-from seepage.audit.row import BoundRow, Case, EpsilonRow, MembershipRow, Row, SummaryPart
+from seepage.audit.row import BoundRow, Case, EpsilonRow, MembershipRow, Result, Row, SummaryName, SummaryPart
 from seepage.base.schema import Share
 from seepage.base.words import plural
 
 
-def verdict_summary(
-    rows: Sequence[Row],
-    members: Sequence[MembershipRow],
-    bounds: Sequence[BoundRow],
-    epsilons: Sequence[EpsilonRow],
-    cases: Sequence[Case],
-    asked: Collection[str] = (),
-    *,
-    captured: bool = False,
-) -> list[SummaryPart]:
+def verdict_summary(result: Result, asked: Collection[str] = (), *, captured: bool = False) -> list[SummaryPart]:
     """All parts of a run, in the order in which they are shown.
 
     Args:
-        rows: The attacks' rows.
-        members: The membership tests' rows.
-        bounds: The bounds' rows.
-        epsilons: The rows of measured defenses.
-        cases: All cases.
+        result: The result, apart from its verdict.
         asked: Which of `membership` and `epsilon` the recipe asks for in any case.
         captured: Whether the updates were recorded elsewhere, so that no option of an audit helps.
     """
-    headings = {case.name: case.heading for case in cases}
-    controls = {case.name for case in cases if case.control}
-    rows = [row for row in rows if row.case not in controls]
+    headings, cases = result.titles, result.cases
     doubtful = any(case.inconclusive is not None for case in cases)
     found = [
-        reconstructed(rows, headings, [case for case in cases if not case.control]),
-        _asked(members_identified(members, headings), "membership" in asked, _untested(cases)),
-        upper_bound(bounds, headings),
-        _asked(empirical_epsilon(epsilons, headings), "epsilon" in asked, NO_DEFENSE),
+        reconstructed(result.judged_rows, headings, result.judged),
+        _asked(members_identified(result.membership, headings), "membership" in asked, _untested(cases)),
+        upper_bound(result.bounds, headings),
+        _asked(empirical_epsilon(result.epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]
     if doubtful and found[0].value == 0:
         found[0] = found[0].model_copy(update={"words": f"inconclusive: {found[0].words}"})
@@ -95,18 +80,9 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Seque
     if given is None or _given_share(given) <= exact or proved:
         return part
     found = Share.count(*given.closed_form)
-    ends = _range(found.low, found.high)
-    closed = f"{found.hits} of {found.of} examples exactly {ends}, in closed form, on {given.heading}"
-    return part.model_copy(
-        update={
-            "tried": True,
-            "words": f"{closed}; by attacks: {part.words.removesuffix(NO_ATTACK)}",
-            "case": given.name,
-            "value": found.share,
-            "low": found.low,
-            "high": found.high,
-        }
-    )
+    closed = f"{found.hits} of {found.of} examples exactly {found.range}, in closed form, on {given.heading}"
+    words = f"{closed}; by attacks: {part.words.removesuffix(NO_ATTACK)}"
+    return _part("reconstruction", words, given.name, found.share, *found.interval)
 
 
 def _given_share(case: Case) -> float:
@@ -122,7 +98,7 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
     if not scored and best is not None and best.certificate:
         lacking = "; no truth at hand" if best.certified_examples else ""  # which no score of features would need
         words = f"{_proof(best)}, by {best.attack} on {headings[best.case]}{lacking}"
-        return SummaryPart(name="reconstruction", tried=True, words=words, case=best.case)
+        return _part("reconstruction", words, best.case)
     if not scored:
         why = "no guess could be scored" if any(row.gave_result for row in rows) else "no attack gave a result"
         near = min((row for row in rows if row.misfit is not None), key=lambda row: row.misfit or 0.0, default=None)
@@ -136,9 +112,8 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
     by = f", by {worst.attack} on {headings[worst.case]}" if found.hits else NO_ATTACK
     tokens = max(rows, key=lambda row: row.identified_tokens)
     beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.case]}" if tokens.identified_tokens else ""
-    words = f"{found.hits} of {found.of} examples {how} {_range(found.low, found.high)}{by}{beside}"
-    ends = {"value": found.share, "low": found.low, "high": found.high}
-    return SummaryPart(name="reconstruction", tried=True, words=words, case=worst.case, **ends)
+    words = f"{found.hits} of {found.of} examples {how} {found.range}{by}{beside}"
+    return _part("reconstruction", words, worst.case, found.share, *found.interval)
 
 
 def _proof(row: Row) -> str:
@@ -163,19 +138,10 @@ def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, 
     assert worst.others_identified is not None
     hit, false = worst.members_identified, worst.others_identified
     words = (
-        f"{hit.hits} of {hit.of} members {_range(hit.low, hit.high)}, and {false.hits} of {false.of} others "
-        f"{_range(false.low, false.high)} at a false positive rate of {100 * (worst.level or 0.0):g} %, "
-        f"by {worst.test} on {headings[worst.case]}"
+        f"{hit.hits} of {hit.of} members {hit.range}, and {false.hits} of {false.of} others {false.range} at a false "
+        f"positive rate of {100 * (worst.level or 0.0):g} %, by {worst.test} on {headings[worst.case]}"
     )
-    return SummaryPart(
-        name="membership_inference",
-        tried=True,
-        words=words,
-        case=worst.case,
-        value=worst.tpr,
-        low=hit.low,
-        high=hit.high,
-    )
+    return _part("membership_inference", words, worst.case, hit.share, *hit.interval)
 
 
 def upper_bound(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> SummaryPart:
@@ -200,15 +166,7 @@ def upper_bound(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Summ
     bare = len({row.case for row in bounds} - {row.case for row in telling})
     less = f"; no bound in {bare} of {len({row.case for row in bounds})} such cases" if bare else ""
     words = f"{'; '.join([_bound_words(worst), *beside])}, on {headings[worst.case]}{less}"
-    return SummaryPart(
-        name="upper_bound",
-        tried=True,
-        words=words,
-        case=worst.case,
-        value=worst.value,
-        low=worst.low,
-        high=worst.high,
-    )
+    return _part("upper_bound", words, worst.case, worst.value, worst.low, worst.high)
 
 
 NOTHING_RULED_OUT = "the limits that were computed rule nothing out, exact copies included"
@@ -246,16 +204,16 @@ def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str
     over = f"over {plural(worst.rounds or 0, 'round')} at delta {worst.delta:g}"
     own = worst.words.removeprefix("measured epsilon ").removeprefix("lower bound on epsilon ")
     words = f"{own}; {verdict}; {over}, on {headings[worst.case]}"
-    return SummaryPart(
-        name="empirical_epsilon",
-        tried=True,
-        words=words,
-        case=worst.case,
-        value=worst.measured,
-        low=worst.measured,
-        high=worst.fitted_high,
-    )
+    return _part("empirical_epsilon", words, worst.case, worst.measured, worst.measured, worst.fitted_high)
 
 
-def _range(low: float, high: float) -> str:
-    return f"[{100 * low:.0f} %, {100 * high:.0f} %]"
+def _part(
+    name: SummaryName,
+    words: str,
+    case: str,
+    value: float | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> SummaryPart:
+    """A part that has a finding."""
+    return SummaryPart(name=name, tried=True, words=words, case=case, value=value, low=low, high=high)

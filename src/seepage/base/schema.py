@@ -58,6 +58,11 @@ class Share(JsonRecord):
         """Both ends."""
         return self.low, self.high
 
+    @property
+    def range(self) -> str:
+        """Both ends in words, such as `[40 %, 100 %]`."""
+        return f"[{100 * self.low:.0f} %, {100 * self.high:.0f} %]"
+
 
 class Summary(JsonRecord):
     """One metric over all examples of a case.

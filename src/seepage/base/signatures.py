@@ -15,7 +15,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from seepage.errors import Problems, short
 
@@ -89,7 +89,7 @@ def problems_with(
 
 def _hints(make: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(make.__init__ if inspect.isclass(make) else make)
+        return get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)
     except (NameError, TypeError):  # user code, whose annotations may not resolve
         return {}
 
@@ -151,6 +151,8 @@ _WORDS = {
     Path: "a path",
     type(None): "nothing",
 }
+_LIMITS = {"ge": ">= {:g}", "gt": "> {:g}", "le": "<= {:g}", "lt": "< {:g}", "min_length": "not empty"}
+"""Words for the limits of `pydantic.Field`."""
 
 
 def describe(hint: Any) -> str:
@@ -158,8 +160,17 @@ def describe(hint: Any) -> str:
 
     >>> describe(int | None), describe(list[str])
     ('a whole number or nothing', 'a list, each item a text')
+    >>> from pydantic import Field
+    >>> describe(Annotated[float, Field(gt=0, le=1)])
+    'a number > 0 and <= 1'
     """
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bounds = [bound for extra in args[1:] for bound in getattr(extra, "metadata", ())]
+        limits = [
+            words.format(getattr(one, key)) for key, words in _LIMITS.items() for one in bounds if hasattr(one, key)
+        ]
+        return f"{describe(args[0])} {' and '.join(limits)}".strip()
     if origin is Literal:
         return "one of " + ", ".join(map(repr, args))
     if origin in (Union, UnionType):

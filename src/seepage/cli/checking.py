@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from seepage.attacks.exposure import Exposure
-    from seepage.attacks.exposure.layers import LayerLeak
     from seepage.audit.checking import Check, Checks, Look, Matching
     from seepage.audit.facts import Fact
     from seepage.audit.recorded import AttackRequest
 
-MOST_SILENT = 6
-"""Layers that read positions, up to which each has a line of its own."""
+IN_FACTS = ("labels", "batch-norm")
+"""Findings that the table of facts has as well."""
 MEANING = {
     "expected": "is expected to reconstruct examples",
     "open": "may reconstruct examples",
@@ -265,48 +264,7 @@ def _facts(found: "Exposure", *, stated: bool) -> Iterator[str]:
     """Lines on an update; what the table of facts has is left out where that was `stated`."""
     if not (found.sent.whole or stated):
         yield found.sent.line
-    for adapter in found.adapters:
-        yield f"{adapter.layer}: adapter of rank {adapter.rank} gives {adapter.words}"
-    yield from _layer_lines(found.layers)
-    if found.labels is not None and not stated:
-        yield _label_words(found)
-    modes = sorted({norm.mode for norm in found.norms})
-    if modes and not stated:
-        read, channels = sum(norm.variances for norm in found.norms), sum(norm.channels for norm in found.norms)
-        yield f"batch norm: {' and '.join(modes)} mode; {read} of {channels} variances of the batch can be read"
-    if found.features:
-        yield f"head: {found.features}"
-    if found.indexed is not None:
-        yield from found.indexed.lines
+    for one in found.findings:
+        if not (stated and one.name in IN_FACTS):
+            yield from one.lines
     yield from (f"note: {note}" for note in found.notes)
-
-
-def _layer_lines(layers: Sequence["LayerLeak"]) -> Iterator[str]:
-    """A line for each fully connected layer, or one for all that read positions where these are many."""
-    inner = [look for look in layers if look.reads == "positions"]
-    folded = inner if len(inner) > MOST_SILENT else []
-    for look in layers:
-        if look not in folded:
-            more = ", or more" if look.full else ""
-            yield f"{look.layer or 'model'}: rank {look.rank}{more}, {look.neurons} neurons, reads {look.reads}"
-    if folded:
-        low, high = min(look.rank for look in folded), max(look.rank for look in folded)
-        rank = f"{low}" if low == high else f"{low} to {high}"
-        yield (
-            f"{len(folded)} further layers: inner features at the positions of an example, such as tokens; rank "
-            f"{rank}; no row is one example's"
-        )
-
-
-def _label_words(found: "Exposure") -> str:
-    labels = found.labels
-    assert labels is not None
-    if not labels.sound:
-        return "labels: the last bias gradient was changed, or is no cross-entropy's; nothing is read off it"
-    words = f"labels: classes {', '.join(map(str, labels.present)) or 'none'} are there"
-    if labels.counts is None or labels.doubt is None:
-        return words
-    counts = ", ".join(f"{count} of class {name}" for name, count in enumerate(labels.counts) if count)
-    sure = ", ".join(f"{count} of class {name}" for name, count in enumerate(labels.least or ()) if count)
-    off = f"before rounding up to {labels.doubt:.2f} off a whole number"
-    return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure or 'none'}"

@@ -63,6 +63,9 @@ GONE = {
 """Verbs that there were, and what does their work."""
 
 GONE_OPTIONS = {
+    "audit": {"--told": "--known NAME"},
+    "record": {"--told": "--known NAME"},
+    "compare": {"--meant": "--intended NAME"},
     "attack": {"--use": "--attack NAME", "--params": "WEIGHTS --gradient GRADIENT, the weights first"},
     "check": {"--recipe": "seepage check RECIPE", "--fail-above": "--fail-if 'exposed>NUMBER'"},
     "prove": {

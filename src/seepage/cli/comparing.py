@@ -87,8 +87,8 @@ def _end(found: "Comparison") -> None:
         first = found.caveats[0]
         raise SeepageError(
             f"nothing got worse, but the attackers knew or were set otherwise ({first.words}), which may be why; "
-            f"give both the same, or, if that is intended, say so with seepage compare OLD NEW --intended {first.what!r} or "
-            "take the newer run as the baseline"
+            f"give both the same, or, if that is intended, say so with seepage compare OLD NEW "
+            f"--intended {first.what!r} or take the newer run as the baseline"
         )
 
 

@@ -196,8 +196,8 @@ def _present(
         )
     mistakes = f"{level * len(rows):.2g} of {len(rows)}"
     print(
-        f"{test} identifies {sum(identified)} of {len(rows)} candidates at a level of {100 * level:g} %. Were none in the "
-        f"batch, it would identify {mistakes} by mistake. The smallest p-value that {len(found.calibration)} "
+        f"{test} identifies {sum(identified)} of {len(rows)} candidates at a level of {100 * level:g} %. Were none in "
+        f"the batch, it would identify {mistakes} by mistake. The smallest p-value that {len(found.calibration)} "
         f"calibration examples allow is {1 / (len(found.calibration) + 1):.2g}. A candidate that is not identified "
         "is not proved absent."
     )

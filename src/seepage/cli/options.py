@@ -421,7 +421,7 @@ def tables_of(
     own: SimulationOptions = SimulationOptions(),
     *,
     attacks: list[str] | None = None,
-    stated: list[str] | None = None,
+    known: list[str] | None = None,
 ) -> dict[str, Any]:
     """A recipe's tables with the command line's changes; an option that was not given changes nothing.
 
@@ -442,9 +442,9 @@ def tables_of(
             parts = [part_of(name, f"--{key}", KINDS[f"{key}s"]) for name in names]
             listed = tables.get(key)
             listed = [table for table in listed if isinstance(table, dict)] if isinstance(listed, list) else []
-            known = {table.get("use"): table for table in listed}
+            stated = {table.get("use"): table for table in listed}
             drop_cases(tables, key)
-            put(tables, key, [{**known.get(part.use, {}), **part.table()} for part in parts])
+            put(tables, key, [{**stated.get(part.use, {}), **part.table()} for part in parts])
     for key, chosen in (
         ("data", None if own.data is None else _data_of(own.data)),
         ("model", None if own.model is None else part_of(own.model, "--model", KINDS["models"])),
@@ -460,7 +460,7 @@ def tables_of(
         ("training.weights", own.weights),
         ("seed", own.seed),
         ("device", own.device),
-        ("knowledge.known", stated),
+        ("knowledge.known", known),
     ):
         if value is not None:
             drop_cases(tables, key.partition(".")[0])

@@ -188,14 +188,9 @@ def _counted(folded: Sequence[Row]) -> list[str]:
 
 def _print_reasons(console: Console, result: Result, *, why: bool) -> None:
     """Why attacks and membership tests have no result, but for what is folded."""
-    titles = result.titles
     folded = [] if why else [row for case in result.cases for row in _folded(result.rows_of(case))]
-    entries = [
-        (row.attack, "no result" if row.scored else row.phrase, row.reason, titles[row.case])
-        for row in result.rows
-        if row.reason and row not in folded
-    ]
-    for attack, words in reasons(entries, len(titles)):
+    entries = reasons((row for row in result.rows if row.reason and row not in folded), result.titles)
+    for attack, words in entries:
         console.print(Text(f"{attack}, {words}", style="dim"))
     lacking = [(row.test, f"no result: {row.reason}") for row in result.membership if row.reason]
     lacking += [

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from seepage.audit.case import shared_parts
 from seepage.audit.row import Case
 from seepage.base.manifest import renew
 from seepage.base.storage import OWNER_ONLY, write_whole
@@ -172,7 +173,7 @@ def what_differs(case: Case, cases: Sequence[Case]) -> str:
     >>> [what_differs(case, cases) for case in cases]
     ['no defense', 'noise']
     """
-    shared = set.intersection(*(set(one.title_parts) for one in cases))
+    shared = shared_parts(cases)
     own = [part for part in case.title_parts if part not in shared]
     return ", ".join(own) or case.heading
 
@@ -207,8 +208,7 @@ def _footer(run: RunFolder) -> str:
     if run.scored:
         parts.append("PSNR under each picture. The best recovered examples are shown, not typical ones.")
     if len(run.cases) > 1:
-        shared = set.intersection(*(set(case.title_parts) for case in run.cases))
-        common = [part for part in run.cases[0].title_parts if part in shared]
+        common = shared_parts(run.cases)
         parts += [f"All of: {', '.join(common)}."] if common else []
     if len(run.cases) > MOST_CASES:
         parts.append(f"{MOST_CASES} of {len(run.cases)} cases.")

@@ -21,25 +21,13 @@ class TensorExposure(JsonRecord):
     withhold: bool = False
 
 
-class BatchNormExposure(JsonRecord):
-    """What one batch norm layer reveals."""
+class FindingExposure(JsonRecord):
+    """What one closed form says."""
 
-    mode: str
-    variances: int = 0
-    channels: int = 0
-
-
-class LabelExposure(JsonRecord):
-    """What the last layer reveals about the labels."""
-
-    present: list[JsonValue] = []
-    sound: bool = False
-
-
-class TextExposure(JsonRecord):
-    """What the first layers of a language model reveal."""
-
-    ordered: bool = False
+    name: str
+    message: str = ""
+    evidence: dict[str, JsonValue] = {}
+    tensors: list[str] = []
 
 
 class CaseExposure(JsonRecord):
@@ -53,11 +41,13 @@ class CaseExposure(JsonRecord):
     at_least: int | None = None
     looks_like: list[JsonValue] = []
     tensors: list[TensorExposure] = []
-    norms: list[BatchNormExposure] = []
-    labels: LabelExposure | None = None
-    text: TextExposure | None = None
+    findings: list[FindingExposure] = []
     sent_words: str = ""
     stated: dict[str, JsonValue] | None = None
+
+    def of(self, name: str) -> FindingExposure | None:
+        """What the closed form of this name says."""
+        return next((one for one in self.findings if one.name == name), None)
 
     @property
     def promised(self) -> list[str]:
@@ -70,8 +60,10 @@ class CaseExposure(JsonRecord):
     @property
     def count(self) -> str:
         """Number of examples that are revealed exactly, and of all examples; of texts, what is revealed of them."""
-        if self.text is not None and not self.examples:
-            return "the span of its tokens" if not self.text.ordered else "its texts' span, which token_sequences reads"
+        text = self.of("text")
+        if text is not None and not self.examples:
+            ordered = text.evidence.get("ordered")
+            return "its texts' span, which token_sequences reads" if ordered else "the span of its tokens"
         if self.batch_size is not None:
             return f"{self.examples}/{self.batch_size}"
         return f"{self.examples} of at least {self.at_least}" if self.at_least else f"{self.examples}"
@@ -89,19 +81,17 @@ class CaseExposure(JsonRecord):
     @property
     def classes(self) -> str:
         """The classes that the gradient of the last bias shows to be in the batch: their numbers, and no count."""
-        found = self.labels
-        if found is None or not found.sound or not found.present:
+        labels = self.of("labels")
+        present = [] if labels is None or not labels.tensors else labels.evidence.get("present")
+        if not isinstance(present, list) or not present:
             return "not known"
-        return f"class{'es' if len(found.present) > 1 else ''} {_some([str(name) for name in found.present])}"
+        return f"class{'es' if len(present) > 1 else ''} {_some([str(name) for name in present])}"
 
     @property
     def batch_norm(self) -> str:
-        """The mode of batch norm, and how much of the batch's variance it reveals."""
-        norms = self.norms
-        if not norms:
-            return ""
-        read, channels = sum(norm.variances for norm in norms), sum(norm.channels for norm in norms)
-        return f"{' and '.join(sorted({norm.mode for norm in norms}))} mode; {read} of {channels} batch variances"
+        """The mode of batch norm, and how many of the batch's variances can be read."""
+        norms = self.of("batch-norm")
+        return "" if norms is None else norms.message
 
 
 def _some(names: list[str]) -> str:

@@ -16,7 +16,7 @@ from seepage.base.storage import write_whole
 from seepage.base.words import places_of, plural
 from seepage.report import formatting as words
 from seepage.report.first_screen import MOST_PAIRS, best_examples, system_under_test
-from seepage.report.human_study import JudgedRow, JudgedStudy, open_judged
+from seepage.report.human_study import open_judged
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
 from seepage.report.pictures import LARGEST_SIDE, Guesses, Pictures, Place, data_uri, open_pictures
@@ -66,8 +66,6 @@ OF_PICTURES = {
 STRONG = ("certified", "exact", "recognizable")
 """Levels at which examples were reconstructed."""
 
-NO_REASON = "no reason was recorded"
-
 
 @dataclass(frozen=True)
 class StripPicture:
@@ -88,23 +86,6 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class ClosestPair:
-    """A private picture and its closest reconstruction.
-
-    Attributes:
-        case: The case, where several are judged; else empty.
-        attack: The attack that reconstructed it.
-        private: What the client holds.
-        guess: What the attack made of the update.
-    """
-
-    case: str
-    attack: str
-    private: StripPicture
-    guess: StripPicture
-
-
-@dataclass(frozen=True)
 class Section:
     """One case, ready to be laid out.
 
@@ -112,7 +93,7 @@ class Section:
         case: The setting of the client.
         accuracy: Sentence about the model's accuracy; empty where it was measured on too few examples.
         known: Facts that every attacker of this case knows.
-        told_more: Whether an attacker of this case has side information besides.
+        side_information: Whether an attacker of this case has side information besides.
         rows: The attacks that were run, as texts.
         kind: What the examples are; texts have neither PSNR nor SSIM, and records no SSIM.
         further: Column headings of metrics that only this recipe requested.
@@ -135,19 +116,6 @@ class Section:
     texts: Texts | None
     records: Records | None
     remark: str
-
-
-@dataclass(frozen=True)
-class DiagnosticGroup:
-    """All diagnostics of one kind.
-
-    Attributes:
-        severity: `warning` or `note`.
-        messages: Each message of this kind, with all places where it was raised.
-    """
-
-    severity: str
-    messages: list[tuple[str, list[str]]]
 
 
 def write_report(run: Path | RunFolder, *, pictures: bool | None = None) -> Path:
@@ -211,9 +179,9 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "promises": guarantee_lines(run.result.judged),
         "caveats": caveat_lines(run.cases),
         "warning_lines": warning_lines(run.flags, run.cases),
-        "exposed": [(titles.get(one.case, one.case), one) for one in exposed],
-        "known_of": [(titles.get(one.case, one.case), one) for one in exposed if one.giving],
-        "normed": any(one.norms for one in exposed),
+        "titles": titles,
+        "exposed": exposed,
+        "normed": any(one.batch_norm for one in exposed),
         # Somebody who was named was harmed, whatever came back of the examples themselves.
         "level": "recognizable"
         if (members or wrong or tokens) and level not in STRONG
@@ -231,7 +199,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "system": system_under_test(run.cases, known),
         "remarks": _remarks(run, common),
         "common": common,
-        "findings": _findings(run),
+        "diagnostics": _diagnostics(run),
         "warnings": len({flag.message for flag in run.flags if flag.severity == "warning" and flag.case not in beside}),
         "model_words": words.model_words,
         "training_words": words.training_words,
@@ -239,12 +207,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "is_muted": is_muted,
         "headings": HEADINGS,
         "glossary": {**GLOSSARY, **OF_PICTURES} if kind == "pictures" else GLOSSARY,
-        "judged": _judged(run),
-        "members": [(titles.get(row.case, row.case), row) for row in run.result.membership],
-        "bounds": [(titles.get(row.case, row.case), row) for row in run.result.bounds if row.value is not None],
-        "bound_gaps": [(titles.get(row.case, row.case), row.reason) for row in run.result.bounds if row.reason],
-        "epsilons": [(titles.get(row.case, row.case), row) for row in run.result.epsilons],
-        "member_gaps": [(case.heading, case.membership_skipped) for case in run.cases if case.membership_skipped],
+        "judged": open_judged(run.folder),
+        "untested": [case for case in run.cases if case.membership_skipped],
     }
 
 
@@ -269,13 +233,8 @@ def _row(run: RunFolder, attack: str, case: Case) -> Row | None:
 
 def _remarks(run: RunFolder, common: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Remarks about attacks that hold for all cases: reasons for missing results, and notes common to every case."""
-    titles = run.result.titles
-    entries = [
-        (row.attack, "no result" if row.scored else row.phrase, row.reason or NO_REASON, titles.get(row.case, ""))
-        for row in run.rows
-        if row.reason or not _was_tried(row)
-    ]
-    return [*reasons(entries, len(titles)), *((attack, f"every case: {note}") for attack, note in common)]
+    lacking = reasons((row for row in run.rows if row.reason or not _was_tried(row)), run.result.titles)
+    return [*lacking, *((attack, f"every case: {note}") for attack, note in common)]
 
 
 def _was_tried(row: Row) -> bool:
@@ -357,9 +316,13 @@ def _strips(run: RunFolder, case: Case, rows: list[Row], pictures: Pictures) -> 
     return strips
 
 
-def _pairs(run: RunFolder) -> list[ClosestPair]:
-    """The closest reconstructions of the run beside the private pictures, where both are in the folder."""
-    opened, pairs = dict[str, Pictures](), list[ClosestPair]()
+def _pairs(run: RunFolder) -> list[tuple[str, str, StripPicture, StripPicture]]:
+    """The closest reconstructions of the run beside the private pictures, where both are in the folder.
+
+    Returns:
+        The case, where several are judged, the attack, what the client holds, and what the attack made of the update.
+    """
+    opened, pairs = dict[str, Pictures](), list[tuple[str, str, StripPicture, StripPicture]]()
     several = sum(not case.control for case in run.cases) > 1
     for case, attack, place in best_examples(run):
         if len(pairs) == MOST_PAIRS:
@@ -373,7 +336,7 @@ def _pairs(run: RunFolder) -> list[ClosestPair]:
             guess = _guess(run, row, number, place, pictures.guesses[attack])
             if guess.uri is not None:  # what was not returned is scored as mid-gray
                 guess = replace(guess, alt=f"Closest: {guess.alt}")
-                pairs.append(ClosestPair(case.heading if several else "", attack, private, guess))
+                pairs.append((case.heading if several else "", attack, private, guess))
     return pairs
 
 
@@ -437,40 +400,16 @@ def _remark(pictures: Pictures, kind: Kind) -> str:
     return " ".join(parts)
 
 
-# --- people ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class People:
-    """The human study for display: its rows with the titles of their cases."""
-
-    judged: JudgedStudy
-    rows: list[tuple[str, JudgedRow]]
-    counted: int
-
-
-def _judged(run: RunFolder) -> People | None:
-    judged = open_judged(run.folder)
-    if judged is None:
-        return None
-    titles = run.result.titles
-    rows = [(titles.get(row.case, row.case), row) for row in judged.rows]
-    return People(judged, rows, sum(judge.left_out is None for judge in judged.judges))
-
-
 # --- cautions ----------------------------------------------------------------------------------------------------
 
 
-def _findings(run: RunFolder) -> list[DiagnosticGroup]:
-    """The diagnostics grouped by kind, warnings first; a message that was raised in several places appears once."""
+def _diagnostics(run: RunFolder) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+    """The diagnostics grouped by kind, warnings first: the severity, and each message once with all of its places."""
     titles, groups = run.result.titles, dict[tuple[str, str], list[tuple[str, str]]]()
     for flag in sorted(run.flags, key=lambda flag: flag.severity != "warning"):
         severity = "warning" if flag.severity == "warning" else "note"
         groups.setdefault((severity, flag.name), []).append((_where(flag, titles), flag.message))
-    return [
-        DiagnosticGroup(severity, list(places_of(dict.fromkeys(said)).items()))
-        for (severity, _), said in groups.items()
-    ]
+    return [(severity, list(places_of(dict.fromkeys(said)).items())) for (severity, _), said in groups.items()]
 
 
 def _where(flag: Diagnostic, titles: dict[str, str]) -> str:

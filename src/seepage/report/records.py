@@ -1,4 +1,4 @@
-"""Read the rows of a table of a run, and put what each attack reconstructed beside what the client holds, value by value."""
+"""Rows of a table, as each attack reconstructed them beside those that the client holds, value by value."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from seepage.errors import SeepageError, printable
 from seepage.federation.data.columns import Column
 from seepage.report.pictures import Pictures, Place, open_examples, truth_folder
 from seepage.report.run import RunFolder
+from seepage.report.texts import Guess
 
 SHOWN = 8
 """Records of a case that a page shows."""
@@ -22,32 +23,12 @@ LONGEST = 60
 """Characters of a value that a page shows."""
 
 
-@dataclass(frozen=True)
-class TableValue:
-    """One value of a record, in the table's own words and units.
+TableValue = tuple[str, str | None, list[Guess]]
+"""Column, what the client holds, None where the truth is not in the folder, and what each attack reconstructed."""
 
-    Attributes:
-        column: Name of the column.
-        private: What the client holds; None where the truth is not in the folder.
-        guesses: For each attack what it reconstructed, None where it returned nothing, and whether it reads the same.
-    """
-
-    column: str
-    private: str | None
-    guesses: list[tuple[str | None, bool]]
-
-
-@dataclass(frozen=True)
-class TableRecord:
-    """One row of the table.
-
-    Attributes:
-        values: Value by value, the first `MOST_VALUES`.
-        right: For each attack the number of values that read the same, of all; None where it returned nothing.
-    """
-
-    values: list[TableValue]
-    right: list[int | None]
+TableRecord = tuple[list[TableValue], list[int | None]]
+"""The first `MOST_VALUES` values, and for each attack the number of values that read the same, of all; None where it
+returned nothing."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +95,7 @@ def _record(found: Pictures, place: Place, columns: Sequence[Column], plain: boo
         for guess in read
     ]
     values = [
-        TableValue(
+        (
             printable(column.name)[:LONGEST],
             None if private is None else private[i],
             [(None if guess is None else guess[i], right[i]) for guess, right in zip(read, same, strict=True)],
@@ -122,7 +103,7 @@ def _record(found: Pictures, place: Place, columns: Sequence[Column], plain: boo
         for i, column in enumerate(columns[:MOST_VALUES])
     ]
     right = [None if guess is None else sum(equal) for guess, equal in zip(read, same, strict=True)]
-    return TableRecord(values, right)
+    return values, right
 
 
 def _words(row: Tensor, columns: Sequence[Column], plain: bool) -> list[str]:

@@ -20,17 +20,8 @@ LONGEST = 4000
 """Characters of a text that a page shows."""
 
 
-@dataclass(frozen=True)
-class TextRow:
-    """One private text, and what the attacks made of it.
-
-    Attributes:
-        private: The text; None where the truth is not in the folder.
-        guesses: For each attack what it read, None where it returned nothing, and whether all tokens are right.
-    """
-
-    private: str | None
-    guesses: list[tuple[str | None, bool]]
+Guess = tuple[str | None, bool]
+"""What an attack read, None where it returned nothing, and whether all of it is right."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +30,12 @@ class Texts:
 
     Attributes:
         attacks: Those that returned texts.
-        rows: One per text, in batch order.
+        rows: In batch order each text, and what each attack read.
         total: Number of texts, of which `rows` are the first.
     """
 
     attacks: list[str]
-    rows: list[TextRow]
+    rows: list[tuple[str, list[Guess]]]
     total: int
 
 
@@ -65,7 +56,7 @@ def open_texts(run: RunFolder, case: Case) -> Texts | None:
         if path is not None and path.exists() and row.of_text:
             found[row.attack] = _guesses(path)
     rows = [
-        TextRow(_words(text, pieces), [_beside(guesses, place, text, pieces) for guesses in found.values()])
+        (_words(text, pieces), [_beside(guesses, place, text, pieces) for guesses in found.values()])
         for place, text in enumerate(truth[:SHOWN])
     ]
     return Texts(list(found), rows, len(truth))
@@ -89,7 +80,7 @@ def _guesses(path: Path) -> list[Tensor | None]:
     return found
 
 
-def _beside(guesses: list[Tensor | None], place: int, text: Tensor, pieces: Sequence[str]) -> tuple[str | None, bool]:
+def _beside(guesses: list[Tensor | None], place: int, text: Tensor, pieces: Sequence[str]) -> Guess:
     guess = guesses[place] if place < len(guesses) else None
     return (None, False) if guess is None else (_words(guess, pieces), guess.tolist() == text.tolist())
 

@@ -302,7 +302,7 @@ class PublishedRun(Resumable):
 
 
 def _variation(block: Tensor) -> Tensor:
-    """Anisotropic total variation, summed over a tile and meant over the batch; 0 for tables."""
+    """Anisotropic total variation, summed over a tile and averaged over the batch; 0 for tables."""
     if block.ndim != 4:
         return block.new_zeros(())
     down, across = neighbor_differences(block)

@@ -124,8 +124,8 @@ class CocktailParty(Attack):
         most, n = len(weight) - ends, observed.batch_size
         if n is not None and n > most:
             raise Inapplicable(
-                f"{n} examples are mixed into the {len(weight)} rows of {layer.weight} and at most {most} can be told "
-                "apart",
+                f"{n} examples are mixed into the {len(weight)} rows of {layer.weight} and at most {most} can be "
+                "distinguished",
                 "attack a smaller batch or a wider layer, or use a matching attack",
             )
         if n is None:

@@ -1,12 +1,11 @@
 """What an update reveals before any attack: closed forms, fingerprints, batch norm, the head, the landscape."""
 
-from seepage.attacks.exposure.adapters import AdapterLeak, adapter_leaks
 from seepage.attacks.exposure.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure
-from seepage.attacks.exposure.batch_norm import BatchNormLeak, BatchNormSummary, batch_norm_leaks
+from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_leaks
 from seepage.attacks.exposure.convolutions import EquationCount, equation_count
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.exclusivity import Exclusivity, exclusivity
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.finding import ClosedForm, Finding
 from seepage.attacks.exposure.fingerprints import Fingerprint, fingerprint
 from seepage.attacks.exposure.indexed import IndexedLayer, IndexedRounds, indexed_rounds
 from seepage.attacks.exposure.labels import LabelLeak
@@ -17,38 +16,9 @@ from seepage.attacks.exposure.sent import SentParts, sent_parts, sent_words
 from seepage.attacks.reading.head import HeadFeatures, LoneSlopes, head_features, lone_slopes
 
 __all__ = [
-    "AdapterLeak",
-    "BatchNormLeak",
-    "BatchNormSummary",
-    "BatchStatistics",
-    "EquationCount",
-    "Exclusivity",
-    "Exposure",
-    "Finding",
-    "Fingerprint",
-    "HeadFeatures",
-    "IndexedLayer",
-    "IndexedRounds",
-    "LabelLeak",
-    "Landscape",
-    "LayerLeak",
-    "LoneSlopes",
-    "SentParts",
-    "TensorLeak",
-    "UpdateAnalysis",
-    "WeightDecay",
-    "adapter_leaks",
-    "batch_norm_leaks",
-    "batch_statistics",
-    "equation_count",
-    "exclusivity",
-    "exposure",
-    "fingerprint",
-    "head_features",
-    "indexed_rounds",
-    "infer_weight_decay",
-    "landscape",
-    "lone_slopes",
-    "sent_parts",
-    "sent_words",
-]
+    "BatchNormLeak", "BatchStatistics", "ClosedForm", "EquationCount", "Exclusivity", "Exposure",
+    "Finding", "Fingerprint", "HeadFeatures", "IndexedLayer", "IndexedRounds", "LabelLeak", "Landscape", "LayerLeak",
+    "LoneSlopes", "SentParts", "TensorLeak", "UpdateAnalysis", "WeightDecay", "batch_norm_leaks",
+    "batch_statistics", "equation_count", "exclusivity", "exposure", "fingerprint", "head_features", "indexed_rounds",
+    "infer_weight_decay", "landscape", "lone_slopes", "sent_parts", "sent_words",
+]  # fmt: skip

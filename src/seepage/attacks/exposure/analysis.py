@@ -1,7 +1,7 @@
 """What an update reveals by itself, with no attack run: in closed form, layer by layer."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Needs
-from seepage.attacks.exposure.adapters import AdapterLeak, adapter_findings, adapter_leaks
-from seepage.attacks.exposure.batch_norm import BatchNormSummary, batch_norm_findings, batch_norm_leaks
-from seepage.attacks.exposure.convolutions import EquationCount, convolution_findings, equation_count
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.adapters import adapter_findings
+from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_findings, batch_norm_leaks
+from seepage.attacks.exposure.convolutions import convolution_findings, equation_count
+from seepage.attacks.exposure.finding import ClosedForm, Finding
 from seepage.attacks.exposure.fingerprints import (
     CHANGES_VALUES,
     Fingerprint,
@@ -35,16 +35,17 @@ from seepage.attacks.exposure.labels import (
     sums_to_zero,
 )
 from seepage.attacks.exposure.layers import LayerLeak, layer_findings, layer_leaks
-from seepage.attacks.exposure.patches import PatchLeak, patch_findings, patch_leak
+from seepage.attacks.exposure.patches import patch_findings
 from seepage.attacks.exposure.sent import SentParts, sent_parts
 from seepage.attacks.exposure.step_sizes import adaptive_step
-from seepage.attacks.exposure.text import TextLeak, text_findings, text_leak
+from seepage.attacks.exposure.text import text_findings
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.reading.head import head_features
 from seepage.attacks.reading.head.features import SIZE_REMEDY
 from seepage.attacks.reading.rounded import Rounding, glance, rounding_of, weights_format
 from seepage.base.nn import last_linear
 from seepage.base.storage import LazyTensors
+from seepage.base.words import plural
 from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.fitting import check_finite
 from seepage.federation.transcript.foreign import read_facts
@@ -103,20 +104,9 @@ class Exposure:
         norm: Euclidean norm of what was sent, over all tensors.
         batch_size: Examples behind it, where known.
         at_least: Examples behind it at the least, by the rank of its layers; None where no layer shows it.
-        layers: Fully connected layers.
-        norms: Batch norms; none are read in a difference of weights, whose local steps blur them.
-        labels: What the last layer says, or None.
-        features: What the head's equations say, in words, or None.
-        convolutions: Equations about the images behind solved features, against their pixels, or None.
-        patches: What the patch and position embeddings of a transformer say of its one example, or None.
-        text: What the first layers of a language model span of its tokens, or None.
-        adapters: Layers with a low-rank adapter, and what its rank shows.
-        behind_adapters: Examples that the adapters' gradients reveal exactly.
-        indexed: What all rounds together determine where the batches' indices are known (CAFE's theorems), or None.
-        fingerprints: What the values of each tensor look like.
+        findings: What each closed form says: the numbers behind it, its limit, and the tensors it is read from.
         defenses: Defenses and number formats that the update looks like.
-        findings: What is given away: each with the numbers behind it, its limit, and the tensors it is read from.
-        tensors: The same by tensor.
+        fingerprints: What the values of each tensor look like.
         notes: What could not be read, and why; and what the client states of its privacy.
         stated: The client's own statement of differential privacy, where its recording holds one. Not measured here.
         or_more: The batch size was inferred, by a rank that more examples may have.
@@ -128,34 +118,34 @@ class Exposure:
     norm: float
     batch_size: int | None
     at_least: int | None
-    layers: tuple[LayerLeak, ...]
-    norms: tuple[BatchNormSummary, ...]
-    labels: LabelLeak | None
-    features: str | None
-    convolutions: EquationCount | None
-    patches: PatchLeak | None
-    text: TextLeak | None
-    adapters: tuple[AdapterLeak, ...]
-    behind_adapters: int
-    indexed: IndexedRounds | None
-    fingerprints: tuple[Fingerprint, ...]
+    findings: tuple[ClosedForm, ...]
     defenses: tuple[Finding, ...]
-    findings: tuple[Finding, ...]
-    tensors: tuple[TensorLeak, ...]
+    fingerprints: tuple[Fingerprint, ...]
     notes: tuple[str, ...]
     stated: LedgerEntry | None = None
     or_more: bool = False
 
+    def of(self, name: str) -> list[ClosedForm]:
+        """The findings of one name."""
+        return [one for one in self.findings if one.name == name]
+
     @property
     def examples(self) -> int:
-        """Private examples that the layers which read the input, or their adapters, reveal exactly."""
-        image = int(self.patches is not None and self.patches.exact)
-        return max([image, self.behind_adapters, *(layer.found for layer in self.layers if layer.reads == "input")])
+        """Private examples that a closed form reveals exactly."""
+        return max((one.examples for one in self.findings), default=0)
 
     @property
     def vectors(self) -> int:
         """Inputs of any one fully connected layer, private examples or their features, given away exactly."""
-        return max([self.examples, *(layer.found for layer in self.layers)])
+        return max([self.examples, *(one.vectors for one in self.findings)])
+
+    @property
+    def tensors(self) -> tuple[TensorLeak, ...]:
+        """The findings by tensor."""
+        said = {
+            one.name: [two.message for two in self.findings if one.name in two.tensors] for one in self.fingerprints
+        }
+        return tuple(TensorLeak(name, "; ".join(words) or None, bool(words)) for name, words in said.items())
 
     @property
     def looks_like(self) -> tuple[str, ...]:
@@ -174,18 +164,14 @@ class Exposure:
         size = f"{size} or more" if self.batch_size and self.or_more else size
         many = "" if (self.batch_size or self.at_least) == 1 and not self.or_more else "s"
         words = [f"reveals {self.examples} of {size} example{many} exactly"]
-        if self.text is not None and not self.examples:
-            ordered = ", and its texts where token_sequences puts them together" if self.text.ordered else ""
+        for one in self.of("text") * (not self.examples):
+            ordered = ", and its texts where token_sequences puts them together" * one.evidence["ordered"]
             words = [f"reveals its tokens{ordered}"]
         if self.vectors > self.examples:
             words.append(f"and inner features of {self.vectors}")
-        if any(layer.noisy for layer in self.layers):
-            words.append(f"{'an' if self.or_more else 'its one'} example but for noise")
-        if any(layer.unmixable for layer in self.layers):
-            words.append("fewer examples than neurons")
-        if self.labels is not None and self.labels.believed:
-            present = len(self.labels.present)
-            words.append(f"{present} label{'' if present == 1 else 's'}")
+        words += [f"{'an' if self.or_more else 'its one'} example but for noise"] * bool(self.of("noisy-rows"))
+        words += ["fewer examples than neurons"] * bool(self.of("span"))
+        words += [plural(len(one.evidence["present"]), "label") for one in self.of("labels") if one.tensors]
         return "; ".join(words)
 
     def table(self) -> dict[str, Any]:
@@ -198,6 +184,7 @@ class Exposure:
             "vectors": self.vectors,
             **fields,
             "marks": marks,
+            "tensors": [asdict(one) for one in self.tensors],
             "looks_like": self.looks_like,
             "sent_words": "" if self.sent.whole else self.sent.line,
         }
@@ -221,7 +208,7 @@ def exposure(transcript: Transcript | Path | str, *, t: int = 0, thorough: bool 
         >>> model = build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 5)
         >>> private = Batch(torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3]))
         >>> found = exposure(record(model, private))
-        >>> found.examples, found.at_least, found.labels.present
+        >>> found.examples, found.at_least, found.of("labels")[0].evidence["present"]
         (1, 1, (3,))
     """
     seen: Transcript = open_transcript(Path(transcript)) if isinstance(transcript, str | Path) else transcript
@@ -431,9 +418,9 @@ class UpdateAnalysis:
         One step's, and not that of a network whose update has noise on it, which may be anything.
         """
         name = self._last_bias
-        told = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels
+        plain = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels
         noised = any(finding.name == "noised" for finding in self.defenses)
-        if not told or name is None or self.signs or noised or self.unread_head is not None:
+        if not plain or name is None or self.signs or noised or self.unread_head is not None:
             return False
         bias = self._read[0][name].double()
         off = abs(float(bias.sum()))
@@ -487,22 +474,18 @@ class UpdateAnalysis:
             replace(self._certified(layer), believed=not self.changed and not self.low_precision)
             for layer in self.layers
         )
-        norms = self._batch_norms()
         features, unsolved = self._head_features()
-        count, uncounted = self._equation_count(features)
-        alone = OneRound(self.seen, self.t)
-        patches, text = (None, None) if self.signs else (patch_leak(alone), text_leak(alone))
-        adapters = () if self.signs else tuple(adapter_leaks(self.observed, knowledge, self._read[0]))
-        told, behind = adapter_findings(list(adapters), alone)
+        equations, uncounted = self._equations(bool(features))
         indexed, unindexed = self._indexed()
+        alone = OneRound(self.seen, self.t)
         findings = (
-            *told,
-            *(finding for layer in layers for finding in layer_findings(layer)),
+            *([] if self.signs else adapter_findings(alone, self._read[0])),
+            *layer_findings(layers),
             *label_findings(self.labels, knowledge),
-            *batch_norm_findings(norms),
-            *convolution_findings(count),
-            *patch_findings(patches),
-            *text_findings(text),
+            *batch_norm_findings(self._batch_norms()),
+            *features,
+            *equations,
+            *([] if self.signs else (*patch_findings(alone), *text_findings(alone))),
             *indexed_findings(indexed),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None
@@ -513,20 +496,9 @@ class UpdateAnalysis:
             norm=self.norm,
             batch_size=self.observed.batch_size,
             at_least=self.at_least,
-            layers=layers,
-            norms=norms,
-            labels=self.labels,
-            features=features,
-            convolutions=count,
-            patches=patches,
-            text=text,
-            adapters=adapters,
-            behind_adapters=behind,
-            indexed=indexed,
-            fingerprints=self.fingerprints,
-            defenses=self.defenses,
             findings=findings,
-            tensors=tuple(_by_tensor(update.tensors, findings)),
+            defenses=self.defenses,
+            fingerprints=self.fingerprints,
             notes=(*self._notes(stated), *(why for why in (unsolved, uncounted, unindexed) if why is not None)),
             stated=stated,
             or_more="batch size" in self._guessed,
@@ -549,48 +521,50 @@ class UpdateAnalysis:
             return layer  # such as an unknown batch size
         return layer if certified is None else replace(layer, found=max(layer.found, int(certified.sum())))
 
-    def _batch_norms(self) -> tuple[BatchNormSummary, ...]:
-        """Batch norms of a plain gradient; a model without one has none."""
+    def _batch_norms(self) -> list[BatchNormLeak]:
+        """Batch norms of a plain gradient; local steps blur them, and a model without one has none."""
         if self.observed.update.kind != "gradient" or self.changed:
-            return ()
+            return []
         try:
-            return tuple(leak.summary for leak in batch_norm_leaks(self.observed, self.knowledge))
+            return batch_norm_leaks(self.observed, self.knowledge)
         except Inapplicable:
-            return ()
+            return []
 
-    def _head_features(self) -> tuple[str | None, str | None]:
-        """What the head's equations give, in words; or why they were not solved, where that is worth a note."""
+    def _head_features(self) -> tuple[list[ClosedForm], str | None]:
+        """What the head's equations give; or why they were not solved, where that is worth a note."""
         observed, knowledge = self.observed, self.knowledge
         size, names = observed.batch_size, last_linear(knowledge.model, knowledge.num_outputs)
         readable = self._read[1] and self.labels is not None and not self.changed and observed.update.kind != "delta"
         if not readable or size is None or names is None or names[0] not in observed.update.tensors:
-            return None, None
+            return [], None
         if MAX_HEAD_EXAMPLES < size < knowledge.num_classes:
             why = f"more than {MAX_HEAD_EXAMPLES} examples take over a minute; gauss_newton and head_features do it"
-            return None, f"the head's features were not looked at: {why}"
+            return [], f"the head's features were not looked at: {why}"
         try:
             found = head_features(observed, knowledge, most=MAX_HEAD_UNKNOWNS)
         except Inapplicable as error:
-            return None, f"the head's features cannot be solved for: {error.reason}"
+            return [], f"the head's features cannot be solved for: {error.reason}"
         if found.doubt is not None:
-            return None, f"the head's features were solved for and are not to be believed: {found.doubt}"
+            return [], f"the head's features were solved for and are not to be believed: {found.doubt}"
         count, width = found.features.shape
         whose = "its one example" if count == 1 else f"each of its {count} examples"
         if "batch size" in self._guessed:
             whose = f"{count} example{'' if count == 1 else 's'}, if it has no more"
-        return f"the {width} features of {whose}, solved from the head", None
+        words, evidence = f"the {width} features of {whose}, solved from the head", {"examples": count, "width": width}
+        return [ClosedForm(name="features", message=words, evidence=evidence, lines=(f"head: {words}",))], None
 
-    def _equation_count(self, features: str | None) -> tuple[EquationCount | None, str | None]:
+    def _equations(self, features: bool) -> tuple[list[ClosedForm], str | None]:
         """Equations about the images behind the features, and what is to be said where no finding says it."""
         if not any(tensor.ndim == 4 for tensor in self.observed.update.tensors.values()):
-            return None, None  # no convolution
-        if features is None:
-            return None, "equations through the last convolution are not counted, as the head's features are not known"
+            return [], None  # no convolution
+        if not features:
+            return [], "equations through the last convolution are not counted, as the head's features are not known"
         try:
             count = equation_count(self.observed, self.knowledge, thorough=self.thorough)
         except Inapplicable as error:
-            return None, f"equations through the last convolution are not counted: {error.reason}"
-        return count, None if count.readable else f"not overdetermined: {count.line}"
+            return [], f"equations through the last convolution are not counted: {error.reason}"
+        found = convolution_findings(count)
+        return found, None if count.readable else found[0].message
 
     def _indexed(self) -> tuple[IndexedRounds | None, str | None]:
         """What all rounds determine where the indices are known, or why that was not looked at."""
@@ -613,12 +587,6 @@ class UpdateAnalysis:
         if stated is not None:
             yield f"the client states {stated.line}"
             yield from (f"against that: {doubt}" for doubt in stated.caveats)
-
-
-def _by_tensor(sent: Mapping[str, Tensor], findings: tuple[Finding, ...]) -> Iterator[TensorLeak]:
-    for name in sent:
-        words = [finding.message for finding in findings if name in finding.tensors]
-        yield TensorLeak(name, "; ".join(words) or None, bool(words))
 
 
 def size_doubt(batch_size: int | None, at_least: int | None) -> str | None:

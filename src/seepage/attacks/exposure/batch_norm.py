@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.finding import ClosedForm
 from seepage.base.nn import normalized_layers
 from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.errors import Inapplicable
@@ -20,23 +20,6 @@ ROUNDINGS_PER_ENTRY = 10.0
 """Roundings, in units of the last place, that an entry of a gradient is taken to carry."""
 MAX_VARIANCE_ERROR = 0.1
 """Relative error up to which a variance counts as read."""
-
-
-@dataclass(frozen=True)
-class BatchNormSummary:
-    """What one batch norm says of the client, in counts.
-
-    Attributes:
-        norm: Name of the batch norm.
-        mode: `train`, `eval` or `unclear`.
-        variances: Channels whose variance over the batch can be read to within 10 %.
-        channels: Channels in all.
-    """
-
-    norm: str
-    mode: str
-    variances: int
-    channels: int
 
 
 @dataclass(frozen=True)
@@ -65,11 +48,10 @@ class BatchNormLeak:
     error: Tensor
 
     @property
-    def summary(self) -> BatchNormSummary:
-        """The same in counts."""
+    def read(self) -> int:
+        """Channels whose variance over the batch can be read to within 10 %."""
         known: Tensor = self.variance.isfinite() & (self.variance > 0) & (self.error < MAX_VARIANCE_ERROR)
-        read = int(known.sum()) if self.mode == "train" else 0
-        return BatchNormSummary(self.norm, self.mode, read, len(self.variance))
+        return int(known.sum()) if self.mode == "train" else 0
 
 
 def batch_norm_leaks(observed: Round, knowledge: Knowledge) -> list[BatchNormLeak]:
@@ -101,19 +83,27 @@ def batch_norm_leaks(observed: Round, knowledge: Knowledge) -> list[BatchNormLea
     return [_leak(layer, norm, epsilon, states, gradient) for layer, norm, epsilon in pairs]
 
 
-def batch_norm_findings(norms: Sequence[BatchNormSummary]) -> list[Finding]:
-    """The variances that can be read, as findings on the batch norms' weights."""
-    return [
-        Finding(
-            name="batch-variance",
-            message=f"the batch's variance in {one.variances} of {one.channels} channels",
-            evidence={"variances": one.variances, "channels": one.channels},
-            limit="It is the whole batch's; of single examples it says nothing by itself.",
-            tensors=(f"{one.norm}.weight",),
+def batch_norm_findings(leaks: Sequence[BatchNormLeak]) -> list[ClosedForm]:
+    """The mode of all batch norms, and of each the variances that can be read, which its weight reveals."""
+    if not leaks:
+        return []
+    modes, read, channels = sorted({one.mode for one in leaks}), sum(one.read for one in leaks), 0
+    found = []
+    for one in leaks:
+        own = len(one.variance)
+        channels += own
+        found.append(
+            ClosedForm(
+                name="batch-variance",
+                message=f"the batch's variance in {one.read} of {own} channels",
+                evidence={"norm": one.norm, "mode": one.mode, "variances": one.read, "channels": own},
+                limit="It is the whole batch's; of single examples it says nothing by itself.",
+                tensors=(f"{one.norm}.weight",) if one.read else (),
+            )
         )
-        for one in norms
-        if one.variances
-    ]
+    words = f"{' and '.join(modes)} mode; {read} of {channels} variances of the batch can be read"
+    evidence = {"modes": modes, "variances": read, "channels": channels}
+    return [ClosedForm(name="batch-norm", message=words, evidence=evidence, lines=(f"batch norm: {words}",)), *found]
 
 
 def _leak(layer: str, norm: str, epsilon: float, states: Tensors, gradient: Tensors) -> BatchNormLeak:

@@ -1,14 +1,14 @@
 """How many equations a convolutional network's gradient holds about each image, against how many pixels there are."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.network import LARGEST_MATRIX
 from seepage.attacks.network.linearize import VictimNetwork
 from seepage.attacks.reading.decoding import NaturalSpectrum
@@ -264,17 +264,12 @@ class Jacobian:
         return int((values > least**2 * values[-1]).sum())
 
 
-def convolution_findings(count: EquationCount | None) -> list[Finding]:
-    """That the batch is overdetermined, where it is."""
-    if count is None or not count.readable:
-        return []
-    message = f"{count.line}: gauss_newton may read them exactly; withhold or noise the head or this layer"
-    evidence = {
-        "active": count.active,
-        "shared": count.shared,
-        "unknowns": count.unknowns,
-        "largest_batch": count.largest_batch,
-        "rank": count.rank,
-    }
+def convolution_findings(count: EquationCount) -> list[ClosedForm]:
+    """The count of equations; it is of tensors where the batch is overdetermined."""
+    name, message = "equations", f"not overdetermined: {count.line}"
+    if count.readable:
+        name = "overdetermined"
+        message = f"{count.line}: gauss_newton may read them exactly; withhold or noise the head or this layer"
     limit = "Made-up images stand for the private ones; where it was counted, equations may repeat one another."
-    return [Finding(name="overdetermined", message=message, evidence=evidence, limit=limit, tensors=count.layers)]
+    tensors = count.layers if count.readable else ()
+    return [ClosedForm(name=name, message=message, evidence=asdict(count), limit=limit, tensors=tensors)]

@@ -30,6 +30,21 @@ class Finding:
     tensors: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClosedForm(Finding):
+    """What one closed form says of an update. It reveals something where it has tensors.
+
+    Attributes:
+        examples: Private examples that it reveals exactly.
+        vectors: Inner vectors that it reveals exactly, which are no examples.
+        lines: What `seepage check` prints of it beside the table of tensors.
+    """
+
+    examples: int = 0
+    vectors: int = 0
+    lines: tuple[str, ...] = ()
+
+
 def note(name: str, message: str, **evidence: Any) -> Finding:
     """A finding that is good to know."""
     return Finding(name=name, severity="note", message=message, evidence=evidence)

@@ -7,7 +7,7 @@ step II batch by batch, where K <= d2 is enough, and finds samples from far fewe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from seepage.attacks.cafe.steps import (
     zero_rows,
 )
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.finding import ClosedForm
 from seepage.base.algebra.lowrank import low_rank
 from seepage.base.rounding import FLOAT32_SUM
 from seepage.errors import Inapplicable
@@ -123,19 +123,29 @@ class IndexedRounds:
         return f"{words}; error of H at most, by equation 43{printed} with the constants that hold: {layer.bound:.1g}"
 
 
-def indexed_findings(found: IndexedRounds | None) -> list[Finding]:
-    """The rounds as a finding on each layer's weight and bias; none where step I is not determined."""
-    if found is None or not found.theorem_one:
+def indexed_findings(found: IndexedRounds | None) -> list[ClosedForm]:
+    """What the rounds determine; it is of each layer's weight and bias where step I is determined."""
+    if found is None:
         return []
-    whole = sum(found.theorem_two(layer) for layer in found.layers)
-    message = (
-        f"over all rounds the gradient of each of {found.samples} samples at this layer (cafe, step I), and by "
-        f"theorem 2 its input at {whole} of {len(found.layers)} such layers"
-    )
-    evidence = {"rounds": found.rounds, "batch": found.batch, "samples": found.samples, "rank": found.rank}
+    message, tensors = "what the known indices determine", tuple[str, ...]()
+    if found.theorem_one:
+        whole = sum(found.theorem_two(layer) for layer in found.layers)
+        message = (
+            f"over all rounds the gradient of each of {found.samples} samples at this layer (cafe, step I), and by "
+            f"theorem 2 its input at {whole} of {len(found.layers)} such layers"
+        )
+        tensors = tuple(name for layer in found.layers for name in (layer.weight, layer.bias))
     limit = "The theorems' conditions are sufficient, not necessary: cafe reads inputs where they fail, and sooner."
-    tensors = tuple(name for layer in found.layers for name in (layer.weight, layer.bias))
-    return [Finding(name="indexed-rounds", message=message, evidence=evidence, limit=limit, tensors=tensors)]
+    return [
+        ClosedForm(
+            name="indexed-rounds",
+            message=message,
+            evidence=asdict(found),
+            limit=limit,
+            tensors=tensors,
+            lines=found.lines,
+        )
+    ]
 
 
 def indexed_rounds(transcript: Transcript) -> IndexedRounds | None:

@@ -1,14 +1,14 @@
 """What the gradient of the last bias reveals about the labels of a batch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
 from seepage.base.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
 from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
@@ -95,7 +95,7 @@ class LabelLeak:
         present: Classes that are in the batch: only these have a negative entry in the last bias gradient.
         counts: Estimated examples of each class, where the update is one step of a loss that is fully explained and the
             batch size is known; None: unknown.
-        doubt: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
+        off_whole: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
         least: Examples of each class at the least, whatever the outputs were; None without counts.
         most: The same at the most; None where the batch size was inferred, as there may be more examples.
         sound: Whether the entries of the bias gradient sum to zero, as those of an unchanged cross-entropy gradient
@@ -105,7 +105,7 @@ class LabelLeak:
 
     present: tuple[int, ...]
     counts: tuple[int, ...] | None
-    doubt: float | None
+    off_whole: float | None
     sound: bool
     least: tuple[int, ...] | None = None
     most: tuple[int, ...] | None = None
@@ -126,6 +126,21 @@ class LabelLeak:
         kind = "class" if len(self.present) == 1 else "classes"
         others = ", and perhaps others" if self.least is None else ""
         return f"{kind} {', '.join(named)}{more}{others}, from the last bias"
+
+    @property
+    def words(self) -> str:
+        """The classes, with their counts where these are known."""
+        if not self.sound:
+            return "the last bias gradient was changed, or is no cross-entropy's; nothing is read off it"
+        words = f"classes {', '.join(map(str, self.present)) or 'none'} are there"
+        if self.counts is None or self.off_whole is None:
+            return words
+        counts, sure = (
+            ", ".join(f"{count} of class {name}" for name, count in enumerate(numbers) if count)
+            for numbers in (self.counts, self.least or ())
+        )
+        off = f"before rounding up to {self.off_whole:.2f} off a whole number"
+        return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure or 'none'}"
 
     def _interval(self, label: int) -> str:
         if self.least is None:
@@ -174,14 +189,14 @@ def label_leak(
         return LabelLeak(present, None, None, sound)
     shares = counted_shares(bias, batch_size)
     counts = largest_remainder(shares, batch_size)
-    doubt = float((shares - shares.round()).abs().max())
+    off_whole = float((shares - shares.round()).abs().max())
     # A count above this is proved by more than rounding. Labels that are smoothed are nearer to uniform, not further.
     sure = -batch_size * (bias + max(FLOAT32_ZERO * largest, rounding))
     least = sure.ceil().clamp(min=0).long()
     if int(least.sum()) > batch_size or float(bias.clamp(min=0).sum()) > 1 + FLOAT32_ZERO:
         return LabelLeak(present, None, None, sound)  # no mean of softmax minus label is so large: another rate
     most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
-    return LabelLeak(present, tuple(counts.tolist()), doubt, sound, tuple(least.tolist()), most)
+    return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most)
 
 
 def _last_bias(tensors: Mapping[str, Tensor], knowledge: Knowledge) -> Tensor | None:
@@ -243,19 +258,23 @@ def signed_label_leak(
     return LabelLeak(present, None, None, bool((bias > 0).any()))
 
 
-def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[Finding]:
-    """The labels as a finding; none where nothing can be believed."""
+def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[ClosedForm]:
+    """What the last layer says of the labels; it is of tensors where it can be believed."""
     last = last_linear(knowledge.model, knowledge.num_outputs)
-    if leak is None or not leak.believed or last is None:
+    if leak is None:
         return []
+    counted = leak.counts is not None
+    message, tensors = "the labels and about how many of each" if counted else "the labels", tuple[str, ...]()
+    limit = "Counts take the outputs for uniform, as they are before training."
+    if leak.believed and last is not None:
+        tensors = tuple(filter(None, last))
     return [
-        Finding(
+        ClosedForm(
             name="labels",
-            message="the labels" if leak.counts is None else "the labels and about how many of each",
-            evidence={"present": leak.present, "counts": leak.counts, "doubt": leak.doubt, "least": leak.least},
-            limit="Counts take the outputs for uniform, as they are before training."
-            if leak.counts is not None
-            else "Other classes may be there, too.",
-            tensors=tuple(filter(None, last)),
+            message=message,
+            evidence=asdict(leak),
+            limit=limit if counted else "Other classes may be there, too.",
+            tensors=tensors,
+            lines=(f"labels: {leak.words}",),
         )
     ]

@@ -1,13 +1,13 @@
 """What the gradient of a fully connected layer reveals: its rank, and rows that are one example's input."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network import CERTIFYING_MISMATCH
 from seepage.base.adapters import inside_adapters
@@ -22,6 +22,8 @@ MAX_ROW_DISTANCE = 3e-6
 """Relative distance of divided rows up to which they are one and the same input; rounding reaches about 1e-6."""
 MAX_NOISY_DISAGREEMENT = 0.5
 """Relative disagreement of the rows of one example from which nothing is said to be left of it."""
+MOST_LISTED = 6
+"""Layers that read positions, up to which each has a line of its own."""
 
 
 @dataclass(frozen=True)
@@ -80,30 +82,57 @@ class LayerLeak:
         return self.error is not None and not self.found and self.error < MAX_NOISY_DISAGREEMENT
 
 
-def layer_findings(leak: LayerLeak) -> list[Finding]:
-    """What one layer reveals, as findings on its weight and, where rows are divided by it, its bias."""
+def layer_findings(leaks: Sequence[LayerLeak]) -> Iterator[ClosedForm]:
+    """Every layer with its rank, and what it reveals, of its weight and, where rows are divided by it, its bias."""
+    inner = [one for one in leaks if one.reads == "positions"]
+    folded = inner if len(inner) > MOST_LISTED else []
+    for leak in leaks:
+        more = ", or more" if leak.full else ""
+        words = f"{leak.layer or 'model'}: rank {leak.rank}{more}, {leak.neurons} neurons, reads {leak.reads}"
+        lines = () if leak in folded else (words,)
+        yield ClosedForm(name="layer", message=words, evidence=asdict(leak), lines=lines)
+        yield from _revealed(leak)
+    if folded:
+        low, high = min(one.rank for one in folded), max(one.rank for one in folded)
+        words = (
+            f"{len(folded)} further layers: inner features at the positions of an example, such as tokens; rank "
+            f"{low if low == high else f'{low} to {high}'}; no row is one example's"
+        )
+        yield ClosedForm(name="further-layers", message=words, lines=(words,))
+
+
+def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
     what = "private examples" if leak.reads == "input" else "inner vectors"
     one = what.removesuffix("s")
     divided = leak.found > 0 or leak.noisy
     tensors = tuple(filter(None, (leak.weight, leak.bias if divided else None)))
-    found = []
     if leak.found:
-        message = f"{leak.found} {what if leak.found > 1 else one} exactly, row by row"
-        limit = "Rows that fewer neurons share are not counted, so there may be more."
-        found.append(Finding(name="exact-rows", message=message, evidence={"found": leak.found}, limit=limit))
-    if leak.noisy:
-        message = f"its one {one}, but for noise ({leak.error:.0%} of a row)"
-        limit = "How much a denoiser brings back is not known."
-        found.append(Finding(name="noisy-rows", message=message, evidence={"error": leak.error}, limit=limit))
-    if leak.unmixable:
-        message = (
-            f"the span of its {leak.examples} {what}, fewer than its {leak.neurons} neurons: unmixing "
-            "(cocktail_party) applies"
+        yield ClosedForm(
+            name="exact-rows",
+            message=f"{leak.found} {what if leak.found > 1 else one} exactly, row by row",
+            evidence={"found": leak.found},
+            limit="Rows that fewer neurons share are not counted, so there may be more.",
+            tensors=tensors,
+            examples=leak.found if leak.reads == "input" else 0,
+            vectors=leak.found,
         )
-        evidence = {"rank": leak.rank, "neurons": leak.neurons}
-        limit = "Whether unmixing finds them is for the attack to show."
-        found.append(Finding(name="span", message=message, evidence=evidence, limit=limit))
-    return [replace(one, tensors=tensors) for one in found]
+    if leak.noisy:
+        yield ClosedForm(
+            name="noisy-rows",
+            message=f"its one {one}, but for noise ({leak.error:.0%} of a row)",
+            evidence={"error": leak.error},
+            limit="How much a denoiser brings back is not known.",
+            tensors=tensors,
+        )
+    if leak.unmixable:
+        yield ClosedForm(
+            name="span",
+            message=f"the span of its {leak.examples} {what}, fewer than its {leak.neurons} neurons: unmixing "
+            "(cocktail_party) applies",
+            evidence={"rank": leak.rank, "neurons": leak.neurons, "examples": leak.examples},
+            limit="Whether unmixing finds them is for the attack to show.",
+            tensors=tensors,
+        )
 
 
 def layer_leaks(

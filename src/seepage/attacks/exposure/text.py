@@ -1,36 +1,14 @@
 """What the gradients of a language model's first layers reveal together."""
 
-from dataclasses import dataclass
-
-from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.text import TokenSequences
 from seepage.base.nn import vocabulary_of
 from seepage.errors import Inapplicable
 from seepage.federation.types import Transcript
 
 
-@dataclass(frozen=True)
-class TextLeak:
-    """What the first layers' gradients span.
-
-    Attributes:
-        tensors: Names of the weights that the tokens and their order are read from.
-        rank: Independent vectors that the layer of single tokens has read.
-        width: Numbers of a vector: as many tokens less two can be read.
-        identified: Number of tokens whose rows of the embedding's gradient are not zero; None where that are all, as in an
-            embedding that is the last layer as well.
-        ordered: Whether deeper layers show which tokens stood together.
-    """
-
-    tensors: tuple[str, ...]
-    rank: int
-    width: int
-    identified: int | None
-    ordered: bool
-
-
-def text_leak(transcript: Transcript) -> TextLeak | None:
-    """Look at the spans of a language model's update; None where the model or the round does not allow it.
+def text_findings(transcript: Transcript) -> list[ClosedForm]:
+    """The tokens of a batch, and whether their order comes with them; none where model or round do not allow it.
 
     Args:
         transcript: Its first round is read.
@@ -41,33 +19,29 @@ def text_leak(transcript: Transcript) -> TextLeak | None:
         >>> from seepage.base.nn import next_tokens
         >>> ids = torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]])
         >>> model = build(Architecture("gpt", {"width": 32}), (5,), 90)
-        >>> leak = text_leak(record(model, Batch(ids, next_tokens(ids))))
-        >>> leak.width, leak.ordered, leak.tensors[0]
+        >>> (found,) = text_findings(record(model, Batch(ids, next_tokens(ids))))
+        >>> found.evidence["width"], found.evidence["ordered"], found.tensors[0]
         (32, True, 'blocks.0.query.weight')
     """
     vocabulary = vocabulary_of(transcript.knowledge.model)
     if vocabulary is None:
-        return None
+        return []
     try:
         seen = TokenSequences().prepare(transcript)
     except Inapplicable:
-        return None
-    checks = [seen.first, *seen.deeper]
-    identified = len(seen.tokens) if len(seen.tokens) < vocabulary else None
-    tensors = tuple(name for check in checks for name in check.weights)
-    return TextLeak(tensors, seen.first.span.rank, seen.first.span.width, identified, bool(seen.deeper))
-
-
-def text_findings(leak: TextLeak | None) -> list[Finding]:
-    """The tokens of a batch, and whether their order comes with them."""
-    if leak is None:
         return []
-    identified = "" if leak.identified is None else f"the {leak.identified} tokens of the batch by name, and "
-    what = "its texts, token by token" if leak.ordered else "which tokens stood at which place, but not which together"
+    checks, ordered = [seen.first, *seen.deeper], bool(seen.deeper)
+    # An embedding that is the last layer as well has no row of zeros.
+    tokens = len(seen.tokens) if len(seen.tokens) < vocabulary else None
+    rank, width = seen.first.span.rank, seen.first.span.width
+    identified = "" if tokens is None else f"the {tokens} tokens of the batch by name, and "
+    what = "its texts, token by token" if ordered else "which tokens stood at which place, but not which together"
     message = (
-        f"{identified}{what}, from what the first layers read: a span of {leak.rank} directions, where {leak.width - 2} are "
-        "the most that tell tokens apart; token_sequences reads them, and withholding or noising these weights hides it"
+        f"{identified}{what}, from what the first layers read: a span of {rank} directions, in which at "
+        f"most {width - 2} tokens can be distinguished; token_sequences reads them, and withholding or noising these "
+        "weights hides it"
     )
-    evidence = {"rank": leak.rank, "width": leak.width, "identified": leak.identified, "ordered": leak.ordered}
+    evidence = {"rank": rank, "width": width, "identified": tokens, "ordered": ordered}
     limit = "No sequence was put together here: the attack does, and certifies it."
-    return [Finding(name="text", message=message, evidence=evidence, limit=limit, tensors=leak.tensors)]
+    tensors = tuple(name for check in checks for name in check.weights)
+    return [ClosedForm(name="text", message=message, evidence=evidence, limit=limit, tensors=tensors)]

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seepage.audit.recipe.plans import Count, RecipeTable
 from seepage.base.nn import generator
 from seepage.errors import SeepageError
 from seepage.federation import data
 
 
 @dataclass(frozen=True, kw_only=True)
-class Auxiliary:
+class Auxiliary(RecipeTable, table="auxiliary"):
     """Images that the attacker has, for attacks that learn what images look like. The report names them.
 
     They have the size and channels of the private ones. None of them is, byte for byte, an attacked image.
@@ -24,11 +25,7 @@ class Auxiliary:
     """
 
     use: str | None = None
-    count: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.count is not None and self.count < 1:
-            raise SeepageError(f"auxiliary.count must be at least 1, got {self.count}; leave it out for all images")
+    count: Count | None = None
 
     def __str__(self) -> str:
         return self.use or "the same data set"

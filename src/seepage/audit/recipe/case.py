@@ -31,6 +31,9 @@ All mistakes are reported at once.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from seepage.attacks.base import Attack
 from seepage.audit.recipe.auxiliary import Auxiliary
@@ -40,6 +43,7 @@ from seepage.audit.recipe.plans import (
     EpsilonPlan,
     Federation,
     MembershipPlan,
+    RecipeTable,
     Rounds,
     Training,
     TunePlan,
@@ -55,7 +59,7 @@ _SIDE_INFORMATION = ("labels", "indices", "defense")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackerKnowledge:
+class AttackerKnowledge(RecipeTable, table="knowledge"):
     """What the attacker knows beyond model, client rule, shapes, batch size and updates.
 
     Args:
@@ -66,23 +70,16 @@ class AttackerKnowledge:
     known: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "known", tuple(self.known))  # a list, where it comes from TOML
         for item in self.known:
             if item not in _SIDE_INFORMATION:
                 raise unknown("side information in knowledge.known", item, _SIDE_INFORMATION)
 
 
-SCORING_RANGES = {
-    "recovered_likeness": (0.0, 1.0),
-    "recovered_gain_db": (0.0, 60.0),
-    "exact_db": (0.0, 149.0),
-}
-"""Least and largest value of each threshold: beyond, a gate would be open or closed whatever was recovered."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """Thresholds of the summary.
+class Scoring(RecipeTable, table="score"):
+    """Thresholds of the summary. Beyond their ranges a gate would be open or closed whatever was recovered.
 
     Args:
         recovered_likeness: Likeness to the guess from which an image counts as recovered.
@@ -95,22 +92,17 @@ class Scoring:
             of files and folders, and may say who the examples are.
     """
 
-    recovered_likeness: float = LIKENESS
-    recovered_gain_db: float = GAIN_DB
-    exact_db: float = 40.0
+    recovered_likeness: Annotated[float, Field(ge=0, le=1)] = LIKENESS
+    recovered_gain_db: Annotated[float, Field(ge=0, le=60)] = GAIN_DB
+    exact_db: Annotated[float, Field(ge=0, le=149)] = 40.0
     lpips: bool = False
     metrics: Sequence[str] = field(default=(), metadata={"quiet": True})
     features: str | None = field(default=None, metadata={"quiet": True})
     names: bool = field(default=False, metadata={"quiet": True})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "metrics", tuple(self.metrics))  # a list, where it comes from TOML
-        for name, (low, high) in SCORING_RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise SeepageError(
-                    f"score.{name} is {value:g}, which no guess would pass, or every one; choose {low:g} to {high:g}"
-                )
         if self.features is not None and not Path(self.features).is_file():
             raise SeepageError(f"score.features names {self.features}, and there is no such file; correct the path")
         if self.metrics:

@@ -4,17 +4,52 @@ Configuration alone. `seepage.audit.simulate` does what these say.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field
 
 from seepage.base.registry import Spec, membership_tests
-from seepage.errors import SeepageError, short, unknown
+from seepage.base.signatures import bind, problems_with
+from seepage.errors import Problems, SeepageError, short, unknown
 from seepage.federation.transcript.designs import DESIGNS, Design, check_rounds, make_design
 from seepage.federation.transcript.vertical import ServerStep
 
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Chance = Annotated[float, Field(gt=0, lt=1)]
+
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class RecipeTable:
+    """A table of a recipe. What an option may be, its annotation says; any other value is refused."""
+
+    table: ClassVar[str]
+
+    def __init_subclass__(cls, table: str) -> None:
+        cls.table = table
+
+    def __post_init__(self) -> None:
+        bind(type(self), {one.name: getattr(self, one.name) for one in fields(self)}, f"[{self.table}]")
+
+    @classmethod
+    def read(cls, table: Any) -> Self:
+        """What an unchecked table of a recipe says.
+
+        Raises:
+            SeepageError: For mistakes in it; `Problems` with all of them, where the annotations show them.
+        """
+        if not isinstance(table, Mapping):
+            raise SeepageError(f"[{cls.table}] must be a table, got {table!r}")
+        found = problems_with(cls, table, f"[{cls.table}]")
+        if found:
+            raise Problems("the recipe has mistakes:", found)
+        return cls(**table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(RecipeTable, table="training"):
     """How the model was trained before the audited round.
 
     Args:
@@ -28,24 +63,16 @@ class Training:
             what torchvision or timm offer for the model.
     """
 
-    steps: int = 0
-    lr: float = 0.02
-    batch_size: int = 32
+    steps: Natural = 0
+    lr: Positive = 0.02
+    batch_size: Count = 32
     optimizer: Literal["sgd", "adam"] = "sgd"
     init: Literal["default", "wide"] = "default"
     weights: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.optimizer not in ("sgd", "adam") or self.steps < 0 or self.lr <= 0 or self.batch_size < 1:
-            raise SeepageError(
-                f"training needs steps >= 0, lr > 0, batch_size >= 1 and sgd or adam, got {self}; correct the recipe"
-            )
-        if self.init not in ("default", "wide"):
-            raise SeepageError(f"training.init must be default or wide, got {self.init!r}; correct the recipe")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Federation:
+class Federation(RecipeTable, table="federation"):
     """How the model was trained by clients before the audited round.
 
     Args:
@@ -56,26 +83,11 @@ class Federation:
         lr: The server's learning rate; None: 1 for differences of weights, 0.1 for gradients.
     """
 
-    rounds: int = 0
-    clients: int = 100
-    share: float = 0.1
-    examples: int | None = None
-    lr: float | None = None
-
-    def __post_init__(self) -> None:
-        wrong = []
-        if self.rounds < 0:
-            wrong.append(f"rounds >= 0, got {self.rounds}")
-        if self.clients < 1:
-            wrong.append(f"clients >= 1, got {self.clients}")
-        if not 0 < self.share <= 1:
-            wrong.append(f"a share above 0 and up to 1, got {self.share}")
-        if self.examples is not None and self.examples < 1:
-            wrong.append(f"examples >= 1, got {self.examples}")
-        if self.lr is not None and not 0 < self.lr < float("inf"):
-            wrong.append(f"lr > 0, got {self.lr}")
-        if wrong:
-            raise SeepageError(f"[federation] needs {'; '.join(wrong)}; correct the recipe")
+    rounds: Natural = 0
+    clients: Count = 100
+    share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    examples: Count | None = None
+    lr: Positive | None = None
 
     @property
     def per_round(self) -> int:
@@ -84,7 +96,7 @@ class Federation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batches:
+class Batches(RecipeTable, table="batch"):
     """The private batches that are attacked.
 
     Args:
@@ -94,19 +106,13 @@ class Batches:
         skip: Batches, or clients of a federation, that are passed over first: what another run with this seed attacks.
     """
 
-    size: int = 1
-    count: int = 1
-    skip: int = field(default=0, metadata={"quiet": True})
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.count < 1:
-            raise SeepageError(f"batch.size and batch.count must be at least 1, got {self.size} and {self.count}")
-        if self.skip < 0:
-            raise SeepageError(f"batch.skip must be at least 0, got {self.skip}")
+    size: Count = 1
+    count: Count = 1
+    skip: Natural = field(default=0, metadata={"quiet": True})
 
 
 @dataclass(frozen=True, kw_only=True)
-class TunePlan:
+class TunePlan(RecipeTable, table="tune"):
     """Options of attacks that are chosen on other batches before the scored ones are attacked: a recipe's `[tune]`.
 
     Args:
@@ -116,9 +122,10 @@ class TunePlan:
     """
 
     options: Mapping[str, Sequence[Any]]
-    count: int = 1
+    count: Count = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         wrong = [key for key in self.options if not key.startswith("attack.") or key == "attack."]
         if wrong or not self.options:
             named = f", got {short(wrong[0])}" if wrong else ""
@@ -131,12 +138,10 @@ class TunePlan:
             raise SeepageError(
                 f"tune has one value of {short(key)} and nothing to choose; name several, or set {short(key)}"
             )
-        if self.count < 1:
-            raise SeepageError(f"tune.count must be at least 1, got {self.count}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounds:
+class Rounds(RecipeTable, table="rounds"):
     """Rounds over one data set with known indices, in place of independent batches: the `[rounds]` of a recipe.
 
     Args:
@@ -149,21 +154,17 @@ class Rounds:
     """
 
     design: str = "random"
-    count: int = 60
-    samples: int = 800
+    count: Count = 60
+    samples: Count = 800
     optimizer: Literal["none", "sgd", "adam"] = "none"
-    lr: float = 1e-4
+    lr: Positive = 1e-4
 
     def __post_init__(self) -> None:
-        least = 1 if self.design == "whole" else 2
-        if self.count < 1 or self.samples < least:
-            raise SeepageError(
-                f"rounds.count must be at least 1 and rounds.samples at least {least}, got {self.count} and "
-                f"{self.samples}"
-            )
+        super().__post_init__()
         if self.design not in DESIGNS:
             raise unknown("design of rounds", self.design, DESIGNS)
-        _ = self.server
+        if self.samples < 2 and self.design != "whole":
+            raise SeepageError(f"rounds.samples must be at least 2 of the design {self.design}, got {self.samples}")
 
     @property
     def server(self) -> ServerStep:
@@ -182,7 +183,7 @@ class Rounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundsPlan:
+class BoundsPlan(RecipeTable, table="bounds"):
     """Upper bounds for any attacker are computed as well: the `[bounds]` of a recipe.
 
     Args:
@@ -196,29 +197,14 @@ class BoundsPlan:
     """
 
     where: Literal["defended", "all"] = "defended"
-    level: float = 0.01
-    candidates: int | None = None
-    public: int = 512
-    seconds: float = 20.0
-
-    def __post_init__(self) -> None:
-        if self.where not in ("defended", "all"):
-            raise SeepageError(f"bounds.where must be defended or all, got {self.where!r}; correct the recipe")
-        wrong = []
-        if not 0 < self.level < 1:
-            wrong.append(f"level between 0 and 1, got {self.level}")
-        if self.candidates is not None and self.candidates < 1:
-            wrong.append(f"candidates >= 1, got {self.candidates}")
-        if self.public < 0:
-            wrong.append(f"public >= 0, got {self.public}")
-        if not 0 < self.seconds < float("inf"):
-            wrong.append(f"seconds > 0, got {self.seconds}")
-        if wrong:
-            raise SeepageError(f"[bounds] needs {'; '.join(wrong)}; correct the recipe")
+    level: Chance = 0.01
+    candidates: Count | None = None
+    public: Natural = 512
+    seconds: Positive = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpsilonPlan:
+class EpsilonPlan(RecipeTable, table="epsilon"):
     """The epsilon of each defense is measured as well, by calling it on canaries: the `[epsilon]` of a recipe.
 
     Args:
@@ -229,27 +215,14 @@ class EpsilonPlan:
         seconds: Time for one defense.
     """
 
-    stated: float | None = None
-    delta: float = 1e-5
-    calls: int = 60_000
-    seconds: float = 60.0
-
-    def __post_init__(self) -> None:
-        wrong = []
-        if self.stated is not None and not 0 <= self.stated < float("inf"):
-            wrong.append(f"stated >= 0, got {self.stated}")
-        if not 0 < self.delta < 1:
-            wrong.append(f"delta between 0 and 1, got {self.delta}")
-        if self.calls < 1000:
-            wrong.append(f"calls >= 1000, got {self.calls}")
-        if not 0 < self.seconds < float("inf"):
-            wrong.append(f"seconds > 0, got {self.seconds}")
-        if wrong:
-            raise SeepageError(f"[epsilon] needs {'; '.join(wrong)}; correct the recipe")
+    stated: Annotated[float, Field(ge=0)] | None = None
+    delta: Chance = 1e-5
+    calls: Annotated[int, Field(ge=1000)] = 60_000
+    seconds: Positive = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembershipPlan:
+class MembershipPlan(RecipeTable, table="membership"):
     """Whether candidates were in the attacked batches is tested as well: the `[membership]` of a recipe.
 
     The candidates of a batch are its examples and as many others. Those others, and the public examples of the
@@ -262,19 +235,14 @@ class MembershipPlan:
             examples no p-value is under 1 / (c + 1).
     """
 
-    tests: Sequence[str] = ("matched_filter",)
-    public: int = 800
-    level: float = 0.01
+    tests: Annotated[Sequence[str], Field(min_length=1)] = ("matched_filter",)
+    public: Annotated[int, Field(ge=4)] = 800
+    level: Chance = 0.01
 
     def __post_init__(self) -> None:
-        if isinstance(self.tests, str) or not all(isinstance(use, str) for use in self.tests) or not self.tests:
-            raise SeepageError(f'membership.tests must be a list such as ["matched_filter"], got {self.tests!r}')
+        super().__post_init__()
         object.__setattr__(self, "tests", tuple(self.tests))  # a list, where it comes from TOML
         if len(set(self.tests)) < len(self.tests):
             raise SeepageError(f"membership.tests names a test twice: {list(self.tests)}; name each once")
-        if not 0 < self.level < 1:
-            raise SeepageError(f"membership.level must lie between 0 and 1, got {self.level}; 0.01 is usual")
-        if self.public < 4:
-            raise SeepageError(f"membership.public must be at least 4, got {self.public}; some hundreds are usual")
         for use in self.tests:
             membership_tests.problems(Spec(use), "membership.tests")

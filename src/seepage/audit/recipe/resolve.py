@@ -21,28 +21,22 @@ from seepage.audit.recipe.plans import (
     EpsilonPlan,
     Federation,
     MembershipPlan,
+    RecipeTable,
     Rounds,
     Training,
     TunePlan,
 )
 from seepage.base.registry import Spec
-from seepage.base.signatures import problems_with
 from seepage.base.storage import SCHEMA
 from seepage.errors import Problems, SeepageError, short
 
-_TABLES: dict[str, type] = {
-    "training": Training,
-    "federation": Federation,
-    "batch": Batches,
-    "rounds": Rounds,
-    "knowledge": AttackerKnowledge,
-    "auxiliary": Auxiliary,
-    "membership": MembershipPlan,
-    "bounds": BoundsPlan,
-    "epsilon": EpsilonPlan,
-    "tune": TunePlan,
-    "score": Scoring,
-}
+_TABLES: dict[str, type[RecipeTable]] = {
+    one.table: one
+    for one in (
+        Training, Federation, Batches, Rounds, AttackerKnowledge, Auxiliary, MembershipPlan, BoundsPlan, EpsilonPlan,
+        TunePlan, Scoring,
+    )
+}  # fmt: skip
 _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks": bool, "minutes": float,
                            "undefended": bool}  # fmt: skip
 _LABEL = re.compile(r"[A-Za-z0-9_][\w.-]{0,59}", re.ASCII)
@@ -215,7 +209,7 @@ def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recip
             given[key] = tables[key]
     for key, make in _TABLES.items():
         if key in tables:
-            given[key] = _table(make, tables[key], key, problems)
+            given[key] = _table(make, tables[key], problems)
     for key, default in (("data", "album"), ("model", "fc2"), ("client", "fedsgd"), ("partition", "iid")):
         given[key] = _part(tables.get(key, {}), key, problems, default)
     for key in ("defense", "attack"):
@@ -247,17 +241,14 @@ def _list(value: Any, key: str, problems: list[str]) -> list[Any]:
     return []
 
 
-def _table(make: type, table: Any, key: str, problems: list[str]) -> Any:
-    if not isinstance(table, Mapping):
-        problems.append(f"[{key}] must be a table, got {table!r}")
-        return None
-    found = problems_with(make, table, f"[{key}]")
-    problems += found
+def _table(make: type[RecipeTable], table: Any, problems: list[str]) -> RecipeTable | None:
     try:
-        return None if found else make(**table)
+        return make.read(table)
+    except Problems as error:
+        problems += error.problems
     except SeepageError as error:
         problems.append(str(error))
-        return None
+    return None
 
 
 def _part(table: Any, key: str, problems: list[str], default: str | None = None) -> Spec:

@@ -1,4 +1,4 @@
-"""Upper bounds for any attacker: bounds on reconstruction and membership, for updates that are noisy, coarse or partial.
+"""Upper bounds for any attacker, on reconstruction and membership, for updates that are noisy, coarse or partial.
 
     Batch, model, client, defense --> channel_of --> UpdateJacobian --> rank account     (no noise)
           |                               |                |

@@ -1,4 +1,4 @@
-"""What differential privacy allows any attacker: members identified at a false positive rate, and examples reconstructed.
+"""What differential privacy allows any attacker: members identified at a false positive rate, and reconstruction.
 
 A Gaussian mechanism of noise multiplier sigma tells two neighboring inputs apart no better than N(0, 1) from N(mu, 1)
 with mu = 1 / sigma (Dong, Roth, Su 2022, Theorem 2.7); rounds add up as mu^2 = sum mu_t^2 (Corollary 3.3). Then
@@ -49,7 +49,7 @@ def gaussian_mu(mechanism: GaussianMechanism, rounds: int = 1, participations: i
 def gaussian_tpr(alpha: float, mu: float) -> float:
     """Largest true positive rate at a false positive rate: Phi(Phi^-1(alpha) + mu).
 
-    It is also the largest chance to reconstruct an example from a blind chance of `alpha`.
+    Also the largest chance to reconstruct an example from a blind chance of `alpha`.
 
     Args:
         alpha: From 0 to 1.
@@ -80,8 +80,8 @@ def gaussian_auc(mu: float) -> float:
 def epsilon_tpr(alpha: float, epsilon: float, delta: float = 0.0) -> float:
     """Largest true positive rate at a false positive rate, from epsilon and delta (Kairouz, Oh, Viswanath 2015).
 
-    The least of e^eps alpha + delta, 1 - e^-eps (1 - delta - alpha), and 1. It is also the largest chance to reconstruct
-    an example from a blind chance of `alpha`.
+    The least of e^eps alpha + delta, 1 - e^-eps (1 - delta - alpha), and 1. It is also the largest chance to
+    reconstruct an example from a blind chance of `alpha`.
 
     >>> round(epsilon_tpr(0.01, math.log(3)), 4), round(epsilon_tpr(0.9, math.log(3)), 4)
     (0.03, 0.9667)

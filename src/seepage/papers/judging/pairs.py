@@ -90,8 +90,8 @@ def open_albums(run: RunFolder, case: str | None, attack: str | None) -> dict[st
     albums = {name: pictures for name, pictures in found.items() if pictures.truth and pictures.guesses}
     if not albums:
         raise SeepageError(
-            f"{run.folder} has no private and reconstructed pictures to compare; audit a set of images, or put the private/ "
-            "folder of the recording into the run"
+            f"{run.folder} has no private and reconstructed pictures to compare; audit a set of images, or put the "
+            "private/ folder of the recording into the run"
         )
     if attack is not None and not any(attack in pictures.guesses for pictures in albums.values()):
         raise unknown("attack with pictures", attack, {name for one in albums.values() for name in one.guesses})

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from seepage.base.lock import scratch
 from seepage.base.words import places_of
 from seepage.errors import SeepageError, short
-from seepage.report.evidence.statement import CaseEvidence, Evidence
+from seepage.report.evidence.statement import CaseEvidence, Evidence, leaks_words
 from seepage.report.formatting import duration
 from seepage.report.page import STRONG
 from seepage.report.templates import page_environment
@@ -60,11 +60,14 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             e=evidence,
             cases=shown,
             left=len(evidence.cases) - len(shown),
-            judged=[case for case in shown if case.files],
+            judged=[case for case in shown if case.judged_files],
+            attacks=[(one, evidence.of(one)) for one in evidence.attacks],
+            leaks_words=leaks_words,
+            tried=[one for one in evidence.findings if one.kind in ("attack", "membership")],
             labels=places_of((case.letter, case.labels or NO_LABELS) for case in evidence.cases),
             taken=places_of((case.letter, case.assumed_update) for case in evidence.cases if case.assumed_update),
-            signs=places_of((case.letter, words) for case in shown for words in case.signs),
-            inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred)),
+            observations=places_of((case.letter, words) for case in shown for words in case.observations),
+            inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred or {})),
             system=_system(evidence),
             parts={name: evidence.lettered(words) for name, words in evidence.summary.items()},
             not_tried=[evidence.lettered(words) for words in evidence.not_tried],

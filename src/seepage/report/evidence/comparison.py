@@ -119,7 +119,7 @@ class Comparison:
 
     @cached_property
     def caveats(self) -> list[Difference]:
-        """What the attacker knew or given otherwise, unless it is intended: fewer finds may come of that alone."""
+        """What differs in attacker knowledge, unless it is intended: fewer finds may come of that alone."""
         return [one for one in self.differences if one.in_knowledge and one.what not in self.intended]
 
     def record(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, intended: Iterabl
         old: The older run.
         new: The newer run.
         level: Chance that anything is called worse although nothing changed.
-        intended: Names of differences in what the attacker knew that are intended, and so no reason for doubt.
+        intended: Names of differences in attacker knowledge that are intended, and so no caveat.
 
     Raises:
         SeepageError: Where the two counted by different thresholds, have no case and attack in common, or do not

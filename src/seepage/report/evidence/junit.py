@@ -11,17 +11,17 @@ ERRORS = ("untried", "open")
 """States of findings of which nobody knows what they would be."""
 
 
-def junit(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
+def junit(evidence: Evidence) -> str:
     """The document.
 
     A finding that leaks is a failure; one whose attack does not apply or was not needed, or whose guesses no truth
-    judges, is skipped where another attack says what can be reconstructed; one that was asked for and has no result is an error,
-    and so is each of a case of which nothing is known: what can be reconstructed there nobody can say.
+    judges, is skipped where another attack says what can be reconstructed; one that was asked for and has no result is
+    an error, and so is each of a case of which nothing is known: what can be reconstructed there nobody can say.
 
     Args:
         evidence: The run's evidence.
-        found: Its findings.
     """
+    found = evidence.findings
     root = ET.Element("testsuites", {"name": "seepage", **_counts(found)})
     for title in dict.fromkeys(one.title for one in found):
         inside = [one for one in found if one.title == title]

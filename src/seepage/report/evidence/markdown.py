@@ -22,7 +22,7 @@ TELLING = ("leaks", "untried", "open")
 """States that a reader must see at once."""
 
 
-def summary(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
+def summary(evidence: Evidence) -> str:
     """What `$GITHUB_STEP_SUMMARY`, or a comment on a merge request, shows of a run."""
     lines = [
         "# seepage: what the updates reveal",
@@ -30,15 +30,15 @@ def summary(evidence: Evidence, found: Sequence[AuditFinding]) -> str:
         for_markdown(evidence.verdict),
         "",
         *_warnings(evidence),
-        *_doubts(evidence),
+        *_caveats(evidence),
         *_risks(evidence),
         "",
         *([f"**What may be signed?** {for_markdown(evidence.may_sign)}", ""] if evidence.may_sign else []),
     ]
     lines += ["| part of the verdict | finding |", "|---|---|"]
     lines += [f"| {for_markdown(name)} | {for_markdown(words)} |" for name, words in evidence.summary.items()]
-    telling = [one for one in found if one.state in TELLING]
-    rest = [one for one in found if one.state not in TELLING]
+    telling = [one for one in evidence.findings if one.state in TELLING]
+    rest = [one for one in evidence.findings if one.state not in TELLING]
     if telling:
         lines += ["", *_table(telling)]
     if rest:
@@ -67,7 +67,7 @@ def model_card(evidence: Evidence) -> str:
         for_markdown(evidence.verdict),
         "",
         *_warnings(evidence),
-        *_doubts(evidence),
+        *_caveats(evidence),
         *_risks(evidence),
         "",
         "| setting | defense | recovered | exactly | best attack | numbers sent per private number |",
@@ -91,8 +91,8 @@ def _warnings(evidence: Evidence) -> list[str]:
     return ["**Warnings:**", "", *(f"- {for_markdown(line)}" for line in lines), ""] if lines else []
 
 
-def _doubts(evidence: Evidence) -> list[str]:
-    """A paragraph for each doubt."""
+def _caveats(evidence: Evidence) -> list[str]:
+    """A paragraph for each caveat."""
     return [line for words in evidence.caveats for line in (for_markdown(words), "")]
 
 

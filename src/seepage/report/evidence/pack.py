@@ -6,14 +6,14 @@ junit.xml  results.sarif  bom.cdx.json
 manifest.json  [manifest.json.sig  signer.pub]
 """
 
+import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from seepage.audit import row as rows
-from seepage.audit.findings import AuditFinding, findings, reported
 from seepage.base import manifest
 from seepage.base.hashing import MOST_OF_PACK, Hasher
 from seepage.base.lock import scratch
@@ -54,13 +54,13 @@ from seepage.report.run import RunFolder, open_run
 SIGNATURE = f"{manifest.FILE}.sig"
 SIGNER = "signer.pub"
 
-FORMATS: Mapping[str, Callable[[Evidence, list[AuditFinding], str], str]] = {
-    "junit": lambda evidence, found, _: junit(evidence, found),
-    "sarif": lambda evidence, found, place: json_text(sarif(evidence, found, location=place)),
-    "cyclonedx": lambda evidence, found, _: json_text(cyclonedx(evidence, {})),
-    "summary": lambda evidence, found, _: summary(evidence, found),
-    "model-card": lambda evidence, found, _: model_card(evidence),
-    "evidence": lambda evidence, found, _: json_text(evidence.model_dump(mode="json")),
+FORMATS: Mapping[str, Callable[[Evidence, str], str]] = {
+    "junit": lambda evidence, _: junit(evidence),
+    "sarif": lambda evidence, place: json_text(sarif(evidence, location=place)),
+    "cyclonedx": lambda evidence, _: json_text(cyclonedx(evidence, {})),
+    "summary": lambda evidence, _: summary(evidence),
+    "model-card": lambda evidence, _: model_card(evidence),
+    "evidence": lambda evidence, _: json_text(evidence.record()),
 }
 """What a pipeline can ask for by itself, by name."""
 
@@ -178,28 +178,27 @@ def export(run: Path, name: str, request: PackRequest | None = None) -> str:
     request = request or PackRequest()
     manifest.refuse_changed(run, "result.json")
     opened = open_run(run)
-    return FORMATS[name](*_stated(opened, request), request.location)
+    return FORMATS[name](_stated(opened, request), request.location)
 
 
-def _stated(run: RunFolder, request: PackRequest) -> tuple[Evidence, list[AuditFinding]]:
-    """The evidence and the findings, in words that act nowhere: many of them are a stranger's."""
+def _stated(run: RunFolder, request: PackRequest) -> Evidence:
+    """The evidence, in words that act nowhere: many of them are a stranger's."""
     evidence = statement.state(run, subject=request.subject, auditor=request.auditor)
-    found = [replace(one, **all_spelled(asdict(one))) for one in reported(findings(run.result))]
-    return Evidence.model_validate(all_spelled(evidence.model_dump())), found
+    return Evidence.model_validate_json(json.dumps(all_spelled(evidence.record())))
 
 
 def _files(run: RunFolder, request: PackRequest, digest: str, signer: str | None) -> dict[str, str]:
-    evidence, found = _stated(run, request)
+    evidence = _stated(run, request)
     return {
-        "evidence.json": json_text(evidence.model_dump(mode="json")),
+        "evidence.json": json_text(evidence.record()),
         "evidence.schema.json": json_text(statement.json_schema()),
         "result.json": json_text(read_json(run.folder / "result.json")),  # byte by byte, unless a stranger wrote it
         "result.schema.json": json_text(rows.json_schema()),
         "annex.html": annex(evidence, digest=digest, signer=signer),
         "model-card.md": model_card(evidence),
-        "summary.md": summary(evidence, found),
-        "junit.xml": junit(evidence, found),
-        "results.sarif": json_text(sarif(evidence, found, location=request.location)),
+        "summary.md": summary(evidence),
+        "junit.xml": junit(evidence),
+        "results.sarif": json_text(sarif(evidence, location=request.location)),
         "bom.cdx.json": json_text(cyclonedx(evidence, _weights(run))),
     }
 

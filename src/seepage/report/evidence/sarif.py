@@ -1,6 +1,5 @@
 """SARIF 2.1.0: a rule per attack, a result per attack and case, for platforms that show findings of scanners."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from seepage.audit.findings import AuditFinding
@@ -18,14 +17,14 @@ KINDS = {
 """What SARIF calls the state of a finding; only a `fail` has a level."""
 
 
-def sarif(evidence: Evidence, found: Sequence[AuditFinding], *, location: str = "recipe.toml") -> dict[str, Any]:
+def sarif(evidence: Evidence, *, location: str = "recipe.toml") -> dict[str, Any]:
     """The log.
 
     Args:
         evidence: The run's evidence.
-        found: Its findings.
         location: The file that findings are shown at, relative to the root of the repository: a recipe, or the model.
     """
+    found = evidence.findings
     rules = list(dict.fromkeys(one.by for one in found))
     sources = {one.name: one for one in evidence.attacks}
     driver = {

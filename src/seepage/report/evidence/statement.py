@@ -11,7 +11,7 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from seepage.attacks.network.evidence import MULTIPLE
-from seepage.audit.findings import failed, findings, leaked, strength
+from seepage.audit.findings import AuditFinding, failed, findings, leaked, reported, strength
 from seepage.audit.row import (
     PASSED_OVER,
     Case,
@@ -22,7 +22,7 @@ from seepage.audit.row import (
     counted_features,
     counted_guesses,
 )
-from seepage.audit.verdict import once, warning_lines
+from seepage.audit.verdict import caveat_lines, warning_lines
 from seepage.base.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
 from seepage.base.registry import attacks as known_attacks
 from seepage.base.registry import membership_tests
@@ -72,6 +72,13 @@ AUDIT_AGAIN = [
 """What ends the validity of a finding."""
 
 
+IN_RESULT: dict[str, Any] = {
+    "cases": {"__all__": {"title_parts", "classes", "baselines", "refusals"}},
+    "findings": {"__all__": {"numbers"}},
+}
+"""Lists that stand in the pack's `result.json`, of thousands of entries for a language model."""
+
+
 def counted_given(n: int) -> str:
     """Examples that an update reveals without an attack, in words.
 
@@ -103,27 +110,15 @@ class CaseShare(Share):
         ('0 of 8 [0 %, 37 %]', '4 of 4 [40 %, 100 %] of the first update, in closed form')
         """
         whose = " of the first update, in closed form" if self.closed_form else ""
-        return f"{self.hits:,} of {self.of:,} [{100 * self.low:.0f} %, {100 * self.high:.0f} %]{whose}"
+        return f"{self.hits:,} of {self.of:,} {self.range}{whose}"
 
 
-class CaseEvidence(JsonRecord):
-    """One audited setting.
+class CaseEvidence(Case):
+    """One audited setting: its facts, and what came of them.
 
     Attributes:
         letter: What it is called on the annex: A, B, ...
-        title: Its title.
-        case: Its name in the run, which stays the same where the title is worded anew.
-        control: It was run to show that the attacks work without the defense of another case: no finding.
-        inconclusive: Why it says nothing that nothing was reconstructed; None where it does, or something came.
-        exposed_examples: Examples that its first update reveals exactly in closed form, without an attack; None where
-            that was not looked at.
-        data: Name of the data set.
-        source: Where the data come from.
-        model: Name of the model.
-        parameters: Number of its parameters.
         stage: How far the model was trained, in words, and how well it does on unseen examples.
-        client: The client's rule.
-        defense: The defense; None: none, or not known.
         examples: Private examples that were attacked.
         recovered: Those that the best attack here recovered recognizably or exactly; None without a truth.
         exact: Those that the best attack here reconstructed exactly; None without a truth.
@@ -139,29 +134,13 @@ class CaseEvidence(JsonRecord):
         private: Numbers in the private inputs behind one update.
         ratio: Sent numbers per private number: below 1, inputs without structure cannot all be in the update.
         labels: How many classes there are, and whether the attacker knew the labels; empty where none are known.
-        inferred: What the attacker read off the update itself in place of knowing it, such as `batch size`.
-        assumed_update: How the attacks take the update to have been made, stated or inferred, in words: with rate and loss;
-            None in runs that did not say it yet.
-        signs: What the values of the update show, in words: likeness to a defense such as clipping, a number format, or
-            a multiple of the gradient of the stated loss.
-        caveats: Sentences on what the update contradicts of what was stated of it, and on what to question where no attack
-            explains it.
-        files: What was judged: the captured files, or those of the recording.
+        observations: What the values of the update show, in words: likeness to a defense such as clipping, a number
+            format, or a multiple of the gradient of the stated loss.
+        judged_files: What was judged: the captured files, or those of the recording.
     """
 
     letter: str = ""
-    title: str
-    case: str = ""
-    control: bool = False
-    inconclusive: str | None = None
-    exposed_examples: int | None = None
-    data: str | None
-    source: str | None = None
-    model: str | None
-    parameters: int | None = None
     stage: str | None = None
-    client: str | None
-    defense: str | None
     examples: int | None
     recovered: CaseShare | None
     exact: CaseShare | None
@@ -175,11 +154,8 @@ class CaseEvidence(JsonRecord):
     private: int | None
     ratio: float | None
     labels: str = ""
-    inferred: list[str] = Field(default_factory=list)
-    assumed_update: str | None = None
-    signs: list[str] = Field(default_factory=list)
-    caveats: list[str] = Field(default_factory=list)
-    files: list[JudgedFile] = Field(default_factory=list)
+    observations: list[str] = []
+    judged_files: list[JudgedFile] = []
 
     @property
     def model_words(self) -> str:
@@ -191,7 +167,7 @@ class CaseEvidence(JsonRecord):
         """The data with the place they come from, for people."""
         if self.data is None:
             return NO_DATA
-        return f"{self.data} ({self.source})" if self.source else self.data
+        return f"{self.data} ({self.data_source})" if self.data_source else self.data
 
     @property
     def defense_words(self) -> str:
@@ -223,45 +199,35 @@ class CaseEvidence(JsonRecord):
 
 
 class AttackEvidence(JsonRecord):
-    """One attack or membership test of the run.
+    """One attack or membership test of the run; what came of it say the findings.
 
     Attributes:
+        kind: Which of the two.
         name: Its name in this run.
         source: Where it was published; `OWN_CODE` for the auditor's own.
         year: Year of the latest publication in `source`.
-        options: Every option, where all cases have the same; else empty.
-        ran_on: Cases with a result.
-        leaked_on: Those of them where it recovered, certified or named anything.
-        unknown_on: Those of them where what it returned could not be scored, or where it says nothing that nothing came
-            back.
-        not_on: Cases without a result, each with the reason.
-        seconds: Its wall time over all cases.
     """
 
+    kind: Literal["attack", "membership"]
     name: str
     source: str
     year: int | None
-    options: str
-    ran_on: list[str]
-    leaked_on: list[str]
-    unknown_on: list[str] = Field(default_factory=list)
-    not_on: dict[str, str]
-    seconds: float
 
-    @property
-    def leaks_words(self) -> str:
-        """On how many cases it leaks, for people: what is not known is no zero.
 
-        >>> facts = dict(name="x", source="", year=None, options="", leaked_on=[], not_on={}, seconds=1.0)
-        >>> AttackEvidence(ran_on=["a"], unknown_on=["a"], **facts).leaks_words
-        'not known'
-        >>> AttackEvidence(ran_on=["a", "b"], unknown_on=["a"], **facts).leaks_words
-        '0; not known of 1'
-        """
-        unknown = len(self.unknown_on)
-        if not self.leaked_on and unknown == len(self.ran_on):
-            return "not known"
-        return f"{len(self.leaked_on)}{f'; not known of {unknown}' if unknown else ''}"
+def leaks_words(found: Sequence[AuditFinding]) -> str:
+    """On how many cases an attack leaks, for people: what is not known is no zero.
+
+    >>> facts = dict(kind="attack", by="x", title="", case="a", severity="note", words="")
+    >>> leaks_words([AuditFinding(state="open", **facts)])
+    'not known'
+    >>> leaks_words([AuditFinding(state=state, **facts) for state in ("open", "quiet")])
+    '0; not known of 1'
+    """
+    ran = [one.state for one in found if one.ran]
+    leaks, unknown = ran.count("leaks"), sum(state in ("unjudged", "open") for state in ran)
+    if not leaks and unknown == len(ran):
+        return "not known"
+    return f"{leaks}{f'; not known of {unknown}' if unknown else ''}"
 
 
 class Evidence(JsonRecord):
@@ -285,6 +251,7 @@ class Evidence(JsonRecord):
         maximum_risk: Of the case with most reconstructions: the share of its examples that the best attack recovered.
         average_risk: Over all cases: the examples that the best attack of each case recovered.
         cases: One per audited setting.
+        findings: One per attack or membership test and case, closed form that no attack shows, and measured epsilon.
         attacks: One per attack and membership test.
         threat_model: Who the attacker is.
         references: Entries of public catalogs that this evidence speaks of.
@@ -311,6 +278,7 @@ class Evidence(JsonRecord):
     maximum_risk: CaseShare | None
     average_risk: CaseShare | None
     cases: list[CaseEvidence]
+    findings: list[AuditFinding]
     attacks: list[AttackEvidence]
     threat_model: ThreatModel
     references: list[Reference]
@@ -318,6 +286,10 @@ class Evidence(JsonRecord):
     not_tried: list[str]
     may_sign: str | None = None
     audit_again: list[str]
+
+    def record(self) -> dict[str, Any]:
+        """The evidence as JSON."""
+        return self.model_dump(mode="json", exclude=IN_RESULT)
 
     @property
     def judged(self) -> list[CaseEvidence]:
@@ -327,8 +299,13 @@ class Evidence(JsonRecord):
     @property
     def warning_lines(self) -> list[str]:
         """The warnings in words, with the cases by their letters."""
-        named = [Case(name=one.case, title=f"case {one.letter}", control=one.control) for one in self.cases]
-        return warning_lines(self.warnings, named)
+        return warning_lines(
+            self.warnings, [one.model_copy(update={"title": f"case {one.letter}"}) for one in self.cases]
+        )
+
+    def of(self, attack: AttackEvidence) -> list[AuditFinding]:
+        """The findings of one attack or test."""
+        return [one for one in self.findings if (one.kind, one.by) == (attack.kind, attack.name)]
 
     def risk_words(self, share: CaseShare | None) -> str:
         """A share of all cases for people: of nothing, where that says nothing, it is no finding."""
@@ -351,7 +328,7 @@ class Evidence(JsonRecord):
     @property
     def caveats(self) -> list[str]:
         """What is doubted of what was stated of the updates, each once, with its cases where these are not all."""
-        return once(((case.title, words) for case in self.cases for words in case.caveats), len(self.cases))
+        return caveat_lines(self.cases)
 
 
 def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
@@ -365,7 +342,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     result = run.result
     cases = [_case(run, case, _letter(place)) for place, case in enumerate(result.cases)]
     judged = [case for case in cases if not case.control]
-    tried = _attacks(run)
+    tried, found = _attacks(run), reported(findings(result))
     known = list(dict.fromkeys(word for row in result.rows for word in row.known))
     extra = list(dict.fromkeys(word for row in result.rows for word in row.side_information))
     used = [known_attacks.get(_use(name, _uses(run))) for name in run.attacks]
@@ -389,6 +366,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         maximum_risk=_maximum(judged),
         average_risk=_average(judged),
         cases=cases,
+        findings=found,
         attacks=tried,
         threat_model=threat_model(known, extra, learned_from_alike=alike),
         references=references(
@@ -400,7 +378,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
             for name in ("recovered_likeness", "recovered_gain_db", "recovered_ssim", "exact_db")
             if (value := getattr(result.thresholds, name)) is not None
         },
-        not_tried=_not_tried(run, tried),
+        not_tried=_not_tried(run, tried, found),
         may_sign=what_to_sign(result),
         audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],
     )
@@ -435,13 +413,9 @@ def _case(run: RunFolder, case: Case, letter: str) -> CaseEvidence:
     rows = [row for row in run.rows_of(case) if row.scored and row.examples]
     best = max(run.rows_of(case), key=lambda row: strength(row, "recovered"), default=None)
     sent, private = _sent(run.folder, case), _private(run.folder, case)
-    alike = (CaseEvidence.model_fields.keys() & Case.model_fields.keys()) - {"title", "inferred", "files"}
     return CaseEvidence(
-        **{name: getattr(case, name) for name in alike},
+        **dict(case) | {"title": case.heading},
         letter=letter,
-        title=case.heading,
-        case=case.name,
-        source=case.data_source,
         stage="; ".join(filter(None, (case.history, accuracy_words(case)))) or None,
         examples=next((row.examples for row in run.rows_of(case) if row.examples), None),
         recovered=_most(rows, "recovered", case),
@@ -456,9 +430,8 @@ def _case(run: RunFolder, case: Case, letter: str) -> CaseEvidence:
         private=private,
         ratio=None if not sent or not private else round(sent / private, 4),
         labels=_labels(run.rows_of(case), case),
-        inferred=list(case.inferred or {}),
-        signs=_signs(run, case),
-        files=_judged(run, case),
+        observations=_observations(run, case),
+        judged_files=_judged(run, case),
     )
 
 
@@ -479,7 +452,7 @@ def _labels(rows: Sequence[Row], case: Case) -> str:
     return f"of {len(case.classes):,} {TARGETS[case.target][len(case.classes) > 1]}, {how}"
 
 
-def _signs(run: RunFolder, case: Case) -> list[str]:
+def _observations(run: RunFolder, case: Case) -> list[str]:
     """What the update's values look like, and what attacks found it to be a multiple of; each once."""
     exposed = [one for one in open_exposed(run.folder) if one.case == case.name]
     looks = [f"the update {look}" for one in exposed for look in one.looks_like]
@@ -595,42 +568,28 @@ def _use(name: str, uses: Mapping[str, str]) -> str:
     return uses.get(name) or uses.get(re.sub(r"-\d+$", "", name)) or name
 
 
-def _published(use: str, registry: Mapping[str, Any]) -> tuple[str, int | None]:
+def _published(
+    kind: Literal["attack", "membership"], name: str, use: str, registry: Mapping[str, Any]
+) -> AttackEvidence:
     entry = registry.get(use)
     source = str(entry.facts.get("paper", "")) if entry is not None else OWN_CODE
     years = [int(year) for year in YEAR.findall(source)]
-    return source or "not published", max(years, default=None)
+    return AttackEvidence(kind=kind, name=name, source=source or "not published", year=max(years, default=None))
 
 
 def _attacks(run: RunFolder) -> list[AttackEvidence]:
-    """One entry for each attack, then for each membership test, over all of its cases."""
-    uses, listed, found = _uses(run), findings(run.result), []
-    names = [("attack", name, _published(_use(name, uses), known_attacks)) for name in run.attacks]
-    tests = dict.fromkeys(row.test for row in run.result.membership)
-    names += [("membership", name, _published(name, membership_tests)) for name in tests]
-    for kind, name, (source, year) in names:
-        own = [one for one in listed if (one.kind, one.by) == (kind, name)]
-        options = {one.options for one in own}
-        found.append(
-            AttackEvidence(
-                name=name,
-                source=source,
-                year=year,
-                options=options.pop() if len(options) == 1 else "",
-                ran_on=[one.title for one in own if one.ran],
-                leaked_on=[one.title for one in own if one.state == "leaks"],
-                unknown_on=[one.title for one in own if one.ran and one.state in ("unjudged", "open")],
-                not_on={one.title: one.why for one in own if not one.ran},
-                seconds=round(sum(one.seconds for one in own), 3),
-            )
-        )
-    return found
+    """One entry for each attack, then for each membership test."""
+    uses, tests = _uses(run), dict.fromkeys(row.test for row in run.result.membership)
+    return [
+        *(_published("attack", name, _use(name, uses), known_attacks) for name in run.attacks),
+        *(_published("membership", name, name, membership_tests) for name in tests),
+    ]
 
 
 # --- not tried ---------------------------------------------------------------------------------------------------
 
 
-def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
+def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence], listed: Sequence[AuditFinding]) -> list[str]:
     result, uses = run.result, _uses(run)
     spoke = any(row.gave_result for row in result.rows)  # then what was reconstructed was tried, though it is not known
     lacking = [part for part in result.summary if not part.tried and not (spoke and part.name == "reconstruction")]
@@ -643,7 +602,8 @@ def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
         how = "was not tried" if row.outcome is Outcome.NOT_TRIED else "failed"
         found.append(f"{row.attack} on {titles[row.case]} {how}: {row.reason}")
     passed_over = {row.attack for row in result.rows if row.status in PASSED_OVER}
-    barred = [one for one in tried if not one.ran_on and one.name not in passed_over]
+    ran = {(one.kind, one.by) for one in listed if one.ran}
+    barred = [one for one in tried if (one.kind, one.name) not in ran and one.name not in passed_over]
     found += [f"{one.name}: applies to no case of this run" for one in barred]
     used = {_use(one.name, uses) for one in tried}
     found += _unused("attacks", used, known_attacks, _refused(result))

@@ -41,7 +41,8 @@ class DefenseRow:
         membership_test: The membership test that named most; None where none was asked for, or none could be run.
         identified: Number of members that it named, at the level of the recipe's `[membership]`.
         members: Number of members.
-        identified_low: Lower end of the 95 % interval (Clopper and Pearson) of the share named, as if they were independent.
+        identified_low: Lower end of the 95 % interval (Clopper and Pearson) of the share named, as if they were
+            independent.
         identified_high: Its upper end.
         identified_level: Share of others that may be named by mistake.
         others_identified: Number of others that it named.

@@ -14,10 +14,10 @@ from typing import Any
 from torch import nn
 
 from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.plans import Count, RecipeTable
 from seepage.audit.recipe.resolve import resolve_cases
 from seepage.base.registry import Spec, membership_tests
-from seepage.base.signatures import problems_with
-from seepage.errors import Problems, SeepageError
+from seepage.errors import SeepageError
 from seepage.federation.types import Defense, Knowledge
 
 DEFAULT_STRENGTHS: tuple[Mapping[str, Any], ...] = (
@@ -36,18 +36,14 @@ MAX_DEFENSES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Utility:
+class Utility(RecipeTable, table="utility"):
     """How the accuracy is measured.
 
     Args:
         rounds: Rounds of federated training with the defense in all clients, at least 1.
     """
 
-    rounds: int = 100
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise SeepageError(f"utility.rounds must be at least 1, got {self.rounds}")
+    rounds: Count = 100
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[Spec] = ()) -> Sweep:
                 f"a frontier sweeps defenses over one setting, and this recipe has {key!r}; take it out, and name "
                 "defenses in [[frontier]]"
             )
-    utility = _utility(tables.get("utility", {}))
+    utility = Utility.read(tables.get("utility", {}))
     choices = _choices(tables.get("frontier") or [dict(table) for table in DEFAULT_STRENGTHS], only)
     # Whoever compares defenses compares the rows of each attack.
     base = {"federation": {"clients": 20, "share": 0.5}, **tables, "all_attacks": True}
@@ -117,15 +113,6 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[Spec] = ()) -> Sweep:
         oblivious = next(recipes)
         entries.append(SweepEntry(_words(parts), oblivious, next(recipes) if case is not None else None))
     return Sweep(full, tuple(entries), utility)
-
-
-def _utility(table: Any) -> Utility:
-    if not isinstance(table, Mapping):
-        raise SeepageError(f"[utility] must be a table with rounds = NUMBER, got {table!r}")
-    found = problems_with(Utility, table, "[utility]")
-    if found:
-        raise Problems("the recipe has mistakes:", found)
-    return Utility(**table)
 
 
 def _choices(tables: Any, only: Sequence[Spec]) -> list[list[dict[str, Any]]]:

@@ -188,8 +188,8 @@ def _equations(observed: Round, knowledge: Knowledge, labels: Tensor | None) -> 
     equations = HeadEquations.of(observed.params[names[0]].cpu(), bias, weight_gradient, bias_gradient, examples)
     if equations.rank_beyond_batch is not None:
         raise Inapplicable(
-            f"the gradient of the last layer has rank {equations.rank_beyond_batch}, and that of one step on the stated "
-            f"number of examples, {examples}, has at most {examples}",
+            f"the gradient of the last layer has rank {equations.rank_beyond_batch}, and that of one step on the "
+            f"stated number of examples, {examples}, has at most {examples}",
             SIZE_REMEDY,
         )
     return names[0].removesuffix(".weight"), equations
