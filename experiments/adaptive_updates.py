@@ -3,13 +3,12 @@ r"""What two checkpoints around steps of Adam or AdamW still tell: labels, batch
 python experiments/adaptive_updates.py --data ../shared/data/cifar10.npz
 """
 
-import argparse
 from itertools import product
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import keep, parts
+from common import command, keep, parts
 from torch import Tensor, nn
 
 from seepage import Architecture, FedAvg, build, observe
@@ -61,15 +60,9 @@ def statistics_error(model: nn.Module, before: Tensors, after: Tensors, read: di
     return worst
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--n", type=int, default=8)
-    parser.add_argument("--batches", type=int, default=3)
-    parser.add_argument("--first", type=int, default=6000, help="first seed")
-    arguments = parser.parse_args()
-    test, n = parts(arguments.data)[1], arguments.n
-    shape, seeds = tuple(test.inputs.shape[1:]), range(arguments.first, arguments.first + arguments.batches)
+def main(*, data: str, n: int = 8, batches: int = 3, first: int = 6000) -> None:
+    test = parts(data)[1]
+    shape, seeds = tuple(test.inputs.shape[1:]), range(first, first + batches)
     for (network, named), optimizer, steps, seed in product(NETWORKS.items(), OPTIMIZERS, (1, 5), seeds):
         private, others, public = drawn(test, seed, n)
         model = build(named, shape, 10, seed=seed)
@@ -86,10 +79,10 @@ def main() -> None:
         facts |= {"labels_there": len(there), "labels_right": len(known & there), "labels_wrong": len(known - there)}
         facts |= {"statistics_error": statistics_error(model, before, after, read), "level": LEVEL, "others": OTHERS}
         identified, false = ((found.p_values[part] <= LEVEL).sum() for part in (slice(n), slice(n, None)))
-        facts |= {"identified": int(identified), "false": int(false), "data": Path(arguments.data).stem}
+        facts |= {"identified": int(identified), "false": int(false), "data": Path(data).stem}
         auc = area_under_curve(found.statistics[:n], found.statistics[n:])
         keep("captured/adaptive", f"{network}, {optimizer}, steps {steps}", "auc", {**facts, "auc": float(auc)})
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,6 +1,6 @@
 """Every registered attack, and `exposure`, on networks that people use, each at a tiny size.
 
-python experiments/architectures.py [NETWORK ...] [--attack NAME]
+python experiments/architectures.py [NETWORK ...] [--attack NAME ...]
 
 A case is one network, one attack and one setting. It ends in a score, or in a sentence that says why the attack does
 not apply and what to do instead; anything else is a fault of the package, is printed with its traceback, and makes the
@@ -10,7 +10,7 @@ not how well: that is measured elsewhere. One row of results/architectures/matri
 place of the one that is there. Needs timm and transformers.
 """
 
-import argparse
+import itertools
 import sys
 import time
 import traceback
@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from common import Row, command, keep
 from torch import Tensor, nn
 
 from seepage import ATTACKS, Batch, FedSGD, Transcript, attack, record, score
@@ -30,7 +31,7 @@ from seepage.base.nn import frozen_randomness, generator
 from seepage.base.storage import write_lines
 from seepage.errors import SeepageError
 from seepage.measure.metrics.text import score_text
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import RESULTS, read_file
 
 STUDY = "architectures/matrix"
 CLASSES, VOCABULARY, TOKENS = 5, 100, 8
@@ -360,26 +361,25 @@ def cases(name: str, setting: str, uses: Sequence[str]) -> Iterator[tuple[str, C
         yield use, case(seen, batch, use)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"all, or some of: {', '.join(NETWORKS)}")
-    parser.add_argument("--attack", action="append", help="run this one alone; other cases of its rows stay")
-    asked = parser.parse_args()
+def main(
+    networks: Annotated[tuple[str, ...], f"all, or some of: {', '.join(NETWORKS)}"] = tuple(NETWORKS),
+    *,
+    attack: Annotated[tuple[str, ...], "run these alone; other cases of their rows stay"] = (),
+) -> None:
     raised = 0
-    for name in asked.networks or NETWORKS:
-        for setting in SETTINGS:
-            before = time.process_time()
-            found = dict(cases(name, setting, asked.attack or [LOOK, *ATTACKS]))
-            failed = [use for use, one in found.items() if one.outcome == "raised"]
-            for use in failed:
-                print(f"{name}, {setting}, {use}:\n{found[use].words}", file=sys.stderr)
-            raised += len(failed)
-            keep(name, setting, found, time.process_time() - before)
+    for name, setting in itertools.product(networks, SETTINGS):
+        before = time.process_time()
+        found = dict(cases(name, setting, attack or [LOOK, *ATTACKS]))
+        for use, one in found.items():
+            if one.outcome == "raised":
+                print(f"{name}, {setting}, {use}:\n{one.words}", file=sys.stderr)
+                raised += 1
+        keep_cases(name, setting, found, time.process_time() - before)
     if raised:
         raise SystemExit(f"{raised} cases ended in an exception")
 
 
-def keep(name: str, setting: str, found: Mapping[str, Case], cpu_s: float) -> None:
+def keep_cases(name: str, setting: str, found: Mapping[str, Case], cpu_s: float) -> None:
     """One row for a network and setting, with the cases of an older one that were not run again."""
     path = RESULTS / f"{STUDY}.jsonl"
     rows = read_file(path)
@@ -388,18 +388,11 @@ def keep(name: str, setting: str, found: Mapping[str, Case], cpu_s: float) -> No
         write_lines(path, (one.line() for one in rows if one not in older))
     whole = {use: one for row in older for use, one in row.facts["cases"].items()}
     whole |= {use: _short(one) for use, one in found.items()}
-    keep_measured(
-        STUDY,
-        name,
-        "raised",
-        sum(one["outcome"] == "raised" for one in whole.values()),
-        command="python experiments/architectures.py",
-        setting=setting,
-        library=NETWORKS[name].library,
-        cases={use: whole[use] for use in (LOOK, *ATTACKS) if use in whole},
-        cpu_s=cpu_s,
-        versions={package: version(package) for package in ("torchvision", "timm", "transformers")},
-    )
+    row: Row = {"setting": setting, "library": NETWORKS[name].library, "cpu_s": cpu_s}
+    row |= {"cases": {use: whole[use] for use in (LOOK, *ATTACKS) if use in whole}}
+    row |= {"versions": {package: version(package) for package in ("torchvision", "timm", "transformers")}}
+    row |= {"raised": sum(one["outcome"] == "raised" for one in whole.values())}
+    keep(STUDY, name, "raised", {**row, "command": "python experiments/architectures.py"})
 
 
 def _short(one: Case) -> dict[str, Any]:
@@ -409,4 +402,4 @@ def _short(one: Case) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    command(main)

@@ -9,14 +9,14 @@ Processor seconds; an evaluation is one value of the objective with its gradient
 results/matching/attack-cost.jsonl.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from common import draw, parts
+from common import command, draw, keep, parts
+from fedleak_ablations import fedleak_read
 
 from seepage import Architecture, FedSGD, build, record
 from seepage.attacks import (
@@ -31,7 +31,6 @@ from seepage.attacks import (
 )
 from seepage.attacks.search.engine import GradientMatching
 from seepage.federation.types import Transcript
-from seepage.papers.records import keep_measured
 
 STUDY = "matching/attack-cost"
 ITERATIONS = 10_000
@@ -43,7 +42,7 @@ ATTACKS: dict[str, tuple[Callable[[int], Attack], int | None]] = {
     "rogs": (lambda steps: rogs(steps=steps, enhance=False), 11),
     "gias": (lambda steps: gias(steps=steps, latent=32, **SMALL), None),
     "fedleak": (lambda steps: fedleak(steps=steps, labels="auto"), 20),
-    "fedleak, Algorithm 1 to the letter": (lambda steps: fedleak(steps=steps, labels="auto", entries="kept"), 20),
+    "fedleak, Algorithm 1 to the letter": (lambda steps: fedleak_read(steps=steps, labels="auto", entries="kept"), 20),
     "fedleak_released": (lambda steps: fedleak_released(steps=steps), 20),
 }
 """Each attack with the paper's minutes, where it has them."""
@@ -63,26 +62,20 @@ def cost(make: Callable[[int], Attack], seen: Transcript, few: int, more: int) -
     return (spent[-1] - spent[1]) / (more - few), (evaluations[-1] - evaluations[1]) / (more - few)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--steps", type=int, nargs=2, default=[3, 13])
-    args = parser.parse_args()
+def main(*, data: str, batch: int = 4, width: int = 64, steps: tuple[int, ...] = (3, 13)) -> None:
     torch.set_num_threads(1)
-    train, test = parts(args.data)
-    batch = draw(test, args.batch, 0)
-    shape, classes = tuple(batch.inputs.shape[1:]), int(train.labels.max()) + 1
-    model = build(Architecture("resnet", {"depth": 10, "width": args.width}), shape, classes, seed=0)
-    seen = record(model, batch, client=FedSGD(mode="eval"), known=["labels"])
+    train, test = parts(data)
+    private = draw(test, batch, 0)
+    shape, classes = tuple(private.inputs.shape[1:]), int(train.labels.max()) + 1
+    model = build(Architecture("resnet", {"depth": 10, "width": width}), shape, classes, seed=0)
+    seen = record(model, private, client=FedSGD(mode="eval"), known=["labels"])
     seen = replace(seen, knowledge=replace(seen.knowledge, auxiliary=train.inputs[:64]))
     for name, (make, minutes) in ATTACKS.items():
-        seconds, evaluations = cost(make, seen, *args.steps)
+        seconds, evaluations = cost(make, seen, *steps)
         facts = {"attack": name, "evaluations": ITERATIONS * evaluations, "paper_minutes": minutes}
-        facts |= {"model": f"resnet10, width {args.width}", "batch": args.batch, "steps": args.steps}
-        keep_measured(STUDY, name, "cpu_s", ITERATIONS * seconds, data=Path(args.data).stem, **facts)
+        facts |= {"model": f"resnet10, width {width}", "batch": batch, "steps": list(steps)}
+        keep(STUDY, name, "cpu_s", {"cpu_s": ITERATIONS * seconds, "data": Path(data).stem, **facts})
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

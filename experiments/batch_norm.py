@@ -7,18 +7,18 @@ read to within 10 %, and how far these are off (the truth by hooks on the networ
 an initialization of its own. Nothing is fitted. One JSON line per setting and seed.
 """
 
-import argparse
 import itertools
 import time
+from typing import Annotated
 
 import torch
-from common import at, descend, draw, keep, parts
-from torch import Tensor, nn
+from common import Row, at, command, descend, draw, keep, parts, read_in_training, variance_errors
+from torch import nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
 from seepage.attacks.exposure import batch_norm_leaks
 from seepage.attacks.exposure.batch_norm import MAX_VARIANCE_ERROR
-from seepage.base.nn import generator, in_mode
+from seepage.base.nn import generator, state_of
 
 NETS = {
     "convnet": Architecture("convnet", {"width": 16, "batch_norm": True}),
@@ -34,78 +34,47 @@ def train(model: nn.Module, batch: Batch, steps: int) -> None:
     descend(model.train(), torch.optim.Adam(model.parameters(), 1e-3), (at(batch, places) for places in drawn))
 
 
-def true_variances(model: nn.Module, inputs: Tensor, names: set[str]) -> dict[str, Tensor]:
-    """By a hook on each norm: the biased variance of what it reads, over batch and places."""
-    found: dict[str, Tensor] = {}
-
-    def hook(name: str) -> object:
-        def keep_variance(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            found[name] = given[0].detach().double().transpose(0, 1).flatten(1).var(1, correction=0)
-
-        return keep_variance
-
-    handles = [m.register_forward_pre_hook(hook(name)) for name, m in model.named_modules() if name in names]
-    with torch.no_grad(), in_mode(model, training=True):
-        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        model(inputs)
-        for name, buffer in model.named_buffers():
-            buffer.copy_(before[name])
-    for handle in handles:
-        handle.remove()
-    return found
-
-
 def case(data: str, model: nn.Module, test: Batch, net: str, steps: int, mode: str, n: int, seed: int) -> None:
     private = draw(test, n, seed)
     seen = record(model, private, client=FedSGD(mode=mode))  # type: ignore[arg-type]
     started = time.process_time()
     leaks = batch_norm_leaks(seen[0], seen.knowledge)
     seconds = time.process_time() - started
-    truth = true_variances(model, private.inputs, {leak.norm for leak in leaks})
-    errors, read = [], 0
-    for leak in leaks:
-        read += leak.read
-        if leak.mode == "train":
-            said = leak.variance.isfinite() & (leak.variance > 0) & (leak.error < MAX_VARIANCE_ERROR)
-            errors.append(((leak.variance - truth[leak.norm]).abs() / truth[leak.norm])[said])
+    truth = read_in_training(model, [leak.norm for leak in leaks], private.inputs, *state_of(model))
+    errors = [variance_errors(leak, truth[leak.norm]) for leak in leaks if leak.mode == "train"]
+    read, channels = sum(leak.read for leak in leaks), sum(len(leak.variance) for leak in leaks)
     off = torch.cat(errors) if errors else torch.zeros(0)
-    row = {
-        "net": net,
-        "steps": steps,
-        "mode": mode,
-        "n": n,
-        "norms": len(leaks),
+    row: Row = {"net": net, "steps": steps, "mode": mode, "n": n, "norms": len(leaks), "seed": seed, "data": data}
+    row |= {
         "mode_right": sum(leak.mode == mode for leak in leaks),
         "mode_wrong": sum(leak.mode not in (mode, "unclear") for leak in leaks),
-        "channels": sum(len(leak.variance) for leak in leaks),
+        "channels": channels,
         "read": read,
-        "share": round(read / sum(len(leak.variance) for leak in leaks), 4),
+        "share": round(read / channels, 4),
         "median_error": round(off.median().item(), 5) if len(off) else None,
         "wrong": int((off > MAX_VARIANCE_ERROR).sum()),
         "cpu_s": round(seconds, 3),
-        "seed": seed,
-        "data": data,
     }
     keep("matching/batch-norm", f"{net}, {steps} steps, {mode}, batch {n}", "share", row)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="../shared/data/cifar10.npz")
-    parser.add_argument("--nets", nargs="+", default=list(NETS), choices=list(NETS))
-    parser.add_argument("--steps", type=int, nargs="+", default=[0, 100])
-    parser.add_argument("--batch", type=int, nargs="+", default=[2, 8, 32])
-    parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
+def main(
+    *,
+    data: str = "../shared/data/cifar10.npz",
+    nets: Annotated[tuple[str, ...], NETS] = tuple(NETS),
+    steps: tuple[int, ...] = (0, 100),
+    batch: tuple[int, ...] = (2, 8, 32),
+    seeds: int = 3,
+) -> None:
     torch.set_num_threads(1)
-    train_set, test = parts(options.data)
-    name = options.data.rsplit("/", 1)[-1]
-    for net, steps, seed in itertools.product(options.nets, options.steps, range(options.seeds)):
+    train_set, test = parts(data)
+    name = data.rsplit("/", 1)[-1]
+    for net, before, seed in itertools.product(nets, steps, range(seeds)):
         model = build(NETS[net], tuple(test.inputs.shape[1:]), 10, seed=seed)
-        train(model, train_set, steps)
-        for mode, n in itertools.product(("train", "eval"), options.batch):
-            case(name, model, test, net, steps, mode, n, seed)
+        train(model, train_set, before)
+        for mode, n in itertools.product(("train", "eval"), batch):
+            case(name, model, test, net, before, mode, n, seed)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

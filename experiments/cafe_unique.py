@@ -6,13 +6,12 @@ One gradient of all three samples (N = K = 3, equation 10) is met by other data 
 replaced by others with the same sum of gradients. The three gradients of pairs (K = 2, equation 14) are not.
 """
 
-import argparse
 from dataclasses import dataclass
 from itertools import combinations
 
 import torch
 from cafe_parties import prepare, rounded
-from common import Row, keep
+from common import Row, command, keep
 from torch import Tensor
 
 from seepage.attacks.cafe import Cafe
@@ -87,23 +86,21 @@ def example(seed: int) -> tuple[IndexedVictim, Undesired]:
     return victim, undesired(data.inputs, torch.eye(2)[data.labels], weight, bias, 0.2)
 
 
-def run(args: argparse.Namespace) -> None:
+def main(*, seeds: int = 3) -> None:
     """A row for each seed: misfits of the other solution, and what CAFE makes of the three pairs."""
-    for seed in range(args.seeds):
+    for seed in range(seeds):
         victim, other = example(seed)
         found = Cafe()(victim.transcript(), seed=0)
-        pairs = [misfit(victim, other, pair) for pair in PAIRS]
+        pairs = [rounded(misfit(victim, other, pair)) for pair in PAIRS]
         row: Row = {"seed": seed, "samples": 3, "one_gradient": rounded(misfit(victim, other, (0, 1, 2)))}
-        row |= {"pairs": [rounded(one) for one in pairs], "apart": rounded(_apart(other.inputs, victim.data.inputs))}
-        row |= {"cafe_apart": rounded(_apart(found.inputs, victim.data.inputs)), "data": "breast_cancer"}
-        keep("cafe/unique", "three samples, pairs", "largest_pair", row | {"largest_pair": rounded(max(pairs))})
+        row |= {"pairs": pairs, "largest_pair": max(pairs), "apart": _apart(other.inputs, victim.data.inputs)}
+        row |= {"cafe_apart": _apart(found.inputs, victim.data.inputs), "data": "breast_cancer"}
+        keep("cafe/unique", "three samples, pairs", "largest_pair", row)
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max())
+    return rounded(float((a - b).abs().max()))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    run(parser.parse_args())
+    command(main)

@@ -3,7 +3,6 @@ r"""LoRA as `peft` trains and saves it: two adapter files around one step, read 
 python experiments/captured_adapters.py --data ../shared/data/cifar10.npz
 """
 
-import argparse
 import sys
 import tempfile
 from itertools import product
@@ -12,7 +11,7 @@ from pathlib import Path
 import peft
 import torch
 import torch.nn.functional as F
-from common import Clock, Row, clocked, draw, keep, measure, parts
+from common import Clock, Row, clocked, command, draw, keep, measure, parts
 from torch import nn
 
 from seepage import ATTACKS, Architecture, open_transcript
@@ -78,29 +77,22 @@ def attacked(batch: Batch, target: str, name: str, folder: Path, use: str) -> Ro
     return {**row, "certified_examples": int(found.certified.sum()) if sure and found.certified is not None else 0}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--n", type=int, nargs="+", default=[1, 4, 8])
-    parser.add_argument("--batches", type=int, default=3)
-    parser.add_argument("--first", type=int, default=7000, help="first seed")
-    arguments = parser.parse_args()
+def main(*, data: str, n: tuple[int, ...] = (1, 4, 8), batches: int = 3, first: int = 7000) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
-    test = parts(arguments.data)[1]
-    seeds = range(arguments.first, arguments.first + arguments.batches)
-    for (what, target), name, n, seed in product(TARGETS.items(), OPTIMIZERS, arguments.n, seeds):
-        batch = draw(test, n, seed)
+    test = parts(data)[1]
+    for (what, target), name, size, seed in product(TARGETS.items(), OPTIMIZERS, n, range(first, first + batches)):
+        batch = draw(test, size, seed)
         with tempfile.TemporaryDirectory() as folder:
             saved_steps(test, batch, target, name, Path(folder))
             for use in ("lora", "linear"):
-                facts = {"what": what, "optimizer": name, "n": n, "seed": seed, "attack": use, "rank": RANK}
+                facts = {"what": what, "optimizer": name, "n": size, "seed": seed, "attack": use, "rank": RANK}
                 try:
                     row = attacked(batch, target, name, Path(folder), use)
                 except Inapplicable as refused:
                     row = {"certified_examples": 0, "refused": str(refused)}
-                facts |= {"data": Path(arguments.data).stem, "lr": OPTIMIZERS[name][1]}
-                keep("captured/peft", f"{what}, {name}, n {n}, {use}", "certified_examples", {**row, **facts})
+                facts |= {"data": Path(data).stem, "lr": OPTIMIZERS[name][1]}
+                keep("captured/peft", f"{what}, {name}, n {size}, {use}", "certified_examples", {**row, **facts})
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

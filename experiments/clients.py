@@ -6,7 +6,6 @@ seconds by the clock and of processors, and the memory of the largest process. W
 by tests/clients.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -14,9 +13,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from common import command, keep
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
@@ -25,7 +25,6 @@ from tests.clients.made import Client  # noqa: E402
 from tests.clients.upstream import CLIENTS  # noqa: E402
 
 from seepage.audit.row import Row  # noqa: E402
-from seepage.papers.records import keep_measured  # noqa: E402
 
 LIMIT = 900
 """Seconds after which a run is stopped: half as much again as it is given."""
@@ -69,8 +68,8 @@ def measure(client: Client, source: Path) -> None:
             facts |= outcome(json.loads((home / "run" / "result.json").read_text("utf-8")))
     facts |= {"cpu_seconds": round(spent.ru_utime + spent.ru_stime, 1), "peak_mib": spent.ru_maxrss // 1024}
     facts |= {"revision": revision(source), "options": options(client), "shown": last[0] if last else None}
-    command = f"python experiments/clients.py {client.name}"
-    keep_measured("captured/clients", client.name, "seconds", round(seconds, 1), command=command, **facts)
+    facts |= {"seconds": round(seconds, 1), "command": f"python experiments/clients.py {client.name}"}
+    keep("captured/clients", client.name, "seconds", facts)
 
 
 def revision(source: Path) -> str:
@@ -91,11 +90,15 @@ def outcome(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def main(
+    names: tuple[str, ...] = (),
+    *,
+    source: Annotated[Path, "folder of another version of the package"] = ROOT / "src",
+) -> None:
+    for client in CLIENTS:
+        if not names or client.name in names:
+            measure(client, source.resolve())
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("names", nargs="*", help="clients; default: all")
-    parser.add_argument("--source", type=Path, default=ROOT / "src", help="folder of another version of the package")
-    given = parser.parse_args()
-    for one in CLIENTS:
-        if not given.names or one.name in given.names:
-            measure(one, given.source.resolve())
+    command(main)

@@ -1,13 +1,17 @@
-"""What the studies share: images of a file, a trained network, scores, clocks, and one way to keep a number."""
+"""What the studies share: the command line, images of a file, training, scores, clocks, and how a number is kept."""
 
+import argparse
 import hashlib
+import inspect
+import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -17,10 +21,11 @@ from torch import Tensor, nn
 import seepage.federation.data
 from seepage.api import record
 from seepage.attacks import Attack
-from seepage.base.nn import frozen_randomness, generator
-from seepage.federation.models import fc2
+from seepage.attacks.exposure import BatchNormLeak
+from seepage.attacks.exposure.batch_norm import MAX_VARIANCE_ERROR
+from seepage.base.nn import captured_calls, forward, generator, in_mode
 from seepage.federation.transcript.simulated import OneRound
-from seepage.federation.types import Batch, Reconstruction, Transcript
+from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
 from seepage.measure.metrics import align_guess
 from seepage.measure.metrics.image import correlation, is_image, psnr, ssim
 from seepage.papers.records import RESULTS, keep_measured, read_file
@@ -32,6 +37,38 @@ HELD_BACK = 256
 
 TRAIN_SHARE = 0.68
 """Of a file that brings no test part: the share that networks are trained on."""
+
+
+def command(main: Callable[..., None]) -> None:
+    """Run a study as the command line says: the parameters of its function are the options.
+
+    A parameter in front of `*` is a word in its place, one behind it an option. A tuple takes several values;
+    `Annotated[X, NAMES]` takes only these, and a text there is the help.
+    """
+    parser = argparse.ArgumentParser(
+        description=sys.modules[main.__module__].__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    hints = get_type_hints(main, include_extras=True)
+    for name, parameter in inspect.signature(main).parameters.items():
+        given = hints[name]
+        kind, *notes = get_args(given) if get_origin(given) is Annotated else (given,)
+        some = [one for one in get_args(kind) if one is not NoneType]
+        how: dict[str, Any] = {"help": next((note for note in notes if isinstance(note, str)), None)}
+        how["choices"] = next((tuple(note) for note in notes if not isinstance(note, str)), None)
+        lacking = parameter.default is parameter.empty
+        if get_origin(kind) is tuple:
+            how |= {"nargs": "+" if lacking or parameter.kind is parameter.KEYWORD_ONLY else "*", "type": some[0]}
+        elif kind is bool:
+            how = {"action": "store_true", "help": how["help"]}
+        elif get_origin(kind) is Literal:
+            how |= {"choices": some}
+        else:
+            how |= {"type": some[0] if some else kind}
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            parser.add_argument(f"--{name.replace('_', '-')}", required=lacking, **how)
+        else:
+            parser.add_argument(name, **how)
+    main(**{name: value for name, value in vars(parser.parse_args()).items() if value is not None and value != []})
 
 
 def parts(path: str, size: int | None = None) -> tuple[Batch, Batch]:
@@ -46,7 +83,7 @@ def parts(path: str, size: int | None = None) -> tuple[Batch, Batch]:
     return Batch(both[0].inputs, both[0].labels), Batch(both[1].inputs, both[1].labels)
 
 
-def at(data: Batch, places: Tensor) -> Batch:
+def at(data: Batch, places: Tensor | slice) -> Batch:
     """The examples at these places."""
     return Batch(data.inputs[places], data.labels[places])
 
@@ -61,10 +98,10 @@ def draw(test: Batch, n: int, seed: int) -> Batch:
     return at(test, chosen)
 
 
-def development(test: Batch, n: int, seed: int) -> Batch:
-    """A batch for tuning."""
-    chosen = torch.randperm(min(HELD_BACK, len(test)), generator=generator(seed, "development"))[:n]
-    return at(test, chosen)
+def focal(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Focal loss with gamma 2 (Lin et al., ICCV 2017, equation 4): the mean of (1 - p)^2 times the cross-entropy."""
+    each = F.cross_entropy(outputs, targets, reduction="none")
+    return ((1 - torch.exp(-each)) ** 2 * each).mean()
 
 
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
@@ -81,6 +118,13 @@ def draws(train: Batch, steps: int, size: int, order: torch.Generator) -> Iterat
         yield at(train, torch.randint(len(train), (size,), generator=order))
 
 
+def trained(model: nn.Module, train: Batch, steps: int, seed: int) -> nn.Module:
+    """The model after so many steps of SGD as the default audit trains: rate 0.02, momentum 0.9, batches of 32."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
+    descend(model.train(), optimizer, draws(train, steps, 32, generator(seed, "train")))
+    return model.eval()
+
+
 def descend_once(key: str, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
     """Train in place, or read the weights where a network of this key was trained before."""
     cache = Path(tempfile.gettempdir()) / f"seepage-{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt"
@@ -89,25 +133,6 @@ def descend_once(key: str, model: nn.Module, optimizer: torch.optim.Optimizer, b
         return
     descend(model, optimizer, batches)
     torch.save(model.state_dict(), cache)
-
-
-def fit(model: nn.Module, train: Batch, *, epochs: int, size: int, seed: int, key: str) -> None:
-    """Epochs of Adam at 0.001, in place."""
-    order = generator(seed, "train")
-    batches = (
-        at(train, part) for _ in range(epochs) for part in torch.randperm(len(train), generator=order).split(size)
-    )
-    descend_once(key, model, torch.optim.Adam(model.parameters(), 1e-3), batches)
-
-
-def trained_fc2(path: str, *, hidden: int, epochs: int, seed: int = 0) -> tuple[nn.Module, Batch]:
-    """The Cocktail Party Attack's FC-2, trained as its paper says (Adam at 0.001, batches of 128), and test images."""
-    train, test = parts(path)
-    classes = int(max(train.labels.max(), test.labels.max())) + 1
-    with frozen_randomness(seed):
-        model = fc2(tuple(train.inputs.shape[1:]), classes, hidden=hidden)
-    fit(model, train, epochs=epochs, size=128, seed=seed, key=f"fc2/{Path(path).name}/{hidden}/{epochs}/{seed}")
-    return model, test
 
 
 @dataclass
@@ -166,6 +191,22 @@ def attacked_of(attack: Attack, transcript: Transcript, batch: Batch) -> Row:
     return {**measure(found, batch), **seconds, "attack": repr(attack), "notes": list(found.notes)}
 
 
+def read_in_training(
+    model: nn.Module, names: Sequence[str], inputs: Tensor, params: Tensors, buffers: Tensors
+) -> dict[str, Tensor]:
+    """What these layers read in a pass in train mode, which leaves the model as it was."""
+    with torch.no_grad(), in_mode(model, training=True), captured_calls(model, names) as calls:
+        forward(model, params, inputs, buffers=dict(buffers) or None)
+    return {name: call.input.detach() for name, (call, *_) in calls.items()}
+
+
+def variance_errors(leak: BatchNormLeak, read: Tensor) -> Tensor:
+    """Relative errors of the variances that are said to be read off, against those of what the batch norm read."""
+    said = leak.variance.isfinite() & (leak.variance > 0) & (leak.error < MAX_VARIANCE_ERROR)
+    own = read.double().transpose(0, 1).flatten(1).var(1, correction=0)
+    return ((leak.variance - own).abs() / own)[said]
+
+
 def flat_square(images: Tensor) -> Tensor:
     """Each image's mean color, everywhere: what is known without any attack."""
     return images.mean((2, 3), keepdim=True).expand_as(images).contiguous()
@@ -178,7 +219,7 @@ def kept(study: str) -> set[tuple[str, str]]:
 
 
 def keep(study: str, name: str, metric: str, row: Mapping[str, Any]) -> None:
-    """Keep a row of a study: its metric is the record's number, seed and data have places of their own."""
+    """Keep a row of a study: its metric is the record's number; seed, data and interval have places of their own."""
     rest = dict(row)
     value, seed, data = rest.pop(metric, None), rest.pop("seed", None), rest.pop("data", "")
-    keep_measured(study, name, metric, value, seed=seed, data=data, **rest)
+    keep_measured(study, name, metric, value, seed=seed, data=data, interval=rest.pop("interval", None), **rest)

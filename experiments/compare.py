@@ -1,4 +1,4 @@
-"""The rows that are stored beside the recipe `compare/standard`, from a finished run of it.
+"""The rows that are stored beside the recipe `compare/standard`, from a finished run of it, and their page's table.
 
     seepage audit compare/standard --jobs 1 --no-pictures --out runs/standard
     seepage audit compare/standard --attack peer_packages:BreachingModern --no-pictures --out runs/modern
@@ -8,17 +8,19 @@
 that do not apply are left out, and so is what an attack notes of its own run.
 """
 
-import argparse
 import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from common import command
+from page_parts import Lines, Part, table
+
 from seepage.audit.folder import read_result
 from seepage.audit.recipe.files import BUILT_IN
 from seepage.audit.row import Row
-from seepage.base.storage import write_whole
+from seepage.base.storage import read_json, write_whole
 
 STORED = BUILT_IN / "compare" / "standard.json"
 NAMES = {
@@ -27,26 +29,14 @@ NAMES = {
 }
 """What rows of `experiments/peer_packages.py` are called."""
 KEPT = {
-    "case",
-    "attack",
-    "options",
-    "status",
-    "outcome",
-    "examples",
-    "side_information",
-    "returned",
-    "space",
-    "scores",
-    "certified",
-    "cost",
-}
+    "case", "attack", "options", "status", "outcome", "examples", "side_information", "returned", "space", "scores",
+    "certified", "cost",
+}  # fmt: skip
 
 
-def main() -> None:
-    """Read the run, write the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", type=Path, nargs="+", help="finished runs of compare/standard")
-    results = [read_result(run) for run in parser.parse_args().runs]
+def main(runs: tuple[Path, ...]) -> None:
+    """Read the finished runs, write the rows."""
+    results = [read_result(run) for run in runs]
     order = [case.name for case in results[0].cases]
     latest = {(row.case, row.attack): row for result in results for row in result.rows}
     rows = [row for row in latest.values() if row.gave_result and row.scored]
@@ -63,5 +53,36 @@ def _kept(row: Row) -> dict[str, Any]:
     return record | {"attack": NAMES.get(row.attack, row.attack)}
 
 
+def standard() -> Lines:
+    """A line for each attack, a column for each victim: recovered of all examples, and the median PSNR."""
+    rows = [Row.model_validate(row) for row in read_json(STORED)["rows"]]
+    cases = list(dict.fromkeys(row.case for row in rows))
+    attacks = list(dict.fromkeys(row.attack for row in rows))
+    found = {(row.attack, row.case): row for row in rows}
+    body = [[f"`{name}`", *(_words(found.get((name, case))) for case in cases)] for name in attacks]
+    seconds = [[case.replace("_size", ""), *_cost(case, rows)] for case in cases]
+    return [
+        *table(["attack", *(case.replace("_size", "") for case in cases)], body),
+        "",
+        *table(["victim", "examples", "dearest attack", "CPU s of its batches"], seconds),
+    ]
+
+
+def _words(row: Row | None) -> str:
+    if row is None:
+        return ""
+    median = row.median("psnr")
+    return f"{row.count('recovered')}/{row.examples}" + ("" if median is None else f", {median:.1f} dB")
+
+
+def _cost(case: str, rows: list[Row]) -> list[str]:
+    own = [row for row in rows if row.case == case]
+    dear = max(own, key=lambda row: row.cost.cpu_seconds or 0.0)
+    return [str(dear.examples), f"`{dear.attack}`", f"{dear.cost.cpu_seconds or 0.0:.0f}"]
+
+
+PARTS = {"standard": Part("howto/compare-an-attack.md", standard)}
+
+
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -11,18 +11,18 @@ never told; `--clip` clips the norm of the gradient before, with `torch.nn.utils
 weight decay of the optimizer.
 """
 
-import argparse
 from pathlib import Path
+from typing import Annotated, Literal
 
+import common
 import torch
 import torch.nn.functional as F
-from common import Row, at, attacked, attacked_of, descend, draw, draws, flat_square, keep, parts
+from common import Row, at, attacked, attacked_of, command, draw, flat_square, keep, parts
 from torch import nn
 
 from seepage import observe
 from seepage.attacks import GaussNewton, Inapplicable
 from seepage.attacks.exposure import infer_weight_decay
-from seepage.base.nn import generator
 from seepage.base.registry import Spec
 from seepage.federation.clients import FedSGD
 from seepage.federation.models import build
@@ -33,13 +33,6 @@ from seepage.measure.metrics.image import psnr
 def few_classes(batch: Batch, classes: int) -> Batch:
     """The examples of the first so many classes."""
     return at(batch, batch.labels < classes)
-
-
-def trained(model: nn.Module, train: Batch, steps: int, seed: int) -> nn.Module:
-    """The model after so many steps of SGD as the default audit trains: rate 0.02, momentum 0.9, batches of 32."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
-    descend(model.train(), optimizer, draws(train, steps, 32, generator(seed, "train")))
-    return model.eval()
 
 
 def two_checkpoints(
@@ -63,55 +56,52 @@ def two_checkpoints(
     return observe(model, update, shape, batch_size=len(batch.labels), lr=lr, client=client)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="a file of images, or the name of a packaged set")
-    parser.add_argument("--classes", type=int, default=0, help="keep so many classes; 0: all")
-    parser.add_argument("--model", default="convnet")
-    parser.add_argument("--options", default="", help="options of the model: width=16,activation=gelu")
-    parser.add_argument("--batch", type=int, nargs="+", default=[8])
-    parser.add_argument("--trained", type=int, default=0, help="SGD steps before the round")
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--mode", choices=("train", "eval"), default="train", help="how the client runs batch norm")
-    parser.add_argument("--checkpoints", type=float, metavar="LR", help="the update is two checkpoints in float32")
-    parser.add_argument("--clip", type=float, help="the client clips the norm of its gradient, which nobody is known")
-    parser.add_argument("--decay", type=float, default=0.0, help="the client's weight decay, which nobody is known")
-    parser.add_argument("--untold", action="store_true", help="the labels are not known")
-    parser.add_argument("--out", default="exact")
-    args = parser.parse_args()
+def main(
+    *,
+    data: Annotated[str, "a file of images, or the name of a packaged set"],
+    classes: Annotated[int, "keep so many classes; 0: all"] = 0,
+    model: str = "convnet",
+    options: Annotated[str, "of the model: width=16,activation=gelu"] = "",
+    batch: tuple[int, ...] = (8,),
+    trained: Annotated[int, "SGD steps before the round"] = 0,
+    first_seed: int = 0,
+    seeds: int = 5,
+    steps: int = 40,
+    layers: int = 1,
+    mode: Annotated[Literal["train", "eval"], "how the client runs batch norm"] = "train",
+    checkpoints: Annotated[float | None, "the update is two checkpoints in float32, of this rate"] = None,
+    clip: Annotated[float | None, "the client clips the norm of its gradient, which nobody is known"] = None,
+    decay: Annotated[float, "the client's weight decay, which nobody is known"] = 0.0,
+    untold: Annotated[bool, "the labels are not known"] = False,
+    out: str = "exact",
+) -> None:
     torch.set_num_threads(1)
-
-    train, test = parts(args.data)
-    classes = args.classes or int(max(train.labels.max(), test.labels.max())) + 1
+    train, test = parts(data)
+    classes = classes or int(max(train.labels.max(), test.labels.max())) + 1
     train, test = few_classes(train, classes), few_classes(test, classes)
-    known = set() if args.untold else {"labels"}
-    options = dict(pair.split("=") for pair in args.options.split(",") if pair)
-    for seed in range(args.first_seed, args.first_seed + args.seeds):
-        given = {name: int(value) if value.isdigit() else value for name, value in options.items()}
-        model = build(Spec(args.model, given), tuple(train.inputs.shape[1:]), classes, seed=seed)
-        model = trained(model, train, args.trained, seed)
-        for n in args.batch:
-            batch = draw(test, n, seed)
-            row: Row = {"data": Path(args.data).stem, "seed": seed, "model": args.model, "options": args.options}
-            row |= {"classes": classes, "batch": n, "trained": args.trained, "labels": len(batch.labels.unique())}
-            row |= {"mean_color_psnr": float(psnr(flat_square(batch.inputs), batch.inputs).mean())}
+    known = set() if untold else {"labels"}
+    given = dict(pair.split("=") for pair in options.split(",") if pair)
+    spec = Spec(model, {name: int(value) if value.isdigit() else value for name, value in given.items()})
+    for seed in range(first_seed, first_seed + seeds):
+        network = build(spec, tuple(train.inputs.shape[1:]), classes, seed=seed)
+        network = common.trained(network, train, trained, seed)
+        for n in batch:
+            private = draw(test, n, seed)
+            row: Row = {"data": Path(data).stem, "seed": seed, "model": model, "options": options}
+            row |= {"classes": classes, "batch": n, "trained": trained, "labels": len(private.labels.unique())}
+            row |= {"mean_color_psnr": float(psnr(flat_square(private.inputs), private.inputs).mean())}
             try:
-                attack, client = GaussNewton(steps=args.steps, layers=args.layers), FedSGD(mode=args.mode)
-                if args.checkpoints is None:
-                    row |= attacked(attack, model, batch, known=known, client=client)
+                attack, client = GaussNewton(steps=steps, layers=layers), FedSGD(mode=mode)
+                if checkpoints is None:
+                    row |= attacked(attack, network, private, known=known, client=client)
                 else:
-                    row |= {"lr": args.checkpoints, "clip": args.clip, "decay": args.decay}
-                    made = two_checkpoints(model, batch, client, args.checkpoints, args.clip, args.decay)
-                    row |= attacked_of(attack, made, batch)
+                    row |= {"lr": checkpoints, "clip": clip, "decay": decay}
+                    made = two_checkpoints(network, private, client, checkpoints, clip, decay)
+                    row |= attacked_of(attack, made, private)
             except Inapplicable as refused:
                 row |= {"refused": str(refused), "exact": 0.0}
-            shown = ("classes", "batch", "seed", "psnr", "exact", "certified", "cpu_s", "refused")
-            print({key: row[key] for key in shown if key in row}, flush=True)
-            keep(f"convolutions/{args.out}", f"{args.model}, batch {n}, {args.trained} steps", "exact", row)
+            keep(f"convolutions/{out}", f"{model}, batch {n}, {trained} steps", "exact", row)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -6,11 +6,10 @@ Adds one record for each network to results/convolutions/counted.jsonl. Nothing 
 drawn, images made up, so the counts are those of networks before training.
 """
 
-import argparse
 import time
 
 import torch
-from common import Row, keep
+from common import Row, command, keep
 
 from seepage.api import record
 from seepage.attacks.exposure import equation_count
@@ -22,14 +21,11 @@ NETWORKS = ("width=4", "width=8", "width=16", "width=32", "width=32,activation=l
 SHAPE, CLASSES = (3, 32, 32), 100
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    args = parser.parse_args()
+def main(*, seeds: int = 3) -> None:
     torch.set_num_threads(1)
     for options in NETWORKS:
         given = dict(pair.split("=") for pair in options.split(","))
-        for seed in range(args.seeds):
+        for seed in range(seeds):
             spec = Spec("convnet", {name: int(value) if value.isdigit() else value for name, value in given.items()})
             batch = Batch(torch.rand((1, *SHAPE), generator=torch.Generator().manual_seed(seed)), torch.tensor([0]))
             seen = record(build(spec, SHAPE, CLASSES, seed=seed), batch)
@@ -39,9 +35,8 @@ def main() -> None:
             row |= {"shared": found.shared, "unknowns": found.unknowns, "rank": found.rank}
             row |= {"ended_by": found.ended_by, "cpu_s": round(time.process_time() - start, 2)}
             row["largest_batch"] = found.largest_batch
-            print(row, flush=True)
             keep("convolutions/counted", f"convnet, {options}", "largest_batch", row)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -15,15 +15,15 @@ relative error of the examples that the solution calls known. The truth is the m
 precision. `lone` asks how many examples have units for themselves (results/head/lone.jsonl).
 """
 
-import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from common import at, descend_once, draws, parts
+from common import Row, at, command, descend_once, draws, keep, parts
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
@@ -32,7 +32,6 @@ from seepage.attacks.reading.head import HeadFeatures, head_features, lone_slope
 from seepage.errors import Inapplicable
 from seepage.federation.models import convnet
 from seepage.federation.types import Batch, Update
-from seepage.papers.records import keep_measured
 
 DEVELOPMENT = 300
 TRAINING = {
@@ -144,96 +143,75 @@ def alone(model: nn.Module, batch: Batch) -> dict[str, Any]:
     }
 
 
-def kept_alone(data: str, facts: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    examples = len(results) * facts["n"]
-    keep_measured(
-        "head/lone",
-        ", ".join(str(fact) for fact in facts.values()),
-        "found",
-        sum(result["right"] for result in results) / examples,
-        data=Path(data).stem,
-        **facts,
-        batches=len(results),
-        wrong=sum(result["wrong"] for result in results),
-        all_labels=sum(result["counts"] for result in results),
-        median_error=sorted(result["error"] for result in results if result["error"] is not None)[len(results) // 2]
-        if all(result["error"] is not None for result in results)
-        else None,
-        cpu_s=max(result["cpu_s"] for result in results),
-    )
+def lone_row(results: list[Row], n: int) -> Row:
+    """What all batches of a setting say together of units of one example alone."""
+    errors = sorted(result["error"] for result in results if result["error"] is not None)
+    return {
+        "found": sum(result["right"] for result in results) / (len(results) * n),
+        "wrong": sum(result["wrong"] for result in results),
+        "all_labels": sum(result["counts"] for result in results),
+        "median_error": errors[len(results) // 2] if len(errors) == len(results) else None,
+        "cpu_s": max(result["cpu_s"] for result in results),
+    }
 
 
-def settings(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    if arguments.networks == "variants":
-        yield from ((name, {"state": state, **how}) for name, how in VARIANTS.items() for state in arguments.states)
-    else:
-        yield from (("ReLU", {"state": state}) for state in arguments.states)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--n", type=int, nargs="+", default=[1, 4, 8])
-    parser.add_argument("--networks", choices=["relu", "variants", "lone"], default="relu")
-    parser.add_argument("--states", nargs="+", choices=list(TRAINING), default=list(TRAINING))
-    parser.add_argument("--batches", type=int, default=5)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    train, test = (spread(part, arguments.classes) for part in parts(arguments.data))
-    for name, how in settings(arguments):
-        state, known, dtype = how["state"], how.get("known", True), how.get("dtype")
-        made = {key: how[key] for key in ("activation", "bias") if key in how}
-        for n in arguments.n:
-            for distinct in (False,) if arguments.networks == "lone" else (True, False):
-                results: list[dict[str, Any] | None] = []
-                for number in range(arguments.batches):
-                    seed = FIRST_SEED + number
-                    first = FIRST_SEED if TRAINING[state][0] <= 100 else 0
-                    model = network(train, arguments.classes, state, first + number % NETWORKS, **made)
-                    batch = drawn(test, n, seed, distinct=distinct)
-                    if arguments.networks == "lone":
-                        results.append(alone(model, batch))
-                    else:
-                        results.append(one(model, batch, known=known, dtype=dtype))
-                labels = "distinct" if distinct else "as drawn"
-                facts = {"features": name, "classes": arguments.classes, "state": state, "n": n, "labels": labels}
-                if arguments.networks == "lone":
-                    kept_alone(arguments.data, facts, [result for result in results if result is not None])
-                else:
-                    kept(arguments.data, facts, results)
-
-
-def kept(data: str, facts: dict[str, Any], results: list[dict[str, Any] | None]) -> None:
-    """Keep what all batches of a setting say together."""
+def row_of(results: list[Row | None], n: int) -> Row:
+    """What all batches of a setting say together."""
     there = [result for result in results if result is not None]
-    row = ", ".join(str(fact) for fact in facts.values())
     if not there:
-        keep_measured(
-            "head/features", row, "error", None, data=Path(data).stem, **facts, batches=len(results), solved=0
-        )
-        return
+        return {"error": None, "solved": 0}
     known = torch.cat([result["known"] for result in there])
     relative, standard = (torch.cat([result[key] for result in there]) for key in ("relative", "standard"))
-    keep_measured(
-        "head/features",
-        row,
-        "error",
-        float(relative[known].max()) if known.any() else None,
-        data=Path(data).stem,
-        **facts,
-        batches=len(results),
-        solved=len(there),
-        known=int(known.sum()),
-        examples=len(results) * facts["n"],
-        median_error=float(relative.median()),
-        false_known=int((relative[known] > 1e-2).sum()),
-        largest_error_in_noise=float(standard[known].max()) if known.any() else None,
-        median_error_in_noise=float(standard[known].median()) if known.any() else None,
-        undoubted_batches=sum(result["doubt"] is None for result in there),
-        cpu_s=max(result["cpu_s"] for result in there),
-    )
+    return {
+        "error": float(relative[known].max()) if known.any() else None,
+        "solved": len(there),
+        "known": int(known.sum()),
+        "examples": len(results) * n,
+        "median_error": float(relative.median()),
+        "false_known": int((relative[known] > 1e-2).sum()),
+        "largest_error_in_noise": float(standard[known].max()) if known.any() else None,
+        "median_error_in_noise": float(standard[known].median()) if known.any() else None,
+        "undoubted_batches": sum(result["doubt"] is None for result in there),
+        "cpu_s": max(result["cpu_s"] for result in there),
+    }
+
+
+def settings(networks: str, states: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    if networks == "variants":
+        yield from ((name, {"state": state, **how}) for name, how in VARIANTS.items() for state in states)
+    else:
+        yield from (("ReLU", {"state": state}) for state in states)
+
+
+def main(
+    *,
+    data: str,
+    classes: int = 10,
+    n: tuple[int, ...] = (1, 4, 8),
+    networks: Literal["relu", "variants", "lone"] = "relu",
+    states: Annotated[tuple[str, ...], TRAINING] = tuple(TRAINING),
+    batches: int = 5,
+) -> None:
+    torch.set_num_threads(1)
+    train, test = (spread(part, classes) for part in parts(data))
+    lone = networks == "lone"
+    for (name, how), size in product(settings(networks, states), n):
+        state, known, dtype = how["state"], how.get("known", True), how.get("dtype")
+        made = {key: how[key] for key in ("activation", "bias") if key in how}
+        first = FIRST_SEED if TRAINING[state][0] <= 100 else 0
+        for distinct in (False,) if lone else (True, False):
+            results: list[Row | None] = []
+            for number in range(batches):
+                model = network(train, classes, state, first + number % NETWORKS, **made)
+                batch = drawn(test, size, FIRST_SEED + number, distinct=distinct)
+                results.append(alone(model, batch) if lone else one(model, batch, known=known, dtype=dtype))
+            labels = "distinct" if distinct else "as drawn"
+            facts = {"features": name, "classes": classes, "state": state, "n": size, "labels": labels}
+            row = lone_row([result for result in results if result], size) if lone else row_of(results, size)
+            row |= {**facts, "batches": len(results), "data": Path(data).stem}
+            words = ", ".join(str(fact) for fact in facts.values())
+            keep(f"head/{'lone' if lone else 'features'}", words, "found" if lone else "error", row)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -3,17 +3,15 @@
 python experiments/inferring.py            a record for each network and number of steps; two minutes of one core
 """
 
-import argparse
 from collections import Counter
 
 import torch
-from common import descend, draws
+from common import Row, command, descend, draws, keep
 from torch import nn
 
 from seepage import Architecture, FedAvg, build, data, record
 from seepage.attacks.exposure import UpdateAnalysis
 from seepage.attacks.exposure.inference import infer_size, infer_steps
-from seepage.papers.records import keep_measured
 
 SIZES, RATES, STEPS, LOCAL = (1, 4, 8, 16), (0.01, 0.1), (1, 2, 5, 20), 8
 
@@ -25,14 +23,12 @@ def trained(model: nn.Module, album: data.Dataset, steps: int) -> nn.Module:
     return model
 
 
-def main() -> None:
+def main(*, models: tuple[str, ...] = ("fc2", "mlp3", "convnet")) -> None:
     """Keep what was found, by network, training and true number of steps."""
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--models", nargs="*", default=["fc2", "mlp3", "convnet"])
     album = data.load("album")
     shape, classes = album.input_shape, len(album.classes)
     print(f"album, {classes} classes; batches of {SIZES} at rates {RATES}, local batches of {LOCAL}")
-    for use in asked.parse_args().models:
+    for use in models:
         for before in (0, 100):
             model = trained(build(Architecture(use), shape, classes), album, before)
             for k in STEPS:
@@ -47,20 +43,10 @@ def main() -> None:
                     steps[str(found.steps) if found is not None and known else "not inferred"] += 1
                     size, _ = infer_size(UpdateAnalysis(seen))
                     right["right" if size == min(n, LOCAL * k) else "not inferred" if size is None else "wrong"] += 1
-                keep_measured(
-                    "captured/inferring",
-                    f"{use}, trained {before}, {k} local",
-                    "right_batch_sizes",
-                    float(right["right"]),
-                    seed=0,
-                    data="album",
-                    network=use,
-                    trained_steps=before,
-                    local_steps=k,
-                    found_steps=dict(steps),
-                    sizes=dict(right),
-                )
+                row: Row = {"network": use, "trained_steps": before, "local_steps": k, "found_steps": dict(steps)}
+                row |= {"sizes": dict(right), "right_batch_sizes": float(right["right"]), "seed": 0, "data": "album"}
+                keep("captured/inferring", f"{use}, trained {before}, {k} local", "right_batch_sizes", row)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -18,15 +18,15 @@ whose last batch norm hides the inputs (Wang et al., INFOCOM 2024), sees the mea
 each client's labels. Beside it, what the bias count reads from the honest model's mean, client by client unknown.
 """
 
-import argparse
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from common import command, keep
 from fishing import PresetOutputs, disaggregated
 from torch import Tensor, nn
 
@@ -37,7 +37,6 @@ from seepage.base.nn import generator, last_linear
 from seepage.federation.types import Update
 from seepage.measure.metrics.interval import bootstrap_interval
 from seepage.measure.metrics.labels import label_accuracy
-from seepage.papers.records import keep_measured
 
 RULES = ("sign", "minimum", "count", "count_row", "bias", "rlg", "ilrg")
 SIZES = (1, 4, 8, 16, 32, 64, 128)
@@ -117,41 +116,37 @@ def fished(model: nn.Module, classes: int, batches: list[Batch]) -> list[float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="digits")
-    parser.add_argument("--batches", type=int, default=20)
-    parser.add_argument("--train", type=int, default=0)
-    parser.add_argument("--classes", type=int)
-    parser.add_argument("--rules", nargs="+", choices=[*RULES, "chance"], default=[*RULES, "chance"])
-    parser.add_argument("--fishing", type=int, help="clients of one round of a dishonest server")
-    options = parser.parse_args()
-    data = seepage.federation.data.load(options.data, split=0.8)
-    classes = options.classes or len(data.classes)
-    architecture = Architecture("convnet", {"width": 16, "batch_norm": True})
-    model = build(architecture, data.input_shape, classes)
-    accuracy = trained(model, data, options.train) if options.train else None
+def main(
+    *,
+    data: str = "digits",
+    batches: int = 20,
+    train: int = 0,
+    classes: int | None = None,
+    rules: Annotated[tuple[str, ...], (*RULES, "chance")] = (*RULES, "chance"),
+    fishing: Annotated[int | None, "clients of one round of a dishonest server"] = None,
+) -> None:
+    drawn = seepage.federation.data.load(data, split=0.8)
+    count, architecture = classes or len(drawn.classes), Architecture("convnet", {"width": 16, "batch_norm": True})
+    model = build(architecture, drawn.input_shape, count)
+    accuracy = trained(model, drawn, train) if train else None
     for size in SIZES:
-        batches = []
-        for number in range(options.fishing or options.batches):
+        made = []
+        for number in range(fishing or batches):
             draw = generator(number, "batch", size)
-            batch = data.batch(data.private[torch.randint(len(data.private), (size,), generator=draw)])
-            if options.classes:
+            batch = drawn.batch(drawn.private[torch.randint(len(drawn.private), (size,), generator=draw)])
+            if classes:
                 batch = replace(batch, labels=torch.randint(classes, (size,), generator=draw))
-            batches.append(batch)
-        facts = {"classes": classes, "train_steps": options.train, "model": str(architecture)}
-        facts |= {"train_accuracy": accuracy and round(accuracy, 3), "batch": size, "batches": len(batches)}
-        study = "matching/labels"
-        if options.fishing:
-            study, rows = "matching/fishing", {"preset": summary(torch.tensor(fished(model, classes, batches)))}
+            made.append(batch)
+        facts = {"classes": count, "train_steps": train, "model": str(architecture)}
+        facts |= {"train_accuracy": accuracy and round(accuracy, 3), "batch": size, "batches": len(made)}
+        study, rows = "matching/fishing", {}
+        if fishing:
+            rows = {"preset": summary(torch.tensor(fished(model, count, made)))}
         else:
-            rows = measure(model, batches, classes, options.rules)
+            study, rows = "matching/labels", measure(model, made, count, rules)
         for rule, row in rows.items():
-            ends, value = row.pop("interval", None), row.pop("accuracy")
-            rest = {**facts, "rule": rule, **row}
-            name = f"{rule}, batch {size}"
-            keep_measured(study, name, "accuracy", value, interval=ends, data=Path(options.data).stem, **rest)
+            keep(study, f"{rule}, batch {size}", "accuracy", {**facts, "rule": rule, **row, "data": Path(data).stem})
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

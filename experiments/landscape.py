@@ -11,14 +11,14 @@ own. One JSON line per network and batch.
 data set or size of a batch is held out, and says how often the threshold is wrong.
 """
 
-import argparse
 import itertools
 import time
 from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from common import flat_square, keep
+from common import at, command, flat_square, keep
 from torch import nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
@@ -65,34 +65,31 @@ def train(model: nn.Module, batch: Batch, epochs: int) -> float:
     return right / len(inputs)
 
 
-def case(options: argparse.Namespace, net: str, activation: str, mode: str, epochs: int, number: int) -> None:
+def case(
+    images: Batch, learned: Batch, classes: int, data: str, size: int, steps: int, draws: int,
+    *, net: str, activation: str, mode: str, epochs: int, number: int,
+) -> None:  # fmt: skip
     used = NETS[net]
     if net not in PUBLIC:
         used = Architecture(used.use, {**used.options, "activation": activation})
-    model = build(used, (3, 32, 32), options.classes, seed=number)
-    accuracy = train(model, options.learned, epochs)
-    chosen = slice(number * options.size, (number + 1) * options.size)
-    private = Batch(options.private.inputs[chosen], options.private.labels[chosen])
+    model = build(used, (3, 32, 32), classes, seed=number)
+    accuracy = train(model, learned, epochs)
+    chosen = slice(number * size, (number + 1) * size)
+    private = at(images, chosen)
     seen = record(model, private, client=FedSGD(mode=mode), known={"labels"})
     problem = Problem.of(seen[0], seen.knowledge, Cosine(), None)
     started = time.process_time()
-    probe = landscape(problem, private.inputs, private.labels, noises=NOISES, draws=options.draws)
+    probe = landscape(problem, private.inputs, private.labels, noises=NOISES, draws=draws)
     seconds = time.process_time() - started
-    found = inverting_gradients(steps=options.steps, tv=2.5e-4)(seen, seed=0).inputs.clamp(0, 1)
+    found = inverting_gradients(steps=steps, tv=2.5e-4)(seen, seed=0).inputs.clamp(0, 1)
     attacked = time.process_time() - started - seconds
-    if options.size > 1:  # an attack returns its guesses in an order of its own
+    if size > 1:  # an attack returns its guesses in an order of its own
         found = align_guess(Reconstruction(found), private, (0.0, 1.0)).guesses
     flat = flat_square(private.inputs)
-    row = {
-        "steps": options.steps,
-        "net": net,
-        "activation": activation,
-        "mode": mode,
-        "epochs": epochs,
-        "accuracy": round(accuracy, 3),
-        "size": options.size,
-        "batch": number,
-        "calibration": options.data == "photos" and options.size == 1 and net in CALIBRATION,
+    row: dict[str, Any] = {"steps": steps, "net": net, "activation": activation, "mode": mode, "epochs": epochs}
+    row |= {"accuracy": round(accuracy, 3), "size": size, "batch": number, "seed": number, "data": Path(data).stem}
+    row |= {"calibration": data == "photos" and size == 1 and net in CALIBRATION}
+    row |= {
         "cosine": dict(zip(map(str, NOISES), [round(mean, 4) for mean in probe.means], strict=True)),
         "cosine_interval": [[round(end, 4) for end in ends] for ends in probe.intervals()],
         "from_gray": round(from_gray(problem, private), 4),
@@ -102,11 +99,9 @@ def case(options: argparse.Namespace, net: str, activation: str, mode: str, epoc
         "psnr": round(psnr(found, private.inputs).mean().item(), 2),
         "flat_ssim": round(ssim(flat, private.inputs).mean().item(), 4),
         "flat_psnr": round(psnr(flat, private.inputs).mean().item(), 2),
-        "seed": number,
-        "data": Path(options.data).stem,
     }
-    size = "" if options.size == 1 else f", batch {options.size}"
-    keep("matching/landscape", f"{net}, {activation}, {mode}, {epochs} epochs, {row['data']}{size}", "psnr", row)
+    several = "" if size == 1 else f", batch {size}"
+    keep("matching/landscape", f"{net}, {activation}, {mode}, {epochs} epochs, {row['data']}{several}", "psnr", row)
 
 
 def from_gray(problem: Problem, private: Batch) -> float:
@@ -117,31 +112,28 @@ def from_gray(problem: Problem, private: Batch) -> float:
     ).item()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="photos")
-    parser.add_argument("--size", type=int, default=1, help="images of a batch")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--batches", type=int, default=4)
-    parser.add_argument("--draws", type=int, default=6)
-    parser.add_argument("--epochs", type=int, nargs="+", default=[0, 5])
-    parser.add_argument("--nets", nargs="+", default=list(CALIBRATION), choices=list(NETS))
-    options = parser.parse_args()
+def main(
+    *,
+    data: str = "photos",
+    size: Annotated[int, "images of a batch"] = 1,
+    steps: int = 500,
+    batches: int = 4,
+    draws: int = 6,
+    epochs: tuple[int, ...] = (0, 5),
+    nets: Annotated[tuple[str, ...], NETS] = CALIBRATION,
+) -> None:
     torch.set_num_threads(1)
-    data = load(options.data, size=32) if options.data == "photos" else load(options.data)
-    private = data.batch(data.private)
-    contrast = private.inputs.std((1, 2, 3)) >= 0.2  # on a nearly even tile the mean color is a good reconstruction
-    options.private = Batch(private.inputs[contrast], private.labels[contrast])
-    options.learned, options.classes = data.batch(data.train[:512]), len(data.classes)
-    grid = itertools.product(
-        options.nets, ("relu", "sigmoid"), ("train", "eval"), options.epochs, range(options.batches)
-    )
-    for net, activation, mode, epochs, number in grid:
+    found = load(data, size=32) if data == "photos" else load(data)
+    private = found.batch(found.private)
+    images = at(private, private.inputs.std((1, 2, 3)) >= 0.2)  # of an even tile the mean color is a good guess
+    given = (images, found.batch(found.train[:512]), len(found.classes), data, size, steps, draws)
+    grid = itertools.product(nets, ("relu", "sigmoid"), ("train", "eval"), epochs, range(batches))
+    for net, activation, mode, before, number in grid:
         if net in PUBLIC and (activation, mode) != ("relu", "eval"):
             continue
         if mode == "eval" or NETS[net].use == "resnet" or "batch_norm" in NETS[net].options:  # else both are one
-            case(options, net, activation, mode, epochs, number)
+            case(*given, net=net, activation=activation, mode=mode, epochs=before, number=number)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

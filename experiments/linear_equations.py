@@ -3,11 +3,11 @@ r"""Whole batches by linear equations: where exclusive neurons tell the patterns
 python experiments/linear_equations.py --data ../shared/data/cifar10.npz --n 4 8 16 --batches 3
 """
 
-import argparse
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Annotated
 
-from common import attacked, draw, keep, parts
+from common import attacked, command, draw, keep, parts
 from torch import nn
 
 from seepage import ATTACKS
@@ -28,45 +28,37 @@ def network(inputs: int, hidden: int, depth: int, classes: int, *, bias: bool) -
     return nn.Sequential(*steps, nn.Linear(hidden, classes, bias=bias))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--n", type=int, nargs="+", default=[4, 8, 16])
-    parser.add_argument("--hidden", type=int, nargs="+", default=[256])
-    parser.add_argument("--depth", type=int, nargs="+", default=[2], help="hidden layers")
-    parser.add_argument("--no-bias", action="store_true")
-    parser.add_argument("--batches", type=int, default=3)
-    parser.add_argument("--first", type=int, default=4000, help="first batch seed")
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=[*METHODS, "spear"])
-    arguments = parser.parse_args()
-    test, bias = parts(arguments.data)[1], not arguments.no_bias
-    seeds = range(arguments.first, arguments.first + arguments.batches)
-    for depth, hidden, n, seed in product(arguments.depth, arguments.hidden, arguments.n, seeds):
-        batch = draw(test, n, seed)
+def main(
+    *,
+    data: str,
+    n: tuple[int, ...] = (4, 8, 16),
+    hidden: tuple[int, ...] = (256,),
+    depth: Annotated[tuple[int, ...], "hidden layers"] = (2,),
+    no_bias: bool = False,
+    batches: int = 3,
+    first: Annotated[int, "first batch seed"] = 4000,
+    methods: Annotated[tuple[str, ...], (*METHODS, "spear")] = METHODS,
+) -> None:
+    test, bias = parts(data)[1], not no_bias
+    for layers, units, size, seed in product(depth, hidden, n, range(first, first + batches)):
+        batch = draw(test, size, seed)
         with frozen_randomness(seed):
-            model = network(batch.inputs[0].numel(), hidden, depth, 10, bias=bias)
-        layers = exclusivity(model, state_of(model)[0], batch)
+            model = network(batch.inputs[0].numel(), units, layers, 10, bias=bias)
+        found = exclusivity(model, state_of(model)[0], batch)
         # Pan et al.'s condition: two neurons in the last hidden layer, one in each before.
-        enough = [layer.counts >= (2 if layer is layers[-1] else 1) for layer in layers]
-        facts = {
-            "n": n,
-            "seed": seed,
-            "data": Path(arguments.data).stem,
-            "hidden": hidden,
-            "depth": depth,
-            "bias": bias,
-            "one_by_layer": [layer.having(1) for layer in layers],
-            "condition": int(sum(enough[1:], start=enough[0].long()).eq(depth).sum()),
-        }
-        name = f"{depth} x {hidden}{'' if bias else ', no bias'}, n {n}"
-        for method in arguments.methods:
+        enough = [layer.counts >= (2 if layer is found[-1] else 1) for layer in found]
+        facts = {"n": size, "seed": seed, "data": Path(data).stem, "hidden": units, "depth": layers, "bias": bias}
+        facts |= {"one_by_layer": [layer.having(1) for layer in found]}
+        facts |= {"condition": int(sum(enough[1:], start=enough[0].long()).eq(layers).sum())}
+        for method in methods:
             try:
                 row = attacked(ATTACKS[method](), model, batch)
             except Inapplicable as refused:
                 row = {"exact": 0.0, "refused": refused.reason}
-            row["examples_exact"] = round(n * float(row["exact"]))
+            row["examples_exact"] = round(size * float(row["exact"]))
+            name = f"{layers} x {units}{'' if bias else ', no bias'}, n {size}"
             keep("closed/linear-equations", name, "examples_exact", {**facts, "method": method, **row})
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -4,18 +4,17 @@ python experiments/linear_rows.py ways --data ../shared/data/cifar10.npz
 python experiments/linear_rows.py nulls --data ../shared/data/cifar10.npz --networks 300
 """
 
-import argparse
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from common import Clock, Row, clocked, draw, keep, measure, parts
+from common import Clock, Row, clocked, command, draw, focal, keep, measure, parts
 from torch import Tensor, nn
 
 from seepage import ATTACKS, Architecture, build, observe
@@ -33,12 +32,6 @@ SHARES = (0.5, 1.0, 1.5, 2.0)
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:
     weights = torch.tensor(SHARES).repeat(-(-logits.shape[1] // len(SHARES)))[: logits.shape[1]]
     return F.cross_entropy(logits, labels, weight=weights)
-
-
-def focal(logits: Tensor, labels: Tensor) -> Tensor:
-    """Lin et al. 2017 with gamma = 2: the mean of (1 - p)^2 times the cross-entropy."""
-    each = F.cross_entropy(logits, labels, reduction="none")
-    return ((1 - torch.exp(-each)) ** 2 * each).mean()
 
 
 def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
@@ -158,17 +151,16 @@ def judged(found: Reconstruction, batch: Batch) -> Row:
     return row
 
 
-def ways(arguments: argparse.Namespace) -> None:
+def ways(data: str, test: Batch, sizes: Sequence[int], seeds: range) -> None:
     """Every way of training and saving on the same batches and networks."""
-    test = parts(arguments.data)[1]
     rates = [(name, lr) for name, way in WAYS.items() for lr in way.rates]
-    for (name, lr), n, seed in product(rates, arguments.n, range(arguments.first, arguments.first + arguments.batches)):
+    for (name, lr), n, seed in product(rates, sizes, seeds):
         batch, shape = draw(test, n, seed), tuple(test.inputs.shape[1:])
         model = build(Architecture("fc2", {"hidden": HIDDEN}), shape, CLASSES, seed=seed)
         assert isinstance(model, nn.Sequential)
         before, after = trained(model, batch, WAYS[name], lr)
         own, rows = alone(model, batch, layers=4)
-        facts = {"way": name, "lr": lr, "n": n, "seed": seed, "data": Path(arguments.data).stem}
+        facts = {"way": name, "lr": lr, "n": n, "seed": seed, "data": data}
         facts |= {"owning_three_rows": own, "rows_alone": rows}
         try:
             found, cost = attacked(model, before, after, batch, lr)
@@ -217,14 +209,13 @@ def null_network(seed: int, images: Tensor) -> tuple[nn.Sequential, Batch, dict[
     return model, Batch(inputs, labels), {**facts, "scale": scale, "lr": lr, "one_label": alike}
 
 
-def nulls(arguments: argparse.Namespace) -> None:
+def nulls(data: str, images: Tensor, seeds: range) -> None:
     """Networks where no row comes from one example: what is certified there is false."""
-    images = parts(arguments.data)[1].inputs
     for name, way in WAYS.items():
         if way.frozen:
             continue
         certified, guesses, kinds = 0, 0, Counter[str]()
-        for seed in range(arguments.first, arguments.first + arguments.networks):
+        for seed in seeds:
             model, batch, facts = null_network(seed, images)
             try:
                 found, _ = attacked(model, *trained(model, batch, way, facts["lr"]), batch, facts["lr"])
@@ -234,21 +225,25 @@ def nulls(arguments: argparse.Namespace) -> None:
             guesses += len(found)
             certified += 0 if found.certified is None else int(found.certified.sum())
         facts = {"way": name, "networks": sum(kinds.values()), "kinds": dict(kinds), "guesses": guesses}
-        facts |= {"data": Path(arguments.data).stem, "first_seed": arguments.first}
+        facts |= {"data": data, "first_seed": seeds.start}
         keep("closed/null-rows", name, "certified", {**facts, "certified": certified})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ways", "nulls"])
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--n", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--batches", type=int, default=3)
-    parser.add_argument("--networks", type=int, default=300)
-    parser.add_argument("--first", type=int, default=5000, help="first seed")
-    arguments = parser.parse_args()
-    (ways if arguments.what == "ways" else nulls)(arguments)
+def main(
+    what: Literal["ways", "nulls"],
+    *,
+    data: str,
+    n: tuple[int, ...] = (1, 2, 4, 8),
+    batches: int = 3,
+    networks: int = 300,
+    first: Annotated[int, "first seed"] = 5000,
+) -> None:
+    test, name = parts(data)[1], Path(data).stem
+    if what == "ways":
+        ways(name, test, n, range(first, first + batches))
+    else:
+        nulls(name, test.inputs, range(first, first + networks))
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -6,11 +6,11 @@ A small convolutional network, fresh, segments photographs into three levels of 
 attacker, or searched for along with the photograph.
 """
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from common import draw, flat_square, keep, measure, parts
+from common import command, draw, flat_square, keep, measure, parts
 from torch import Tensor, nn
 
 from seepage.api import attack, record
@@ -32,40 +32,36 @@ def segmenter(width: int) -> nn.Module:
     return nn.Sequential(first, nn.Sigmoid(), second, nn.Sigmoid(), nn.Conv2d(width, len(LEVELS) + 1, 1))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--size", type=int, default=8)
-    parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--images", type=int, default=2, help="of each seed")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments = parser.parse_args()
-    test = parts(arguments.data, arguments.size)[1]
-    for seed in arguments.seeds:
+def main(
+    *,
+    data: str,
+    size: int = 8,
+    width: int = 16,
+    steps: int = 60,
+    images: Annotated[int, "of each seed"] = 2,
+    seeds: tuple[int, ...] = (0, 1, 2),
+) -> None:
+    test = parts(data, size)[1]
+    for seed in seeds:
         with frozen_randomness(seed):
-            model = segmenter(arguments.width)
-        for place in range(arguments.images):
-            images = draw(test, 1, 7000 + 100 * seed + place).inputs
-            batch = Batch(images, levels(images))
+            model = segmenter(width)
+        for place in range(images):
+            photograph = draw(test, 1, 7000 + 100 * seed + place).inputs
+            batch = Batch(photograph, levels(photograph))
             for known in (True, False):
                 seen = record(model, batch, known=["labels"] if known else [])
-                options = {"steps": arguments.steps, "line_search": True, "labels": "given" if known else "joint"}
+                options = {"steps": steps, "line_search": True, "labels": "given" if known else "joint"}
                 found = attack(seen, "dlg", seed=seed, options=options)
                 right = float((found.labels == batch.labels).double().mean()) if found.labels is not None else None
                 facts = {
                     **measure(found, batch),
-                    "flat_psnr": float(psnr(flat_square(images), images).mean()),
+                    "flat_psnr": float(psnr(flat_square(photograph), photograph).mean()),
                     "pixels_right": right,
                     "commonest": float(batch.labels.flatten().bincount().max() / batch.labels.numel()),
-                    "size": arguments.size,
-                    "width": arguments.width,
-                    "steps": arguments.steps,
-                    "seed": seed,
-                    "data": Path(arguments.data).stem,
                 }
+                facts |= {"size": size, "width": width, "steps": steps, "seed": seed, "data": Path(data).stem}
                 keep("matching/maps", f"maps {'known' if known else 'searched for'}; image {place}", "psnr", facts)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -12,7 +12,6 @@ results/networks/search.jsonl, as `runs.py` makes them.
 """
 
 import json
-import sys
 import time
 import tomllib
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import command, read_in_training, variance_errors
 from head import compared
 from runs import data_of, keep_run, repeatable
 from torch import Tensor
@@ -30,7 +30,6 @@ from seepage.attacks.exposure.batch_norm import MAX_VARIANCE_ERROR
 from seepage.attacks.reading.activations import InnerActivations, inner_activations
 from seepage.attacks.reading.head import HeadFeatures, head_features
 from seepage.attacks.search.labels import Auto
-from seepage.base.nn import captured_calls, forward, in_mode
 from seepage.base.storage import read_tensors
 from seepage.errors import Inapplicable
 from seepage.federation.transcript.recorded import open_transcript
@@ -84,10 +83,7 @@ def one_round(observed: Round, knowledge: Knowledge, private: Batch) -> dict[str
     names = [found.head for found in (features,) if isinstance(found, HeadFeatures)]
     names += [found.layer for found in (inner,) if isinstance(found, InnerActivations)]
     names += [leak.norm for leak in leaks if not isinstance(leak, str)]
-    model, params = knowledge.model, observed.params
-    with torch.no_grad(), in_mode(model, training=True), captured_calls(model, names) as calls:
-        forward(model, params, private.inputs, buffers=dict(observed.buffers) or None)
-    truth = {name: call.input for name, (call, *_) in calls.items()}
+    truth = read_in_training(knowledge.model, names, private.inputs, observed.params, observed.buffers)
     row: dict[str, Any] = read_labels(labels, private.labels)
     row |= counted("features", features, *_sides(features, truth), private.labels)
     row |= counted("activations", inner, *_sides(inner, truth), private.labels)
@@ -96,10 +92,9 @@ def one_round(observed: Round, knowledge: Knowledge, private: Batch) -> dict[str
     for leak in () if isinstance(leaks, str) else leaks:
         row["channels"] += len(leak.variance)
         if leak.mode == "train":
-            said = leak.variance.isfinite() & (leak.variance > 0) & (leak.error < MAX_VARIANCE_ERROR)
-            own = truth[leak.norm].double().transpose(0, 1).flatten(1).var(1, correction=0)
-            row["variances"] += int(said.sum())
-            row["variances_wrong"] += int(((leak.variance - own).abs() > MAX_VARIANCE_ERROR * own)[said].sum())
+            errors = variance_errors(leak, truth[leak.norm])
+            row["variances"] += len(errors)
+            row["variances_wrong"] += int((errors > MAX_VARIANCE_ERROR).sum())
     refused = {"features": features, "activations": inner, "variances": leaks}
     row["refused"] = {name: found for name, found in refused.items() if isinstance(found, str)}
     return {**row, "solving_s": seconds}
@@ -161,9 +156,9 @@ def _score(rows: list[dict[str, Any]], name: str) -> int:
     return sum(round(row["scores"][name]["mean"] * row["scores"][name]["n"]) for row in rows)
 
 
-def main(folders: list[Path]) -> None:
+def main(runs: tuple[Path, ...]) -> None:
     torch.set_num_threads(1)
-    for folder in folders:
+    for folder in runs:
         search = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))["name"].endswith("search")
         study = "networks/search" if search else "networks/rates"
         command = repeatable(json.loads((folder / "env.json").read_text("utf-8"))["command"])
@@ -172,4 +167,4 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(word) for word in sys.argv[1:]])
+    command(main)

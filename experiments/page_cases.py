@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from functools import cache
 from statistics import mean, median
 
+import torch
 from page_parts import Row, span
 
 from seepage.base.schema import Share
+from seepage.measure.metrics.interval import bootstrap_interval
 from seepage.papers import find_item
 
 __all__ = ["mean", "median", "span"]
@@ -70,6 +72,22 @@ def cafe_method(row: Row, designs: Row) -> str:
         return "published, single loop" if "single_loop" in row["attack"] else "published, nested loops"
     steps = re.search(r"\bsteps=\((\d+)", row["attack"])
     return f"`cafe`, {designs[row['design']]}, {steps[1] if steps else '?'} steps of step III"
+
+
+def cut_steps(row: Row) -> int | None:
+    """Steps of the methods of CPA's tables that are cut short of what was published."""
+    if "steps" in row:
+        return int(row["steps"])
+    asked = re.search(r"\bsteps=(\d+)", row.get("attack", ""))
+    searched = row["method"].startswith(("published", "matching", "all", "-"))
+    return int(asked[1]) if asked and searched else None
+
+
+def mean_with_ends(rows: Sequence[Row], key: str) -> str:
+    """Mean over batches with its 95 % bootstrap interval."""
+    values = torch.tensor([row[key] for row in rows], dtype=torch.float64)
+    found = bootstrap_interval(values, torch.arange(len(values)))
+    return f"{float(values.mean()):.4f}" + (f" ({found[0]:.4f} to {found[1]:.4f})" if found else "")
 
 
 def restarted(attack: str) -> str:

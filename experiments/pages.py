@@ -9,17 +9,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import compare
 import pages_architectures
 import pages_by_hand
-import pages_compare
-import pages_cpa
 import pages_landscape
 import tables
 from page_parts import Part
 
 PARTS: dict[str, Part] = {
     name: part
-    for made in (tables, pages_architectures, pages_by_hand, pages_compare, pages_cpa, pages_landscape)
+    for made in (tables, compare, pages_architectures, pages_by_hand, pages_landscape)
     for name, part in made.PARTS.items()
 }
 

@@ -12,23 +12,21 @@ at random and measured with 3,000 calls each; the value is the share of bounds a
 Clopper and Pearson, in results/prove/nulls.jsonl. Nothing was tuned on them.
 """
 
-import argparse
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from common import kept
+from common import command, keep, kept
 from torch import Tensor
 
 from seepage.base.schema import Share
 from seepage.measure.privacy.accounting import epsilon
 from seepage.measure.privacy.measured import MeasuredEpsilon, Measurement, Pair, measure_defense
-from seepage.papers.records import keep_measured
 
 DELTA, SECONDS = 1e-5, 20.0
 Tensors = Mapping[str, Tensor]
@@ -174,7 +172,7 @@ def opacus_step(seed: int) -> MeasuredEpsilon:
     return Measurement(delta=DELTA, stated=true, computed=true, unit="example", seconds=SECONDS).pairs(pairs)
 
 
-def measure_cases(cases: Iterator[Case], seeds: int, only: Sequence[str] | None) -> None:
+def measure_cases(cases: Iterator[Case], seeds: int, only: Sequence[str]) -> None:
     done = kept("prove/filters")
     for case in cases:
         for seed in range(seeds):
@@ -188,7 +186,7 @@ def measure_cases(cases: Iterator[Case], seeds: int, only: Sequence[str] | None)
             fit = {} if found.fit is None else {f"fit_{key}": value for key, value in found.table()["fit"].items()}
             facts |= {"false": case.false, "cpu_s": round(time.process_time() - clock, 1), **fit}
             facts["truth"] = "Infinity" if case.truth == math.inf else case.truth
-            keep_measured("prove/filters", case.name, "epsilon_low", found.low, seed=seed, **facts)
+            keep("prove/filters", case.name, "epsilon_low", {"epsilon_low": found.low, "seed": seed, **facts})
 
 
 def known(draw: np.random.Generator, law: str) -> tuple[Pair, float, int]:
@@ -231,31 +229,29 @@ def nulls(count: int) -> None:
                 fits += 1
                 fits_above += found.fit.epsilon[0] > truth
         rate = Share.count(above, number)
-        keep_measured(
-            "prove/nulls", f"{law}, without assumption", "share_above", rate.share, interval=rate.interval, seed=7,
-            nulls=number, above=above, median_share_of_truth=float(np.median(shares)),
-        )  # fmt: skip
+        row = {"share_above": rate.share, "interval": rate.interval, "seed": 7, "nulls": number, "above": above}
+        row |= {"median_share_of_truth": float(np.median(shares))}
+        keep("prove/nulls", f"{law}, without assumption", "share_above", row)
         if law == "gaussian":
             fit = Share.count(fits_above, fits)
-            keep_measured(
-                "prove/nulls", f"{law}, by Gaussian fit", "share_above", fit.share, interval=fit.interval, seed=7,
-                nulls=number, above=fits_above, plausible=fits,
-            )  # fmt: skip
+            row = {"share_above": fit.share, "interval": fit.interval, "seed": 7, "nulls": number}
+            row |= {"above": fits_above, "plausible": fits}
+            keep("prove/nulls", f"{law}, by Gaussian fit", "share_above", row)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["functions", "frameworks", "nulls"])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", help="names of cases")
-    parser.add_argument("--count", type=int, default=1000, help="Gaussian mechanisms, and others, for nulls")
-    given = parser.parse_args(arguments)
+def main(
+    what: Literal["functions", "frameworks", "nulls"],
+    *,
+    seeds: int = 3,
+    only: Annotated[tuple[str, ...], "names of cases"] = (),
+    count: Annotated[int, "Gaussian mechanisms, and others, for nulls"] = 1000,
+) -> None:
     warnings.simplefilter("ignore")  # Opacus warns of its ordinary random numbers
-    if given.what == "nulls":
-        nulls(given.count)
+    if what == "nulls":
+        nulls(count)
     else:
-        measure_cases(functions() if given.what == "functions" else frameworks(), given.seeds, given.only)
+        measure_cases(functions() if what == "functions" else frameworks(), seeds, only)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

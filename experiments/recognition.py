@@ -13,16 +13,15 @@ where another example stands for a guess; the limit of records is chosen and rep
 attacks made of updates behind defenses, on images that chose nothing. One row per set of results/recognition/.
 """
 
-import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from common import Row, keep
+from common import Row, command, keep
 from torch import Tensor
 
 from seepage import Architecture, attack, build, record
@@ -265,16 +264,12 @@ def rebuilt_study(folder: Path, batches: int = 12) -> None:
         keep("recognition/rebuilt", f"{name} {size} px, {words}", "agreement", {"data": name, "model": "fc2", **row})
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["images", "others", "rebuilt"])
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    given = parser.parse_args(arguments)
-    if given.what == "others":
+def main(what: Literal["images", "others", "rebuilt"], *, data: Path = Path("../shared/data")) -> None:
+    if what == "others":
         others_study()
     else:
-        (images_study if given.what == "images" else rebuilt_study)(given.data)
+        (images_study if what == "images" else rebuilt_study)(data)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,9 +1,9 @@
 """Turn finished audits into records: python experiments/runs.py STUDY RUN [RUN ...]
 
 One record per case and attack goes to results/STUDY.jsonl: the case, what was attacked and how, the scores with the
-guesses that need no attack beside them, and the command that made the run. Of a frontier it is one per defense and kind
-of attacker. Folders are cut from paths in the command, and so are options that change no number (`--out`, `--jobs`,
-`--quiet`).
+guesses that need no attack beside them, and the command that made the run; for a study of membership it is one per case
+and membership test, of a frontier one per defense and kind of attacker. Folders are cut from paths in the command, and
+so are options that change no number (`--out`, `--jobs`, `--quiet`).
 """
 
 import json
@@ -11,6 +11,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from seepage.audit.recipe.places import kind_of
 from seepage.audit.row import Row
@@ -25,7 +26,7 @@ ROW = (
     "ssim", "correlation", "gain_db", "mean_color_psnr", "mean_color_ssim", "grey_psnr", "label_accuracy",
     "steps", "evaluations", "objective", "objective_at_truth", "cpu_seconds", "options", "notes",
 )  # fmt: skip
-SILENT = {"--out": 2, "--jobs": 2, "--quiet": 1, "--json": 1}
+SILENT = {"--out": 2, "--jobs": 2, "--quiet": 1, "--json": 1, "--no-pictures": 1}
 """Options of the command that change no number, each with how many words it takes."""
 
 
@@ -60,26 +61,35 @@ def keep_run(study: str, folder: Path) -> None:
     recipe = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
     cases = {case["name"]: case for case in result["cases"]}
     tuned = {row["attack"]: {"tuned": row} for row in result.get("tuned", ())}
-    for written in result["rows"]:
-        known = Row.model_validate(written)
-        row = {**written, **known.numbers(), "outcome": known.phrase}
-        case = cases[row["case"]]
-        low, high = row.get("psnr_low"), row.get("psnr_high")
+
+    def kept(row: dict[str, Any], what: str, metric: str, *facts: dict[str, Any]) -> None:
+        case, low = cases[row["case"]], row.get(f"{metric}_low")
         keep_measured(
             study,
-            f"{row['attack']}, {row['case']}",
-            "psnr",
-            row.get("psnr"),
+            f"{row[what]}, {row['case']}",
+            metric,
+            row.get(metric),
             seed=recipe["seed"],
-            interval=None if low is None else (low, high),
+            interval=None if low is None else (low, row[f"{metric}_high"]),
             data=data_of(case["data"], recipe["data"]["use"]),
             command=repeatable(env["command"]),
             recipe=recipe["name"],
             case=row["case"],
             **{key: case.get(key) for key in CASE},
-            **{key: row.get(key) for key in ROW},
-            **tuned.get(row["attack"], {}),
+            **{key: fact for part in facts for key, fact in part.items()},
         )
+
+    members = study.startswith("membership/")
+    for test in result["membership"] if members else ():
+        found = {key: test[f"{who}_identified"] for key, who in (("named", "members"), ("false", "others"))}
+        shares = {key: one and one["hits"] / one["of"] for key, one in found.items()}
+        facts = ("test", "members", "others", "reason", "cpu_seconds")
+        kept(test, "test", "auc", shares, {key: test[key] for key in facts})
+    for written in () if members else result["rows"]:
+        known = Row.model_validate(written)
+        row = {**written, **known.numbers(), "outcome": known.phrase}
+        asked = (*ROW, *recipe.get("score", {}).get("metrics", ()))
+        kept(row, "attack", "psnr", {key: row.get(key) for key in asked}, tuned.get(row["attack"], {}))
 
 
 def keep_frontier(study: str, folder: Path) -> None:

@@ -6,14 +6,14 @@ One image in several: each photograph is trained towards one logit (its class in
 its brightness (1 value) or its mean color (3 values), or its class with another loss; all with a fresh FC-2.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 import torch
-import torch.nn.functional as F
-from common import draw, keep, measure, parts
+from common import Row, command, draw, keep, measure, parts
 from torch import Tensor
 
 from seepage.api import attack, record
@@ -29,12 +29,6 @@ from seepage.measure.metrics.labels import label_scores
 CLASSES = 10
 FEWEST = 8
 """Batches of `cocktail_party` for each seed are so many times fewer: it takes seconds where `linear` takes none."""
-
-
-def focal(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Focal loss with gamma 2 (Lin et al., ICCV 2017, equation 4)."""
-    each = F.cross_entropy(outputs, targets, reduction="none")
-    return ((1 - torch.exp(-each)) ** 2 * each).mean()
 
 
 def halves(batch: Batch) -> Tensor:
@@ -62,42 +56,36 @@ CASES: dict[str, Case] = {
         CLASSES,
         own_class,
     ),
-    "focal loss (one's own)": (FedSGD(loss="targets:focal"), CLASSES, own_class),
+    "focal loss (one's own)": (FedSGD(loss="common:focal"), CLASSES, own_class),
     "one logit": (FedSGD(loss="binary"), 1, halves),
     "squared error, 1 value": (FedSGD(loss="mse"), 1, brightness),
     "squared error, 3 values": (FedSGD(loss="mse"), 3, color),
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--n", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--batches", type=int, default=16, help="of each seed")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--method", nargs="+", default=["linear", "cocktail_party"])
-    arguments = parser.parse_args()
-    train, test = parts(arguments.data)
-    for name, (rule, outputs, target) in CASES.items():
+def main(
+    *,
+    data: str,
+    n: tuple[int, ...] = (1, 2, 4, 8),
+    batches: Annotated[int, "of each seed"] = 16,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    method: tuple[str, ...] = ("linear", "cocktail_party"),
+) -> None:
+    train, test = parts(data)
+    for (name, (rule, outputs, target)), use, size, seed in product(CASES.items(), method, n, seeds):
         units = Units.of(target(train)) if rule.loss == "mse" else None
-        for method in arguments.method:
-            for n in arguments.n:
-                for seed in arguments.seeds:
-                    count = arguments.batches if method == "linear" else max(1, arguments.batches // FEWEST)
-                    batches = [draw(test, n, 6000 + 100 * seed + place) for place in range(count)]
-                    scaled = [replace(one, labels=_labels(target(one), units)) for one in batches]
-                    facts = tried(rule, outputs, scaled, method, seed, units)
-                    where = {"seed": seed, "data": Path(arguments.data).stem}
-                    keep("closed/targets", f"{name}; {method}; n {n}", "exact", {**facts, **where})
+        count = batches if use == "linear" else max(1, batches // FEWEST)
+        drawn = [draw(test, size, 6000 + 100 * seed + place) for place in range(count)]
+        scaled = [replace(one, labels=_labels(target(one), units)) for one in drawn]
+        row = {**tried(rule, outputs, scaled, use, seed, units), "seed": seed, "data": Path(data).stem}
+        keep("closed/targets", f"{name}; {use}; n {size}", "exact", row)
 
 
 def _labels(labels: Tensor, units: Units | None) -> Tensor:
     return labels if units is None else units.scaled(labels)
 
 
-def tried(
-    rule: FedSGD, outputs: int, batches: list[Batch], method: str, seed: int, units: Units | None
-) -> dict[str, object]:
+def tried(rule: FedSGD, outputs: int, batches: list[Batch], method: str, seed: int, units: Units | None) -> Row:
     """The share of examples that came back exactly, over batches, and how many certificates were right and wrong."""
     exact = certified = wrong = 0
     errors, floors = [], []
@@ -133,4 +121,4 @@ def tried(
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,30 +1,15 @@
 """No attack ends in an exception on networks that people use; every pair is run by `experiments/architectures.py`."""
 
-import importlib.util
-import sys
 from itertools import cycle
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import script
 
 from seepage import ATTACKS
 
 ROOT = Path(__file__).parents[2]
-
-
-def study() -> ModuleType:
-    """`experiments/architectures.py`, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location("seepage_architectures", ROOT / "experiments" / "architectures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-STUDY = study()
+STUDY = script("architectures")
 OFTEN = ("ResNet-18", "MobileNetV3", "ConvNeXt-T", "ViT-B/16", "BERT", "LSTM", "TransformerEncoder")
 """Networks of the fast tier: one of each way in which something once broke."""
 DEALT = 6
@@ -90,4 +75,4 @@ def test_the_table_holds_every_attack_on_every_network() -> None:
     for row in rows:
         assert row.value == 0, row.row
         missing = {STUDY.LOOK, *ATTACKS} - set(row.facts["cases"])
-        assert not missing, f"run: python experiments/architectures.py --attack {' --attack '.join(sorted(missing))}"
+        assert not missing, f"run: python experiments/architectures.py --attack {' '.join(sorted(missing))}"

@@ -1,6 +1,7 @@
 """The pages that are made of records say what the records say."""
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -86,6 +87,14 @@ def tables_have_records(page: Path) -> None:
     lacking = without_record(page.read_text(encoding="utf-8"), commands_of_records())
     remedy = "make the rows, take the figures off the page, or mark the table: <!-- no measurement: WHY -->"
     assert not lacking, f"{lacking}: {remedy}"
+
+
+def test_a_page_with_a_command_of_a_finished_study_says_where_it_runs() -> None:
+    finished = tomllib.loads((ROOT / "experiments" / "finished.toml").read_text(encoding="utf-8"))
+    gone = re.compile(rf"python experiments/({'|'.join(map(re.escape, finished['commands']))})\b")
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        assert not gone.search(text) or f"`{finished['commit']}`" in text, f"{page}: {gone.search(text)}"
 
 
 def test_a_table_of_figures_without_a_record_is_found() -> None:

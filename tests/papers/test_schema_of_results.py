@@ -1,7 +1,11 @@
 """Every line of results/ is a record, and its command starts something that is there."""
 
 import json
+import re
 import shlex
+import shutil
+import subprocess
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -18,6 +22,7 @@ from seepage.papers.records import RECORD_SCHEMA, keep_measured, read_file
 
 ROOT = Path(__file__).parents[2]
 items = cache(list_items)
+FINISHED = tomllib.loads((ROOT / "experiments" / "finished.toml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.docs
@@ -47,13 +52,49 @@ def lines_are_records(path: Path) -> None:
 def check_command(command: str) -> None:
     words = [word for word in shlex.split(command) if "=" not in word.partition("-")[0]]
     if words[0] == "python":
-        assert (ROOT / words[1]).exists(), command
+        assert (ROOT / words[1]).exists() or is_finished(command), f"{command}: the tree has no {words[1]}"
     else:
         assert words[0] == "seepage", command
         assert words[1] in ("audit", "frontier", "reproduce"), command
         own = {"audit": "default", "frontier": "frontier"}.get(words[1], "")  # what it takes where none is named
         named = next((word for word in words[2:3] if not word.startswith("-")), own)
         assert named in {*list_recipes(), *items()} or (ROOT / named).is_file(), command
+
+
+def is_finished(command: str) -> bool:
+    """Whether it is of a study whose script, or subcommand, `finished.toml` says to be gone."""
+    return any(f"{command} ".startswith(f"python experiments/{one} ") for one in FINISHED["commands"])
+
+
+@pytest.mark.docs
+def test_a_finished_study_is_gone_and_its_commit_has_it() -> None:
+    for one, today in FINISHED["commands"].items():
+        script, _, part = one.partition(" ")
+        path = ROOT / "experiments" / script
+        assert not path.exists() or part, one
+        text = path.read_text("utf-8") if path.exists() else ""
+        known = re.search(r"def main\(\s*\w+: Literal\[(.*?)\]", text)
+        assert known is None or f'"{part}"' not in known[1], one
+        if today:
+            check_command(today)
+        if has_history():
+            assert git("cat-file", "-e", f"{FINISHED['commit']}:experiments/{script}").returncode == 0, script
+
+
+@pytest.mark.docs
+def test_a_study_that_code_names_is_there() -> None:
+    for file in sorted((ROOT / "src").rglob("*.py")) + sorted((ROOT / "src").rglob("*.toml")):
+        for name in re.findall(r"experiments/[\w/-]+\.(?:py|toml)", file.read_text(encoding="utf-8")):
+            assert (ROOT / name).is_file(), f"{file} names {name}"
+
+
+def has_history() -> bool:
+    """Whether this is a whole clone, and no archive or the last commit alone."""
+    return shutil.which("git") is not None and git("rev-parse", "--is-shallow-repository").stdout.strip() == "false"
+
+
+def git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_a_number_is_kept_with_its_command_and_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

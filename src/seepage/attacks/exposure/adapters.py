@@ -11,7 +11,7 @@ from seepage.attacks.base import ignore
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.base.adapters import AdaptedLayer, adapted_layers
 from seepage.base.algebra.lowrank import low_rank
-from seepage.base.nn import calls_in_pass
+from seepage.base.nn import as_inputs, calls_in_pass
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round, Transcript
 
@@ -83,7 +83,8 @@ def _positions(layers: list[AdaptedLayer], observed: Round, knowledge: Knowledge
     probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
     with torch.no_grad():
         names = [layer.name for layer in layers]
-        calls = calls_in_pass(knowledge.model, names, observed.params, probe, buffers=observed.buffers)
+        inputs = as_inputs(knowledge.model, probe)
+        calls = calls_in_pass(knowledge.model, names, observed.params, inputs, buffers=observed.buffers)
     return {
         name: sum(call.input.numel() // call.input.shape[-1] for call in calls[name]) for name in names if name in calls
     }

@@ -254,7 +254,7 @@ def fedleak(
     labels' gradient is not blended (eq. 9 would); L1 is a mean, as in the paper's own derivation; the activation
     penalty a mean per layer; phi has length 1e-3, for which no number is given; the best iterate is returned, not
     the last. Table 16 has its best result at lambda' 0.5, not at the stated 0.7. What each of these readings is
-    worth is measured by `experiments/fedleak_parts.py`.
+    worth is measured by `experiments/recipes/readings.toml`.
 
     Args:
         ratio: Share of the entries that are matched, 0 to 1: the largest.

@@ -20,7 +20,7 @@ ZERO_AT_FIRST_LOOK = 1e-2
 SEARCH_WIDTHS = (1.0, 1e-3)
 """First and last width of the reweighting, down to the count of entries that are not zero. A wider first one is nearly
 least squares, and starts from everywhere end at the same few columns. Swept on batches of seeds that nothing else
-scores (`experiments/spear_search.py`, results/closed/spear-search.jsonl): with a last width of 0.1 or 0.01 more starts
+scores (results/closed/spear-search.jsonl): with a last width of 0.1 or 0.01 more starts
 end at a column, but at no more different ones, and of two batches of photographs the attack certified nothing (with
 1e-3 all of one and 0.56 of the other)."""
 

@@ -72,7 +72,7 @@ class Spear(Attack):
         starts: Most starts of the fast mode.
         steps: Reweightings of each start. Of 15 to 240, on batches of seeds that nothing else scores, 30 and 60 found
             most per second and 60 more different columns; 120 certified 0.89 and 0.61 of two batches of photographs,
-            60 all and 0.56 in half the time (`experiments/spear_search.py`).
+            60 all and 0.56 in half the time (`results/closed/spear-search.jsonl`).
         least: Least share of zeros, among units that any example reaches, at which a direction is a candidate.
 
     Example:

@@ -52,7 +52,7 @@ class Sparsify(Defense):
 SMALL_ENTRY_WEIGHT = 0.03
 """Weight of entries that are known to be small. First chosen of 0, 0.03, 0.1 and 0.3, on digits that were not noted: 0
 left L-BFGS on squared distances astray (12 dB, 38 dB with 0.03, pruned to a tenth), more cost signed Adam on cosines 15
-dB and over. On three digits that nothing else scores (`experiments/faint.py`, results/defenses/faint.jsonl) 0.1 and 0.3
+dB and over. On three digits that nothing else scores (results/defenses/faint.jsonl) 0.1 and 0.3
 are worse again, 0 leaves nothing astray, and 0.01 is better than 0.03 by up to 19 dB, all three being exact there. So
 what 0.03 recovers is no luck of the digits it was chosen on, and it is not the best there is."""
 
