@@ -203,12 +203,12 @@ def test_a_move_goes_along_the_slope_and_into_the_same_tensors() -> None:
         dummy = [torch.randn(tensor.shape, generator=draw) for tensor in it.params.values()]
         value, v = _by_autograd(distance, dict(zip(it.params, dummy, strict=True)), it.target)
         mover = Mover(it)
-        first, second = mover(dummy, 1e-2), mover(dummy, 2e-2)
-        assert all(a is b for a, b in zip(first.weights.values(), second.weights.values(), strict=True))
-        assert second.value == pytest.approx(value.item(), rel=1e-5)
-        assert second.step == pytest.approx(2 * first.step)
-        for (name, moved), slope in zip(second.weights.items(), v, strict=True):
-            torch.testing.assert_close(moved, it.params[name] + second.step * slope, rtol=1e-5, atol=1e-7)
+        (_, short, before), (own_value, step, weights) = mover(dummy, 1e-2), mover(dummy, 2e-2)
+        assert all(a is b for a, b in zip(before.values(), weights.values(), strict=True))
+        assert own_value == pytest.approx(value.item(), rel=1e-5)
+        assert step == pytest.approx(2 * short)
+        for (name, moved), slope in zip(weights.items(), v, strict=True):
+            torch.testing.assert_close(moved, it.params[name] + step * slope, rtol=1e-5, atol=1e-7)
 
 
 def test_a_tensor_without_chosen_entries_has_no_slope() -> None:

@@ -66,15 +66,15 @@ def paired(found: Tensor, truth: Tensor) -> tuple[list[int], Tensor]:
 
 def test_a_gradient_is_taken_apart_into_what_was_read_and_what_came_back() -> None:
     use, read, slopes, gradient = planted(4)
-    found = deconvolve(use, gradient, 4)
-    order, off = paired(found.read, read)
+    found_read, found_slopes = deconvolve(use, gradient, 4)
+    order, off = paired(found_read, read)
     assert sorted(order) == [0, 1, 2, 3]
     assert float(off.max()) < 1e-8
-    back, off = paired(found.slopes, slopes)
+    back, off = paired(found_slopes, slopes)
     assert back == order
     assert float(off.max()) < 1e-8
     # One positive factor per example, inverse to one another: the gradient is theirs.
-    again = gradient_of(use.weight.double(), found.read, found.slopes)
+    again = gradient_of(use.weight.double(), found_read, found_slopes)
     assert float((again - gradient).norm() / gradient.norm()) < 1e-5
 
 

@@ -313,11 +313,11 @@ def test_what_batch_norm_adds_to_an_update_is_measured_on_public_batches() -> No
     parts = [Batch(public.inputs[i : i + n], public.labels[i : i + n]) for i in range(0, 80, n)]
     updates = torch.stack([gradients.entries_of(record(small_resnet(), part)[0]) for part in parts])
     missed = updates - rows.reshape(20, n, -1).mean(1)
-    assert torch.allclose(found.mean, updates.mean(0), atol=1e-6)
+    assert torch.allclose(found[0], updates.mean(0), atol=1e-6)
     start = 0
     for places in gradients.chosen.values():
         own = missed[:, start : start + len(places)].var(0).mean()
-        assert torch.allclose(found.variance[start : start + len(places)], n * own, rtol=1e-4)
+        assert torch.allclose(found[1][start : start + len(places)], n * own, rtol=1e-4)
         start += len(places)
     whole = record(small_resnet(), some(n, 1), client=FedSGD(mode="eval"))
     other = ExampleGradients.at(whole.knowledge, whole[0], public, entries=50, seed=0)

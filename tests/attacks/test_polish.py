@@ -139,5 +139,5 @@ def test_conjugate_gradients_and_factors_against_numpys_solve() -> None:
 
 def test_the_fuller_the_layer_the_slower_the_schedule() -> None:
     assert len(stages_for(0.3)) < len(stages_for(0.7)) < len(stages_for(0.95))
-    spreads = [stage.spread for stage in stages_for(0.3)]
+    spreads = [spread for spread, _ in stages_for(0.3)]
     assert spreads == sorted(spreads, reverse=True)

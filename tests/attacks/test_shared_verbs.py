@@ -8,12 +8,13 @@ from torch import nn
 from seepage import Architecture, Batch, build, record
 from seepage.attacks.base import Checkpoint, Silent, run_resumable
 from seepage.attacks.cpa.ica import zero_share
-from seepage.attacks.network import ZERO, AttackedRound, NetworkCut, best_labels, vouch
+from seepage.attacks.network import AttackedRound, NetworkCut, best_labels, vouch
 from seepage.attacks.reading.equations import Known
 from seepage.attacks.rgap.chain import Chain, activation_of
 from seepage.base.algebra.rows import first_of_each, groups, same_rows
 from seepage.base.checkpoint import Resumable
 from seepage.base.nn import state_of
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.federation.types import Round, Update
 
 
@@ -109,7 +110,7 @@ def test_a_case_runs_at_weights_of_its_own_in_float64() -> None:
 
 @pytest.mark.parametrize(("share", "zero"), [(0.5, True), (2.0, False)])
 def test_one_threshold_says_what_is_zero_behind_a_relu(share: float, zero: bool) -> None:
-    values = torch.tensor([1.0, share * ZERO], dtype=torch.float64)
+    values = torch.tensor([1.0, share * FLOAT32_NETWORK], dtype=torch.float64)
     assert float(zero_share(values[None])) == (0.5 if zero else 0.0)
     relu = activation_of(nn.ReLU())
     assert relu is not None

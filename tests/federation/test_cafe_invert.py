@@ -268,7 +268,7 @@ def test_equation_nine_with_gradients_steps_as_written_out(loop, xi):
     seen = attack.prepare(victim.transcript())
     run = PublishedRun(attack, seen, 0, Silent())
     start = [[x.clone() for x in table] for table in (run.tables.x, run.tables.h)] + [[run.tables.y.clone()]]
-    getattr(run, loop)()
+    run.loop()
     tiles, h, logits = start[0], start[1], start[2][0]
     for table in (*tiles, logits):
         table.requires_grad_()

@@ -11,7 +11,8 @@ from torch import Tensor
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import AttackedRound, best_labels, in_range, relative_mismatch
 from seepage.attacks.network.first_layer import MIN_LABEL_SHARE, FirstLayer, Trace
-from seepage.attacks.reading.rounded import MIN_ROWS, with_rounding
+from seepage.attacks.reading.rounded import with_rounding
+from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import input_layer
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
@@ -311,7 +312,7 @@ def _certified_any_loss(
             alone = (slope < -MIN_LABEL_SHARE * slope.abs().amax(1, keepdim=True)).sum(1) == 1
     passed = best <= tolerance
     agreeing = _agreeing(inputs.flatten(1), passed, tolerance)
-    return labels, torch.where(passed & (agreeing >= MIN_ROWS), best, torch.inf), alone
+    return labels, torch.where(passed & (agreeing >= LEAST_ALIKE), best, torch.inf), alone
 
 
 def _account_for_all(seen: FirstLayer, inputs: Tensor, values: Tensor, tolerance: float) -> bool:

@@ -1,9 +1,12 @@
-"""Linear systems that are known by what they do to a tensor."""
+"""Linear systems that are known by what they do to a tensor, and when an iteration ends."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+MOST_STEPS = 60
+"""Steps after which an iteration that has not come to rest is given up; most rest within twenty."""
 
 
 def conjugate_gradients(

@@ -90,10 +90,10 @@ class LoraLeak(Attack):
         if isinstance(seen, AdapterTokens):
             return self._of_tokens(seen)
         knowledge, like = seen.attacked.knowledge, seen.attacked.observed.params[seen.layer.down]
-        fitted = Fit(seen)(seen.start(seed, progress))
-        inputs = seen.reads.to_inputs(fitted.read, knowledge.input_shape).to(like)
-        error, _ = vouch(seen.attacked, inputs, fitted.labels)
-        fits = (fitted.mismatch < self.tolerance) & in_range(inputs, knowledge.value_range)
+        read, labels, mismatch, turns = Fit(seen)(seen.start(seed, progress))
+        inputs = seen.reads.to_inputs(read, knowledge.input_shape).to(like)
+        error, _ = vouch(seen.attacked, inputs, labels)
+        fits = (mismatch < self.tolerance) & in_range(inputs, knowledge.value_range)
         notes = (
             f"the gradient of {seen.layer.base} follows from those of A and B, whose two accounts differ by "
             f"{seen.contradiction:.1e}",
@@ -101,21 +101,20 @@ class LoraLeak(Attack):
         )
         return Reconstruction(
             inputs=inputs,
-            labels=fitted.labels,
-            objective=fitted.mismatch.float(),
+            labels=labels,
+            objective=mismatch.float(),
             certified=fits & (error < self.tolerance),
-            cost={"evaluations": fitted.turns + 1},
+            cost={"evaluations": turns + 1},
             notes=notes,
         )
 
     def _of_tokens(self, seen: AdapterTokens) -> Reconstruction:
-        knowledge, solved = seen.attacked.knowledge, seen.solve()
-        image = solved.image.clamp(*knowledge.value_range).to(seen.attacked.like())
+        knowledge, (image, whole, note) = seen.attacked.knowledge, seen.solve()
+        image = image.clamp(*knowledge.value_range).to(seen.attacked.like())
         tries = (vouch(seen.attacked, image, seen.attacked.label(label)) for label in range(knowledge.num_classes))
         labels, error = (one.to(image.device) for one in best_labels(torch.tensor([off]) for off, _ in tries))
         notes = (
-            f"the gradients of A span {solved.rank} directions for {seen.tokens} tokens; {solved.equations} equations "
-            f"for {solved.unknowns} unknowns of a patch, which leave {solved.residual:.1e} of its size",
+            note,
             f"the update at this image differs from the observed one by {float(error):.1e} of its size",
         )
         return Reconstruction(
@@ -123,7 +122,7 @@ class LoraLeak(Attack):
             labels=labels,
             objective=error,
             # A token outside of what is shown of the span makes every patch a little wrong, and the update hardly.
-            certified=(error < self.tolerance) & (solved.rank == seen.tokens),
+            certified=(error < self.tolerance) & whole,
             cost={"evaluations": knowledge.num_classes},
             notes=notes,
         )

@@ -24,25 +24,6 @@ from seepage.base.algebra.rows import same_rows
 from seepage.base.nn import LayerCall, generator
 
 
-@dataclass(frozen=True)
-class Solved:
-    """An image, and the equations it was solved from.
-
-    Attributes:
-        image: `[1, C, H, W]`, float64, not cut to the value range.
-        rank: Dimension of R.
-        equations: For each patch, beyond those that the span leaves open.
-        unknowns: For each patch.
-        residual: What the equations leave, relative to the constants in them.
-    """
-
-    image: Tensor
-    rank: int
-    equations: int
-    unknowns: int
-    residual: float
-
-
 @dataclass(frozen=True, eq=False)
 class AdapterTokens:
     """Adapted layers behind one layer norm of the tokens.
@@ -118,8 +99,8 @@ class AdapterTokens:
         zero, one = embedded.input[:2].double()
         return cls(attacked, rows, tokens, convolution, norm, places, zero, normed.input[0].double(), one - zero)
 
-    def solve(self) -> Solved:
-        """The image, patch by patch.
+    def solve(self) -> tuple[Tensor, bool, str]:
+        """The image `[1, C, H, W]`, float64, not cut to the value range; whether R shows all tokens; and a note.
 
         Raises:
             Inapplicable: Where a patch has more unknowns than the span leaves equations.
@@ -160,7 +141,11 @@ class AdapterTokens:
         # Folding adds up, so it is exact for patches that do not overlap. Read = scale * image + its value at zero.
         folded = F.fold(patches[None], self.read.shape[1:], self._kernel, stride=self.embedding.stride)
         image = (folded - self.read) / self.scale
-        return Solved(image, len(span), width - len(span), unknowns, left)
+        note = (
+            f"the gradients of A span {len(span)} directions for {self.tokens} tokens; {width - len(span)} equations "
+            f"for {unknowns} unknowns of a patch, which leave {left:.1e} of its size"
+        )
+        return image, len(span) == self.tokens, note
 
     @property
     def _kernel(self) -> tuple[int, int]:

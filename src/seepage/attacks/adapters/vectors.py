@@ -20,16 +20,14 @@ from seepage.attacks.network import AttackedRound, best_labels, in_range, relati
 from seepage.base.adapters import AdaptedLayer, lifted
 from seepage.base.algebra.lowrank import low_rank
 from seepage.base.nn import InputLayer
+from seepage.base.rounding import FLOAT64_FLOOR
+from seepage.base.solvers import MOST_STEPS
 from seepage.federation.types import Round, Transcript, Update
 
 FACTORS = 48
 """Factors tried, of each sign, for an example of unknown scale."""
-MAX_TURNS = 60
-"""Turns of the fixed point; it halves the error, or more, in each."""
 REWEIGHTED = 12
 """Solves for the inputs in each turn, of reweighted rows."""
-SETTLED = 1e-10
-"""Relative change of the inputs at which it ends."""
 
 
 @dataclass(frozen=True)
@@ -91,24 +89,6 @@ class AdapterInputs:
         return read @ row_space.T @ row_space
 
 
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """Examples that the network's own backward pass agrees with, or not.
-
-    Attributes:
-        read: `[n, d]` what the layer reads.
-        labels: `[n]`.
-        mismatch: `[n]` relative difference of the errors in the layer's outputs that G shows of an example from those
-            of the network's own backward pass.
-        turns: Turns of the fixed point.
-    """
-
-    read: Tensor
-    labels: Tensor
-    mismatch: Tensor
-    turns: int
-
-
 class Fit:
     """The fixed point of U and D for one adapted layer."""
 
@@ -118,23 +98,28 @@ class Fit:
         self.target = seen.n * seen.gradient  # D^T U [m, d]
         self.basis = low_rank(seen.gradient, sources=self.n).right[: self.n]  # [n, d]
 
-    def __call__(self, start: Tensor) -> Fitted:
+    def __call__(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        """What the layer reads `[n, d]`, labels `[n]`, mismatches `[n]`, and after how many turns.
+
+        The mismatch of an example is the relative difference of its errors in the layer's outputs, as G shows them,
+        from those of the network's own backward pass.
+        """
         read, labels = self._scaled(start)
         stated = self.seen.attacked.observed.labels
         if stated is not None and self.n == 1:
             labels = stated
-        best = Fitted(read, labels, self._mismatch(read, labels), 0)
-        for turn in range(1, MAX_TURNS + 1):
+        best = read, labels, self._mismatch(read, labels), 0
+        for turn in range(1, MOST_STEPS + 1):  # each halves the error, or more
             errors = self._errors(read, labels)  # D [n, m]
             following = self._inputs(errors)
             moved = float((following - read).norm() / following.norm().clamp(min=1e-300))
             read = following
             if not bool(read.isfinite().all()):
                 break
-            now = Fitted(read, labels, self._mismatch(read, labels), turn)
-            if float(now.mismatch.max()) <= float(best.mismatch.max()):
-                best = now
-            if moved < SETTLED:
+            mismatch = self._mismatch(read, labels)
+            if float(mismatch.max()) <= float(best[2].max()):
+                best = read, labels, mismatch, turn
+            if moved < FLOAT64_FLOOR:
                 break
         return best
 

@@ -15,8 +15,18 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
 from seepage.attacks.cafe import closed_form, defense_aware, moving, subspaces
 from seepage.attacks.cafe.invert import InversionSettings, gauss_newton, invert, reads_input, residual
-from seepage.attacks.cafe.label_inference import InferredLabels, infer_labels
-from seepage.attacks.cafe.steps import Recovered, SeenRounds, determined, mean_table, open_rounds, params_of, window
+from seepage.attacks.cafe.label_inference import infer_labels
+from seepage.attacks.cafe.steps import (
+    Recovered,
+    SeenRounds,
+    determined,
+    identifiable,
+    mean_table,
+    open_rounds,
+    params_of,
+    weights_move,
+    window,
+)
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape, true_representations
 from seepage.base.checkpoint import Resumable
 from seepage.base.nn import in_mode
@@ -129,7 +139,7 @@ class Cafe(Attack):
             if key not in seen or unforged:
                 fresh.append(t)
             seen.add(key)
-        moving = _moving(transcript, opening.params)
+        moving = weights_move(transcript)
         repeats = len(opening.batches) - len(fresh)
         if moving and unforged:
             raise Inapplicable(
@@ -157,13 +167,17 @@ class Cafe(Attack):
         """Steps I and II alone: V and H of every party."""
         return self._recover(self.prepare(transcript))[0]
 
-    def _recover(self, view: _ReadRounds) -> tuple[list[Recovered], InferredLabels | None]:
+    def _recover(self, view: _ReadRounds) -> tuple[list[Recovered], tuple[Tensor, Tensor] | None]:
         found = self._steps(view)
         inferred = None
         if view.knowledge.softmax_labels:
             inferred = infer_labels(view.knowledge.model, view.params, view.layers, found)
         if inferred is not None and not view.moving:
-            _drop_misfits(found, inferred)
+            # Samples separated inside a cell stay only if h, v, weights and one label are consistent at all parties.
+            group = found[0].group
+            wrong = (group.bincount()[group] > 1) & ~(inferred[1] < MAX_SWAP_MISFIT)
+            for one in found:
+                one.known &= ~wrong
         return found, inferred
 
     def _steps(self, view: _ReadRounds) -> list[Recovered]:
@@ -187,16 +201,15 @@ class Cafe(Attack):
     def _found(self, view: _ReadRounds, seed: int, progress: Progress) -> Reconstruction:
         found, inferred = self._recover(view)
         notes = _notes(view, found, inferred)
-        ready = torch.stack([one.known | one.zero_gradient for one in found]).all(0)
-        chosen = ready.nonzero().squeeze(1)
+        chosen = identifiable(found).nonzero().squeeze(1)
         if not len(chosen):
             raise Inapplicable(
                 f"the rounds determine none of {view.samples} samples at all {len(view.layers)} parties",
                 "record more rounds (three epochs, each shuffled anew, are enough)",
             )
         labels = None
-        if inferred is not None and bool((inferred.labels[chosen] >= 0).all()):
-            labels = inferred.labels[chosen]
+        if inferred is not None and bool((inferred[0][chosen] >= 0).all()):
+            labels = inferred[0][chosen]
         if not self.invert:
             features = torch.cat([one.h[chosen] for one in found], dim=1).float()
             return Reconstruction(
@@ -312,10 +325,7 @@ class Cafe(Attack):
         # A sample with v = 0 leaves no trace; guess the darkest input, for which a ReLU network's gradient vanishes.
         x = like.new_full((len(piece), *like.shape[1:]), view.knowledge.value_range[0])
         residuals = like.new_ones(len(piece), device="cpu")  # samples with zero gradient are never certain
-
-        def features(blocks: Tensor) -> Tensor:
-            return layer.features(view.knowledge.model, view.params, view.buffers, blocks)
-
+        features = partial(layer.features, view.knowledge.model, view.params, view.buffers)
         if reads_input(features, like):
             x[live] = targets[live].reshape(-1, *like.shape[1:])
             residuals[live] = one.spread[piece][live].to(residuals)
@@ -331,21 +341,6 @@ def _inner(found: Sequence[Recovered], chosen: Tensor) -> Tensors:
     v = [one.v[chosen].masked_fill(~one.v_known[chosen, None], torch.nan) for one in found]
     h = [one.h[chosen].masked_fill(~one.known[chosen, None], torch.nan) for one in found]
     return {"v": torch.cat(v, 1), "h": torch.cat(h, 1)}
-
-
-def _drop_misfits(found: Sequence[Recovered], inferred: InferredLabels) -> None:
-    """Keep samples separated inside a cell only if h, v, weights and one label are consistent at all parties."""
-    group = found[0].group
-    shared = group.bincount()[group] > 1
-    wrong = shared & ~(inferred.misfit < MAX_SWAP_MISFIT)
-    for one in found:
-        one.known &= ~wrong
-
-
-def _moving(transcript: Transcript, first: Tensors) -> bool:
-    """Whether the weights change from the first round to the last."""
-    params = params_of(transcript, len(transcript) - 1)
-    return any(not torch.equal(params[name], p) for name, p in first.items())
 
 
 def _refuse_training(transcript: Transcript, first: Tensors, last: int) -> None:
@@ -366,8 +361,8 @@ def _open(found: Sequence[Recovered], chosen: Tensor) -> frozenset[Literal["orde
     return frozenset({"order"}) if len(group.unique()) < len(group) else frozenset()
 
 
-def _notes(view: _ReadRounds, found: Sequence[Recovered], inferred: InferredLabels | None) -> tuple[str, ...]:
-    known = torch.stack([one.known | one.zero_gradient for one in found]).all(0)
+def _notes(view: _ReadRounds, found: Sequence[Recovered], inferred: tuple[Tensor, Tensor] | None) -> tuple[str, ...]:
+    known = identifiable(found)
     silent = torch.stack([one.zero_gradient for one in found]).any(0)
     live = torch.cat([(one.h[one.known] > 0).double().mean(1) for one in found])
     notes = [
@@ -390,6 +385,6 @@ def _notes(view: _ReadRounds, found: Sequence[Recovered], inferred: InferredLabe
     if shared:
         notes.append(f"{shared} samples share all their rounds with another and may be swapped with it")
     if inferred is not None:
-        fits = inferred.misfit < CONSISTENT_MISFIT
+        fits = inferred[1] < CONSISTENT_MISFIT
         notes.append(f"h, v, weights and label agree for {int(fits.sum())} samples")
     return tuple(notes)

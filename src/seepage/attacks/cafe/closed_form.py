@@ -8,7 +8,6 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.steps import (
-    GRADIENT_ROUNDING,
     Recovered,
     SeenRounds,
     cover,
@@ -17,13 +16,12 @@ from seepage.attacks.cafe.steps import (
     step_two,
     zero_rows,
 )
+from seepage.base.rounding import FLOAT32_SUM, FLOAT64_FLOOR
 
 MAX_FEATURE_ERROR = 0.1
 """Estimated relative error of h above which a sample counts as not identifiable."""
-JOINT_RANK = 1e-9
-"""Eigenvalues of the joint normal equations below this share of the largest are null directions."""
 JOINT_OPEN_SHARE = 1e-6
-"""As `OPEN_SHARE` for these: normal equations have squared the condition, and their null vectors are less exact."""
+"""As `FLOAT64_FLOOR`, for squared parts of null vectors: normal equations have squared the condition of these."""
 
 
 def solve(seen: SeenRounds, *, weight_rounds: int = 1) -> list[Recovered]:
@@ -96,12 +94,12 @@ def _jointly(shared: Tensor, one: Recovered, right: Tensor, power: float) -> Rec
     unit = one.v[live] / scale[:, None]
     # The Schur product of two positive matrices is positive; regular where S has rank N (theorem 2).
     values, vectors = torch.linalg.eigh(shared[live][:, live] * (unit @ unit.T))
-    keep = values > JOINT_RANK * values[-1]
+    keep = values > FLOAT64_FLOOR * values[-1]
     solved = vectors[:, keep] / values[keep] @ (vectors[:, keep].T @ (right[live] / scale[:, None]))
     h = solved / scale[:, None]
     # By how much noise in the gradients is amplified on the way to row n: the root of the inverse's diagonal.
     gain = (vectors[:, keep].pow(2) / values[keep]).sum(1).sqrt() / scale
-    noise = GRADIENT_ROUNDING * (power * h.shape[1]) ** 0.5
+    noise = FLOAT32_SUM * (power * h.shape[1]) ** 0.5
     spread = gain * noise / h.norm(dim=1).clamp(min=1e-300)
     fine = (vectors[:, ~keep].pow(2).sum(1) < JOINT_OPEN_SHARE) & (spread < MAX_FEATURE_ERROR)
     # A batch that determined a sample by itself keeps its answer unless this one's error is smaller.
@@ -122,14 +120,8 @@ def _add_batch(one: Recovered, batch: Tensor, weight: Tensor, sums: Tensor, mass
     # V_s^T H_s = K grad W for the samples of this batch that have a gradient at all. [k, d1]
     h, rows_known, error = step_two(one.v[live], weight * len(batch))
     # What the gradients' rounding does to each row, relative to the row itself.
-    error = (
-        error
-        * GRADIENT_ROUNDING
-        * weight.norm()
-        * len(batch)
-        / weight.shape[0] ** 0.5
-        / h.norm(dim=1).clamp(min=1e-300)
-    )
+    sent = FLOAT32_SUM * weight.norm() * len(batch) / weight.shape[0] ** 0.5
+    error = error * sent / h.norm(dim=1).clamp(min=1e-300)
     ok = rows_known & torch.isfinite(h).all(1) & (error < MAX_FEATURE_ERROR)
     # Guesses of one sample from several rounds are averaged, each by one over its variance.
     trust = error[ok].clamp(min=1e-300).pow(-2)

@@ -27,15 +27,14 @@ FORGED = 5.0
 """Medians of the misfits beyond which an entry is a forged one that slipped through."""
 
 
-def solve(seen: SeenRounds, *, covers: int = 3) -> list[Recovered]:
+def solve(seen: SeenRounds) -> list[Recovered]:
     """V and H of every layer from plausible entries.
 
     Step I solves each neuron by itself, from the rounds in which its bias gradient is plausible; neurons with too few
     of those are left out. Step II solves each feature of a batch from the plausible entries of its weight gradient.
 
     Args:
-        seen: The rounds.
-        covers: How often each sample's weight gradients are read.
+        seen: The rounds; each sample's weight gradients are read three times, where it was drawn so often.
 
     Raises:
         Inapplicable: Where too few neurons have enough plausible rounds.
@@ -54,7 +53,7 @@ def solve(seen: SeenRounds, *, covers: int = 3) -> list[Recovered]:
     d1 = [seen.params[layer.weight].shape[1] for layer in layers]
     sums = [torch.zeros(seen.samples, width, dtype=torch.float64) for width in d1]
     mass = [torch.zeros_like(one) for one in sums]
-    for place in cover(batches, seen.samples, covers):
+    for place in cover(batches, seen.samples, 3):
         found = seen.gradients(place, [layer.weight for layer in layers])
         batch = batches[place]
         for m, layer in enumerate(layers):
@@ -98,12 +97,12 @@ def _columns(table: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return v, known
 
 
-def solve_column(table: Any, target: np.ndarray[Any, Any], *, passes: int = 8) -> np.ndarray[Any, Any] | None:
+def solve_column(table: Any, target: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     """`[N]` least squares of a sparse `[t, N]` table, without the rows that do not fit; None where too few are left."""
     from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
     samples = table.shape[1]
-    for _ in range(passes):
+    for _ in range(8):
         if table.shape[0] < MIN_ROUNDS_PER_SAMPLE * samples:
             return None
         try:
@@ -120,7 +119,7 @@ def solve_column(table: Any, target: np.ndarray[Any, Any], *, passes: int = 8) -
     return found
 
 
-def _features(v: Tensor, weight: Tensor, near: Tensor, *, passes: int = 6) -> tuple[Tensor, Tensor]:
+def _features(v: Tensor, weight: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
     """`[k, d1]` H of one batch from the plausible entries of `[c, d1]` K grad W, and each entry's inverse variance.
 
     Least sums of absolute misfits, by reweighting: one wrong entry among many does not move the result.
@@ -133,7 +132,7 @@ def _features(v: Tensor, weight: Tensor, near: Tensor, *, passes: int = 6) -> tu
     # A trace of ridge for features with hardly a plausible entry, in units of each sample's own |v|^2. [k, k]
     ridge = torch.diag(1e-13 * v.pow(2).sum(1).clamp(min=1e-300)) * v.shape[1] ** 0.5
     trusted = mask
-    for _ in range(passes):
+    for _ in range(6):
         gram = (trusted.T @ outer).reshape(-1, k, k) + ridge  # [d1, k, k]
         right = ((trusted * weight).T @ v.T)[..., None]  # [d1, k, 1]
         factor, _ = torch.linalg.cholesky_ex(gram)

@@ -21,8 +21,6 @@ Features = Callable[[Tensor], Tensor]
 """From `[n, *block]` to `[n, d1]`, differentiable."""
 FADE = 0.6
 """Share of the robust search's steps after which noise and variation are gone."""
-ROUNDED_RESIDUAL = 2e-7
-"""Relative residual that is float32's rounding: two of its epsilons."""
 STALLED = 0.7
 """Factor by which a Gauss-Newton step must lower a sample's residual for another one to be made."""
 
@@ -169,14 +167,15 @@ def gauss_newton(
     x = x.clone()
     left = residual(features, target, x)
     # At a wrong pattern of active units the steps gain little, and more of them are wasted.
-    active = left > ROUNDED_RESIDUAL
+    rounded = 2 * torch.finfo(torch.float32).eps  # a relative residual that is float32's rounding
+    active = left > rounded
     for _ in range(search.polish):
         todo = active.nonzero().squeeze(1)
         if not len(todo):
             break
         x[todo] = _newton_step(features, target[todo], x[todo], value_range, search.inner)
         now = residual(features, target[todo], x[todo])
-        active[todo] = (now < STALLED * left[todo]) & (now > ROUNDED_RESIDUAL)
+        active[todo] = (now < STALLED * left[todo]) & (now > rounded)
         left[todo] = now
     return x
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from seepage.attacks.cafe.steps import Recovered
+from seepage.attacks.cafe.steps import Recovered, identifiable
 from seepage.attacks.cafe.target_layers import TargetLayer
 from seepage.base.nn import in_mode
 from seepage.federation.models.vertical import VerticalModel
@@ -20,19 +20,6 @@ from seepage.federation.types import Tensors
 
 BEAM_WIDTH = 64
 """Beam width: number of combinations kept for each sample of the first party."""
-
-
-@dataclass(frozen=True)
-class InferredLabels:
-    """Labels inferred from all parties together.
-
-    Attributes:
-        labels: `[N]` int64, -1 where unknown.
-        misfit: `[N]` relative distance of v from its value computed from h, label and weights; infinite if unknown.
-    """
-
-    labels: Tensor
-    misfit: Tensor
 
 
 @dataclass(frozen=True)
@@ -48,21 +35,22 @@ class _Party:
 
 def infer_labels(
     model: nn.Module, params: Tensors, layers: Sequence[TargetLayer], found: Sequence[Recovered]
-) -> InferredLabels | None:
+) -> tuple[Tensor, Tensor] | None:
     """Order every cell's samples alike at all parties (in place), and read the labels.
 
     Returns:
-        None where the model is not a `VerticalModel` with one linear layer as its head.
+        `[N]` labels, -1 where unknown, and `[N]` misfits, the relative distances of v from its value computed from h,
+        label and weights, infinite where unknown. None where the model is not a `VerticalModel` with one linear layer
+        as its head.
     """
     if not isinstance(model, VerticalModel) or not isinstance(model.head, nn.Linear):
         return None
     views = [_view(model, params, m, layer, one) for m, (layer, one) in enumerate(zip(layers, found, strict=True))]
     bias = params["head.bias"].double().cpu() if "head.bias" in params else views[0].logits.new_zeros(())
     n = len(found[0].v)
-    inferred = InferredLabels(torch.full((n,), -1, dtype=torch.int64), torch.full((n,), torch.inf, dtype=torch.float64))
-    usable = torch.stack([one.known | one.zero_gradient for one in found]).all(0)
+    inferred = torch.full((n,), -1, dtype=torch.int64), torch.full((n,), torch.inf, dtype=torch.float64)
     members: dict[int, list[int]] = {}
-    for i in usable.nonzero().squeeze(1).tolist():
+    for i in identifiable(found).nonzero().squeeze(1).tolist():
         members.setdefault(int(found[0].group[i]), []).append(i)
     for cell in members.values():
         orders, labels, misfit = _best(views, cell, bias, model.double_softmax)
@@ -70,7 +58,7 @@ def infer_labels(
             chosen = torch.tensor(cell)[order]
             for rows in (one.v, one.h, one.known, one.zero_gradient, one.spread):
                 rows[cell] = rows[chosen].clone()
-        inferred.labels[cell], inferred.misfit[cell] = labels, misfit
+        inferred[0][cell], inferred[1][cell] = labels, misfit
     return inferred
 
 

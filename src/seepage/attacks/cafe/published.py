@@ -199,20 +199,14 @@ class PublishedRun(Resumable):
         )
 
     def loop(self) -> bool:
-        """All iterations; whether they were interrupted."""
-        return self.nested() if self.plan.loop == "nested" else self.single_loop()
-
-    def nested(self) -> bool:
-        """Algorithm 3; whether it was interrupted."""
-        steps = (self.step_one, self.step_two, self.step_three)
-        ends = list(accumulate(self.plan.iterations))
-        return self.through(ends[-1], lambda t: steps[bisect_right(ends, t)](t))
-
-    def single_loop(self) -> bool:
-        """Algorithm 4; with thresholds a step waits until the one before was good enough once."""
+        """All iterations of Algorithm 3, nested, or 4, a single loop; whether they were interrupted."""
         steps, thresholds = (self.step_one, self.step_two, self.step_three), self.plan.thresholds
+        if self.plan.loop == "nested":
+            ends = list(accumulate(self.plan.iterations))
+            return self.through(ends[-1], lambda t: steps[bisect_right(ends, t)](t))
 
         def iteration(t: int) -> float:
+            """One of each open step; with thresholds a step waits until the one before was good enough once."""
             open_to = 3 if not thresholds else self.opened
             objectives = [step(t) for step in steps[:open_to]]
             if open_to < 3 and objectives[-1] < thresholds[open_to - 1]:

@@ -1,40 +1,23 @@
 """Separate samples that share all their rounds: only the sum of their `v h^T` is known, but h is sparse and >= 0."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from seepage.attacks.network import ZERO
 from seepage.base.algebra.sparse import falling, sparse_directions
+from seepage.base.rounding import FLOAT32_NETWORK
 
-FAINT_FEATURE = 1e-3
-"""Share of the largest feature below which one is left out of the search: its direction is rounding."""
 ON_RAY = 1e-3
-"""Distance of unit vectors up to which a feature lies on a ray, or on the wrong side of a plane by rounding alone."""
+"""Distance of unit vectors up to which a feature lies on a ray, or on the wrong side of a plane by rounding alone; a
+feature of a smaller share of the largest has no direction but rounding."""
 SAME_RAY = 1e-2
 """Distance of unit directions up to which they are one."""
 MIN_ZERO_SHARE = 0.02
 """Share of zeros that a sample must have: fewer may be zero by chance, and certify nothing."""
 
 
-@dataclass(frozen=True)
-class Split:
-    """Samples of one cell.
-
-    Attributes:
-        v: `[m, d2]`.
-        h: `[m, d1]`.
-        certain: The certificate holds: every h is non-negative with many exact zeros, and every scale is positive.
-    """
-
-    v: Tensor
-    h: Tensor
-    certain: bool
-
-
-def split(left: Tensor, right: Tensor, total: Tensor, *, tolerance: float = 1e-3) -> Split:
+def split(left: Tensor, right: Tensor, total: Tensor, *, tolerance: float = 1e-3) -> tuple[Tensor, Tensor, bool]:
     """Split `sum v_n h_n^T = left @ right` into its m samples.
 
     The h of m samples span the rows of `right`, and each of them has zeros that the others do not have, so they are
@@ -46,23 +29,27 @@ def split(left: Tensor, right: Tensor, total: Tensor, *, tolerance: float = 1e-3
         total: `[m]`, with `sum v_n = left @ total`.
         tolerance: How negative an entry may be, relative to the largest.
 
+    Returns:
+        V `[m, d2]`, H `[m, d1]`, and whether the certificate holds: every h is non-negative with many exact zeros, and
+        every scale is positive.
+
     >>> h = torch.zeros(2, 16, dtype=torch.float64)
     >>> h[0, :10], h[1, 8:] = torch.arange(10) + 1, torch.arange(8) + 1
     >>> v = torch.tensor([[1.0, 2, 0], [0, 1, 1]], dtype=torch.float64)
     >>> mix = torch.tensor([[2.0, 1], [1, 1]], dtype=torch.float64)
-    >>> found = split(v.T @ mix.inverse(), mix @ h, mix @ torch.ones(2, dtype=torch.float64))
-    >>> order = found.h[:, 0].argsort(descending=True)
-    >>> torch.allclose(found.h[order], h), torch.allclose(found.v[order], v), found.certain
+    >>> own_v, own_h, certain = split(v.T @ mix.inverse(), mix @ h, mix @ torch.ones(2, dtype=torch.float64))
+    >>> order = own_h[:, 0].argsort(descending=True)
+    >>> torch.allclose(own_h[order], h), torch.allclose(own_v[order], v), certain
     (True, True, True)
     """
     m = len(right)
     if m == 1:
-        return Split((left * total).T, right / total, bool(total.abs() > 0))
+        return (left * total).T, right / total, bool(total.abs() > 0)
     # An orthonormal basis of the span: distances in its coordinates are distances of features.
     _, _, rows = torch.linalg.svd(right, full_matrices=False)  # rows [m, d1] orthonormal
     directions = _vertices(rows)  # [m, m]: directions @ rows are the h, unscaled
     if directions is None:
-        return Split(left.T, right, certain=False)
+        return left.T, right, False
     unscaled = directions @ rows
     # left @ right = sum_n v_n h_n^T holds for V^T = left own^-1 and H = own right; the scales s_n are left open.
     own = unscaled @ torch.linalg.pinv(right)  # [m, m]: own @ right = unscaled
@@ -74,7 +61,7 @@ def split(left: Tensor, right: Tensor, total: Tensor, *, tolerance: float = 1e-3
     low, high = h.min(dim=1).values, h.max(dim=1).values
     zeros = (h.abs() < tolerance * high[:, None]).double().mean(dim=1)
     fine = (scales > 0) & (low > -tolerance * high) & (zeros > MIN_ZERO_SHARE)
-    return Split(v, h, bool(fine.all()) and bool(torch.isfinite(h).all()))
+    return v, h, bool(fine.all()) and bool(torch.isfinite(h).all())
 
 
 def _vertices(rows: Tensor) -> Tensor | None:
@@ -86,7 +73,7 @@ def _vertices(rows: Tensor) -> Tensor | None:
     """
     # [d1] length of each feature's point; features that hardly any sample has are rounding.
     size = rows.norm(dim=0)
-    raw = (rows[:, size > FAINT_FEATURE * size.max()]).T  # [k, m]
+    raw = (rows[:, size > ON_RAY * size.max()]).T  # [k, m]
     # Only the ray counts: a feature twice as strong lies on the same one. [k, m]
     points = raw / raw.norm(dim=1, keepdim=True)
     inside = _inside(points)
@@ -173,7 +160,7 @@ def _choose(points: Tensor, found: Sequence[Tensor], m: int) -> Tensor | None:
     """The m different directions that are orthogonal to most features and have none on their wrong side."""
     together = torch.stack(list(found))
     reach = points @ together.T  # [k, c]
-    lacking = (reach.abs() < ZERO).sum(dim=0)
+    lacking = (reach.abs() < FLOAT32_NETWORK).sum(dim=0)
     lacking[reach.min(dim=0).values < -ON_RAY] = -1
     # Any m - 1 features can be made zero; only a sample's own zeros are more.
     lacking[lacking < m + 3] = -1
@@ -191,7 +178,7 @@ def _choose(points: Tensor, found: Sequence[Tensor], m: int) -> Tensor | None:
 
 def _settled(raw: Tensor, points: Tensor, direction: Tensor) -> Tensor:
     """The direction fitted once more to the features it is orthogonal to, large ones (less rounding) counting more."""
-    lacking = raw[(points @ direction).abs() < ZERO]
+    lacking = raw[(points @ direction).abs() < FLOAT32_NETWORK]
     if len(lacking) < raw.shape[1]:
         return direction
     return _signed(torch.linalg.svd(lacking, full_matrices=True)[2][-1], direction)

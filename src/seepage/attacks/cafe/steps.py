@@ -16,15 +16,8 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
+from seepage.base.rounding import FLOAT32_ZERO, FLOAT64_FLOOR
 from seepage.federation.types import Knowledge, Tensors, Transcript
-
-GRADIENT_ROUNDING = 1e-6
-"""Relative error of what steps I and II start from, for float32 gradients: their rounding, and what it does to V."""
-ZERO_GRADIENT_SHARE = 1e-5
-"""A sample whose `|v|` is below this share of the largest has zero gradient: it leaves no trace in any round. Rounding
-of float32 gradients leaves up to a tenth of this in rows that are exactly zero."""
-OPEN_SHARE = 1e-10
-"""Squared length of an unknown's part in the null space, below which it is zero but for float64's rounding."""
 
 
 @runtime_checkable
@@ -41,6 +34,12 @@ class Selective(Protocol):
 def params_of(transcript: Transcript, t: int) -> Tensors:
     """The weights of round `t`."""
     return transcript.params(t) if isinstance(transcript, Selective) else transcript[t].params
+
+
+def weights_move(transcript: Transcript) -> bool:
+    """Whether the weights change from the first round to the last."""
+    first, last = params_of(transcript, 0), params_of(transcript, len(transcript) - 1)
+    return any(not torch.equal(last[name], p) for name, p in first.items())
 
 
 def gradients(transcript: Transcript, t: int, names: Collection[str]) -> Tensors:
@@ -187,6 +186,11 @@ class Recovered:
         )
 
 
+def identifiable(found: Sequence[Recovered]) -> Tensor:
+    """`[N]` samples whose features are known, or known to leave no trace, at every party."""
+    return torch.stack([one.known | one.zero_gradient for one in found]).all(0)
+
+
 def step_one(batches: Sequence[Tensor], bias: Tensor, samples: int) -> tuple[Tensor, Tensor]:
     """Step I in closed form: least squares of `S V = B` in float64, with `S_t = s_t / K_t`.
 
@@ -226,25 +230,27 @@ def determined(table: Tensor) -> Tensor:
     # Null vectors of S are those of S^T S [N, N]; unknown n is determined where all of them are zero at n.
     values, vectors = torch.linalg.eigh(table.T @ table)
     null = vectors[:, values <= 1e-11 * values[-1].clamp(min=1e-300)]
-    clear: Tensor = null.pow(2).sum(1) < OPEN_SHARE
+    clear: Tensor = null.pow(2).sum(1) < FLOAT64_FLOOR
     return clear
 
 
 def zero_rows(v: Tensor, known: Tensor) -> Tensor:
-    """`[N]` bool: determined rows of V that are zero, to rounding."""
+    """`[N]` bool: determined rows of V that are zero, to rounding: samples that leave no trace in any round.
+
+    Rounding of float32 gradients leaves up to a tenth of `FLOAT32_ZERO` in rows that are exactly zero.
+    """
     norms = v.norm(dim=1)
     scale = norms[known].max() if bool(known.any()) else norms.new_tensor(1.0)
-    zero: Tensor = norms <= ZERO_GRADIENT_SHARE * scale
+    zero: Tensor = norms <= FLOAT32_ZERO * scale
     return known & zero
 
 
-def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor, Tensor, Tensor]:
+def step_two(v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Step II for one batch: solve `V_s^T H_s = K grad W` in float64.
 
     Args:
         v: `[k, d2]` rows of the batch's samples, none of them zero.
         weight: `[d2, d1]`, K times the weight gradient.
-        rcond: Singular values below this share of the largest count as zero.
 
     Returns:
         `[k, d1]` H, `[k]` which rows are determined (all, if V_s has rank k), and `[k]` the norm of the row of the
@@ -255,10 +261,10 @@ def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor,
     # More samples than neurons leave null vectors beyond the thin decomposition's own, so all are made.
     thin = v.shape[0] <= v.shape[1]
     left, values, right = torch.linalg.svd((v / scale[:, None]).T, full_matrices=not thin)  # [d2, r], [r], [k, k]
-    rank = int((values > rcond * values[0]).sum())
+    rank = int((values > 1e-7 * values[0]).sum())
     inverse = (right[:rank].T / values[:rank]) @ left[:, :rank].T / scale[:, None]  # [k, d2]
     # Samples with a part in the null space of V_s^T are not determined: their row may hold any amount of it.
-    rows_known = right[rank:].pow(2).sum(0) < OPEN_SHARE
+    rows_known = right[rank:].pow(2).sum(0) < FLOAT64_FLOOR
     return inverse @ weight, rows_known, inverse.norm(dim=1)
 
 
@@ -268,9 +274,7 @@ def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:
     >>> cover([torch.tensor(b) for b in ([0, 1], [1, 2], [2, 3], [0, 3])], 4)
     [0, 2]
     """
-    table = torch.zeros(len(batches), samples)
-    for t, chosen in enumerate(batches):
-        table[t, chosen] = 1
+    table = (mean_table(batches, samples) > 0).float()
     need = torch.minimum(table.sum(0), torch.tensor(float(times)))
     chosen_rounds: list[int] = []
     left = table.clone()
@@ -283,8 +287,8 @@ def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:
     return sorted(chosen_rounds)
 
 
-def window(batches: Sequence[Tensor], samples: int, times: int = 3, share: float = 0.95) -> int:
-    """Number of first rounds until most samples occur often and no two of these share all their rounds.
+def window(batches: Sequence[Tensor], samples: int) -> int:
+    """Number of first rounds until 95 % of the samples occur three times and no two of these share all their rounds.
 
     All rounds if that never happens.
 
@@ -300,7 +304,7 @@ def window(batches: Sequence[Tensor], samples: int, times: int = 3, share: float
         counts[batch] += 1
         # After round t row n holds those who were in every round with n; alone on the diagonal, n is identified.
         together[batch] &= here
-        if int(((counts >= times) & (together.sum(1) == 1)).sum()) >= share * drawn:
+        if int(((counts >= 3) & (together.sum(1) == 1)).sum()) >= 0.95 * drawn:
             return t + 1
     return len(batches)
 
@@ -318,8 +322,5 @@ def groups(batches: Sequence[Tensor], samples: int) -> Tensor:
     >>> groups([torch.tensor([0, 1, 2]), torch.tensor([0, 3])], 4).tolist()
     [2, 1, 1, 0]
     """
-    table = torch.zeros(samples, len(batches), dtype=torch.bool)
-    for t, chosen in enumerate(batches):
-        table[chosen, t] = True
-    which: Tensor = torch.unique(table, dim=0, return_inverse=True)[1]
+    which: Tensor = torch.unique((mean_table(batches, samples) > 0).T, dim=0, return_inverse=True)[1]
     return which

@@ -407,14 +407,11 @@ def _settle(cell: Cohort, found: Recovered, tolerances: Tolerances) -> None:
     lefts, rights, totals, _ = zip(*cell.pairs, strict=True)
     left, right, total = (torch.tensordot(weight, torch.stack(parts), 1) for parts in (lefts, rights, totals))
     apart = max(_apart(pair, cell.pairs[0]) for pair in cell.pairs)
-    parts = split(left, right, total, tolerance=tolerances.negative)
-    members = cell.members[: len(parts.h)]
-    fine = parts.certain and apart < tolerances.apart and len(parts.h) == len(cell.members)
-    if fine:
-        found.v[members], found.h[members] = parts.v, parts.h
-        found.known[members] = True
-        found.v_known[members] = True
-        found.spread[members] = max(apart, 1e-7)
+    v, h, certain = split(left, right, total, tolerance=tolerances.negative)
+    if certain and apart < tolerances.apart and len(h) == len(cell.members):
+        found.v[cell.members], found.h[cell.members] = v, h
+        found.known[cell.members] = found.v_known[cell.members] = True
+        found.spread[cell.members] = max(apart, 1e-7)
 
 
 def _apart(a: Pair, b: Pair) -> float:

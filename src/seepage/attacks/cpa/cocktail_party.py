@@ -31,7 +31,7 @@ from seepage.attacks.cpa.refinement import (
     sensitivity,
     stages_for,
 )
-from seepage.attacks.network import EXACT, AttackedRound, NetworkCut, in_range
+from seepage.attacks.network import CERTIFYING_MISMATCH, EXACT, AttackedRound, NetworkCut, in_range
 from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.mixing_layer import MixingLayer, blurred, find_layer, stretch
 from seepage.base.algebra.lowrank import CLEAR, LowRank, low_rank
@@ -40,17 +40,12 @@ from seepage.base.registry import attacks
 from seepage.federation.types import Ambiguity, Knowledge, Reconstruction, Round, Transcript
 
 Scale = Literal["auto", "bias", "range"]
+Mixed = tuple[AttackedRound, MixingLayer]
 MIN_CERTIFYING_UNITS = 32
 """Below this many units an agreement of masks and errors says too little about an image to certify it."""
 
 MAX_RANDOM_START_SOURCES = 16
 """Up to this many sources a random start has a fair chance to lead to the solution."""
-
-CERTIFIED_SLACK = 2 * EXACT
-"""Share of the value range beyond its ends that a certified image may reach: its largest error is above its mean."""
-
-SIZE_SETTLED = 1e-3
-"""Relative difference of the update's size, fitted twice or beside the gradient's, up to which it is the same."""
 
 SLOW_REFINEMENT_FROM = 128
 """Sources from which on a refinement takes minutes, and is made only once."""
@@ -77,7 +72,6 @@ class CocktailParty(Attack):
         mode: `fast` or `published`.
         layer: Name of the fully connected layer; None: the first one.
         polish: Polish to exact (fast mode, one gradient step, batch size known).
-        certify: Largest mismatch at which a guess counts as certified.
         drop: Directions with singular values below this many times the noise floor are left out, start by start;
             later starts are tried while fewer than `enough` are certified. Where nothing can be certified there is
             one start that keeps all that stand clear of the noise.
@@ -102,7 +96,6 @@ class CocktailParty(Attack):
     mode: Literal["fast", "published"] = "fast"
     layer: str | None = None
     polish: bool = True
-    certify: float = 1e-2
     drop: tuple[float, ...] = (30.0, 300.0, 3000.0)
     enough: float = 0.9
     restarts: int = 12
@@ -111,7 +104,8 @@ class CocktailParty(Attack):
     steps: int = 25_000
     lr: float = 1e-3
 
-    def examine(self, transcript: Transcript) -> "Mixed":
+    def examine(self, transcript: Transcript) -> Mixed:
+        """The round, and the layer whose update mixes the batch."""
         attacked = AttackedRound.of(transcript)
         knowledge, observed = attacked.knowledge, attacked.observed
         layer = find_layer(knowledge, observed, self.layer)
@@ -136,21 +130,22 @@ class CocktailParty(Attack):
             )
         if n is None:
             _check_unknown_size(layer, weight, ends=ends)
-        return Mixed(attacked, layer)
+        return attacked, layer
 
-    def run(self, mixed: "Mixed", *, seed: int, progress: Progress) -> Reconstruction:
+    def run(self, mixed: Mixed, *, seed: int, progress: Progress) -> Reconstruction:
         if self.mode == "published":
             return self._published(mixed, progress)
         return _FastRun(self, mixed, seed, progress).reconstruction()
 
-    def _published(self, mixed: "Mixed", progress: Progress) -> Reconstruction:
+    def _published(self, mixed: Mixed, progress: Progress) -> Reconstruction:
         """The published search (eq. 7 to 10): from its checkpoint if there is one; Ctrl-C ends it with what there is.
 
         Of the round only the layer's weight gradient and the batch size, which must be known, are read.
         """
-        layer, knowledge, batch_size = mixed.layer, mixed.attacked.knowledge, mixed.attacked.observed.batch_size
+        attacked, layer = mixed
+        knowledge, batch_size = attacked.knowledge, attacked.observed.batch_size
         assert batch_size is not None  # `examine` refused it
-        images, weight = layer.reads_input is not None, mixed.attacked.gradient[layer.weight]
+        images, weight = layer.reads_input is not None, attacked.gradient[layer.weight]
         search = Unmixing(
             weight,
             batch_size,
@@ -206,31 +201,15 @@ def _check_unknown_size(layer: MixingLayer, weight: Tensor, *, ends: bool) -> No
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Mixed:
-    """A fully connected layer's update, which mixes the batch.
-
-    Attributes:
-        attacked: The round.
-        layer: The attacked layer.
-    """
-
-    attacked: AttackedRound
-    layer: MixingLayer
-
-
 class _FastRun:
     """One call of the fast mode."""
 
     def __init__(self, attack: CocktailParty, mixed: Mixed, seed: int, progress: Progress) -> None:
-        self.attack, self.layer, self.seed, self.progress = attack, mixed.layer, seed, progress
-        self.knowledge, self.observed, self.gradient = (
-            mixed.attacked.knowledge,
-            mixed.attacked.observed,
-            mixed.attacked.gradient,
-        )
-        self.spectrum = low_rank(self.gradient[mixed.layer.weight], sources=self.observed.batch_size)
-        self.bias = None if mixed.layer.bias is None else self.gradient[mixed.layer.bias].double()
+        self.attack, self.seed, self.progress = attack, seed, progress
+        attacked, self.layer = mixed
+        self.knowledge, self.observed, self.gradient = attacked.knowledge, attacked.observed, attacked.gradient
+        self.spectrum = low_rank(self.gradient[self.layer.weight], sources=self.observed.batch_size)
+        self.bias = None if self.layer.bias is None else self.gradient[self.layer.bias].double()
         self.n = self.observed.batch_size or self.spectrum.rank
         self.noisy = int((self.spectrum.values > min(attack.drop) * self.spectrum.noise).sum()) < self.n / 2
         self.notes: list[str] = []
@@ -248,14 +227,10 @@ class _FastRun:
             tried.add(len(kept.values))
             found = self._start(kept, start)
             best = found if best is None or self._value(found) > self._value(best) else best
-            if not self._exact or self._slow or best.solved(self.attack.certify) >= self.attack.enough * self.n:
+            if not self._exact or self._slow or best.solved >= self.attack.enough * self.n:
                 break
         assert best is not None
-        if (
-            self._exact
-            and len(best.rows) <= MAX_RANDOM_START_SOURCES
-            and best.solved(self.attack.certify) < self.attack.enough * self.n
-        ):
+        if self._exact and len(best.rows) <= MAX_RANDOM_START_SOURCES and best.solved < self.attack.enough * self.n:
             blind = self._blind(self._kept(drops[0]))
             best = max(best, blind, key=self._value)
         return self._finish(best)
@@ -277,7 +252,7 @@ class _FastRun:
         """Starts are compared by certified guesses, then by what is left of the mismatch."""
         if found.scores is None:
             return 0, 0.0
-        return found.solved(self.attack.certify), -float(found.scores.clamp(max=1).sum()) - self.n + len(found.rows)
+        return found.solved, -float(found.scores.clamp(max=1).sum()) - self.n + len(found.rows)
 
     def _kept(self, drop: float) -> LowRank:
         """The directions that stand `drop` times above the noise; at least one."""
@@ -325,11 +300,11 @@ class _FastRun:
         view = self._refined(mixture, rows, fields)
         for _ in range(2):
             fitted = mixture.rescaled(view)
-            settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < SIZE_SETTLED
+            settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < CERTIFYING_MISMATCH
             if not self._exact or self._slow or settled:
                 break
             mixture, view = fitted, self._refined(fitted, view.rows, fields)
-        if abs(mixture.n / self.n - 1) > SIZE_SETTLED and self._certified(view):
+        if abs(mixture.n / self.n - 1) > CERTIFYING_MISMATCH and self._certified(view):
             self.notes.append(multiple_words(self.n / mixture.n))
         return Unmixed(kept.right, view.rows, self._scores(mixture, view), view.labels)
 
@@ -347,14 +322,14 @@ class _FastRun:
             step, others = EXACT * (high - low) * float(scale.abs().mean()) * len(scale) ** 0.5, len(scores)
         # Where a move of 40 dB would change the column by less than three times the mismatch, the mismatch proves
         # nothing.
-        blind = scores > sensitivity(mixture, view, step, scores < self.attack.certify, others) / 3
+        blind = scores > sensitivity(mixture, view, step, scores < EXACT, others) / 3
         return torch.where(blind, scores.clamp(min=1.0), scores)
 
     def _refined(self, mixture: Mixture, rows: Tensor, fields: Tensor) -> UnmixingState:
         load = len(rows) / len(mixture.columns)
         stages = stages_for(load)
         view = refine(mixture, rows, fields=fields, stages=stages, report=self._report(len(stages)))
-        solved = view.certificates < self.attack.certify
+        solved = view.certificates < EXACT
         if not self._exact or solved.all() or solved.double().mean() < 0.5 or int((~solved).sum()) < 2:
             return view
         # Deflation: sources that are exact leave the mixtures, and what is left is unmixed afresh.
@@ -363,7 +338,7 @@ class _FastRun:
         return new if self._certified(new) > self._certified(view) else view
 
     def _certified(self, view: UnmixingState) -> int:
-        return int((view.certificates < self.attack.certify).sum())
+        return int((view.certificates < EXACT).sum())
 
     def _report(self, total: int) -> Callable[[int, UnmixingState], None]:
         return lambda step, view: self.progress.report(step, total, float(view.certificates.median()))
@@ -405,10 +380,11 @@ class _FastRun:
             inputs = stretch(rows @ found.right, self.knowledge)
         scores = found.scores
         if scores is not None:
-            inside = in_range(inputs, (low, high), CERTIFIED_SLACK)
+            # The largest error of an image is above its mean, so a certified one may lie further out than EXACT.
+            inside = in_range(inputs, (low, high), 2 * EXACT)
             scores = torch.where(inside & self._certifiable, scores, scores.clamp(min=1.0))
         order = torch.arange(len(rows)) if scores is None else scores.argsort(stable=True)
-        certified = None if scores is None else scores[order] < self.attack.certify
+        certified = None if scores is None else scores[order] < EXACT
         return Reconstruction(
             inputs=inputs[order].clamp(low, high).to(self.gradient[self.layer.weight]),
             labels=None if found.labels is None else found.labels[order],
@@ -449,9 +425,7 @@ class _FastRun:
         elif r < stated:
             notes.append(f"{stated - r} with next to no loss drown in rounding and are not identifiable")
         if certified is not None:
-            notes.append(
-                f"{int(certified.sum())} are certified without the truth (mismatch below {self.attack.certify:g})"
-            )
+            notes.append(f"{int(certified.sum())} are certified without the truth (mismatch below {EXACT:g})")
         return notes
 
     def _or_more(self) -> str:
@@ -491,11 +465,11 @@ class _FastRun:
         zeros = zero_share(rows @ kept.right)
         # A ReLU's embedding is known by its exact zeros; where the model itself can check it, that is the better score.
         mismatch = 1 - zeros if scores is None else scores
-        certified = None if scores is None or not self._certifiable else scores < self.attack.certify
+        certified = None if scores is None or not self._certifiable else scores < EXACT
         if certified is not None:
             # What was set to zero after the unmixing may have left the span of what the layer read, [r, e].
             outside = (features - features @ kept.right.T @ kept.right).norm(dim=1)
-            certified &= outside < self.attack.certify * features.norm(dim=1)
+            certified &= outside < EXACT * features.norm(dim=1)
         return Reconstruction(
             inputs=features.to(self.gradient[self.layer.weight]),
             labels=labels if view is None else view.labels,

@@ -86,8 +86,8 @@ class FeatureInversion(Attack):
         return self.steps
 
     def examine(self, transcript: Transcript) -> Mixed:
-        mixed: Mixed = self.source.prepare(transcript)
-        if mixed.layer.reads_input is not None:
+        attacked, layer = self.source.prepare(transcript)
+        if layer.reads_input is not None:
             raise Inapplicable(
                 "the fully connected layer reads the input itself, so there is no embedding to invert",
                 "use cocktail_party alone",
@@ -96,15 +96,16 @@ class FeatureInversion(Attack):
             raise Inapplicable(
                 "the second-order search matches embeddings alone", "set matching to 0, or search to adam"
             )
-        observed = mixed.attacked.observed
+        observed = attacked.observed
         if self.matching > 0 and observed.batch_size is None:
             raise Inapplicable("matching the gradient needs the batch size", "name it, or set matching to 0")
-        if self.matching > 0 and LABEL_RULES["auto"](observed, mixed.attacked.knowledge) is None:
+        if self.matching > 0 and LABEL_RULES["auto"](observed, attacked.knowledge) is None:
             raise Inapplicable("no rule can read this batch's labels to match its gradient", "set matching to 0")
-        return mixed
+        return attacked, layer
 
     def run(self, mixed: Mixed, *, seed: int, progress: Progress) -> Reconstruction:
-        knowledge, observed, layer = mixed.attacked.knowledge, mixed.attacked.observed, mixed.layer
+        attacked, layer = mixed
+        knowledge, observed = attacked.knowledge, attacked.observed
         kept = _Stage(progress, "images").load()
         found = self._embeddings(mixed, seed, progress) if kept is None else _unpacked(kept)
         if found.status == "interrupted":

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.unmix import SparseScore, capped, curvature
-from seepage.attacks.network import NetworkCut
+from seepage.attacks.network import EXACT, NetworkCut
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.base.solvers import conjugate_gradients
 
 
@@ -158,31 +159,22 @@ class Unmixed:
     scores: Tensor | None = None
     labels: Tensor | None = None
 
-    def solved(self, certify: float) -> int:
-        return 0 if self.scores is None else int((self.scores < certify).sum())
+    @property
+    def solved(self) -> int:
+        return 0 if self.scores is None else int((self.scores < EXACT).sum())
 
 
-@dataclass(frozen=True, kw_only=True)
-class RefinementStage:
-    """One step of the polish.
-
-    Attributes:
-        spread: Residuals, relative to a column's size, that still count as agreement; falls from stage to stage.
-        trust: Weight of the image prior against the agreement of the columns; 0: none.
-    """
-
-    spread: float
-    trust: float
+Stage = tuple[float, float]
+"""Of one step of the polish: the spread, the size of residuals, relative to a column's, that still count as agreement;
+and the trust, the weight of the image prior against the agreement of the columns, 0 for none."""
 
 
-def anneal(first: float, last: float, count: int, trust: float) -> list[RefinementStage]:
+def anneal(first: float, last: float, count: int, trust: float) -> list[Stage]:
     """`count` stages whose spread falls geometrically from `first` to `last`."""
-    return [
-        RefinementStage(spread=first * (last / first) ** (i / max(1, count - 1)), trust=trust) for i in range(count)
-    ]
+    return [(first * (last / first) ** (i / max(1, count - 1)), trust) for i in range(count)]
 
 
-def stages_for(load: float) -> list[RefinementStage]:
+def stages_for(load: float) -> list[Stage]:
     """A schedule by `load`, sources per unit: the fuller the layer, the slower, and the less the prior is trusted.
 
     Above about 0.5 each column has few more equations than unknowns, wrong masks can hardly be distinguished from right
@@ -204,9 +196,7 @@ def refine(
     rows: Tensor,
     *,
     fields: Tensor | None = None,
-    score: SparseScore | None = None,
-    stages: Sequence[RefinementStage],
-    exact: float = 1e-4,
+    stages: Sequence[Stage],
     report: Callable[[int, UnmixingState], None] = lambda step, view: None,
 ) -> UnmixingState:
     """Robust Gauss-Newton on the disagreement of implied and computed columns, with the image prior beside it.
@@ -221,24 +211,22 @@ def refine(
         mixture: What is known.
         rows: `[r, r]` a good unmixing.
         fields: `[r, f, p]` differences of the right singular vectors, for the prior; None: no prior.
-        score: Density of the differences.
         stages: The schedule.
-        exact: Ends early once every certificate is below this.
         report: Called with each stage's number and the state it starts from.
 
     Returns:
         The view with the lowest sum of certificates on the way.
     """
     best = view = mixture.evaluate(mixture.scaled(rows))
-    for step, stage in enumerate(stages):
+    for step, (spread, trust) in enumerate(stages):
         report(step, view)
-        if view.certificates.max() < exact:
+        if view.certificates.max() < FLOAT32_NETWORK:
             break
-        normal, right = _normal_equations(mixture, view, stage)
-        if fields is None or stage.trust == 0:
+        normal, right = _normal_equations(mixture, view, spread)
+        if fields is None or trust == 0:
             change = torch.linalg.solve(normal, right[:, :, None])[:, :, 0].T
         else:
-            change = _with_prior(normal, right, view.rows, fields, score or SparseScore(), stage.trust)
+            change = _with_prior(normal, right, view.rows, fields, trust)
         # (I - E) stays invertible, and the linearization means something.
         change = change * capped(change)
         # rows <- (I - E)^-1 rows, which takes A to A (I - E).
@@ -277,7 +265,7 @@ def sensitivity(mixture: Mixture, view: UnmixingState, step: float, among: Tenso
     return least
 
 
-def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementStage) -> tuple[Tensor, Tensor]:
+def _normal_equations(mixture: Mixture, view: UnmixingState, spread: float) -> tuple[Tensor, Tensor]:
     """Matrices `[r, r, r]` and right sides `[r, r]` of each `E[:, i]`'s least squares, output error removed."""
     r = len(view.rows)
     # Residuals count in units of the typical entry of their column, over the units that the image reaches. [r]
@@ -287,7 +275,7 @@ def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementSt
     residual = (view.mixing - view.computed) / size[:, None]  # [r, m]
     free = _free_errors(mixture, view) / size[:, None, None]  # [r, c, m]
     # Cauchy weights: a unit whose mask is wrong has a gross residual, and next to no say. [r, m]
-    weight = 1 / (residual.square() + stage.spread**2)
+    weight = 1 / (residual.square() + spread**2)
     # A free error d in the c likeliest classes adds F^T d to the column; it is fitted and taken out of the residual:
     # d = (F W F^T + ridge)^-1 F W r, and the weights are made anew from what is left.
     # A prior of deviation 10 on errors that are probabilities, at most 1: it only keeps the matrix regular. [c, c]
@@ -296,7 +284,7 @@ def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementSt
         weighted = free * weight[:, None]
         inner = factored(weighted @ free.mT + ridge)
         fit = torch.cholesky_solve(weighted @ residual[:, :, None], inner)
-        weight = 1 / ((residual - (fit.mT @ free)[:, 0]).square() + stage.spread**2)
+        weight = 1 / ((residual - (fit.mT @ free)[:, 0]).square() + spread**2)
     weighted = free * weight[:, None]
     inner = factored(weighted @ free.mT + ridge)
     # A -> A (I - E) changes column i by -sum_j E_ji a_j, so column i's normal matrix is
@@ -349,15 +337,14 @@ def _free_errors(mixture: Mixture, view: UnmixingState) -> Tensor:
     return mixture.downstream.backward(view.outputs, units).transpose(0, 1)
 
 
-def _with_prior(
-    normal: Tensor, right: Tensor, rows: Tensor, fields: Tensor, score: SparseScore, trust: float
-) -> Tensor:
+def _with_prior(normal: Tensor, right: Tensor, rows: Tensor, fields: Tensor, trust: float) -> Tensor:
     """Solve for `E [r, r]` with the likelihood's gradient, curvature and coupling of `E_ij` with `E_ji`, by CG."""
     r = len(rows)
     # The unmixed differences of pixels, scaled to unit mean square, as the likelihood wants them. [r, f, p]
     signals = (rows.to(fields) @ fields.flatten(1)).view_as(fields)
     size = signals.square().mean((1, 2)).sqrt()
     signals = signals / size[:, None, None]
+    score = SparseScore()
     slope, moments = (t.double() for t in curvature(signals, score, score.precisions(signals)))
     # The likelihood is in rows of unit size: E_ij there is E_ij size_j / size_i here.
     ratio = size.double()[None, :] / size.double()[:, None]

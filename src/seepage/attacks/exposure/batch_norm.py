@@ -9,11 +9,10 @@ from torch import Tensor
 
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.base.nn import normalized_layers
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round, Tensors
 
-MAX_RESIDUAL = 1e-4
-"""Median of |residual| / (|w| |g|) up to which the identity of a mode is taken to hold; rounding leaves about 1e-6."""
 MIN_BETWEEN, FEWEST_CHANNELS = 0.9, 16
 """Where variances are so small that epsilon counts: the share of at least so many channels whose <w, g> lies between 0
 and gamma g_gamma, as batch statistics have it, and a random sign does in half of them at most."""
@@ -145,9 +144,9 @@ def _with_running(layer: str, norm: str, epsilon: float, states: Tensors, gradie
 
 def _mode(alignment: Tensor, residual: Tensor, between: Tensor) -> Literal["train", "eval", "unclear"]:
     """Which of the two identities holds; noise, rounding to few bits, or a dead layer leave neither."""
-    if alignment.nanmedian().item() <= MAX_RESIDUAL:
+    if alignment.nanmedian().item() <= FLOAT32_NETWORK:
         return "train"
-    if residual.nanmedian().item() <= MAX_RESIDUAL:
+    if residual.nanmedian().item() <= FLOAT32_NETWORK:
         return "eval"
     small_variances = len(between) >= FEWEST_CHANNELS and between.double().mean().item() >= MIN_BETWEEN
     return "train" if small_variances else "unclear"

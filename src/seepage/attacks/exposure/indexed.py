@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.cafe.steps import (
-    GRADIENT_ROUNDING,
     determined,
     gradients,
     mean_table,
@@ -21,11 +20,13 @@ from seepage.attacks.cafe.steps import (
     read_biases,
     read_indices,
     step_one,
+    weights_move,
     zero_rows,
 )
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.base.algebra.lowrank import low_rank
+from seepage.base.rounding import FLOAT32_SUM
 from seepage.errors import Inapplicable
 from seepage.federation.types import Transcript
 
@@ -171,8 +172,7 @@ def indexed_rounds(transcript: Transcript) -> IndexedRounds | None:
     table = mean_table(batches, samples)
     known = determined(table)
     rounds = range(len(batches))
-    first, last = params_of(transcript, 0), params_of(transcript, len(batches) - 1)
-    moving = any(not torch.equal(last[name], tensor) for name, tensor in first.items())
+    first, moving = params_of(transcript, 0), weights_move(transcript)
     found = []
     biases = [] if moving else read_biases(transcript, rounds, layers)
     vs = [step_one(batches, bias, samples)[0] for bias in biases]
@@ -212,7 +212,7 @@ def _rank(v: Tensor) -> int:
     if not len(v) or not bool(v.isfinite().all()):
         return 0
     # Random errors of size e in N rows of length 1 have singular values of about e sqrt(N).
-    return low_rank(v, rounding=GRADIENT_ROUNDING * len(v) ** 0.5, clear=1.0).rank
+    return low_rank(v, rounding=FLOAT32_SUM * len(v) ** 0.5, clear=1.0).rank
 
 
 def _bounds(
@@ -293,5 +293,5 @@ def _sums(table: Tensor) -> Tensor:
 
 def _worst(misfit: Tensor, sent: Tensor) -> float:
     """The largest squared misfit of a round, `[T, d]`, and no less than what rounding leaves of what was sent."""
-    floor = GRADIENT_ROUNDING**2 * sent.square().sum(1).max()
+    floor = FLOAT32_SUM**2 * sent.square().sum(1).max()
     return float(torch.maximum(misfit.square().sum(1).max(), floor))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.exposure.analysis import UpdateAnalysis
 from seepage.attacks.exposure.labels import head_of
+from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import last_linear
 from seepage.errors import SeepageError
 from seepage.federation.transcript.foreign import read_facts
@@ -19,8 +20,8 @@ from seepage.federation.types import Architecture, Tensors
 
 PROBE_COUNT = 16
 """Made-up inputs whose softmax stands in for that of the client's examples."""
-SHARE_TOLERANCE, MIN_AGREEING_CLASSES = 0.2, 3
-"""Relative difference of classes' shares up to which they count as the same, and how many must be."""
+SHARE_TOLERANCE = 0.2
+"""Relative difference of classes' shares up to which they count as the same."""
 MAX_STEPS = 10_000
 """Local steps; more are taken for a wrong learning rate."""
 
@@ -78,10 +79,8 @@ def infer_steps(
     """
     if lr is not None and steps is not None:
         return InferredSteps(lr, steps, {})
-    names = last_linear(model, num_classes)
-    bias = None if names is None or names[1] is None else delta.get(names[1])
-    travel = None if names is None or bias is None else _travel(-bias.double(), _usual(model, input_shape, names[0]))
-    where = f"by how far {names[1]} moved at the classes that are in no example" if names else ""
+    travel, name = _last_travel(model, delta, input_shape, num_classes)
+    where = f"by how far {name} moved at the classes that are in no example"
     if lr is not None:
         if travel is None:
             return InferredSteps(lr, 1, {"local steps": "assumed to be 1, as nothing shows them"})
@@ -115,12 +114,20 @@ def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], c
         classes: Of the model.
         lr: As stated.
     """
-    names = last_linear(model, classes)
-    bias = None if names is None or names[1] is None else delta.get(names[1])
-    travel = None if names is None or bias is None else _travel(-bias.double(), _usual(model, input_shape, names[0]))
+    travel, _ = _last_travel(model, delta, input_shape, classes)
     if travel is None or abs(travel / lr - 1) <= SHARE_TOLERANCE:
         return None
     return f"classes that are in no example moved as at about {travel:.2g} in one step, and {lr:.3g} was stated"
+
+
+def _last_travel(
+    model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], classes: int
+) -> tuple[float | None, str | None]:
+    """`lr * steps` from the last bias, or None, and the bias's name."""
+    names = last_linear(model, classes)
+    if names is None or names[1] is None or names[1] not in delta:
+        return None, None
+    return _travel(-delta[names[1]].double(), _usual(model, input_shape, names[0])), names[1]
 
 
 def _usual(model: nn.Module, input_shape: tuple[int, ...], last: str) -> Tensor | None:
@@ -139,7 +146,7 @@ def _travel(slopes: Tensor, usual: Tensor | None) -> float | None:
     # An absent class c has b_c(after) - b_c(before) = -lr * steps * p_c, with its softmax value p_c: one share for all.
     shares = (slopes / usual)[slopes > 0]
     same = shares[shares > (1 - SHARE_TOLERANCE) * shares.max()]
-    if len(same) < MIN_AGREEING_CLASSES or 2 * len(same) < len(shares):
+    if len(same) < LEAST_ALIKE or 2 * len(same) < len(shares):
         return None
     travel = float(same.median())
     # Each step's positive slopes sum to less than 1.

@@ -11,23 +11,16 @@ from torch import Tensor, nn
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
 from seepage.base.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
+from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
 from seepage.federation.types import Knowledge
 
-NEGATIVE_SHARE = 1e-5
-"""Share of the largest entry of the last bias gradient below which a negative entry may be rounding."""
 SIGN_SHARE = 0.1
 """Share of the largest entry below which a bias may have risen by weight decay alone, after steps of Adam, whose sizes
 are alike."""
-DECAY_RATIO = 1.0
-"""Times the share of biases above zero that rose, with one more, up to which as many of those below zero may rise."""
 ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
-FULL_PRECISION = 1e-5
-"""Share of the entries' absolute sum up to which their sum counts as zero in float32; bfloat16 leaves 1e-3."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
-SAME_SOFTMAX = 1e-4
-"""Difference of two softmax values, or of two slopes, up to which they are the same but for rounding to float32."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +75,14 @@ def head_of(
         return Head(softmax.mean(0), "other")
     # Not what the layer returned, which a ReLU may have overwritten.
     own = F.linear(found[0].input.detach(), state[weight].detach(), state.get(f"{layer}.bias" if layer else "bias"))
-    if torch.allclose(own.reshape(outputs.shape).double().softmax(1), softmax, atol=SAME_SOFTMAX):
+    if torch.allclose(own.reshape(outputs.shape).double().softmax(1), softmax, atol=FLOAT32_NETWORK):
         return Head(softmax.mean(0), "outputs")
     # v^T J = v * (1^T J) for a v at random: J is diagonal.
     weights = torch.rand(outputs.shape, generator=generator(0, "slopes")).to(outputs)
     reads = found[0].output
     (slopes,) = torch.autograd.grad(outputs, reads, torch.ones_like(outputs), retain_graph=True)
     (mixed,) = torch.autograd.grad(outputs, reads, weights)
-    alone = torch.allclose(mixed, weights.reshape(mixed.shape) * slopes, atol=SAME_SOFTMAX)
+    alone = torch.allclose(mixed, weights.reshape(mixed.shape) * slopes, atol=FLOAT32_NETWORK)
     rises = alone and bool((slopes >= 0).all())
     return Head(softmax.mean(0), "rises" if rises else "other")
 
@@ -188,7 +181,7 @@ def label_leak(
     bias = _last_bias(gradient, knowledge)
     if bias is None or not (largest := float(bias.abs().max())) > 0:
         return None
-    present = tuple(torch.nonzero(bias < -max(NEGATIVE_SHARE * largest, rounding)).flatten().tolist())
+    present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding)).flatten().tolist())
     sound = abs(float(bias.sum())) <= max(ZERO_SUM_SHARE * float(bias.abs().sum()), rounding * len(bias))
     # A mean of the errors of one sigmoid lies between -1 and 1.
     sound &= not knowledge.client.one_logit or largest <= 1
@@ -198,9 +191,9 @@ def label_leak(
     counts = largest_remainder(shares, batch_size)
     off_whole = float((shares - shares.round()).abs().max())
     # A count above this is proved by more than rounding. Labels that are smoothed are nearer to uniform, not further.
-    sure = -batch_size * (bias + max(NEGATIVE_SHARE * largest, rounding))
+    sure = -batch_size * (bias + max(FLOAT32_ZERO * largest, rounding))
     least = sure.ceil().clamp(min=0).long()
-    if int(least.sum()) > batch_size or float(bias.clamp(min=0).sum()) > 1 + NEGATIVE_SHARE:
+    if int(least.sum()) > batch_size or float(bias.clamp(min=0).sum()) > 1 + FLOAT32_ZERO:
         return LabelLeak(present, None, None, sound)  # no mean of softmax minus label is so large: another rate
     most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
     return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most)
@@ -225,7 +218,7 @@ def sums_to_zero(bias: Tensor, rounding: float) -> bool:
         bias: `[classes]`.
         rounding: How far the sum may be off, where it is a difference of rounded weights.
     """
-    return abs(float(bias.double().sum())) <= FULL_PRECISION * float(bias.double().abs().sum()) + rounding
+    return abs(float(bias.double().sum())) <= FLOAT32_ZERO * float(bias.double().abs().sum()) + rounding
 
 
 def signed_label_leak(
@@ -257,7 +250,8 @@ def signed_label_leak(
     rose = bias < -SIGN_SHARE * largest
     low = start < 0
     lifted, others = int((rose & low).sum()), int((rose & ~low).sum())
-    most = others + DECAY_RATIO * (others + 1) * int(low.sum()) / max(1, int((~low).sum()))
+    # Of the biases below zero no larger a share may rise than of those above it, with one more.
+    most = others + (others + 1) * int(low.sum()) / max(1, int((~low).sum()))
     if lifted + others > (most if batch_size is None else batch_size):
         rose &= ~low
     present = tuple(torch.nonzero(rose).flatten().tolist())

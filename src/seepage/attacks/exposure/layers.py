@@ -9,19 +9,17 @@ from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.linear import LinearLeak
+from seepage.attacks.network import CERTIFYING_MISMATCH
 from seepage.base.adapters import inside_adapters
 from seepage.base.algebra.lowrank import low_rank
+from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import as_inputs, calls_in_pass, input_layer, last_linear, normalized_layers
 from seepage.federation.types import Knowledge, Round
 
 MAX_ROWS = 512
 """Rows of a layer that are decomposed, those of the largest gradient; more take longer than a round may."""
-MAX_EXACT_DISAGREEMENT = 1e-3
-"""Relative disagreement of the rows of one example up to which they are called exact."""
 MAX_ROW_DISTANCE = 3e-6
 """Relative distance of divided rows up to which they are one and the same input; rounding reaches about 1e-6."""
-MIN_AGREEING_ROWS = 3
-"""Rows that must agree. The mixtures of two examples lie on a line, where of a few hundred some two meet by chance."""
 MAX_NOISY_DISAGREEMENT = 0.5
 """Relative disagreement of the rows of one example from which nothing is said to be left of it."""
 MOST_LISTED = 6
@@ -172,7 +170,7 @@ def layer_leaks(
             pass  # rows are divided by rounding
         elif shifts is not None and positions == 1 and observed.batch_size == 1:
             error = _disagreement(rows, shifts)
-            found = int(error is not None and error <= MAX_EXACT_DISAGREEMENT)
+            found = int(error is not None and error <= CERTIFYING_MISMATCH)
         elif shifts is not None and positions == 1 and not ends and knowledge.num_classes > 2:
             shared = 0 if weight in offset_known else closed_form(rows, shifts)
             found = min(shared, rank, observed.batch_size or rank)
@@ -221,7 +219,7 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
     sizes = ratios.norm(dim=1).clamp(min=1e-300)
     # Distances by differences: by products they would drown in rounding, at relative sizes of 1e-6.
     gaps = torch.cdist(ratios, ratios, compute_mode="donot_use_mm_for_euclid_dist") / sizes[:, None]  # [k, k]
-    shared = (gaps <= MAX_ROW_DISTANCE).sum(1) >= MIN_AGREEING_ROWS  # itself among them
+    shared = (gaps <= MAX_ROW_DISTANCE).sum(1) >= LEAST_ALIKE  # itself among them
     # Count each input once: take a shared ratio, and strike out all that are close to it.
     left, found = shared & (sizes > 1e-290), 0
     while left.any():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.fingerprints import MIN_ENTRIES
+from seepage.base.algebra.rows import LEAST_ALIKE
 
 MIN_SIZED_ENTRIES, MANY_ENTRIES = 8, 200
 """Live entries of a tensor from which its sizes are looked at in a network without two tensors of `MIN_ENTRIES`, and
@@ -27,8 +28,6 @@ AT_CEILING = 0.5
 LARGE_SHARE = 0.3
 """Share of `MANY_ENTRIES` that are above half of the largest from which they were held down. Of 200 normal numbers 15 %
 are, and of a gradient's, whose tails are heavier, fewer."""
-FEWEST_TENSORS, FEWEST_CLIPPED = 3, 3
-"""Tensors with one ceiling, and entries of each at it, that no chance brings together."""
 MORE_WITHOUT_DECAY = 1.5
 """By how much more entries must be at the ceiling, but for rounding, once a decay is taken out, to take it out."""
 
@@ -159,10 +158,10 @@ def _are_held(found: Sequence[_Sizes]) -> bool:
     A feature that is one in all examples gives two tensors of one layer the same entries, so one layer proves nothing.
     """
     sized = [one for one in found if one.live >= MIN_SIZED_ENTRIES]
-    clipped = [one for one in sized if one.clipped >= FEWEST_CLIPPED]
+    clipped = [one for one in sized if one.clipped >= LEAST_ALIKE]
     reach = [one for one in sized if one.top > 1 - NEAR]
     flat = [one for one in reach if one.live >= MANY_ENTRIES and one.large >= LARGE_SHARE]
-    if len(clipped) >= FEWEST_TENSORS and len({one.module for one in clipped}) > 1:
+    if len(clipped) >= LEAST_ALIKE and len({one.module for one in clipped}) > 1:
         return True
-    enough = len(reach) >= max(FEWEST_TENSORS, len(sized) / 2)
+    enough = len(reach) >= max(LEAST_ALIKE, len(sized) / 2)
     return enough and len({one.module for one in flat}) > 1

@@ -38,7 +38,6 @@ FACTS = ("damping", "iterations", "passes", "reopenings", "steps", "steps_withou
 
 @attacks.register(
     "gauss_newton",
-    needs="convolutions with a fully connected layer behind them; fewer examples than classes, or residual blocks",
     paper="none; its equations are in the docs",
     cost="seconds to minutes",
     family="gradient matching",

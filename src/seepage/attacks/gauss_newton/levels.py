@@ -7,7 +7,8 @@ from torch import Tensor
 LEVELS = 255
 """Steps from black to white."""
 NEIGHBORHOOD = 3
-"""Height and width of the neighborhood whose values must all lie near 8-bit ones for one of them to be sure."""
+"""Height and width of the neighborhood whose values must all lie near 8-bit ones for one of them to be sure, and
+that is looked at for a change that the equations do not show."""
 OWN = 2.5
 """How much further from its level than the neighborhood, on average, a sure value may lie."""
 FIRST_NEARNESS, LAST_NEARNESS, NEARNESS_GROWTH = 0.05, 0.2, 1.3

@@ -13,6 +13,7 @@ from seepage.attacks.gauss_newton.levels import (
     FIRST_NEARNESS,
     LAST_NEARNESS,
     NEARNESS_GROWTH,
+    NEIGHBORHOOD,
     sure_values,
     to_levels,
 )
@@ -20,11 +21,11 @@ from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.reading.equations import Equations, EquationsAt
 from seepage.attacks.reading.readings import NEWTON_SOLVED
+from seepage.base.rounding import FLOAT64_FLOOR
 from seepage.base.solvers import conjugate_gradients
 
 FIRST_DAMPING = 1e-6
 """Weight of the squared step at the start, beside equations whose derivative has norms of about 0.1 to 1."""
-LEAST_DAMPING = 1e-10
 MOST_DAMPING = 1e3
 """Damping at which the search ends: no step, however small, helps."""
 FIRST_INNER = 40
@@ -53,8 +54,6 @@ POLISHING_INNER = 200
 """Iterations of the conjugate gradients in the first step after the equations were weighted anew."""
 PROBING_INNER, PROBED_TO = 800, 1e-5
 """Iterations, at most, and the relative residual of the conjugate gradients that look for what is not shown."""
-PROBED = 3
-"""Height and width of the neighborhood that is looked at for a change that the equations do not show."""
 STEPS_BETWEEN = 2
 """Steps after some values were set, before others are."""
 
@@ -189,7 +188,7 @@ class Search:
         self.moved = (length * images).flatten(1).square().mean(1).sqrt()
         # Whole steps: the linear model holds, trust it further. Cut short but as predicted: solve the next one longer.
         whole = length == 1
-        self.damping = max(self.damping * (0.3 if whole else 1.5), LEAST_DAMPING)
+        self.damping = max(self.damping * (0.3 if whole else 1.5), FLOAT64_FLOOR)
         if whole and cut_short and reached - predicted < AS_PREDICTED * (start - predicted):
             self.iterations = min(int(self.iterations * GROWTH), self.most)
         self.steps_without_progress = (
@@ -224,12 +223,12 @@ class Search:
 
         shown = product(_joined(probe, torch.zeros_like(point.free)))
         back = conjugate_gradients(
-            product, shown, self._inverse(point, LEAST_DAMPING),
+            product, shown, self._inverse(point, FLOAT64_FLOOR),
             steps=PROBING_INNER, tolerance=PROBED_TO, preconditioned=True,
         )  # fmt: skip
         # (J^T J)^+ J^T J e is the part of e in J's row space; e less it lies in the null space. Mean over colors.
         left = (probe - _apart(back, point)[0]).square().mean(1, keepdim=True)  # [n, 1, H, W]
-        around = F.avg_pool2d(left, PROBED, 1, PROBED // 2, count_include_pad=False)
+        around = F.avg_pool2d(left, NEIGHBORHOOD, 1, NEIGHBORHOOD // 2, count_include_pad=False)
         return around.sqrt().flatten(1).amax(1)
 
     @property

@@ -251,7 +251,8 @@ class GuidedMatching(Attack):
         if self.keeps:
             return self.search
         low, high = knowledge.value_range
-        search = replace(self.search, parameters=_units(knowledge))
+        # Unknowns of which four cover the value range, as in normalized images, and that start in its middle.
+        search = replace(self.search, parameters=_NearGrey(mean=(low + high) / 2, std=(high - low) / 4))
         priors = tuple(
             replace(prior, unit=high - low) if isinstance(prior, ColorVariation) else prior for prior in search.priors
         )
@@ -281,12 +282,6 @@ def _scaled(prior: ColorVariation) -> ColorVariation:
     """A quarter of the first weight and a tenth of the last."""
     first = None if prior.first is None else max(prior.first / 4, prior.weight / 10)
     return replace(prior, weight=prior.weight / 10, first=first)
-
-
-def _units(knowledge: Knowledge) -> Pixels:
-    """Unknowns of which four cover the value range, as in normalized images, and that start in its middle."""
-    low, high = knowledge.value_range
-    return _NearGrey(mean=(low + high) / 2, std=(high - low) / 4)
 
 
 def _bends(knowledge: Knowledge, observed: Round) -> bool:

@@ -56,8 +56,6 @@ class LinearEquations(Attack):
 
     Args:
         tolerance: Largest relative mismatch of a group of units at which it is one example. Float32 leaves about 1e-6.
-        certify: Largest relative distance of the sent gradient and the model's own at the whole batch at which examples
-            that came down by equations are certified.
         peel: Whether found examples are taken away and the rest looked at again.
 
     Example:
@@ -81,7 +79,6 @@ class LinearEquations(Attack):
     )
 
     tolerance: float = 1e-4
-    certify: float = CERTIFYING_MISMATCH
     peel: bool = True
 
     def examine(self, transcript: Transcript) -> "_Gradients":
@@ -100,7 +97,7 @@ class LinearEquations(Attack):
             notes += ("no layer tells all examples, so the patterns that the equations need are not known",)
             return seen.reconstruction(first.readings, first.labels, first.mismatch, first.mismatch >= 0, notes)
         readings, mismatch = seen.solved_down(whole)
-        sure = (mismatch <= self.certify).expand(len(readings))
+        sure = (mismatch <= CERTIFYING_MISMATCH).expand(len(readings))
         if whole.layer > 0:
             notes += (
                 f"with all patterns known from layer {seen.chain.maps[whole.layer].name!r} on, linear equations give "
@@ -196,7 +193,7 @@ class _Gradients:
                     INSTEAD,
                 )
         for layer in chain.maps[:-1]:
-            if not _is_relu(layer):
+            if layer.after.forward is not torch.relu:
                 raise Inapplicable(
                     f"no ReLU follows layer {layer.name!r}, so no unit is on for one example alone", INSTEAD
                 )
@@ -443,8 +440,3 @@ def _read(layer: LinearMap, reading: Float[Tensor, " out"]) -> Float[Tensor, " d
     found, rank, _ = solved([(layer.weight[on], (reading - layer.spread_bias(len(reading)))[on])], rcond=1e-4)
     again = torch.relu(layer.outputs(found[None])[0])
     return found if rank == layer.unknowns and (again - reading).norm() < PATTERN * reading.norm() else None
-
-
-def _is_relu(layer: LinearMap) -> bool:
-    probe = torch.tensor([-1.0, 2.0], dtype=torch.float64)
-    return torch.equal(layer.after.forward(probe), torch.relu(probe))

@@ -12,24 +12,11 @@ from seepage.base.nn import captured_calls, forward, generator, in_mode, norm
 from seepage.federation.types import Batch, Knowledge, Round, Tensors
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-STATISTICS = 32
-"""Examples of a public batch, at the least, whose statistics stand in for the client's: memory for more is dear."""
+AT_ONCE = 32
+"""Examples whose gradients are held at a time, and of a public batch, at the least, whose statistics stand in for the
+client's: memory for more is dear."""
 FEWEST_BATCHES = 4
 """Public batches of the client's size from which on it is measured what batch norm adds to an update."""
-
-
-@dataclass(frozen=True)
-class Coupling:
-    """How far the update of a batch that batch norm ties together is from the mean of its examples' own gradients.
-
-    Attributes:
-        mean: `[d]` the mean update of public batches.
-        variance: `[d]` of the difference, in units of one example's gradient: n times that of an update of n examples.
-            One number for each tensor.
-    """
-
-    mean: Tensor
-    variance: Tensor
 
 
 @dataclass(frozen=True)
@@ -112,7 +99,7 @@ class ExampleGradients:
                 done()
         return torch.stack(rows)
 
-    def coupling(self, reference: Batch, rows: Tensor) -> Coupling | None:
+    def coupling(self, reference: Batch, rows: Tensor) -> tuple[Tensor, Tensor] | None:
         """What batch norm in train mode adds to an update, by updates of public batches of the client's size.
 
         In layers that see a handful of values per channel it is many times the variance of an example's own gradient.
@@ -122,8 +109,10 @@ class ExampleGradients:
             rows: `[k, d]` their own gradients.
 
         Returns:
-            None where no batch norm couples examples, where the client sends more than one gradient or clips each
-            example's, and for fewer than four batches.
+            `[d]` the mean update of public batches, and `[d]` the variance of its difference from the mean of its
+            examples' own gradients, in units of one example's gradient: n times that of an update of n examples, one
+            number for each tensor. None where no batch norm couples examples, where the client sends more than one
+            gradient or clips each example's, and for fewer than four batches.
         """
         model, client, size = self.knowledge.model, self.knowledge.client, self.observed.batch_size or len(reference)
         alone = not (client.single_gradient and client.batch_coupled(model)) or self.clip < math.inf
@@ -138,7 +127,7 @@ class ExampleGradients:
             missed.append(updates[-1] - rows[part].mean(0))  # [d]
         parts = torch.stack(missed).split([len(places) for places in self.chosen.values()], 1)
         variances = [part.var(0).mean().expand(part.shape[1]) for part in parts]
-        return Coupling(torch.stack(updates).mean(0), size * torch.cat(variances))
+        return torch.stack(updates).mean(0), size * torch.cat(variances)
 
     def _shrink(self, gradient: Tensors) -> float:
         return 1.0 if self.clip == math.inf else min(1.0, self.clip / max(float(norm(gradient)), 1e-30))
@@ -159,7 +148,7 @@ def _public_statistics(knowledge: Knowledge, observed: Round, reference: Batch) 
     tracked = [name for name, layer in norms.items() if layer.track_running_stats]
     if knowledge.client.mode != "train" or not tracked:
         return buffers
-    size = max(2, min(max(observed.batch_size or 0, STATISTICS), len(reference)))
+    size = max(2, min(max(observed.batch_size or 0, AT_ONCE), len(reference)))
     batches = [part for part in reference.inputs.split(size) if len(part) == size]
     device = next(iter(observed.params.values())).device
     sums: Tensors = {}

@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.membership.base import Detector, Done, MembershipTest, nothing
-from seepage.attacks.membership.gradients import ExampleGradients
+from seepage.attacks.membership.gradients import AT_ONCE, ExampleGradients
 from seepage.attacks.membership.noise import KnownNoise
 from seepage.attacks.search.adaptive import known_noise
 from seepage.base.registry import membership_tests
 from seepage.errors import SeepageError
 from seepage.federation.types import Batch, Knowledge, Round
 
-CHUNK = 32
-"""Examples whose gradients are held at a time."""
 FLOOR = 1e-3
 """Share of the mean standard deviation that is added to that of each entry."""
 
@@ -122,7 +120,7 @@ class _Filter(Detector):
     def templates(self, examples: Batch, done: Done = nothing) -> Tensor:
         """`[k, d]` rows g' S^-1 / sqrt(g' S^-1 g), of centered gradients g."""
         rows = []
-        for part in torch.arange(len(examples)).split(CHUNK):
+        for part in torch.arange(len(examples)).split(AT_ONCE):
             own = self.whitening.centered(self.gradients.of(Batch(examples.inputs[part], examples.labels[part]), done))
             solved = self.whitening.solved(own)
             rows.append(solved / (solved * own).sum(1, keepdim=True).clamp_min(1e-30).sqrt())
@@ -181,11 +179,11 @@ class MatchedFilter(MembershipTest):
         gradients = ExampleGradients.at(knowledge, observed, reference, entries=self.entries, seed=seed)
         rows, known = gradients.of(reference, done), KnownNoise.of(knowledge, observed)
         coupling = gradients.coupling(reference, rows)
-        variance: float | Tensor = 0.0 if coupling is None else coupling.variance
+        variance: float | Tensor = 0.0 if coupling is None else coupling[1]
         if known is not None:
             variance = variance + known.variance(rows, gradients.weights, observed.batch_size or 1)
         whitening = Whitening.of(rows, variance)
-        mean = whitening.mean if coupling is None else coupling.mean
+        mean = whitening.mean if coupling is None else coupling[0]
         return _Filter(gradients, whitening, mean, known is not None and known.length is not None)
 
     def adapts(self, knowledge: Knowledge) -> bool:

@@ -1,6 +1,6 @@
 """The client's network as an attacker runs it: one round's case, a cut at a layer, and whether an update vouches."""
 
-from seepage.attacks.network.attacked_round import LARGEST_MATRIX, UNCHANGED, ZERO, AttackedRound
+from seepage.attacks.network.attacked_round import LARGEST_MATRIX, AttackedRound
 from seepage.attacks.network.cut import NetworkCut, best_labels, relative_mismatch
 from seepage.attacks.network.evidence import CERTIFYING_MISMATCH, EXACT, in_range, vouch
 
@@ -8,8 +8,6 @@ __all__ = [
     "CERTIFYING_MISMATCH",
     "EXACT",
     "LARGEST_MATRIX",
-    "UNCHANGED",
-    "ZERO",
     "AttackedRound",
     "NetworkCut",
     "best_labels",

@@ -10,10 +10,6 @@ from torch import Tensor, nn
 from seepage.base.nn import LayerCall, captured_calls, forward, in_mode
 from seepage.federation.types import Knowledge, Round, Tensors, Transcript
 
-UNCHANGED = 1e-5
-"""Relative difference of a quantity in two passes up to which it does not depend on what differs in their inputs."""
-ZERO = 1e-4
-"""Share of the largest value up to which a solved one is zero but for the solution's error, as behind a ReLU."""
 LARGEST_MATRIX = 2**25
 """Entries of a matrix above which it is not made: 256 MiB in float64."""
 

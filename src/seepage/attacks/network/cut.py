@@ -13,7 +13,7 @@ from seepage.base.nn import as_inputs, forward, in_mode
 from seepage.federation.types import Tensors
 
 ROWS_AT_ONCE = 4_096
-"""Outputs of a layer that are passed through the network behind it at a time."""
+"""Outputs of a layer that are passed through the network behind it, or multiplied, at a time."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.patches.unmixing import WIDTH, PatchMixture
-from seepage.base.solvers import conjugate_gradients
+from seepage.base.solvers import MOST_STEPS, conjugate_gradients
 
 LEVEL = 0.08
 """Usual error of a patch's brightness, in units of the value range, before borders are looked at."""
 DETAIL = 0.03
 """Usual error of a pixel beside it, and difference across a border."""
-BORDER_STEPS = 60
-"""Steps of conjugate gradients for the brightness of all patches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,4 +200,4 @@ def _across(mixture: PatchMixture, board: Board, patches: Tensor, bends: Tensor,
     def precondition(change: Tensor) -> Tensor:
         return torch.cholesky_solve(change[:, :, None], factor)[:, :, 0]
 
-    return conjugate_gradients(apply, -back(weight * apart), precondition, steps=BORDER_STEPS, tolerance=1e-4)
+    return conjugate_gradients(apply, -back(weight * apart), precondition, steps=MOST_STEPS, tolerance=1e-4)

@@ -29,8 +29,6 @@ SHARP = 1e5
 """Standard deviations per level, at most, with which an equation takes part in the rounding."""
 LARGEST = 8.0
 """Most that the noise may turn out above its estimate: sums round, too, which the estimate leaves out."""
-FADED = 1.0
-"""Error in levels above which a direction of the patches counts as hidden."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,21 +56,6 @@ class _Grid:
         return float(self.step.abs().mean())
 
 
-@dataclass(frozen=True, eq=False)
-class _Guess:
-    """What is known of the columns beside the equations.
-
-    Attributes:
-        levels: `[P, d]`.
-        wide: Standard deviation of their errors, in levels, in the directions that the equations do not show.
-        noise: `[width]` standard deviation of the noise in each row of the equations: it rounds with its own size.
-    """
-
-    levels: Tensor
-    wide: float
-    noise: Tensor
-
-
 def on_grid(
     tokens: PatchTokens, measured: Measured, solved: SolvedImage, count: int
 ) -> tuple[SolvedImage, bool] | None:
@@ -94,21 +77,23 @@ def on_grid(
     grid = _grid(tokens, measured, count)
     if grid is None:
         return None
-    guess = _Guess(grid.levels(tokens.embed(solved.image)), UNKNOWN * count, _row_noise(measured))
+    # A guess of the columns [P, d]; the standard deviation of its errors in directions that the equations do not show,
+    # in levels; and of the noise in each row of the equations [width]: it rounds with its own size.
+    guess, wide, noise = grid.levels(tokens.embed(solved.image)), float(UNKNOWN * count), _row_noise(measured)
     for turn in range(ROUNDS):
         try:
-            whole, gap = _rounded(measured, grid, guess)
+            whole, gap = _rounded(measured, grid, guess, wide, noise)
         except ArithmeticError:
             return None
         left = measured.products - measured.errors.T @ grid.entries(whole)  # G - D^T X [width, d]
         # Each row of the equations in its own standard deviations; a column with a wrong level misses by many.
-        missed = (left / guess.noise[:, None]).square().mean(0).sqrt()  # [d], about 1
+        missed = (left / noise[:, None]).square().mean(0).sqrt()  # [d], about 1
         inside = ((whole >= 0) & (whole <= count)).all(0)
         # What was assumed of noise and guess is measured on what was rounded; a wrong column makes both larger.
-        found, off = float(missed.max()), _off(measured, grid, guess.levels - whole, guess.noise)
+        found, off = float(missed.max()), _off(measured, grid, guess - whole, noise)
         # Of noise that is not the rounding of sums, as in a difference of weights, the tails are not known.
         known = float(left.square().mean().sqrt()) < LARGEST * measured.rounding
-        clear = known and gap > SAFE_GAP * max(found, off / guess.wide, 1.0)
+        clear = known and gap > SAFE_GAP * max(found, off / wide, 1.0)
         fits = bool(inside.all()) and found < LARGEST
         if fits and (clear or turn == ROUNDS - 1):
             values = whole / count * (measured.high - measured.low) + measured.low
@@ -118,9 +103,8 @@ def on_grid(
         noise = left[:, usual].square().mean(1).sqrt().clamp(min=1e-3 * float(left.square().mean().sqrt()))
         if usual.double().mean() < 0.5 or float(noise.square().mean().sqrt()) > LARGEST * measured.noise:
             return None
-        levels = grid.levels(_from_neighbors(tokens, measured, grid.entries(whole), usual))
-        wide = max(FADED, _off(measured, grid, (levels - whole)[:, usual], noise))
-        guess = _Guess(levels, wide, noise)
+        guess = grid.levels(_from_neighbors(tokens, measured, grid.entries(whole), usual))
+        wide = max(1.0, _off(measured, grid, (guess - whole)[:, usual], noise))
     return None
 
 
@@ -146,19 +130,19 @@ def _grid(tokens: PatchTokens, measured: Measured, count: int) -> _Grid | None:
     return _Grid(scale[0] * (measured.high - measured.low) / count, tokens.shift + scale * measured.low, count)
 
 
-def _rounded(measured: Measured, grid: _Grid, guess: _Guess) -> tuple[Tensor, float]:
+def _rounded(measured: Measured, grid: _Grid, guess: Tensor, wide: float, noise: Tensor) -> tuple[Tensor, float]:
     """`[P, d]` whole levels near equations and guess, and the least gap of the basis, in standard deviations."""
     # D^T (step k + start) = g becomes (D^T step / noise) k = (g - D^T start) / noise: unit noise, unknowns in levels.
-    weight = grid.mean_step / guess.noise[:, None]  # [width, 1]
+    weight = grid.mean_step / noise[:, None]  # [width, 1]
     # In the axes of D, levels per standard deviation s are cut off: more is of no use, and beyond float64 in the end.
     v, s, ut = torch.linalg.svd(measured.errors.T * weight, full_matrices=False)  # [width, r], [r], [r, P]
     sharp = s.clamp(max=SHARP)
     # Least squares over whole k of |S U^T k - V^T target|^2 + |(k - guess) / wide|^2: [r + P, P], reduced once.
-    basis = reduced(np.vstack([sharp[:, None] * ut, np.eye(len(measured.errors)) / guess.wide]))
+    basis = reduced(np.vstack([sharp[:, None] * ut, np.eye(len(measured.errors)) / wide]))
     # The columns differ in their steps by the normalization of the colors: targets are brought to the mean one.
     target = (measured.products - measured.errors.T @ grid.start) / grid.step * weight
     shown = torch.where(s > 0, sharp / s, 0.0)[:, None] * (v.T @ target)
-    targets = torch.cat([shown, guess.levels.clamp(0, grid.count) / guess.wide])
+    targets = torch.cat([shown, guess.clamp(0, grid.count) / wide])
     return torch.from_numpy(basis.nearest(targets.numpy())), float(basis.gaps.min())
 
 
@@ -166,8 +150,8 @@ def _off(measured: Measured, grid: _Grid, off: Tensor, noise: Tensor) -> float:
     """Root mean square of errors `[P, columns]` of a guess, in levels, per direction that the gradients do not show."""
     u, s, _ = measured.factors
     noise = noise.square().mean().sqrt()
-    # The gradients determine u_k^T X to noise / s_k; those known to less than `FADED` levels are left out. [P, shown]
-    shown = u[:, noise <= FADED * s * grid.mean_step]
+    # The gradients determine u_k^T X to noise / s_k; those known to less than one level are left out. [P, shown]
+    shown = u[:, noise <= s * grid.mean_step]
     rest = off - shown @ (shown.T @ off)  # [P, columns], in P - shown dimensions
     return float((rest.square().sum() / (max(len(u) - shown.shape[1], 1) * off.shape[1])).sqrt())
 

@@ -14,14 +14,13 @@ from seepage.attacks.patches.grid import on_grid
 from seepage.attacks.patches.solve import Measured, SolvedImage, solve
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.attacks.search.labels import SignOfLastBias
+from seepage.base.algebra.lowrank import CLEAR
 from seepage.base.registry import attacks
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.federation.types import Reconstruction, Transcript
 
 CERTIFYING_MISMATCH = 1e-2
 """Relative difference of the network's own update at the image from the observed one, up to which it is certified."""
-CONTRADICTED, ROUNDED = 3.0, 1e-4
-"""Times the expected error from which what an image leaves its value range by contradicts it, and the least error that
-counts: that of float32 through a network."""
 NEARER = 0.01
 """Share of the smooth image's disagreement at which a rounded image is taken, although a rounding was near."""
 
@@ -68,7 +67,7 @@ class PatchGradients:
         found = self.solved.image
         # Root mean square of what lies outside, in units of the range: a lower bound of the image's error.
         outside = float((found - found.clamp(low, high)).square().mean().sqrt()) / (high - low)
-        if outside > CONTRADICTED * max(self.solved.deviation, ROUNDED):
+        if outside > CLEAR * max(self.solved.deviation, FLOAT32_NETWORK):
             return None
         return -20 * math.log10(max(self.solved.deviation, 1e-12))
 

@@ -21,23 +21,10 @@ SETTLED = 5e-3
 """Mean change of a pixel, in units of the value range, at which that ends."""
 
 
-@dataclass(frozen=True, eq=False)
-class MixedPatches:
-    """What the attack works on.
-
-    Attributes:
-        attacked: The round.
-        mixture: What the gradients say of all images' patches.
-        board: Where the patches lie.
-        pixels: `[P, d]` which value of the flattened image each entry of a patch is, in reading order of the board.
-        clear: How far the weakest direction of the differences stands above the noise.
-    """
-
-    attacked: AttackedRound
-    mixture: PatchMixture
-    board: Board
-    pixels: Tensor
-    clear: float
+MixedPatches = tuple[AttackedRound, PatchMixture, Board, Tensor, float]
+"""The round; what the gradients say of all images' patches; where these lie; `[P, d]` which value of the flattened
+image each entry of a patch is, in reading order of the board; and how far the weakest direction of the differences
+stands above the noise."""
 
 
 @attacks.register(
@@ -107,32 +94,33 @@ class PatchUnmixing(Attack):
                 "use gradient_matching",
             )
         height, across = knowledge.input_shape[1] // grid[1], knowledge.input_shape[2] // grid[2]
-        return MixedPatches(attacked, mixture, Board.of(height, across, grid), pixels, clear)
+        return attacked, mixture, Board.of(height, across, grid), pixels, clear
 
     def run(self, seen: MixedPatches, *, seed: int, progress: Progress) -> Reconstruction:
-        mixture, n, (low, high) = seen.mixture, seen.mixture.images, seen.attacked.knowledge.value_range
+        attacked, mixture, board, pixels, clear = seen
+        n, (low, high) = mixture.images, attacked.knowledge.value_range
         rows, unit = separate(mixture, generator(seed, "patches")), high - low
-        image = ordered(_patches(rows, mixture), seen.board, unit)
+        image = ordered(_patches(rows, mixture), board, unit)
         for turn in range(ROUNDS):
             before = _patches(rows, mixture)
-            rows = leveled(mixture, rows, seen.board, image, unit)
+            rows = leveled(mixture, rows, board, image, unit)
             patches = _patches(rows, mixture)
-            image = ordered(patches, seen.board, unit)
+            image = ordered(patches, board, unit)
             moved = float((patches - before).square().mean().sqrt()) / unit
             progress.report(turn, ROUNDS, moved)
             if moved < SETTLED:
                 break
         places = torch.arange(len(patches))
-        found = torch.zeros(n, seen.pixels.numel(), dtype=torch.float64)
+        found = torch.zeros(n, pixels.numel(), dtype=torch.float64)
         for i in range(n):
-            found[i, seen.pixels.flatten()] = patches[places, image[:, i]].flatten()
+            found[i, pixels.flatten()] = patches[places, image[:, i]].flatten()
         count, width = len(places), mixture.width
         return Reconstruction(
-            inputs=found.reshape(n, *seen.attacked.knowledge.input_shape).clamp(low, high).to(seen.attacked.like()),
-            certified=torch.zeros(n, dtype=torch.bool, device=seen.attacked.like().device),
+            inputs=found.reshape(n, *attacked.knowledge.input_shape).clamp(low, high).to(attacked.like()),
+            certified=torch.zeros(n, dtype=torch.bool, device=attacked.like().device),
             notes=(
                 f"{n} images of {count} patches were unmixed; tokens of {width} numbers allow {width // count}",
-                f"the weakest direction of their differences stands {seen.clear:.0f} times above the noise",
+                f"the weakest direction of their differences stands {clear:.0f} times above the noise",
             ),
         )
 

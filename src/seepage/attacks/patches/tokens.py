@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.network import UNCHANGED, AttackedRound
+from seepage.attacks.network import AttackedRound
 from seepage.base.algebra.rows import same_rows
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode
+from seepage.base.rounding import FLOAT32_ZERO
 from seepage.federation.types import Tensors
 
 REMEDY = "use gradient_matching"
@@ -82,7 +83,7 @@ class PatchTokens:
     @property
     def scaled_alike(self) -> bool:
         """Whether an entry of a patch has one scale in all patches."""
-        return bool(((self.scale - self.scale[0]).abs() <= UNCHANGED * self.scale[0].abs()).all())
+        return bool(((self.scale - self.scale[0]).abs() <= FLOAT32_ZERO * self.scale[0].abs()).all())
 
     def equations(self, gradient: Tensors) -> tuple[Tensor, Tensor]:
         """`[P, width]` errors D of the patches' tokens, and `[width, d]` the patch embedding's gradient G = D^T X.

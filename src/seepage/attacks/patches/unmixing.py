@@ -66,9 +66,8 @@ class PatchMixture:
         # pinv(S^T) G = X_1 + combinations of differences, which the projection away from R takes out: Y. [P, d]
         common = torch.linalg.lstsq(errors.T, products).solution
         common = common - (common @ span.T) @ span
-        return cls(common, span, images, grid, len(products)), float(sizes[rank - 1] / sizes[rank]) if rank < len(
-            sizes
-        ) else 0.0
+        clear = float(sizes[rank - 1] / sizes[rank]) if rank < len(sizes) else 0.0
+        return cls(common, span, images, grid, len(products)), clear
 
     @property
     def rows(self) -> Tensor:

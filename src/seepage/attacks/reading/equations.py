@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from seepage.attacks.network import ZERO
 from seepage.attacks.network.linearize import ForwardPass, LayerUse, VictimNetwork
 from seepage.base.algebra.derivative import Derivative
 from seepage.base.algebra.lowrank import INDEPENDENT
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.errors import Inapplicable
 
 FLOOR = 1e-4
@@ -166,7 +166,7 @@ class Known:
         equation it would ask for zero where the network reads a negative number of any size.
         """
         off = torch.zeros_like(value, dtype=torch.bool)
-        on = value > ZERO * value.amax((1, 2, 3), keepdim=True)
+        on = value > FLOAT32_NETWORK * value.amax((1, 2, 3), keepdim=True)
         weight = offset_known.to(value)[:, None, None].expand(len(value), -1, 1, 1)
         # The signal only says which images the search waits for: all of them alike.
         return cls(value, on, off, off, torch.ones_like(value), weight, one_sided=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from seepage.attacks.network import UNCHANGED
 from seepage.attacks.network.linearize import ForwardPass, Held, VictimNetwork
 from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.reading.equations import Structure
@@ -15,6 +14,7 @@ from seepage.attacks.reading.patches import read_patches
 from seepage.attacks.reading.readings import Forward, solve_reading
 from seepage.base.algebra.derivative import Derivative
 from seepage.base.nn import generator
+from seepage.base.rounding import FLOAT32_ZERO
 from seepage.federation.types import Tensors
 
 DRAWS = 64
@@ -60,7 +60,7 @@ class _Peeling:
         first, second = (self.slopes(self.run(images), places) for images in self.images)
         alike = {}
         for place, one, other in zip(places, first, second, strict=True):
-            if float(one.norm()) > 0 and float((one - other).norm()) < UNCHANGED * float(one.norm()):
+            if float(one.norm()) > 0 and float((one - other).norm()) < FLOAT32_ZERO * float(one.norm()):
                 alike[place] = one
         return alike
 
@@ -140,7 +140,7 @@ class _Peeling:
         """Whether the logits depend on an image only by way of this activation."""
         held = {place: self.held[place]}
         first, second = (self.run(images, held).layers[self.head].output for images in self.images)
-        return bool((first - second).norm() < UNCHANGED * first.norm())
+        return bool((first - second).norm() < FLOAT32_ZERO * first.norm())
 
 
 def activation_of(seen: ForwardPass, read: Tensor) -> int | None:

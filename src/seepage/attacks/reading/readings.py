@@ -7,22 +7,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from seepage.attacks.network import LARGEST_MATRIX
+from seepage.attacks.network import CERTIFYING_MISMATCH, LARGEST_MATRIX
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.activations.deconvolution import NEGATIVE, negative_share
 from seepage.attacks.reading.equations import FLOOR, columns_of, slope_matrix
 from seepage.attacks.reading.head.equations import ROUNDING
 from seepage.base.algebra.derivative import Derivative
-from seepage.base.solvers import conjugate_gradients
+from seepage.base.rounding import FLOAT32_NETWORK
+from seepage.base.solvers import MOST_STEPS, conjugate_gradients
 
-UNCERTAIN = 1e-3
-"""Error of a reading, as a share of its root mean square, above which it is not used."""
-MISFIT = 1e-4
-"""Share of the equations that a solved reading may leave unexplained."""
 LEAST_ROWS = 0.5
 """Rows of a layer's slopes for each unknown below which the other equations are not tried."""
-STEPS = 40
-"""Newton steps to the non-negative solution."""
 INNER = 100
 """Iterations of the conjugate gradients in one of them."""
 NEWTON_SOLVED = 1e-2
@@ -128,7 +123,11 @@ def solve_reading(
     scale = float(reading.square().mean().sqrt())
     unexplained = float((matrix @ reading - rows).norm() / rows.norm())
     negative = negative_share(reading)
-    if float(errors.square().mean().sqrt()) > UNCERTAIN * scale or unexplained > MISFIT or negative > NEGATIVE:
+    if (
+        float(errors.square().mean().sqrt()) > CERTIFYING_MISMATCH * scale
+        or unexplained > FLOAT32_NETWORK
+        or negative > NEGATIVE
+    ):
         return None
     return layers[0].maps(reading), layers[0].maps(errors)
 
@@ -148,7 +147,7 @@ def _complete(
     """
     scale, value = float(reading.square().mean().sqrt()), reading
     zero, sharpened = 0.0, 0  # what counts as zero, in units of `scale`; steps since that is more than nothing
-    for _ in range(STEPS):
+    for _ in range(MOST_STEPS):
         # At first what is negative must not be; then what is nearly zero is meant to be zero.
         below = (value < zero * scale) / scale  # [p, C]: weight of the sign equation h = 0, where there is one
         off = value * below
@@ -201,7 +200,7 @@ def _from_supports(
         # inverse.
         left_over = float((inner @ solution - row).norm()) / (len(row) - len(solution)) ** 0.5
         if (
-            left_over < MISFIT * float(row.norm()) / len(row) ** 0.5 + rounding
+            left_over < FLOAT32_NETWORK * float(row.norm()) / len(row) ** 0.5 + rounding
             and (solution > -ZERO_WIDTHS[-1] * scale).all()
         ):
             reading[:, channel], errors[:, channel] = 0.0, 0.0

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.network import ZERO
 from seepage.base.nn import as_inputs, calls_in_pass, generator
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.federation.types import Tensors
 
 INSTEAD = "use a matching attack such as inverting_gradients"
@@ -42,7 +42,7 @@ def _everywhere(y: Tensor) -> Tensor:
 
 def _positive(y: Tensor) -> Tensor:
     """Which outputs of a ReLU are positive beyond the error of the solution."""
-    return y > ZERO * y.abs().max()
+    return y > FLOAT32_NETWORK * y.abs().max()
 
 
 def activation_of(module: nn.Module | None) -> Activation | None:

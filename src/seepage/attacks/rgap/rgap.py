@@ -12,11 +12,9 @@ from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, vouch
 from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, probe_image, solved
 from seepage.base.nn import state_of
 from seepage.base.registry import attacks
+from seepage.base.rounding import FLOAT64_FLOOR
 from seepage.federation.clients import FedSGD
 from seepage.federation.types import Ambiguity, Batch, Reconstruction, Tensors, Transcript
-
-MIN_SINGULAR_VALUE = 1e-10
-"""Singular values below this share of the largest do not count."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def _solve(
         outputs, sure = known
         # W x = z - b at the outputs that are known: a ReLU hides z where it is off. [known outputs, unknowns]
         parts.insert(0, (layer.matrix()[sure], (outputs - layer.spread_bias(len(outputs)))[sure]))
-    reading, rank, residual = solved(parts, MIN_SINGULAR_VALUE)
+    reading, rank, residual = solved(parts, FLOAT64_FLOOR)
     return reading, LayerRank(*counts, rank), residual
 
 
@@ -137,8 +135,6 @@ class RGap(Attack):
 
     Args:
         most_unknowns: Most entries a convolution may read; a solution takes time with their cube.
-        certify: Largest relative difference of the sent gradient and the model's own at the result at which it is
-            certified, where no layer has a deficit.
 
     Example:
         >>> from seepage import attack, record
@@ -161,7 +157,6 @@ class RGap(Attack):
     )
 
     most_unknowns: int = 4096
-    certify: float = CERTIFYING_MISMATCH
 
     def examine(self, transcript: Transcript) -> tuple[AttackedRound, Chain, Tensors]:
         """The round, its model layer by layer, and its update in float64."""
@@ -215,7 +210,7 @@ class RGap(Attack):
             labels=labels,
             ambiguity=frozenset[Ambiguity](),
             objective=mismatch.float(),
-            certified=(mismatch <= self.certify) & whole,
+            certified=(mismatch <= CERTIFYING_MISMATCH) & whole,
             cost={"evaluations": 1},
             notes=_notes(ranks),
         )

@@ -11,12 +11,11 @@ from torch import Tensor
 from seepage.attacks.search.distances import L1, L2, Cosine, Distance, PerTensor, Scaled, Sum
 from seepage.attacks.search.partial import TopMagnitude
 from seepage.base.nn import TINY
+from seepage.base.rounding import FLOAT32_ZERO
 from seepage.federation.types import Tensors
 
 Gradients = tuple[Tensor, list[Tensor]]
 """The distance `[]`, and one gradient per tensor."""
-CANCELLED = 1e-5
-"""Squared sine of the angle between two gradients below which it is not taken from products in single precision."""
 Counts = Callable[[], list[Tensor]]
 """How many entries of each tensor take part; asked only where it is needed."""
 
@@ -89,7 +88,7 @@ def combination(distance: Distance, products: Products) -> Combination | None:
     # With D = 1 - <g', g> / (|g'| |g|): dD/dg' = cos g' / |g'|^2 - g / (|g'| |g|), of length sin / |g'|.
     lengths = math.sqrt(products.own * products.theirs)
     cosine = products.mixed / lengths
-    if not cosine**2 < 1 - CANCELLED:
+    if not cosine**2 < 1 - FLOAT32_ZERO:
         return None
     return Combination(1 - cosine, cosine / products.own, -1 / lengths, math.sqrt((1 - cosine**2) / products.own))
 

@@ -103,11 +103,11 @@ class FirstOrderProblem:
         added = 0.0
         # Pass 1 at w: dL/dw, which is the dummy gradient g', and dL/dx from the same backward pass.
         for chunk in chunks:
-            first = self._first_pass(inputs[chunk], labels[chunk], n, extra)
-            before.append(first.by_leaves)
-            dummy = _add(dummy, first.by_weights)
-            added += first.added
-        kept = first.patterns if len(chunks) == 1 else None
+            by_leaves, by_weights, patterns, penalty = self._first_pass(inputs[chunk], labels[chunk], n, extra)
+            before.append(by_leaves)
+            dummy = _add(dummy, by_weights)
+            added += penalty
+        kept = patterns if len(chunks) == 1 else None
         # One chunk's activation pattern is kept for the second pass; with several each is recomputed there.
         old = [torch.cat(parts) for parts in zip(*before, strict=True)]
         value, changes, reach = self._changes(dummy, old, kept, inputs, labels, extra)
@@ -129,9 +129,8 @@ class FirstOrderProblem:
         reach, best = self.reach, best_share(inputs)
         for _ in range(MOST_MOVES):
             # v = dD/dg', then pass 2 at w + step v: dD/dx = (dL/dx (w + step v) - dL/dx (w)) / step + O(step).
-            move = self._mover(dummy, reach)
-            step = move.step
-            new = self._second_pass(move.weights, step, kept, inputs, labels, extra)
+            value, step, weights = self._mover(dummy, reach)
+            new = self._second_pass(weights, step, kept, inputs, labels, extra)
             # Too short a move drowns in rounding (error ~ eps / share), too long a one in curvature (error ~ share).
             share = float((new[0] - old[0]).norm() / old[0].norm())
             reach = _better_reach(reach, share, best, inputs.dtype)
@@ -139,7 +138,7 @@ class FirstOrderProblem:
             if not (far and 0 < share < math.inf):
                 break
         # The directional derivative along v of dL/dx is (d2L/dx dw) v = dD/dx, by the chain rule through g' = dL/dw.
-        return move.value, [(b - a) / step for a, b in zip(old, new, strict=True)], reach
+        return value, [(b - a) / step for a, b in zip(old, new, strict=True)], reach
 
     def _chunks(self, n: int) -> list[slice]:
         # Where examples are coupled the loss is no sum over chunks, and the whole batch is one chunk.
@@ -154,8 +153,14 @@ class FirstOrderProblem:
         with in_mode(self.exact.model, training=client.mode == "train"):
             return client.loss_of(forward(self.exact.model, weights, inputs, buffers=self.exact.buffers), labels)
 
-    def _first_pass(self, inputs: Tensor, labels: Tensor, n: int, extra: Extra | None) -> "_FirstPass":
-        """One chunk's share in the loss: its gradients, and its activation pattern. `n` examples are in the batch."""
+    def _first_pass(
+        self, inputs: Tensor, labels: Tensor, n: int, extra: Extra | None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], list[ActivationPattern], float]:
+        """One chunk's share in the loss of a batch of `n`.
+
+        Its gradients by the inputs and, if soft, the labels; by each parameter; what the non-smooth points did, empty
+        for one chunk of several; and the chunk's share in the extra penalty.
+        """
         leaves = _leaves(inputs, labels)
         weights = {name: tensor.detach().requires_grad_() for name, tensor in self.exact.params.items()}
         # L = sum over chunks of (n_chunk / n) L_chunk, the mean loss of the batch.
@@ -166,7 +171,7 @@ class FirstOrderProblem:
         gradients = torch.autograd.grad(loss, [*leaves, *weights.values()], materialize_grads=True)
         # The patterns of a chunk are made again rather than kept: what is kept grows with the batch.
         patterns = taken.patterns if len(inputs) == n else []
-        return _FirstPass(gradients[: len(leaves)], gradients[len(leaves) :], patterns, added)
+        return gradients[: len(leaves)], gradients[len(leaves) :], patterns, added
 
     def _patterns(self, inputs: Tensor, labels: Tensor) -> list[ActivationPattern]:
         with torch.no_grad(), RecordedPattern() as taken:
@@ -200,23 +205,6 @@ class FirstOrderProblem:
             # The chunk's share n_chunk / n again: both passes differentiate the same mean loss. [n_chunk, *shape]
             parts.append(torch.autograd.grad(loss * (len(leaves[0]) / len(inputs)), leaves))
         return [torch.cat(gradients) for gradients in zip(*parts, strict=True)]
-
-
-@dataclass(frozen=True)
-class _FirstPass:
-    """What one chunk's share in the loss gave at the weights themselves.
-
-    Attributes:
-        by_leaves: Gradients by the inputs and, if soft, the labels.
-        by_weights: One gradient per parameter.
-        patterns: What the non-smooth points did; empty for one chunk of several.
-        added: The chunk's share in the extra penalty.
-    """
-
-    by_leaves: tuple[Tensor, ...]
-    by_weights: tuple[Tensor, ...]
-    patterns: list[ActivationPattern]
-    added: float
 
 
 def with_first_order_step(

@@ -10,10 +10,9 @@ from torch import Generator, Tensor
 
 from seepage.attacks.base import TARGETS, Inapplicable
 from seepage.base.nn import last_linear, output_shape
+from seepage.base.rounding import FLOAT32_ZERO
 from seepage.federation.types import Knowledge, Round, Tensors
 
-RANK_SHARE = 1e-5
-"""Singular values below this share of the largest are rounding of single precision."""
 TINY_BIAS = 1e-12
 """Entry of a bias gradient below which it counts as none."""
 LARGEST_EMBEDDING = 1e10
@@ -276,7 +275,7 @@ class SeparableClasses(LabelInference):
                 "use 'ilrg', 'count', 'bias' or 'joint' labels",
             )
         left, sizes, _ = torch.linalg.svd(weight, full_matrices=False)
-        rank = int((sizes > RANK_SHARE * sizes[0]).sum()) if sizes[0] > 0 else 0
+        rank = int((sizes > FLOAT32_ZERO * sizes[0]).sum()) if sizes[0] > 0 else 0
         depths = _depths(left[:, : min(rank, n)])
         sums = weight.sum(1)
         inside = (depths > self.separated).nonzero()[:, 0]
@@ -303,10 +302,10 @@ def _depths(vectors: Float[Tensor, "classes rank"]) -> Float[Tensor, " classes"]
 
     rows = vectors.cpu().numpy()
     depths = torch.zeros(len(rows), dtype=torch.float64)
-    slack = RANK_SHARE
+    slack = FLOAT32_ZERO
     for c, row in enumerate(rows):
         length = float((row**2).sum() ** 0.5)
-        if length <= RANK_SHARE:
+        if length <= FLOAT32_ZERO:
             continue
         others = rows[[j for j in range(len(rows)) if j != c]]
         # min u_c z subject to u_j z >= -slack: single precision leaves the other rows a little below 0.

@@ -12,20 +12,9 @@ from seepage.attacks.search.distance_gradients import Products, combination, val
 from seepage.attacks.search.problem import Problem
 from seepage.federation.types import Tensors
 
-
-@dataclass(frozen=True)
-class Move:
-    """One move.
-
-    Attributes:
-        value: The distance at the weights themselves.
-        step: How far along v, so that the weights are `w + step v`.
-        weights: The weights after it, until the next move is made: they lie in the mover's own memory.
-    """
-
-    value: float
-    step: float
-    weights: Tensors
+Move = tuple[float, float, Tensors]
+"""The distance at the weights themselves; how far along v; and the weights `w + step v` after it, until the next move
+is made: they lie in the mover's own memory."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +41,13 @@ class Mover:
                 step = self._step(found.length, reach)
                 for to, weight, own, theirs in zip(self._room, weights, dummy, self._target, strict=True):
                     torch.add(weight, theirs, alpha=step * found.b, out=to).add_(own, alpha=step * found.a)
-                return Move(found.value, step, dict(zip(names, self._room, strict=True)))
+                return found.value, step, dict(zip(names, self._room, strict=True))
         value, v = value_and_gradients(self.exact.distance, dict(zip(names, dummy, strict=True)), self.exact.target)
         step = self._step(float(get_total_norm(list(v.values()))), reach)
         with torch.no_grad():
             for to, name, weight in zip(self._room, names, weights, strict=True):
                 torch.add(weight, v[name], alpha=step, out=to)
-        return Move(value, step, dict(zip(names, self._room, strict=True)))
+        return value, step, dict(zip(names, self._room, strict=True))
 
     def _step(self, length: float, reach: float) -> float:
         # |step v| = reach |w|: the move's length is a share of the weights', whatever the distance's units are.

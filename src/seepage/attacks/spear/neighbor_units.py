@@ -7,14 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seepage.attacks.network import CERTIFYING_MISMATCH
 from seepage.attacks.spear.sparse_columns import Span, unlike
 from seepage.base.algebra.rows import first_of_each
-
-MAX_SUM_DISTANCE = 1e-4
-"""Two units whose sums are nearer than this share of the largest are on for the same examples."""
-
-MAX_COLUMN_MISFIT = 1e-3
-"""Relative misfit up to which a column, or an error, is one example's: the share outside what one example can cause."""
+from seepage.base.rounding import FLOAT32_NETWORK
 
 MAX_COMPARED_UNITS = 512
 """Units that differ at all which are compared, each with each."""
@@ -66,7 +62,8 @@ class NeighborUnits:
         """Differences `[n + 1]` of two sums that are one example's, with its column `[p]` and unit direction `[n]`."""
         # With a row of zeros a unit that one example alone reaches is a pair too.
         rows = torch.cat([sums.new_zeros((1, sums.shape[1])), sums])
-        near = torch.cdist(rows, rows) < MAX_SUM_DISTANCE * rows.norm(dim=1).max()
+        # Units whose sums are the same are on for the same examples.
+        near = torch.cdist(rows, rows) < FLOAT32_NETWORK * rows.norm(dim=1).max()
         rows = rows[first_of_each(near)][:MAX_COMPARED_UNITS]
         pairs = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
         for first, second in zip(
@@ -77,7 +74,7 @@ class NeighborUnits:
             # [k, n]
             solved = torch.linalg.lstsq(self.span.rows, columns.T).solution.T  # [k, n]
             misfit = (solved @ self.span.rows.T - columns).norm(dim=1)
-            good = misfit < MAX_COLUMN_MISFIT * columns.norm(dim=1)
+            good = misfit < CERTIFYING_MISMATCH * columns.norm(dim=1)
             yield from zip(steps[good], columns[good], F.normalize(solved[good], dim=1), strict=True)
 
     def _single(self, steps: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +83,7 @@ class NeighborUnits:
         # A difference is e (x, 1): x is its head over its last entry, and the layer makes W x + b of it. [k, m]
         outputs = steps[:, :-1] @ self.outputs / steps[:, -1:] + self.bias
         error, said = self.errors(outputs), steps[:, -1]
-        label, place = ((error.abs() - said.abs()).abs() < MAX_COLUMN_MISFIT * said.abs()).nonzero(as_tuple=True)
+        label, place = ((error.abs() - said.abs()).abs() < CERTIFYING_MISMATCH * said.abs()).nonzero(as_tuple=True)
         error = error[label, place]
         turned = (error * said[place]).sign()
         return steps[place] * turned[:, None], self.own(outputs[place], error)

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from seepage.attacks.network import ZERO
 from seepage.base.algebra.rows import first_of_each
 from seepage.base.algebra.sparse import falling, sparse_directions
+from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_SUM
 
 ROUNDINGS_OF_ZERO = 10.0
 """An entry counts as zero up to this many times its rounding."""
@@ -27,8 +27,6 @@ end at a column, but at no more different ones, and of two batches of photograph
 MAX_CANDIDATES_REFINED = 32
 """Candidates looked at in one go, the sparsest first."""
 
-MAX_SAME_DIRECTION_GAP = 1e-6
-"""Two directions whose cosine is this near 1 are the same one."""
 
 RANDOM_START_LENGTH = 0.5
 """Length of the random part of a start, which keeps two starts from being the same one."""
@@ -183,13 +181,13 @@ class FoundDirections:
 
 def unlike(candidates: Tensor, known: Tensor) -> Tensor:
     """Those of `[k, n]` unit directions that are not the same as, or opposite to, a known one."""
-    return candidates[~(1 - (candidates @ known.T).abs() < MAX_SAME_DIRECTION_GAP).any(1)]
+    return candidates[~(1 - (candidates @ known.T).abs() < FLOAT32_SUM).any(1)]
 
 
 def refined(span: Span, direction: Tensor) -> tuple[Tensor, Tensor]:
     """A direction `[n]` fitted to all of its zeros, and their share."""
     direction = sparse_directions(span.rows.T, direction[None], falling(*REFINING_WIDTHS, 6))[0]
-    zeros = (span.rows @ direction).abs() < ZERO
+    zeros = (span.rows @ direction).abs() < FLOAT32_NETWORK
     if int(zeros.sum()) >= span.n - 1:
         # q is the null vector of the rows at its zeros: a fit to all of them alike.
         # With fewer rows than columns the null vector is not among the thin decomposition's.

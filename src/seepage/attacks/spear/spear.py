@@ -12,7 +12,7 @@ from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, NetworkCut
 from seepage.attacks.network.mixing_layer import MIN_ZEROS, MixingLayer, find_layer
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
-from seepage.attacks.spear.neighbor_units import MAX_COLUMN_MISFIT, NeighborUnits
+from seepage.attacks.spear.neighbor_units import NeighborUnits
 from seepage.attacks.spear.sparse_columns import FoundDirections, Span, reweighted, sampled
 from seepage.base.algebra.lowrank import LowRank, low_rank
 from seepage.base.nn import generator
@@ -26,12 +26,10 @@ MIN_AGREEMENT = 0.99
 """Share of an example's units whose sign must agree with the zeros of its column; rounding turns a few at the kink."""
 MAX_DRAWN_EXAMPLES = 16
 """Up to this many examples the fast mode first draws 16 times so many submatrices: they miss few columns."""
-STARTS_AT_ONCE = 64
-"""Reweighted searches at a time."""
 MIXTURE_PAIRS = 4
 """Pairs of mixtures that the lifted equations are solved with: one does, unless two columns get nearly one ratio."""
-SOLVED_AT_ONCE = 16
-"""Candidates of the lifted equations looked at in one go."""
+AT_ONCE = 64
+"""Reweighted searches, or candidates of the lifted equations, that are looked at in one go."""
 
 
 @attacks.register(
@@ -76,7 +74,6 @@ class Spear(Attack):
             most per second and 60 more different columns; 120 certified 0.89 and 0.61 of two batches of photographs,
             60 all and 0.56 in half the time (`results/closed/spear-search.jsonl`).
         least: Least share of zeros, among units that any example reaches, at which a direction is a candidate.
-        certify: Largest relative mismatch of an example's column at which it counts as certified.
 
     Example:
         >>> from seepage import Architecture, Batch, attack, build, record
@@ -102,7 +99,6 @@ class Spear(Attack):
     starts: int = 4096
     steps: int = 60
     least: float = 0.2
-    certify: float = CERTIFYING_MISMATCH
 
     def examine(self, transcript: Transcript) -> "_LayerPart":
         return _LayerPart.of(transcript, self.layer)
@@ -120,8 +116,8 @@ class Spear(Attack):
             news = found.vouch(candidates) if sure else found.add(candidates)
             if news and len(chosen := found.independent()) == problem.span.n:
                 batch = problem.batch(chosen)
-                best = batch if best is None or batch.sure(self.certify) >= best.sure(self.certify) else best
-            certain = 0 if best is None else best.sure(self.certify)
+                best = batch if best is None or batch.sure >= best.sure else best
+            certain = 0 if best is None else best.sure
             progress.report(tried, total, float(problem.span.n - certain))
             if certain == problem.span.n:
                 break
@@ -137,7 +133,7 @@ class Spear(Attack):
         if self.mode == "fast" and problem.solvable:
             mixtures = lifted(problem.whole, problem.behind[0])
             for _ in range(MIXTURE_PAIRS):
-                for solved in parted(mixtures, draw).split(SOLVED_AT_ONCE):
+                for solved in parted(mixtures, draw).split(AT_ONCE):
                     yield solved, len(solved), False
         if self.mode == "fast" and problem.neighbors is not None:
             alone = problem.neighbors.directions()
@@ -146,8 +142,8 @@ class Spear(Attack):
         for first in range(0, drawn, SUBMATRICES_AT_ONCE):
             count = min(SUBMATRICES_AT_ONCE, drawn - first)
             yield sampled(span, count, draw), count, False
-        for first in range(0, self.starts if self.mode == "fast" else 0, STARTS_AT_ONCE):
-            count = min(STARTS_AT_ONCE, self.starts - first)
+        for first in range(0, self.starts if self.mode == "fast" else 0, AT_ONCE):
+            count = min(AT_ONCE, self.starts - first)
             yield reweighted(span, count, draw, self.steps, found.independent()), count, False
 
     def _reconstruction(
@@ -171,15 +167,14 @@ class Spear(Attack):
                 cost={"tries": tried},
                 notes=tuple(notes),
             )
-        certified = best.certified(self.certify)
-        notes.append(f"{int(certified.sum())} are certified; lambda {float(best.agreement.mean()):.4f}")
+        notes.append(f"{best.sure} are certified; lambda {float(best.agreement.mean()):.4f}")
         return Reconstruction(
             problem.to_inputs(best.inputs).to(like).contiguous(),
             best.labels,
             space=problem.space,
             objective=best.mismatch.float(),
-            certified=certified,
-            status="ok" if bool(certified.all()) else "exhausted",
+            certified=best.certified,
+            status="ok" if best.sure == len(best.labels) else "exhausted",
             cost={"tries": tried},
             notes=tuple(notes),
         )
@@ -201,11 +196,13 @@ class _Batch:
     agreement: Tensor
     mismatch: Tensor
 
-    def certified(self, certify: float) -> Tensor:
-        return (self.mismatch <= certify) & (self.agreement >= MIN_AGREEMENT)
+    @property
+    def certified(self) -> Tensor:
+        return (self.mismatch <= CERTIFYING_MISMATCH) & (self.agreement >= MIN_AGREEMENT)
 
-    def sure(self, certify: float) -> int:
-        return int(self.certified(certify).sum())
+    @property
+    def sure(self) -> int:
+        return int(self.certified.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,8 +233,20 @@ class _LayerPart:
     def of(cls, transcript: Transcript, name: str | None) -> "_LayerPart":
         """Read a transcript's first round; `Inapplicable` where its zeros cannot be read."""
         attacked = AttackedRound.of(transcript)
-        layer, stated = _layer(attacked, name), attacked.observed.batch_size
-        weight, bias = _gradients(layer, attacked)
+        layer, stated = find_layer(attacked.knowledge, attacked.observed, name), attacked.observed.batch_size
+        if layer.bias is None:
+            raise Inapplicable(
+                f"layer {layer.name!r} has no bias, or it was not sent, and its gradient tells the scale of each "
+                "example",
+                f"use {INSTEAD}",
+            )
+        weight, bias = attacked.gradient[layer.weight].double(), attacked.gradient[layer.bias].double()
+        if not (weight.abs().max() > 0 and bias.abs().max() > 0):
+            raise Inapplicable(
+                f"the gradient of {layer.weight} or its bias is zero everywhere (no unit is active, or the loss is "
+                "zero)",
+                "there is nothing to decompose; use another round",
+            )
         parts = low_rank(weight, sources=stated)
         parts = parts.keep(max(1, parts.rank))
         # Units that no example reaches have zero rows, which say nothing of Q. [m]
@@ -354,7 +363,7 @@ class _LayerPart:
         # One example's column at the units it reaches is rows^T c for some error c; the misfit of the best c tells.
         column = (self.whole.rows @ direction)[on, None]
         misfit = column - rows.T @ torch.linalg.lstsq(rows.T, column, driver="gelsd").solution
-        return float(misfit.norm() < MAX_COLUMN_MISFIT * column.norm())
+        return float(misfit.norm() < CERTIFYING_MISMATCH * column.norm())
 
     def batch(self, directions: Tensor) -> _Batch:
         """What `[n, n]` directions make of the update: scales from the bias, inputs, labels, and how they agree."""
@@ -375,28 +384,6 @@ class _LayerPart:
         agreement = ((outputs[:, self.live] > 0) != zero).double().mean(1)
         labels, mismatch = self.cut.nearest_labels(outputs, self.batch_size * columns.T)
         return _Batch(inputs, labels, agreement, mismatch)
-
-
-def _layer(attacked: AttackedRound, name: str | None) -> MixingLayer:
-    """The layer, where one plain gradient of it was sent."""
-    layer = find_layer(attacked.knowledge, attacked.observed, name)
-    if layer.bias is None:
-        raise Inapplicable(
-            f"layer {layer.name!r} has no bias, or it was not sent, and its gradient tells the scale of each example",
-            f"use {INSTEAD}",
-        )
-    return layer
-
-
-def _gradients(layer: MixingLayer, attacked: AttackedRound) -> tuple[Tensor, Tensor]:
-    assert layer.bias is not None
-    weight, bias = attacked.gradient[layer.weight].double(), attacked.gradient[layer.bias].double()
-    if not (weight.abs().max() > 0 and bias.abs().max() > 0):
-        raise Inapplicable(
-            f"the gradient of {layer.weight} or its bias is zero everywhere (no unit is active, or the loss is zero)",
-            "there is nothing to decompose; use another round",
-        )
-    return weight, bias
 
 
 def _behind_relu(cut: NetworkCut, weight: Tensor, layer: MixingLayer) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.network import UNCHANGED, AttackedRound
+from seepage.attacks.network import AttackedRound
 from seepage.base.nn import forward, generator, in_mode
+from seepage.base.rounding import FLOAT32_ZERO
 from seepage.federation.types import Tensors
 
 
@@ -131,7 +132,7 @@ class Reader:
 def _token_layer(read: Tensor, name: str, weights: list[tuple[str, int]], place: int) -> TokenLayer:
     # At one place: the sequence itself, all other tokens changed, all later tokens changed. [d] each
     own, alone, before = read[:, place].double()
-    local, causal = ((other - own).norm() <= UNCHANGED * own.norm() for other in (alone, before))
+    local, causal = ((other - own).norm() <= FLOAT32_ZERO * own.norm() for other in (alone, before))
     return TokenLayer(name, tuple(weights), read.shape[-1], bool(local), bool(causal))
 
 

@@ -24,9 +24,6 @@ LEAST_EXPLAINED = 0.9
 MOST_SHRUNK = 0.5
 """Share up to which all rows may have shrunk by weight decay; where they lost more, the decay was in the gradient of an
 optimizer that divides each entry by a size of its own, and took off what was there."""
-LAST_PLACE = 1.0
-"""Units of the last place by which half of the still rows' numbers moved at the most where rounding alone moved them,
-as the mean of several clients' weights does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +142,8 @@ def _by_share(start: Tensor, change: Tensor, unit: Tensor, filled: Tensor) -> Mo
     # 1 - R^2 of the regression over the still rows: real decay explains nearly all that they moved.
     left, whole = off[filled][still].square().sum(), change[filled][still].square().sum()
     decayed = 0 < share < MOST_SHRUNK and float(left) <= (1 - LEAST_EXPLAINED) * float(whole)
-    rounded = float((change.abs() / unit)[filled][still].median()) <= LAST_PLACE
+    # Half of the numbers moved by at most a unit of the last place: rounding alone, as of a mean of clients' weights.
+    rounded = float((change.abs() / unit)[filled][still].median()) <= 1
     if int(still.sum()) < 2 or not (decayed or rounded):
         return None
     moved = torch.where(filled, middle > limit, change.bool().any(1))

@@ -16,6 +16,7 @@ from torch import Tensor
 from seepage.attacks.base import Progress
 from seepage.attacks.text.layers import Reader
 from seepage.attacks.text.span import GradientSpan
+from seepage.base.rounding import FLOAT32_NETWORK
 
 CHUNK_NUMBERS = 2**24
 """Numbers of a block of candidates' vectors: 64 MiB in float32."""
@@ -27,8 +28,6 @@ ANCHORS = 4
 """Places whose tokens are tried as anchors: two sequences may share the token at a place, but hardly at four."""
 MOST_TRIES = 256
 """Anchors that are tried in all; every length of a batch with padding has its own."""
-CONDITION = 1e-4
-"""Relative size of singular values below which a direction of the search is left alone; a vector's rounding is 1e-6."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +170,7 @@ def _from_anchor(
         # outside(ids) + sum_k w_k (outside(tried_k) - outside(ids)) = 0, with w_k near 1 for the right ones: least
         # squares with one column per other token [m, others], cut to directions that rounding does not fill.
         u, s, vt = torch.linalg.svd((outside[1:] - outside[0]).T, full_matrices=False)
-        kept = s > CONDITION * s[:1]
+        kept = s > FLOAT32_NETWORK * s[:1]
         w = vt[kept].T @ ((u[:, kept].T @ -outside[0]) / s[kept])
         before = ids.clone()
         for place in range(length):

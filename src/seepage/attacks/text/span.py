@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from seepage.base.algebra.lowrank import CLEAR, LOG_DROP, UNSEEN_FLOOR, low_rank
+from seepage.base.rounding import FLOAT32_SUM, FLOAT32_ZERO
 
-ROUNDED = 8 * torch.finfo(torch.float32).eps
-"""Relative rounding of what the network computes for a candidate."""
-SCREENED = 1e-5
-"""Relative rounding of a squared distance in float32, by a difference of squares."""
 FORMATS = (torch.float16, torch.bfloat16)
 """Number formats, coarser than float32, that updates are sent in."""
 
@@ -112,7 +109,7 @@ class GradientSpan:
         along = x @ self.basis  # U^T x [k, r]
         # x = G c for c = V S^-1 U^T x, and noise E turns that into an error |E c| <= floor |S^-1 U^T x|.
         outside = (x - along @ self.basis.T).norm(dim=1)
-        explained = CLEAR * self.floor * (along / self.values).norm(dim=1) + ROUNDED * x.norm(dim=1)
+        explained = CLEAR * self.floor * (along / self.values).norm(dim=1) + FLOAT32_SUM * x.norm(dim=1)
         excess: Tensor = outside / explained
         return excess
 
@@ -127,6 +124,6 @@ class GradientSpan:
         size = x.square().sum(1)
         # Four times the allowed square: float32 may rule out no vector that float64 would let in.
         explained = (CLEAR * self.floor * (along / values).norm(dim=1)).square()
-        near: Tensor = size - along.square().sum(1) <= 4 * explained + SCREENED * size
+        near: Tensor = size - along.square().sum(1) <= 4 * explained + FLOAT32_ZERO * size
         near[near.clone()] = self.excess(vectors[near]) <= 1
         return near

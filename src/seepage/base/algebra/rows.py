@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-SAME_ROW = 1e-4
-"""Distance of two rows, as a share of their size, up to which they are the same but for a network's rounding."""
+from seepage.base.rounding import FLOAT32_NETWORK
+
+LEAST_ALIKE = 3
+"""Rows, tensors or classes that must agree: of a few hundred some two meet by chance."""
 
 
 def groups(
@@ -66,7 +68,7 @@ def first_of_each(near: Bool[Tensor, "k k"]) -> Bool[Tensor, " k"]:
 
 
 def same_rows(wanted: Float[Tensor, "p d"], rows: Float[Tensor, "k d"]) -> Int[Tensor, " p"] | None:
-    """Index of the row that equals each wanted row, up to `SAME_ROW`, on the CPU; None where one has no equal.
+    """Index of the row that equals each wanted row, up to `FLOAT32_NETWORK`, on the CPU; None where one has no equal.
 
     Also where two are the same row, and where a wanted row is zero, which says nothing.
 
@@ -76,7 +78,7 @@ def same_rows(wanted: Float[Tensor, "p d"], rows: Float[Tensor, "k d"]) -> Int[T
     """
     # Not by products of norms, in which the distances of near rows would drown.
     nearest, place = torch.cdist(wanted, rows, compute_mode="donot_use_mm_for_euclid_dist").min(1)
-    same = bool((nearest <= SAME_ROW * wanted.norm(dim=1)).all()) and bool(wanted.any(1).all())
+    same = bool((nearest <= FLOAT32_NETWORK * wanted.norm(dim=1)).all()) and bool(wanted.any(1).all())
     return place.cpu() if same and len(place.unique()) == len(place) else None
 
 

@@ -4,16 +4,14 @@ import torch
 from torch import Generator, Tensor
 
 from seepage.attacks.cpa.ica.unmix import fast_ica, random_rotation, whitener
-from seepage.attacks.network import ZERO
 from seepage.base.algebra.sparse import falling, sparse_directions
+from seepage.base.rounding import FLOAT32_NETWORK
 
 SAME_SOURCE = 0.999
 """Cosine of two unit rows from which on both are one source."""
 
 
-def sparsest(
-    basis: Tensor, starts: Tensor, *, steps: int = 15, features: int | None = None, draw: Generator | None = None
-) -> Tensor:
+def sparsest(basis: Tensor, starts: Tensor) -> Tensor:
     """For each start, a unit row `q` whose signal `q basis` is as sparse as possible.
 
     A ReLU's exact zeros make the planted row the sparsest in the span.
@@ -21,33 +19,29 @@ def sparsest(
     Args:
         basis: `[n, d]` orthonormal rows.
         starts: `[k, n]` rows near the sources.
-        steps: Reweightings.
-        features: Use this many columns of the basis, drawn at random; default `max(1500, 10 n)`.
-        draw: Source of that choice; None: evenly spread columns.
 
     Returns:
         `[k, n]` unit rows.
     """
     n, d = basis.shape
-    count = min(d, features or max(1500, 10 * n))
-    chosen = torch.linspace(0, d - 1, count).long() if draw is None else torch.randperm(d, generator=draw)[:count]
-    # Zeros show in a sample of the columns as well: a random or evenly spread one keeps the cost at n^2 count.
-    seen = basis[:, chosen.to(basis.device)]  # [n, count]
+    # Zeros show in a sample of the columns as well: evenly spread ones keep the cost at n^2 times their number.
+    chosen = torch.linspace(0, d - 1, min(d, max(1500, 10 * n))).long()
+    seen = basis[:, chosen.to(basis.device)]  # [n, columns]
     # Entries below a width of the largest are pulled to zero, others let be; it falls from 0.05 to 1e-4.
-    return sparse_directions(seen, starts, falling(0.05, 1e-4, steps), relative=True, ridge=1e-10)
+    return sparse_directions(seen, starts, falling(0.05, 1e-4, 15), relative=True, ridge=1e-10)
 
 
-def zero_share(signals: Tensor, *, tolerance: float = ZERO) -> Tensor:
-    """`[k]` share of entries that are zero to `tolerance` of the row's largest: a certificate for sparse sources.
+def zero_share(signals: Tensor) -> Tensor:
+    """`[k]` share of entries that are zero beside the row's largest: a certificate for sparse sources.
 
     >>> zero_share(torch.tensor([[1.0, 0.0, 1e-7, 0.5]]))
     tensor([0.5000])
     """
     size = signals.abs().amax(1, keepdim=True).clamp(min=1e-300)
-    return (signals.abs() <= tolerance * size).float().mean(1)
+    return (signals.abs() <= FLOAT32_NETWORK * size).float().mean(1)
 
 
-def unmix_sparse(basis: Tensor, *, draw: Generator, steps: int = 150, retries: int = 8) -> Tensor:
+def unmix_sparse(basis: Tensor, *, draw: Generator) -> Tensor:
     """Centered FastICA, then the sparsest row near each of its sources.
 
     Rows that end with clearly fewer zeros than the others, or at a source already found, start again at random and
@@ -56,8 +50,6 @@ def unmix_sparse(basis: Tensor, *, draw: Generator, steps: int = 150, retries: i
     Args:
         basis: `[n, d]` orthonormal rows that span the sources.
         draw: Source of the random starts.
-        steps: Most FastICA iterations.
-        retries: New starts for each such row.
 
     Returns:
         `[n, n]` rows, signed so that the larger part of each source is positive. A source found twice stays twice.
@@ -66,10 +58,10 @@ def unmix_sparse(basis: Tensor, *, draw: Generator, steps: int = 150, retries: i
     centered = basis - basis.mean(1, keepdim=True)
     whitening = whitener(centered)
     white = (whitening @ centered).float()
-    rotation = fast_ica(white, random_rotation(len(basis), draw, white), steps=steps).to(basis)
+    rotation = fast_ica(white, random_rotation(len(basis), draw, white)).to(basis)
     rows = sparsest(basis, rotation @ whitening)
     for i in _doubtful(rows, basis):
-        rows[i] = _again(rows, i, basis, draw, retries)
+        rows[i] = _again(rows, i, basis, draw)
     signals = rows @ basis
     return rows * torch.where(signals.relu().norm(dim=1) < (-signals).relu().norm(dim=1), -1.0, 1.0)[:, None]
 
@@ -82,10 +74,10 @@ def _doubtful(rows: Tensor, basis: Tensor) -> list[int]:
     return (few | alike.any(1)).nonzero()[:, 0].tolist()
 
 
-def _again(rows: Tensor, i: int, basis: Tensor, draw: Generator, retries: int) -> Tensor:
+def _again(rows: Tensor, i: int, basis: Tensor, draw: Generator) -> Tensor:
     """The row with the most zeros among the present one and new ones that no other row has found."""
     others = torch.cat([rows[:i], rows[i + 1 :]])
-    starts = torch.randn((retries, len(rows)), generator=draw, dtype=torch.float64).to(basis)
+    starts = torch.randn((8, len(rows)), generator=draw, dtype=torch.float64).to(basis)
     # Away from what is found: the orthogonal complement of the other rows, with some of everything.
     # The direction that no other row has: the source that is not found yet must have a part along it.
     missing = torch.linalg.svd(others)[2][-1]

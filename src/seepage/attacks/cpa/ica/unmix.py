@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from seepage.base.rounding import FLOAT32_NETWORK
+
 
 def whitener(signals: Tensor) -> Tensor:
     """`[n, n]` matrix that gives the rows of `signals [n, p]` unit mean square and no correlation.
@@ -102,7 +104,6 @@ def maximum_likelihood(
     *,
     score: SparseScore,
     steps: int = 300,
-    tolerance: float = 1e-4,
 ) -> Tensor:
     """Quasi-Newton maximum likelihood in relative form: `rows <- (I + E) rows`, no orthogonality asked.
 
@@ -114,8 +115,7 @@ def maximum_likelihood(
         fields: `[n, f, p]` the mixtures.
         rows: `[n, n]` start.
         score: Density of the sources.
-        steps: Most iterations.
-        tolerance: Ends when a step's entries are below this in mean square.
+        steps: Most iterations; it ends when a step's entries are next to nothing in root mean square.
 
     Returns:
         `[n, n]` unmixing rows, each scaled to a score moment of 1.
@@ -140,7 +140,7 @@ def maximum_likelihood(
         # Relative step rows <- (I + E) rows; the signals go along, so no product with the fields is needed. O(n^2 f p)
         rows = rows + step @ rows
         signals = signals + (step @ signals.flatten(1)).view_as(signals)
-        if float(step.square().mean().sqrt()) < tolerance:
+        if float(step.square().mean().sqrt()) < FLOAT32_NETWORK:
             break
     return rows
 
@@ -202,8 +202,6 @@ def unmix(
     fields: Tensor,
     *,
     draw: Generator,
-    score: SparseScore | None = None,
-    fast_steps: int = 150,
     steps: int = 300,
 ) -> Tensor:
     """Whiten, FastICA, maximum likelihood.
@@ -211,8 +209,6 @@ def unmix(
     Args:
         fields: `[n, f, p]` mixtures, filtered so that the sources are sparse.
         draw: Source of the random start.
-        score: Density of the sources; default `SparseScore()`.
-        fast_steps: Most FastICA iterations.
         steps: Most quasi-Newton iterations.
 
     Returns:
@@ -223,11 +219,11 @@ def unmix(
     white = whitening @ flat
     # Orthogonal rows first, which finds all sources at once; then rows of any angle, since the sources' correlation
     # over a finite number of pixels is not zero.
-    rotation = fast_ica(white, random_rotation(len(flat), draw, flat), steps=fast_steps)
-    return maximum_likelihood(fields, rotation @ whitening, score=score or SparseScore(), steps=steps)
+    rotation = fast_ica(white, random_rotation(len(flat), draw, flat))
+    return maximum_likelihood(fields, rotation @ whitening, score=SparseScore(), steps=steps)
 
 
-def unmix_rest(fields: Tensor, rows: Tensor, solved: Tensor, *, draw: Generator, steps: int = 300) -> Tensor:
+def unmix_rest(fields: Tensor, rows: Tensor, solved: Tensor, *, draw: Generator) -> Tensor:
     """Unmix afresh what is left when the mixing columns of the solved sources are projected out.
 
     Projecting needs only the solved columns of the mixing matrix `rows^-1`. Subtracting the solved sources instead
@@ -238,7 +234,6 @@ def unmix_rest(fields: Tensor, rows: Tensor, solved: Tensor, *, draw: Generator,
         rows: `[n, n]` unmixing so far.
         solved: `[n]` bool, which rows are right.
         draw: Source of the random start.
-        steps: Most quasi-Newton iterations.
 
     Returns:
         `[n, n]`: the solved rows first, then the new ones.
@@ -248,4 +243,4 @@ def unmix_rest(fields: Tensor, rows: Tensor, solved: Tensor, *, draw: Generator,
     # columns holds nothing of the solved sources, whatever their own errors.
     basis = torch.linalg.qr(columns, mode="complete")[0][:, columns.shape[1] :].T  # [n - s, n], blind to the solved
     rest = (basis.to(fields) @ fields.flatten(1)).unflatten(1, fields.shape[1:])
-    return torch.cat([rows[solved], unmix(rest, draw=draw, steps=steps).to(rows) @ basis])
+    return torch.cat([rows[solved], unmix(rest, draw=draw).to(rows) @ basis])

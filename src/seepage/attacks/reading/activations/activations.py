@@ -13,12 +13,12 @@ from seepage.attacks.reading.activations.deconvolution import (
     NEGATIVE,
     REMEDY,
     UNEXPLAINED,
-    Deconvolved,
     deconvolve,
     negative_share,
     rectified,
     solve_read,
 )
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round
 
@@ -26,8 +26,6 @@ ITERATIONS = 30
 """Iterations of the fixed point that gives each example's factor."""
 LOG_SHARES = (math.log(1e-3), math.log(10), 25)
 """Logarithms of the shares of the gradient in the update that are tried: the first, the last, how many."""
-AGREED = 1e-4
-"""Relative difference of softmax minus label, as solved and as the network has it, that is nothing but rounding."""
 MULTIPLE_IF_BELOW = 0.1
 """The update is taken for a multiple of the gradient only if the misfit falls below this share."""
 LARGEST_MISFIT = 1e3
@@ -80,17 +78,19 @@ def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations
     last = deconvolve(block.use(block.last), block.attacked.gradient[f"{block.last}.weight"], observed.batch_size)
     if isinstance(block, CoupledBlock):
         return read_coupled(block, last)
-    logits = block.logit_slopes(last.slopes, block.last)
-    return _scaled(block, logits, _read_before(block, last))
+    logits = block.logit_slopes(last[1], block.last)
+    return _scaled(block, logits, _read_before(block, *last))
 
 
-def _read_before(block: Block, last: Deconvolved) -> Float[Tensor, "n C H W"]:
-    """What the convolution in front of the last one read, over the examples' factors."""
+def _read_before(
+    block: Block, read: Float[Tensor, "n C H W"], slopes: Float[Tensor, "n O h w"]
+) -> Float[Tensor, "n C H W"]:
+    """What the convolution in front of the last one read, over the examples' factors; the last one `deconvolve`d."""
     after, before = block.use(block.last), block.use(block.before)
     constant = slope_of_channels(block.calls[block.last].input, block.calls[block.before].output)
     # W^T D, through the mask of the ReLU and the constants of the normalization.
-    back = after.to_reading(after.weight, last.slopes)
-    slopes = back * (last.read > 0) * constant[:, None, None]
+    back = after.to_reading(after.weight, slopes)
+    slopes = back * (read > 0) * constant[:, None, None]
     solved = solve_read(before, slopes, block.attacked.gradient[f"{block.before}.weight"])
     if solved is None:
         raise Inapplicable("the last block reads more positions than its gradient tells", REMEDY)
@@ -121,7 +121,7 @@ def _scaled(block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C
         return float(off.max().nan_to_num(nan=LARGEST_MISFIT, posinf=LARGEST_MISFIT).clamp(max=LARGEST_MISFIT))
 
     plain, share = misfit(0.0), 1.0
-    if not plain < AGREED:
+    if not plain < FLOAT32_NETWORK:
         grid = torch.linspace(*LOG_SHARES, dtype=torch.float64)
         misfits = [misfit(float(log)) for log in grid]
         step, best = float(grid[1] - grid[0]), float(grid[torch.tensor(misfits).argmin()])

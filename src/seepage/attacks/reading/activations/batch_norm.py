@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from seepage.attacks.network import ZERO
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.activations.deconvolution import (
     OUTLYING,
@@ -27,6 +26,7 @@ from seepage.attacks.reading.activations.deconvolution import (
 )
 from seepage.attacks.reading.equations import columns_of, slope_matrix
 from seepage.base.algebra.lowrank import ZERO_GAP
+from seepage.base.rounding import FLOAT32_NETWORK, FLOAT64_FLOOR
 from seepage.errors import Inapplicable
 from seepage.federation.types import Tensors
 
@@ -34,10 +34,6 @@ OFF_MEAN = -0.8
 """Mean of a standard normal variable where it is negative: what units that are off have normalized to, at first."""
 ROUNDS = 30
 """Rounds of the fixed point, at most."""
-STILL = 1e-9
-"""Relative change of a round below which it has come to rest."""
-UNSEEN = 1e-10
-"""Squared singular values below this share of the largest are directions that a weight gradient does not show."""
 FEWEST_ZEROS = 2
 """Zeros that a channel must have for its level to be known."""
 
@@ -232,7 +228,7 @@ def solve_coupled(
         change, x = float((new - x).norm() / new.norm()), new
         # A unit on the wrong side spoils the rows of its output alone.
         kept = off <= OUTLYING * off.median()
-        if change < STILL:
+        if change < FLOAT64_FLOOR:
             break
     back = norm.slopes_in(slopes, x, deviation)
     if not bool(kept.all()):
@@ -245,7 +241,7 @@ def _solve(
 ) -> tuple[Float[Tensor, "q C"], Bool[Tensor, " C"]] | None:
     """Least squares, behind a ReLU, and which channels' levels are known; None where more than levels stay open."""
     values, vectors = torch.linalg.eigh(matrix.T @ matrix)  # S^2 rising, V
-    unseen = int((values < UNSEEN * values[-1]).sum())
+    unseen = int((values < FLOAT64_FLOOR * values[-1]).sum())
     if unseen > 1:
         return None
     seen = vectors[:, unseen:]
@@ -259,7 +255,7 @@ def _solve(
         lifted = flat[support] / constant[support, None]
         least = lifted.amin(0)
         # In units of the constant, channel c is a_c above its true values, so its zeros stand at a_c, the least value.
-        zeros = lifted - least < ZERO * (lifted.amax(0) - least).clamp(min=1e-300)
+        zeros = lifted - least < FLOAT32_NETWORK * (lifted.amax(0) - least).clamp(min=1e-300)
         offset_known = zeros.sum(0) >= FEWEST_ZEROS
         # The mean of the zeros, since the smallest of them is the one with the largest error.
         flat = flat - constant[:, None] * (lifted * zeros).sum(0) / zeros.sum(0)

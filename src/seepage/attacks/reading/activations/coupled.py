@@ -149,9 +149,10 @@ def read_coupled(block: CoupledBlock, last: Deconvolved) -> InnerActivations:
     """
     first, final, _ = block.norms
     after = block.use(block.last)
-    each = factors_of(last.slopes)[:, None, None, None]
-    slopes = last.slopes * each
-    read, back, size = _between(first, after, last.read / each, slopes)
+    read, slopes = last
+    each = factors_of(slopes)[:, None, None, None]
+    slopes = slopes * each
+    read, back, size = _between(first, after, read / each, slopes)
     x, deviation = final.normalized(after.applied(read))
     name = block.normalizes(block.last)
     assert name is not None  # `norms` refused it

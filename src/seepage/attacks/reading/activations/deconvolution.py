@@ -6,8 +6,6 @@ many channels, and its subspace method (Moulines, Duhamel, Cardoso and Mayrargue
 applies.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +16,7 @@ from seepage.attacks.reading.head.equations import ROUNDING
 from seepage.attacks.reading.head.sparse import unmix
 from seepage.base.algebra.lowrank import ZERO_GAP
 from seepage.base.nn import generator
+from seepage.base.rounding import FLOAT32_ZERO
 from seepage.errors import Inapplicable
 
 SPARE = 2.0
@@ -32,26 +31,14 @@ OUTLYING = 4.0
 """An output whose equations are off by so many times the median has a unit whose side was mistaken."""
 TRIMMINGS = 8
 """Times that outlying outputs are left out, at most."""
-LEAST_PIVOT = 1e-5
-"""Share of the largest pivot below which a position is not separated from the others."""
 UNEXPLAINED = 1e-2
 """Share of a gradient (of a weight, a norm, or in the logits) that a solution may leave unexplained."""
 REMEDY = "use gradient_matching, or look at the update of a smaller batch"
 
 
-@dataclass(frozen=True)
-class Deconvolved:
-    """One convolution's share in each example, each known up to a positive factor t_i that no gradient of it shows.
-
-    Attributes:
-        read: `[n, C, H, W]` float64, what the layer read, over t_i.
-        slopes: `[n, O, h, w]` float64, gradient of the loss in its outputs, times t_i.
-        error: Size of the errors, as a share.
-    """
-
-    read: Float[Tensor, "n C H W"]
-    slopes: Float[Tensor, "n O h w"]
-    error: float
+Deconvolved = tuple[Float[Tensor, "n C H W"], Float[Tensor, "n O h w"]]
+"""What a convolution read, over t_i, and the gradient of the loss in its outputs, times t_i, in float64: each known up
+to a positive factor t_i of the example that no gradient of the layer shows."""
 
 
 def deconvolve(layer: LayerUse, gradient: Float[Tensor, "O C k l"], examples: int) -> Deconvolved:
@@ -108,7 +95,7 @@ def deconvolve(layer: LayerUse, gradient: Float[Tensor, "O C k l"], examples: in
     read = torch.linalg.lstsq(slope_matrix(layer, mixed), rows).solution  # [n positions, C]
     read = _unmixed(read.reshape(n, -1), max(error, ROUNDING * torch.finfo(gradient.dtype).eps))
     read = layer.maps(read.view(-1, channels))
-    return Deconvolved(read, solve_slopes(layer, read, whole), error)
+    return read, solve_slopes(layer, read, whole)
 
 
 def solve_slopes(
@@ -143,7 +130,7 @@ def solve_read(
         part = matrix[chosen]
         factor, failed = torch.linalg.cholesky_ex(part.T @ part)
         pivots = factor.diagonal()
-        if int(failed) or not float(pivots.min() / pivots.max()) > LEAST_PIVOT:
+        if int(failed) or not float(pivots.min() / pivots.max()) > FLOAT32_ZERO:
             return None
         solution = torch.cholesky_solve(part.T @ rows[chosen], factor)
         off = (matrix @ solution - rows).view(outputs, -1).norm(dim=1) / sizes  # [O]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from seepage.attacks.network.cut import ROWS_AT_ONCE
 from seepage.attacks.reading.decoding.spectrum import NaturalSpectrum
 
 EXAMPLES = 512
@@ -15,8 +16,6 @@ RIDGE = 1e-3
 """Weight of the squared coefficients, as a share of the features' mean square."""
 AT_ONCE = 64
 """Images passed through the network at a time."""
-ROWS = 4_096
-"""Rows of the regression that are multiplied at a time."""
 REACHES = ((5, 600), (3, 6_000))
 """Side of the neighborhood that a block is read off, and the features in it up to which it is taken: the widest that
 fits. Above the last, only those at the block's own position are read."""
@@ -98,11 +97,11 @@ def _ridge(read: Tensor, wanted: Tensor) -> Tensor:
     """`[d, p]` coefficients B of `|read B - wanted|^2 + ridge |B|^2`, by whichever normal equations are smaller."""
     rows, width = read.shape
     if width <= rows:
-        # (A^T A + r I) B = A^T Y. Products of ROWS rows are in the type of the features, whose rounding is far below
+        # (A^T A + r I) B = A^T Y. Products of some rows are in the type of the features, whose rounding is far below
         # the ridge; sums of them, and the solution, are in float64.
         gram = read.new_zeros((width, width), dtype=torch.float64)
         right = read.new_zeros((width, wanted.shape[1]), dtype=torch.float64)
-        for some, aims in zip(read.split(ROWS), wanted.split(ROWS), strict=True):
+        for some, aims in zip(read.split(ROWS_AT_ONCE), wanted.split(ROWS_AT_ONCE), strict=True):
             gram += some.T @ some
             right += some.T @ aims
         # The trace is the sum of all squares.

@@ -12,15 +12,12 @@ from torch import Tensor
 ROUNDING = 0.2
 """Standard deviation of a rounded number's error, in units of its type's epsilon, over numbers of all sizes."""
 
-MIN_SPARE = 1
-"""Equations to spare from which on the column space of the gradient determines the label of an example."""
 MAX_LEFT_OVER = 1e-2
-"""Share of an example's slopes outside the column space up to which it counts as one of the batch."""
+"""Share of an example's slopes outside the column space up to which it counts as one of the batch, and of the gradient
+outside as many directions as examples, up to which these can have given it."""
 
 MIN_GAP = 10.0
 """Ratio of neighboring singular values from which on the first of them ends the gradient's rank."""
-MIN_BEHIND = 1e-2
-"""Share of the gradient outside as many directions as examples, over which these examples cannot have given it."""
 
 MIN_SLOPE = 1e-3
 """Length of softmax minus label below which an example's misfit is measured against this length."""
@@ -158,8 +155,8 @@ class HeadEquations:
         The slopes of an example follow from its features and its label, and must lie in the column space of the
         gradient, which `C - 1 - n` equations say. A wrong row, or a wrong label, does not fulfill them.
         """
-        if not self.biased or len(self.weight) - 1 - self.rank < MIN_SPARE:
-            return None
+        if not self.biased or self.rank >= len(self.weight) - 1:
+            return None  # no equation to spare: every label fits
         chances = self.probabilities(self.scaled(row[None]))[0]
         slopes = (chances - torch.eye(len(chances), dtype=chances.dtype)) / self.scale  # [C labels, C]
         inside = slopes @ self.left  # [C labels, n]: U^T D^-1 A
@@ -225,7 +222,7 @@ def _surplus(singular: Float[Tensor, " r"], examples: int) -> int | None:
     >>> _surplus(torch.tensor([3.0, 2.0, 1.0, 1e-7]), 2), _surplus(torch.tensor([3.0, 2.0, 1e-7, 1e-8]), 2)
     (3, None)
     """
-    if float(singular[examples:].norm()) <= MIN_BEHIND * float(singular.norm()):
+    if float(singular[examples:].norm()) <= MAX_LEFT_OVER * float(singular.norm()):
         return None
     gaps = singular[:-1] / singular[1:].clamp(min=1e-300)
     rank = int(gaps.argmax()) + 1

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
+from seepage.attacks.network import CERTIFYING_MISMATCH
 from seepage.attacks.reading.head import softmax
 from seepage.attacks.reading.head.equations import MIN_SLOPE, HeadEquations
 from seepage.attacks.reading.head.scale import rescaled
@@ -18,8 +19,6 @@ from seepage.base.nn import generator, last_linear
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round
 
-MAX_DISAGREEMENT = 1e-3
-"""Relative error up to which features count as known: misfit, difference of two solutions, or rounding."""
 MIN_WIDTH = 4
 """Features per example from which on zeros are enough to separate examples."""
 FORWARD = 3.0
@@ -138,7 +137,7 @@ def head_features(
     head, equations = _equations(observed, knowledge, labels)
     draw = generator(0, "head features")
     solution = _by_zeros(equations, labels, draw)
-    if solution is None or not solution.misfit < MAX_DISAGREEMENT:
+    if solution is None or not solution.misfit < CERTIFYING_MISMATCH:
         stated = Auto()(observed, knowledge) if labels is None else labels
         if stated is not None:
             solution = _by_softmax(equations, stated.cpu(), solution, draw, most)
@@ -212,7 +211,7 @@ def _by_zeros(equations: HeadEquations, labels: Tensor | None, draw: Generator) 
         return None  # one example was found twice
     plain = _settled(equations, unmixing, count, labels)
     # Examples that are too alike to be separated look like one that counts several times, as in a multiple.
-    if plain.misfit < MAX_DISAGREEMENT or not equations.biased or equations.rank < equations.examples:
+    if plain.misfit < CERTIFYING_MISMATCH or not equations.biased or equations.rank < equations.examples:
         return plain
     # The features do not depend on the update's size, but what the gradient holds of the softmax does.
     solution: _Solution | None = None
@@ -222,7 +221,7 @@ def _by_zeros(equations: HeadEquations, labels: Tensor | None, draw: Generator) 
             return plain
         solution = replace(_settled(equations.over(share), unmixing, count, labels), share=share)
         unmixing = solution.unmixing
-    return solution if solution is not None and solution.misfit < MAX_DISAGREEMENT else plain
+    return solution if solution is not None and solution.misfit < CERTIFYING_MISMATCH else plain
 
 
 def _settled(equations: HeadEquations, unmixing: Float[Tensor, "n n"], count: int, labels: Tensor | None) -> _Solution:
@@ -255,7 +254,7 @@ def _settled(equations: HeadEquations, unmixing: Float[Tensor, "n n"], count: in
         mixed = off.norm(dim=1) / wanted.norm(dim=1).clamp(min=MIN_SLOPE)
         noise = (noise.square() + (mixed * equations.size(unmixing)).square()).sqrt()
     # An example without loss has next to no slopes, which are then all rounding.
-    sound = off.norm(dim=1) < MAX_DISAGREEMENT * wanted.norm(dim=1).clamp(min=MIN_SLOPE)
+    sound = off.norm(dim=1) < CERTIFYING_MISMATCH * wanted.norm(dim=1).clamp(min=MIN_SLOPE)
     return _Solution(unmixing, read, noise, found & sound, misfit)
 
 
@@ -284,11 +283,11 @@ def _by_softmax(
             "record a smaller batch",
         )
     plain = _of_starts(equations, labels, before, draw)
-    if not plain.misfit < MAX_DISAGREEMENT and len(labels) ** 3 * len(equations.weight) <= MAX_UNKNOWNS_SHARED:
+    if not plain.misfit < CERTIFYING_MISMATCH and len(labels) ** 3 * len(equations.weight) <= MAX_UNKNOWNS_SHARED:
         for guess in SHARES:
             # What the update was multiplied by is one more unknown.
             shared = _of_starts(equations.over(guess), labels, None, draw, scaling=True)
-            if shared.misfit < MAX_DISAGREEMENT:
+            if shared.misfit < CERTIFYING_MISMATCH:
                 return replace(shared, share=guess * shared.share)
     if not math.isfinite(plain.misfit):
         raise Inapplicable(
@@ -357,8 +356,8 @@ def _result(head: str, equations: HeadEquations, solution: _Solution, stated: In
     size = equations.size(solution.unmixing)
     # Errors of the solution and of the client's own forward pass, as independent ones. [n]
     noise = (solution.noise.square() + (FORWARD * equations.epsilon * size).square()).sqrt()
-    known = solution.found & (noise < MAX_DISAGREEMENT * size) & (solution.spread < MAX_DISAGREEMENT)
-    known &= solution.misfit < MAX_DISAGREEMENT
+    known = solution.found & (noise < CERTIFYING_MISMATCH * size) & (solution.spread < CERTIFYING_MISMATCH)
+    known &= solution.misfit < CERTIFYING_MISMATCH
     rounding = float((noise / size).max())
     labels, missing = solution.labels, equations.examples - equations.rank
     if missing:
@@ -401,9 +400,9 @@ def _leftover(labels: Int[Tensor, " m"], stated: Int[Tensor, " n"] | None, missi
 
 def _doubt(solution: _Solution, known: Bool[Tensor, " n"], rounding: float) -> str:
     """Why some features are not known: what concerns all of them first."""
-    if not solution.misfit < MAX_DISAGREEMENT:
+    if not solution.misfit < CERTIFYING_MISMATCH:
         return "the softmax contradicts the solution"
-    if not solution.spread < MAX_DISAGREEMENT:
+    if not solution.spread < CERTIFYING_MISMATCH:
         return "other starts end at other features"
     return (
         f"rounding or noise of the update hides {int((~known).sum())} of {len(known)} examples, whose slopes are small "

@@ -11,13 +11,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from seepage.base.algebra.rows import groups
+from seepage.base.algebra.rows import LEAST_ALIKE, groups
 from seepage.base.nn import last_linear
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round
 
-MIN_UNITS = 3
-"""Units that must agree in one direction."""
 CERTAINTY = 6.0
 """Distance of two directions, in standard deviations of their errors, up to which they agree."""
 STRAY = 3.0
@@ -96,7 +94,7 @@ def _agreed(
     """Directions in which several agree, `[m, C]`, how many, and the least error among them; the most first."""
     apart = torch.cdist(directions, directions) / (error[:, None] + error)
     found, units, reach = [directions[:0]], [], [error[:0]]
-    for _, own in groups(apart < 1, least=MIN_UNITS, strays=apart <= STRAY):
+    for _, own in groups(apart < 1, least=LEAST_ALIKE, strays=apart <= STRAY):
         # The mean of those that agree, the exact ones counting for more.
         found.append(F.normalize((directions[own] / error[own, None].square()).sum(0), dim=0)[None])
         units.append(int(own.sum()))

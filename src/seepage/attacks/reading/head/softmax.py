@@ -6,9 +6,8 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from seepage.attacks.reading.head.equations import ROUNDING, HeadEquations
+from seepage.base.solvers import MOST_STEPS
 
-STEPS = 60
-"""Most steps of one start."""
 SETTLED = 1e-6
 """Relative decrease of the sum of squares below which a start has come to rest."""
 
@@ -89,7 +88,7 @@ def refine(
     n, damping, share = len(unmixing), 1e-2, 1.0
     off, ones, slopes, chances = residuals(equations, unmixing, labels)
     cost = float(off.square().sum() + ones.square().sum())
-    for step in range(STEPS):
+    for step in range(MOST_STEPS):
         whole = _jacobian(equations, unmixing, slopes, chances)
         if scaling:
             # One more column, for t: dA / dt = -A, and the bias's equations do not depend on it. [n C + n, n^2 + 1]

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from seepage.base.algebra.sparse import falling, sparse_directions
+from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
 
 STEPS = 24
 """Re-weighted steps of one start."""
@@ -24,8 +25,6 @@ SETTLING = 6
 """Re-weighted steps in float64 after that, each with a fifth of the width of the one before."""
 NEGATIVE_WEIGHT = 100.0
 """Features behind a ReLU are not negative: a negative entry counts this many times."""
-DEAD = 1e-4
-"""Size of a unit, relative to the largest, up to which it is silent for the whole batch and tells nothing."""
 COLUMNS = 4096
 """Most features that the search looks at; more are drawn from at random."""
 ROUNDS = 40
@@ -47,8 +46,6 @@ SURE_ZERO = 4.0
 """What counts as zero in the end, in standard deviations of the error of a feature."""
 WIDEST_ZERO = 1e-3
 """What counts as zero at most, in the same units, before the errors are known to be larger."""
-NEARLY_ZERO = 1e-5
-"""What counts as zero at least, in units of the root mean square of an example's features."""
 
 
 Dual = Callable[[Float[Tensor, " n"]], Float[Tensor, " n"] | None]
@@ -128,7 +125,7 @@ class _SeenUnits:
     @classmethod
     def of(cls, whole: Float[Tensor, "n k"], deviation: float, draw: Generator) -> Self:
         size = torch.linalg.qr(whole.T).Q.norm(dim=1)  # [k] of each unit, whatever the basis
-        alive = (size > DEAD * size.max()).nonzero()[:, 0]
+        alive = (size > FLOAT32_NETWORK * size.max()).nonzero()[:, 0]
         picked = alive[torch.randperm(len(alive), generator=draw)[:COLUMNS]]
         q, r = torch.linalg.qr((whole[:, picked] / size[picked]).T)
         return cls(whole, deviation, q.T, len(alive), r.T)
@@ -144,7 +141,7 @@ class _SeenUnits:
         values = unmixed @ self.whole  # [s, k]
         size = values.square().mean(1).sqrt()
         # A feature is as noisy as its row of Q is long.
-        width = torch.maximum(2 * SURE_ZERO * self.deviation * unmixed.norm(dim=1), NEARLY_ZERO * size)
+        width = torch.maximum(2 * SURE_ZERO * self.deviation * unmixed.norm(dim=1), FLOAT32_ZERO * size)
         zeros = (values.abs() < width[:, None]).sum(1) - (self.whole.shape[1] - self.alive)
         # Any n - 1 features can be made zero, and others are within the width of zero by chance.
         chance = 4 * width / size * values.shape[1]

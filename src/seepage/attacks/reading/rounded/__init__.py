@@ -2,6 +2,6 @@
 
 from seepage.attacks.reading.rounded.examples import with_rounding
 from seepage.attacks.reading.rounded.rounding import Rounding, glance, rounding_of, weights_format
-from seepage.attacks.reading.rounded.rows import MIN_ROWS, agreeing_groups
+from seepage.attacks.reading.rounded.rows import agreeing_groups
 
-__all__ = ["MIN_ROWS", "Rounding", "agreeing_groups", "glance", "rounding_of", "weights_format", "with_rounding"]
+__all__ = ["Rounding", "agreeing_groups", "glance", "rounding_of", "weights_format", "with_rounding"]

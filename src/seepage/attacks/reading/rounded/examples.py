@@ -11,13 +11,13 @@ from torch import Tensor
 from seepage.attacks.network import EXACT, LARGEST_MATRIX, in_range
 from seepage.attacks.network.first_layer import MIN_LABEL_SHARE, FirstLayer
 from seepage.attacks.reading.rounded.rounding import Rounding, rounding_of
-from seepage.attacks.reading.rounded.rows import MIN_ROWS, RowGroup, agreeing_groups, fitted
+from seepage.attacks.reading.rounded.rows import RowGroup, agreeing_groups, fitted
+from seepage.base.algebra.rows import LEAST_ALIKE
+from seepage.base.rounding import FLOAT32_SUM
 from seepage.federation.types import Reconstruction
 
 ROUGH = 0.1
 """Stated error, root mean square as a share of the value range, up to which an example is returned, as a guess."""
-SINGLE = 1e-6
-"""What float32 arithmetic adds to a stated error."""
 TRIMS = 4
 """Times that rows are left out whose columns are not the example's."""
 DEVIATIONS = 4.0
@@ -26,9 +26,6 @@ LOOSE = 0.2
 """Relative mismatch with the network's own slopes up to which what rows agree on is returned as a guess."""
 TIGHT = 0.05
 """The same for it to be certified. What is left of it, along the slopes themselves, is counted into the error."""
-COLUMN_ROUNDINGS = 1.0
-"""Root mean square misfit of a row's column, in units of its rounding, up to which the row is kept. It is 0.58 for
-even errors."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +172,7 @@ def _settled(group: RowGroup, seen: FirstLayer, rounding: Rounding) -> tuple[Row
         if said is None or said.kept.all():
             return None if said is None else (group, said)
         rows = group.rows[said.kept]
-        if len(rows) < MIN_ROWS:
+        if len(rows) < LEAST_ALIKE:
             return None
         group = fitted(rows, seen.weight, seen.bias, *halves)
     return None
@@ -208,7 +205,8 @@ def _evidence(group: RowGroup, seen: FirstLayer, rounding: Rounding) -> NetworkE
         slope = (trust * active * columns).sum(1) / (trust * active.square()).sum(1)
         # At worst all errors pull one way: small changes of large weights are all rounded to nothing. [c]
         worst = (trust * active.abs() * allowed.sqrt()).sum(1) / (trust * active.square()).sum(1)
-        kept = ((columns - slope[:, None] * active).square() / allowed).mean(0).sqrt() <= COLUMN_ROUNDINGS
+        # A row is kept where its column is off by no more than its rounding, root mean square; even errors make 0.58.
+        kept = ((columns - slope[:, None] * active).square() / allowed).mean(0).sqrt() <= 1
         label = int(F.cosine_similarity(own, slope[None]).argmax())
         size = own[label].norm()
         tolerance = float(worst.norm() / size)
@@ -251,7 +249,7 @@ def _judged(group: RowGroup, said: NetworkEvidence, seen: FirstLayer, rounding: 
         "rounding of the example itself": rounding.input_share * (size + read),
         "other examples behind the rows": share / (1 - share) * farthest,
     }
-    error = sum(errors.values()) / (high - low) + SINGLE
+    error = sum(errors.values()) / (high - low) + FLOAT32_SUM
     mismatch = said.mismatch_any_loss if any_loss else said.mismatch
     if error > ROUGH or min(mismatch, said.mismatch) > LOOSE:
         return None

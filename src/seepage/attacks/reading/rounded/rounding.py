@@ -64,7 +64,7 @@ def glance(observed: Round, client: ClientUpdate, name: str) -> Rounding | None:
     rows = max(1, GLANCE // max(1, observed.update.tensors[name][:1].numel()))
     for where in PLACES:
         kept = _kept(observed, client, name, where, rows)
-        form = None if kept is None else format_of(kept.values, kept.slack)
+        form = None if kept is None else format_of(*kept[:2])
         if kept is not None and form is not None:
             return Rounding(form.name, where, {name: _half(kept, form, where)})
     return None
@@ -108,38 +108,27 @@ def rounding_of(observed: Round, client: ClientUpdate, names: Sequence[str]) -> 
         kept = _kept(observed, client, name, where)
         if kept is None:
             return None
-        form = None if seen is None else format_of(kept.values, kept.slack, like=first)
+        form = None if seen is None else format_of(*kept[:2], like=first)
         first = first or form
         half[name] = _half(kept, form, where)
         if seen is None:
-            half[name] += kept.slack / kept.unit
+            half[name] += kept[1] / kept[2]
     return Rounding("float32" if first is None else first.name, where, half)
 
 
-def _half(kept: "_Kept", form: NumberFormat | None, where: Place) -> Tensor:
+_Kept = tuple[Tensor, Tensor, float, Tensor]
+"""One tensor in the numbers that may have been rounded: the returned weights, or the gradient; how far float32
+arithmetic puts them off, in its shape; what one unit of the gradient changes in a value; and the gradient, float64."""
+
+
+def _half(kept: _Kept, form: NumberFormat | None, where: Place) -> Tensor:
     """How far a gradient's entries may be off, by the format of what was kept and by arithmetic."""
     # Three errors, added as if independent: rounding to the format, arithmetic in it, and float32's beside the largest.
-    rounded = torch.zeros_like(kept.values) if form is None else form.half / kept.unit
-    own = (0.0 if form is None else ARITHMETIC[where]) * kept.gradient
-    least = torch.finfo(torch.float32).eps * kept.gradient.abs().max()
+    values, _, unit, gradient = kept
+    rounded = torch.zeros_like(values) if form is None else form.half / unit
+    own = (0.0 if form is None else ARITHMETIC[where]) * gradient
+    least = torch.finfo(torch.float32).eps * gradient.abs().max()
     return (rounded.square() + own.square() + least.square()).sqrt()
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """One tensor in the numbers that may have been rounded.
-
-    Attributes:
-        values: The returned weights, or the gradient, float64.
-        slack: In its shape: how far float32 arithmetic puts them off.
-        unit: What one unit of the gradient changes in a value.
-        gradient: The gradient, float64.
-    """
-
-    values: Tensor
-    slack: Tensor
-    unit: float
-    gradient: Tensor
 
 
 def _kept(observed: Round, client: ClientUpdate, name: str, where: Place, rows: int | None = None) -> _Kept | None:
@@ -154,11 +143,11 @@ def _kept(observed: Round, client: ClientUpdate, name: str, where: Place, rows: 
         one = client.as_gradient(Update({name: torch.ones(1, dtype=torch.float64)}, "delta"), size)[name]
         rate = 1 / float(one.abs())
     if rate is None:
-        return None if where == "weights" else _Kept(gradient, single * gradient.abs(), 1.0, gradient)
+        return None if where == "weights" else (gradient, single * gradient.abs(), 1.0, gradient)
     # w' = w - rate g - a w: the weights as they were after the step, with a the share taken off by weight decay.
     after = before - rate * gradient - update.decayed.get(name, 0.0) * before
     slack = single * torch.maximum(before.abs(), after.abs())
     if where == "weights":
-        return _Kept(after, slack, rate, gradient)
+        return after, slack, rate, gradient
     # A difference of float32 weights carries the rounding of both.
-    return _Kept(gradient, 2 * slack / rate, 1.0, gradient)
+    return gradient, 2 * slack / rate, 1.0, gradient

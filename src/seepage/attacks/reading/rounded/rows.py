@@ -16,10 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seepage.base.algebra.rows import groups
+from seepage.base.algebra.rows import LEAST_ALIKE, groups
 
-MIN_ROWS = 3
-"""Rows that must agree on an example."""
 MIN_SIGNAL = 2.0
 """Least root mean square of a row, and size of its bias gradient, in units of their rounding, for a row to count."""
 AGREEING = 0.5
@@ -51,7 +49,7 @@ class RowGroup:
 
 
 def agreeing_groups(weight: Tensor, bias: Tensor, half_weight: Tensor, half_bias: Tensor) -> list[RowGroup]:
-    """Groups of at least `MIN_ROWS` rows that agree within their rounding, disjoint, the clearest rows first.
+    """Groups of at least `LEAST_ALIKE` rows that agree within their rounding, disjoint, the clearest rows first.
 
     Args:
         weight: `[m, d]` gradient of the layer's weight, float64.
@@ -72,7 +70,7 @@ def agreeing_groups(weight: Tensor, bias: Tensor, half_weight: Tensor, half_bias
     order = signal.where(clear, torch.zeros_like(signal)).argsort(descending=True, stable=True)
     order = order[: min(int(clear.sum()), MAX_ROWS)]  # [k]
     agree = _agreement(weight[order], bias[order], half_weight[order])  # [k, k]
-    members = (order[own].sort().values for _, own in groups(agree, least=MIN_ROWS, in_order=True))
+    members = (order[own].sort().values for _, own in groups(agree, least=LEAST_ALIKE, in_order=True))
     return [fitted(rows, weight, bias, half_weight, half_bias) for rows in members]
 
 

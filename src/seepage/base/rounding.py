@@ -1,0 +1,10 @@
+"""What rounding leaves of numbers that are equal, or zero: relative sizes, from a float64 solve to a whole network."""
+
+FLOAT64_FLOOR = 1e-10
+"""Relative size, or change, up to which what float64 solved for is zero but for its rounding."""
+FLOAT32_SUM = 1e-6
+"""Relative error that float32 leaves in a sum of many numbers, such as an entry of a gradient: about ten epsilons."""
+FLOAT32_ZERO = 1e-5
+"""Share of the largest, or relative difference, up to which float32 numbers are zero, or the same, but for rounding."""
+FLOAT32_NETWORK = 1e-4
+"""As `FLOAT32_ZERO`, for numbers that went through a network, or were solved for from what it sent."""
