@@ -21,8 +21,9 @@ Best = tuple[Case, str, Place]
 def best_examples(run: RunFolder) -> list[Best]:
     """Examples by how close their reconstructions are to the private pictures, each by its best attack.
 
-    Exact copies rank alike, so that these are of as many cases as there are, and not all of the first one. Cases that
-    run beside a defended one are no finding, and left out; so are examples that are no pictures, which have no SSIM.
+    Exact copies rank alike, so that these are of as many cases as there are, and not all of the first one; each case
+    begins with other examples than the one before, since cases often hold the same. Cases that run beside a defended
+    one are no finding, and left out; so are examples that are no pictures, which have no SSIM.
     """
     judged = {case.name: case for case in run.cases if not case.control}
     exact_db = run.result.thresholds.exact_db
@@ -33,10 +34,11 @@ def best_examples(run: RunFolder) -> list[Best]:
             if similar is not None and value > best[name].get((t, i), (float("-inf"), ""))[0]:
                 best[name][t, i] = (value, attack)
     ranked = list[tuple[float, int, int, Best]]()
+    own_share = -(-MOST_PAIRS // len(judged)) if judged else 0
     for order, case in enumerate(judged.values()):
-        own = best[case.name]
-        for rank, place in enumerate(sorted(own, key=lambda place: (-own[place][0], place))):
-            psnr, attack = own[place]
+        own = sorted(best[case.name].items())
+        first = order * own_share % max(len(own), 1)
+        for rank, (place, (psnr, attack)) in enumerate([*own[first:], *own[:first]]):
             ranked.append((-min(psnr, exact_db), rank, order, (case, attack, place)))
     return [example for *_, example in sorted(ranked, key=lambda entry: entry[:3])]
 
