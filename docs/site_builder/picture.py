@@ -31,9 +31,9 @@ def draw(run: Path, out: Path) -> None:
         figure.text(0.5, 0.985 - 0.5 * panel, title, ha="center", va="top", fontsize=12)
         places = pictures.places[:SHOWN]
         reconstructed = [pictures.guesses[attack].at(place) for place in places]
-        rows = {"private": [pictures.private(place) for place in places], "reconstructed": reconstructed}
+        rows = {"private": [pictures.private(place) for place in places], "recovered": reconstructed}
         for row, (words, shown) in enumerate(rows.items()):
-            figure.text(0.075, 0.83 - 0.5 * panel - 0.19 * row, words, ha="right", va="center", fontsize=11)
+            figure.text(0.075, 0.83 - 0.5 * panel - 0.19 * row, words, ha="right", va="center", fontsize=10)
             for column, tensor in enumerate(shown):
                 _put(figure, tensor, (0.085 + 0.0757 * column, 0.745 - 0.5 * panel - 0.19 * row))
     figure.savefig(out)
