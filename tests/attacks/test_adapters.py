@@ -200,7 +200,9 @@ def test_text_comes_back_from_the_shadow_and_from_the_span(deviation: float) -> 
     targets = torch.cat([ids[:, 1:], torch.full((2, 1), -100)], 1)
     seen = record(model, Batch(ids, targets))
     assert all("lora" in name for name in seen[0].update.tensors)
-    assert [one.inputs for one in exposure(seen).adapters] == [12] * 4, "six tokens of two texts, in four layers"
+    assert [one.evidence["inputs"] for one in exposure(seen).of("adapter")] == [12] * 4, (
+        "six tokens of two texts, in four layers"
+    )
     found = attack(seen, "token_sequences")
     assert sorted(found.inputs.tolist()) == sorted(ids.tolist())
     assert found.certified is not None

@@ -72,7 +72,7 @@ def test_a_sum_of_clients_is_attacked_as_one(cli: Cli, home: Path) -> None:
 def test_impossible_federations_are_refused(refused: Callable[..., str], recipe: Path) -> None:
     impossible = {
         "federation.clients=5000": "cannot share",
-        "federation.share=0": "share above 0",
+        "federation.share=0": "share must be a number > 0",
         "partition.alpha=0": "alpha > 0",
         "client.lr=0": "lr > 0",
         "client.steps=0": "steps from 1",
