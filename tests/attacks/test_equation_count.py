@@ -122,8 +122,10 @@ def test_it_says_from_which_batch_size_on_a_network_is_underdetermined() -> None
     # n 18 + 4 min(18, 9 n) >= 36 n  <=>  n <= 4
     assert (count.largest_batch, count.ended_by, count.overdetermined) == (4, "equations", False)
     (note,) = [note for note in exposure(seen).notes if "overdetermined" in note]
-    assert note.startswith("not overdetermined: 180 equations for the 216 pixel values of 6 of 6 examples")
-    assert "batches of up to 4 are overdetermined (larger ones have too few equations)" in note
+    assert note.startswith(
+        "too few equations for an exact solution: 180 equations for the 216 pixel values of 6 of 6 examples"
+    )
+    assert "by this count batches of up to 4 are overdetermined (larger ones have too few equations)" in note
 
 
 def test_a_larger_images_rank_is_computed_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +152,7 @@ def test_a_larger_images_rank_is_computed_where_asked(monkeypatch: pytest.Monkey
         assert (found == 64) == (not dead)
         findings = [one.message for one in exposure(seen, thorough=True).findings if one.name == "overdetermined"]
         assert len(findings) == (not dead)
-        assert dead or "the rank was computed for one image, 64 of 64" in findings[0]
+        assert dead or "for one image the rank was computed: 64 of 64" in findings[0]
 
 
 def unmixed_jacobian(model: nn.Module) -> np.ndarray:

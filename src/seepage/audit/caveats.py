@@ -49,7 +49,7 @@ def attack_diagnostics(row: Row, *, contradicted: bool = False) -> list[Finding]
         words = f"{name} vouches for {guesses} not exact: do not rely on what it calls certain here."
         found.append(warning("false-certificate", words, guesses=wrong))
     found += _objective_diagnostics(row, contradicted=contradicted)
-    if row.side_information:
+    if row.side_information and row.gave_result:
         words = f"{name} knew more than the protocol shows: {', '.join(row.side_information)}."
         found.append(note("known", words))
     return found

@@ -239,6 +239,8 @@ def _legend(result: Result) -> str:
         "median, mean: PSNR in dB over all examples; equal ones count 150, which draws a mean up. "
         "[low, high]: 95 % interval of the mean."
     )
+    if not scored:
+        words = "found: what an attack certifies. How close a guess is to a private example takes a truth (--truth)."
     outcomes = {row.outcome for row in result.rows}
     words += " features only: inner features were reconstructed, which no score compares with examples." * (
         Outcome.FEATURES_ONLY in outcomes

@@ -80,14 +80,16 @@ class EquationCount:
         if self.largest_batch:
             lack = "larger ones have too few equations"
             if self.ended_by == "classes":
-                lack = "with as many examples as classes the head's gradient no longer tells their features"
-            words.append(f"batches of up to {self.largest_batch} are overdetermined ({lack})")
+                lack = "with as many examples as classes the head's gradient no longer shows their features"
+            words.append(f"by this count batches of up to {self.largest_batch} are overdetermined ({lack})")
         else:
             words.append("no batch size is overdetermined")
         if self.rank is None:
             words.append("this is a count, the rank was not computed")
         else:
-            words.append(f"the rank was computed for one image, {self.rank:,} of {self.unknowns:,}, beyond it counted")
+            words.append(
+                f"for one image the rank was computed: {self.rank:,} of {self.unknowns:,} values are determined"
+            )
         return "; ".join(words)
 
 
@@ -266,7 +268,8 @@ class Jacobian:
 
 def convolution_findings(count: EquationCount) -> list[ClosedForm]:
     """The count of equations; it is of tensors where the batch is overdetermined."""
-    name, message = "equations", f"not overdetermined: {count.line}"
+    short = "repeating equations" if count.overdetermined else "too few equations"
+    name, message = "equations", f"{short} for an exact solution: {count.line}"
     if count.readable:
         name = "overdetermined"
         message = f"{count.line}: gauss_newton may read them exactly; withhold or noise the head or this layer"
