@@ -118,7 +118,8 @@ def test_the_direction_is_what_the_optimizer_follows() -> None:
 @pytest.mark.slow
 def test_it_ends_once_the_update_is_explained() -> None:
     transcript, batch = victim()
-    found = attack(transcript, inverting_gradients(steps=3000, tv=0.0))
+    # At the default of 1e-10 the last of 3,000 steps is where some processors' rounding gets there.
+    found = attack(transcript, replace(inverting_gradients(steps=3000, tv=0.0), tolerance=1e-8))
     assert found.status == "ok"
     assert found.cost["steps"] < 3000
     assert float(recovered_db(found, batch.inputs)) > 60

@@ -583,9 +583,9 @@ def guarantee_lines(cases: Sequence[Case]) -> list[str]:
 
 
 def caveat_lines(cases: Sequence[Case]) -> list[str]:
-    """Doubts on the stated facts of captured updates, shown beside the verdict; each sentence once.
+    """Caveats on the stated facts of captured updates, shown beside the verdict; each sentence once.
 
-    >>> doubt_lines([Case(name="a", title="net", caveats=["Contradicted: this."]), Case(name="b", title="other")])
+    >>> caveat_lines([Case(name="a", title="net", caveats=["Contradicted: this."]), Case(name="b", title="other")])
     ['Contradicted: this. (net)']
     """
     return once(((case.heading, words) for case in cases for words in case.caveats), len(cases))

@@ -16,10 +16,12 @@ from seepage.attacks.cafe.steps import (
     step_two,
     zero_rows,
 )
-from seepage.base.rounding import FLOAT32_SUM, FLOAT64_FLOOR
+from seepage.base.rounding import FLOAT32_SUM
 
 MAX_FEATURE_ERROR = 0.1
 """Estimated relative error of h above which a sample counts as not identifiable."""
+JOINT_RANK = 1e-9
+"""Eigenvalues of the joint normal equations below this share of the largest are null directions."""
 JOINT_OPEN_SHARE = 1e-6
 """As `FLOAT64_FLOOR`, for squared parts of null vectors: normal equations have squared the condition of these."""
 
@@ -94,7 +96,7 @@ def _jointly(shared: Tensor, one: Recovered, right: Tensor, power: float) -> Rec
     unit = one.v[live] / scale[:, None]
     # The Schur product of two positive matrices is positive; regular where S has rank N (theorem 2).
     values, vectors = torch.linalg.eigh(shared[live][:, live] * (unit @ unit.T))
-    keep = values > FLOAT64_FLOOR * values[-1]
+    keep = values > JOINT_RANK * values[-1]
     solved = vectors[:, keep] / values[keep] @ (vectors[:, keep].T @ (right[live] / scale[:, None]))
     h = solved / scale[:, None]
     # By how much noise in the gradients is amplified on the way to row n: the root of the inverse's diagonal.

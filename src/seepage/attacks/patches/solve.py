@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.patches.tokens import PatchTokens
-from seepage.base.rounding import FLOAT64_FLOOR
 from seepage.base.solvers import conjugate_gradients
 
 NEIGHBORS = 0.05
@@ -18,6 +17,9 @@ HALF_UNIT = 2.0**-24
 """Largest relative error of a number rounded to float32."""
 MAX_ITERATIONS = 400
 """Iterations of the conjugate gradients, at most."""
+CONVERGED = 1e-9
+"""Relative size of the residual at which the conjugate gradients end. It is no matter of rounding: further steps fit
+the noise of weak directions, and of an image through timm's ViT-Tiny 1e-10 leaves 17 dB in place of 34."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def most_likely(tokens: PatchTokens, measured: Measured, known: tuple[Tensor, Te
     if known is not None:
         entries = torch.where(fixed, firm * (known[1] - tokens.embed(middle)), entries)
     right = tokens.adjoint(entries, measured.shape)
-    return middle + conjugate_gradients(normal, right, precondition, steps=MAX_ITERATIONS, tolerance=FLOAT64_FLOOR)
+    return middle + conjugate_gradients(normal, right, precondition, steps=MAX_ITERATIONS, tolerance=CONVERGED)
 
 
 def _scale(tokens: PatchTokens, measured: Measured) -> Tensor:

@@ -14,10 +14,12 @@ from seepage.attacks.reading.equations import FLOOR, columns_of, slope_matrix
 from seepage.attacks.reading.head.equations import ROUNDING
 from seepage.base.algebra.derivative import Derivative
 from seepage.base.rounding import FLOAT32_NETWORK
-from seepage.base.solvers import MOST_STEPS, conjugate_gradients
+from seepage.base.solvers import conjugate_gradients
 
 LEAST_ROWS = 0.5
 """Rows of a layer's slopes for each unknown below which the other equations are not tried."""
+STEPS = 40
+"""Newton steps to the non-negative solution."""
 INNER = 100
 """Iterations of the conjugate gradients in one of them."""
 NEWTON_SOLVED = 1e-2
@@ -147,7 +149,7 @@ def _complete(
     """
     scale, value = float(reading.square().mean().sqrt()), reading
     zero, sharpened = 0.0, 0  # what counts as zero, in units of `scale`; steps since that is more than nothing
-    for _ in range(MOST_STEPS):
+    for _ in range(STEPS):
         # At first what is negative must not be; then what is nearly zero is meant to be zero.
         below = (value < zero * scale) / scale  # [p, C]: weight of the sign equation h = 0, where there is one
         off = value * below

@@ -30,6 +30,8 @@ from seepage.base.rounding import FLOAT32_NETWORK, FLOAT64_FLOOR
 from seepage.errors import Inapplicable
 from seepage.federation.types import Tensors
 
+STILL = 1e-9
+"""Relative change of a round below which it has come to rest."""
 OFF_MEAN = -0.8
 """Mean of a standard normal variable where it is negative: what units that are off have normalized to, at first."""
 ROUNDS = 30
@@ -228,7 +230,7 @@ def solve_coupled(
         change, x = float((new - x).norm() / new.norm()), new
         # A unit on the wrong side spoils the rows of its output alone.
         kept = off <= OUTLYING * off.median()
-        if change < FLOAT64_FLOOR:
+        if change < STILL:
             break
     back = norm.slopes_in(slopes, x, deviation)
     if not bool(kept.all()):
