@@ -70,8 +70,8 @@ def main(
     layers: int = 1,
     mode: Annotated[Literal["train", "eval"], "how the client runs batch norm"] = "train",
     checkpoints: Annotated[float | None, "the update is two checkpoints in float32, of this rate"] = None,
-    clip: Annotated[float | None, "the client clips the norm of its gradient, which nobody is known"] = None,
-    decay: Annotated[float, "the client's weight decay, which nobody is known"] = 0.0,
+    clip: Annotated[float | None, "the client clips the norm of its gradient, which no attacker knows"] = None,
+    decay: Annotated[float, "the client's weight decay, which no attacker knows"] = 0.0,
     untold: Annotated[bool, "the labels are not known"] = False,
     out: str = "exact",
 ) -> None:

@@ -1,4 +1,4 @@
-"""Updates of optimizers that divide a gradient by its own size are known from gradients, levels and noise."""
+"""Updates of optimizers that divide a gradient by its own size are distinguished from gradients, levels and noise."""
 
 from pathlib import Path
 

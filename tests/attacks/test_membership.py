@@ -1,4 +1,4 @@
-"""Membership tests: p-values hold on nulls, members are known from others, and linear algebra agrees with oracles."""
+"""Membership tests: p-values hold on nulls, members stand out from others, and linear algebra agrees with oracles."""
 
 import re
 

@@ -244,7 +244,7 @@ def test_an_image_of_whole_levels_comes_back_to_the_last_bit(width: int) -> None
     torch.testing.assert_close(found.inputs, private.inputs, atol=1e-7, rtol=0)
     assert found.certified is not None
     assert found.certified.all()
-    assert any("multiples of 1/255" in note for note in found.notes), "what was taken of the image is known"
+    assert any("multiples of 1/255" in note for note in found.notes), "what was taken of the image is said"
     smooth = PatchEmbedding(levels=0)(record(model, private), seed=0)
     assert float(psnr(smooth.inputs, private.inputs)) < 130
 

@@ -195,7 +195,7 @@ def test_less_of_the_same_files_is_never_a_pass(
     old = changed(result((4, 8)), **{**CAPTURED, "files": files, **then})
     found = compare(old, changed(result((0, 8)), **{**CAPTURED, "files": files, **now}))
     assert [(one.what, one.old, one.new) for one in found.caveats] == [said]
-    assert not found.remarks or said[0] == "model's act", "who was stated less was stated nothing wrong"
+    assert not found.remarks or said[0] == "model's act", "who states less states nothing wrong"
     other = {"returned weights": "cd" * 32}
     assert not compare(old, changed(result((0, 8)), **{**CAPTURED, "files": other, **now})).caveats
 

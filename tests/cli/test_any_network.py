@@ -356,7 +356,7 @@ def test_what_a_client_normalizes_outside_of_its_network_comes_back_as_pixels(
     assert found.json["rows"][0]["certified"]["n"] == 1, found.err
     (outcome,) = home.glob("run/attacks/**/*.safetensors")
     assert torch.allclose(load_file(outcome)["inputs"], picture, atol=1e-3)
-    # A folder knows what was done to its inputs, and whoever attacks it needs to be known nothing.
+    # A folder knows what was done to its inputs, and whoever attacks it needs to know nothing.
     again = cli("attack", "run/observed", "--model=flat:net", "--attack=linear", "--jobs=1", "--out=again", "--json")
     assert again.json["rows"][0]["certified"]["n"] == 1
     (second,) = home.glob("again/attacks/**/*.safetensors")

@@ -321,7 +321,7 @@ def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_i
 
 
 def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli, home: Path, captured: Tensor) -> None:
-    """Of the same files, so that one of the two was stated wrong; a gate does not pass on it, unless it is meant."""
+    """Of the same files, so that one of the two statements was wrong; no gate passes on it, unless it is intended."""
     line = ("attack", "before.pt", "after.pt", *HIDDEN)
     assert cli(*line, "--lr=0.1", "--out=right").code == 0
     assert cli(*line, "--lr=0.3", "--loss=bce", "--out=wrong").code == 0

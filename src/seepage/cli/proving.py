@@ -262,7 +262,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def _guarded(call: Any, name: str, given: list[str]) -> Any:
-    """A function of the user's whose errors are known in a sentence. A division by zero is left to the measurement."""
+    """A function of the user's whose errors end in a sentence. A division by zero is left to the measurement."""
     import traceback
 
     if not callable(call):

@@ -219,7 +219,7 @@ def _of_attacks(old: Result, new: Result, then: Case, now: Case, *, less: bool) 
 
 
 def _told(rows: Iterable[Row]) -> set[str]:
-    """What any of these attacks was stated."""
+    """What any of these attacks knew."""
     return {item for row in rows for item in row.known}
 
 

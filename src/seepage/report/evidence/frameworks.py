@@ -60,7 +60,7 @@ NEVER = [
 
 
 def threat_model(known: Collection[str], extra: Collection[str], *, learned_from_alike: bool = False) -> ThreatModel:
-    """The letter of a run, by the most that any attack of it was stated.
+    """The letter of a run, by the most that any attack of it knew.
 
     A server knows the model, the updates and the client's rule: that is C. Images like the private ones make it D.
 

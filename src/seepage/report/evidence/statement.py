@@ -327,7 +327,7 @@ class Evidence(JsonRecord):
 
     @property
     def caveats(self) -> list[str]:
-        """What is doubted of what was stated of the updates, each once, with its cases where these are not all."""
+        """Caveats on what was stated of the updates, each once, with its cases where these are not all."""
         return caveat_lines(self.cases)
 
 
