@@ -26,7 +26,7 @@ from strategies import MARKER, SCRIPT, TRACE
 
 LONGEST_LINE, LONGEST = 1000, 5000
 """Letters of one line of a message, and of a whole one."""
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds of wall time for one input, after which it counts as a hang."""
 STUCK = 90.0
 """Seconds after which the process is ended: compiled code hears no alarm. The input is then left in its folder."""
