@@ -231,7 +231,7 @@ class Oracle:
             return None
         if not all(p[0].get("metric", "psnr") in ("psnr", "psnr_nearest") for p in pairs):
             return None
-        cells = {}
+        cells: dict[str, Mapping[str, Any]] = {}
         for pair in pairs:
             for data in self.used(pair[0], size):
                 both = [self.at(pair[0], pair[1], size, data), self.at(pair[2], pair[3], size, data)]
