@@ -3,7 +3,7 @@
 python experiments/convolutions.py --data ../shared/data/cifar10.npz --batch 8 --trained 100 --seeds 5
 
 Adds one record for each batch to results/convolutions/. Networks and batches have the same seed; images are those that
-development did not see (`common.draw`). The labels are known, unless `--untold`. In train mode (`--out coupled`) the
+development did not see (`common.draw`). The labels are known, unless `--labels-unknown`. In train mode (`--out coupled`) the
 first 20 images that are drawn from were looked at while the method was made; no constant was chosen on them.
 
 With `--checkpoints LR --out checkpoints` the update is two checkpoints in float32, as they are saved, and labels are
@@ -72,14 +72,14 @@ def main(
     checkpoints: Annotated[float | None, "the update is two checkpoints in float32, of this rate"] = None,
     clip: Annotated[float | None, "the client clips the norm of its gradient, which no attacker knows"] = None,
     decay: Annotated[float, "the client's weight decay, which no attacker knows"] = 0.0,
-    untold: Annotated[bool, "the labels are not known"] = False,
+    labels_unknown: Annotated[bool, "the labels are not known"] = False,
     out: str = "exact",
 ) -> None:
     torch.set_num_threads(1)
     train, test = parts(data)
     classes = classes or int(max(train.labels.max(), test.labels.max())) + 1
     train, test = few_classes(train, classes), few_classes(test, classes)
-    known = set() if untold else {"labels"}
+    known = set() if labels_unknown else {"labels"}
     given = dict(pair.split("=") for pair in options.split(",") if pair)
     spec = Spec(model, {name: int(value) if value.isdigit() else value for name, value in given.items()})
     for seed in range(first_seed, first_seed + seeds):
