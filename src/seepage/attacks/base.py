@@ -300,6 +300,13 @@ class Attack(ABC):
         """
         return 0
 
+    def fitted(self, transcript: Transcript) -> "Attack":
+        """This attack with the settings that it takes for this transcript, from which its time is estimated.
+
+        Most have none that depend on it.
+        """
+        return self
+
     @final
     def check(self, transcript: Transcript) -> None:
         """Raise `Inapplicable(reason, remedy)` where this attack cannot say anything about this transcript."""
