@@ -144,6 +144,7 @@ def write_report(run: Path | RunFolder, *, pictures: bool | None = None) -> Path
 def _render(run: RunFolder, pictures: bool) -> str:
     filters: tuple[Callable[..., str], ...] = (
         words.breakable,
+        words.unbroken,
         words.brief,
         words.number,
         words.signed,
