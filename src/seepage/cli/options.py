@@ -237,7 +237,7 @@ class FileOptions:
     ] = None
     lr: Annotated[
         float | None,
-        _files("--lr", help="The client's learning rate; default: inferred, where the last bias tells it."),
+        _files("--lr", help="The client's learning rate; it may be left out where the last bias shows it."),
     ] = None
     steps: Annotated[
         int | None, _files("--steps", help="Steps that the client took at that rate; default: inferred, else 1.")

@@ -335,4 +335,4 @@ def _accuracy(case: Case) -> str:
     whole = measured_on(case.measure, case.accuracy_examples or 0)
     if case.measure == "value":
         return f"; the model explains {case.accuracy:.0%} of {whole}"
-    return f"; the model names {case.accuracy:.0%} of {whole} right"
+    return f"; accuracy {case.accuracy:.0%} on {whole}"
