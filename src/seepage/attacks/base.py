@@ -325,9 +325,13 @@ class Attack(ABC):
             return self.examine(transcript)
         except Inapplicable as refused:
             matching = any(name in refused.remedy for name in MATCHING_NAMES)
-            if matching and vocabulary_of(transcript.knowledge.model) is not None:
-                # The attack that most refusals recommend would refuse in turn.
+            if not matching:
+                raise
+            # The attack that most refusals recommend would refuse in turn.
+            if vocabulary_of(transcript.knowledge.model) is not None:
                 raise Inapplicable(refused.reason, TOKENS_INSTEAD) from None
+            if transcript.knowledge.client.sign_only:
+                raise Inapplicable(refused.reason, SIGNS_LEAVE) from None
             raise
 
     @final

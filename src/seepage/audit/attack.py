@@ -553,9 +553,7 @@ def _within(planner: Planner, tasks: Sequence[Task], finish: Callable[[Task], No
         elif cut.steps:
             found.append(replace(task, part=task.part.with_options(steps=cut.steps), note=cut.words))
         else:
-            reason = (
-                f"{cut.words}, which --minutes {planner.budget.minutes:g} does not have; --all runs every attack"
-            )
+            reason = f"{cut.words}, which --minutes {planner.budget.minutes:g} does not have; --all runs every attack"
             save_attempt(Attempt("not_tried", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
             finish(task)
     return found
