@@ -73,7 +73,7 @@ _what, _client, _files, _attacker, _more, _gate, _output, _machine = (
 
 JsonOption = Annotated[bool, _output("--json", help="Print one JSON object on stdout and nothing else.")]
 QuietOption = Annotated[bool, _output("--quiet", help="Print the result in one line and nothing else.")]
-OutOption = Annotated[Path | None, _output("--out", help="Folder to write to; default: one of its own in runs/, named in the output.")]
+OutOption = Annotated[Path | None, _output("--out", help="Folder to write to; default: a new one in runs/.")]
 PicturesOption = Annotated[
     bool | None,
     _output(
