@@ -1,5 +1,8 @@
 """The errors a user can cause. Each message is one sentence or two: what, why, the remedy."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Self
@@ -110,3 +113,13 @@ def printable(text: str) -> str:
     'a\\x1b[2Jb\\u202ec\\n'
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def say(words: str) -> None:
+    """Print a remark to stderr: its lines whole in a file, wrapped at blanks in a terminal, never within an option."""
+    if sys.stderr.isatty():
+        columns = shutil.get_terminal_size().columns
+        lines = words.split("\n")
+        wrapped = (textwrap.wrap(line, columns, break_long_words=False, break_on_hyphens=False) for line in lines)
+        words = "\n".join("\n".join(parts) for parts in wrapped)
+    print(words, file=sys.stderr)

@@ -7,11 +7,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from seepage import Architecture, FedSGD, build, exposure, observe
+from seepage import Architecture, Batch, FedAvg, FedSGD, attack, build, exposure, observe, record
 from seepage.attacks.exposure.fingerprints import defense_findings, euclidean_norm, fingerprint
 from seepage.attacks.exposure.step_sizes import adaptive_step
 from seepage.audit.observe import Files, observe_files
 from seepage.base.registry import Spec
+from seepage.errors import Inapplicable
 from seepage.federation.types import Tensors, Update
 
 
@@ -178,3 +179,13 @@ def test_zeros_of_dead_neurons_and_absent_inputs_do_not_hide_it() -> None:
     (labels,) = found.of("labels")
     assert (labels.evidence["present"], labels.evidence["counts"]) == ((1,), None)
     assert found.findings == tuple(one for one in found.findings if one.name == "labels")
+
+
+def test_no_refusal_recommends_an_attack_that_signs_refuse_too() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
+    batch = Batch(torch.rand(1, 1, 8, 8), torch.tensor([1]))
+    signs = record(model, batch, client=FedAvg(lr=0.1, steps=1, optimizer="signsgd"))
+    with pytest.raises(Inapplicable, match=r"is not a fully connected one .*; read what every optimizer leaves"):
+        attack(signs, "linear")
+    with pytest.raises(Inapplicable, match=r"is not a fully connected one .*; use a matching attack"):
+        attack(record(model, batch), "linear")

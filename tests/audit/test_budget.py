@@ -1,21 +1,24 @@
 """Minutes: what is cut where searches take too long, by a rule, and the same again from the recorded plan."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from seepage import Architecture, Batch, build, record
-from seepage.attacks import Attack
+from seepage.attacks import ATTACKS, Attack
 from seepage.audit import budget
 from seepage.audit import run as audit
-from seepage.audit.budget import Planner, Searching, estimated, fitting, recorded_plan, timed, update_seconds
+from seepage.audit.budget import Planner, Searching, estimated, fitting, recorded_plan, steps_of, timed, update_seconds
 from seepage.audit.case import RunBudget
 from seepage.audit.findings import findings
 from seepage.audit.recipe.files import BUILT_IN, read_recipe
 from seepage.audit.row import Outcome, Result
+from seepage.base.registry import Spec
 from seepage.cli.options import minutes_of
 from seepage.errors import SeepageError
 from seepage.federation.transcript.recorded import open_transcript
@@ -119,9 +122,25 @@ def test_a_search_is_timed_by_its_steps_and_by_what_it_does_before_them(monkeypa
 
         __call__ = run  # type: ignore[assignment]
 
+    class Fitted(Slow):
+        def fitted(self, transcript: Any) -> Attack:
+            return Slow(4)
+
     search = Searching("case", "slow", Slow(), 1, 0, lambda: None, Slow)  # type: ignore[arg-type, return-value]
     assert timed(search) == pytest.approx(5.0 + 100 * 2.0)
     assert now[0] == pytest.approx(5.0 + 3 * 2.0)
+    assert timed(replace(search, attack=Fitted())) == pytest.approx(5.0 + 4 * 2.0)
+
+
+def test_guided_matching_counts_its_steps_by_the_network() -> None:
+    """On a smooth network guided matching makes one step of L-BFGS for 26 that were asked for."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Sigmoid(), nn.Linear(4, 3))
+    smooth = record(model, Batch(torch.rand(1, 1, 4, 4), torch.tensor([1])))
+
+    def asked(steps: int) -> Attack:
+        return ATTACKS.build(Spec("gradient_matching", {"steps": steps}))
+
+    assert [steps_of(asked(80).fitted(seen)) for seen in (smooth, open_seen())] == [3, 80]
 
 
 def test_what_a_stage_before_took_is_no_longer_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

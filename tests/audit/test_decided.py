@@ -55,7 +55,7 @@ def test_no_attack_runs_where_a_cheaper_one_certified_every_example(decided: Pat
     assert {found["size-1", name] for name in ("gradient_matching", "dlg")} == {"not_needed"}
     assert "not_needed" not in {found["size-3", name] for name in ("gradient_matching", "dlg", "linear")}
     rows = [row for row in result_of(decided).rows if row.outcome is Outcome.NOT_NEEDED]
-    assert {row.reason for row in rows} == {"the one example was certified by linear; --all runs it all the same"}
+    assert {row.reason for row in rows} == {"the one example was certified by linear; --all runs every attack"}
     assert not any(row.gave_result or row.scored or row.cost.seconds for row in rows)
     assert "not_needed" not in outcomes(everything).values()
     assert result_of(decided).verdict == result_of(everything).verdict

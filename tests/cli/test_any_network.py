@@ -1,5 +1,6 @@
 """`seepage attack BEFORE AFTER` with the networks that people have: as they are made, named, shaped and saved."""
 
+import importlib
 import json
 import warnings
 from collections.abc import Callable
@@ -241,7 +242,7 @@ def test_what_moved_beside_the_outputs_is_said_and_no_class_is_named(cli: Cli, n
     assert "labels" not in said
 
 
-def test_steps_of_adam_are_counted_at_a_told_rate(cli: Cli, nets: Any) -> None:
+def test_steps_of_adam_are_counted_at_a_stated_rate(cli: Cli, nets: Any) -> None:
     net, draw = nets.rows(), torch.Generator().manual_seed(0)
     inputs, labels = torch.rand(64, 30, generator=draw), torch.arange(64) % 2
     torch.save(net.state_dict(), "before.pt")
@@ -255,7 +256,28 @@ def test_steps_of_adam_are_counted_at_a_told_rate(cli: Cli, nets: Any) -> None:
     said = cases(cli(*asked, "--out=run"))
     assert said["local steps"] == "assumed to be 1; of Adam or AdamW at 0.0001 they were 4 or more: --steps"
     again = cli(*asked, "--out=again", "--client=fedavg:lr=1e-4,steps=4,optimizer=adam")
-    assert "local steps" not in cases(again), "the same rate told twice is no contradiction"
+    assert "local steps" not in cases(again), "the same rate stated twice is no contradiction"
+
+
+def test_passes_that_batch_norms_count_are_named_beside_the_assumed_step(
+    cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "normed.py").write_text(
+        "from torch import nn\n\ndef net():\n"
+        "    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))\n"
+    )
+    monkeypatch.syspath_prepend(str(home))
+    net = importlib.import_module("normed").net()
+    torch.save(net.state_dict(), "before.pt")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(net(torch.rand(6, 1, 8, 8)), torch.tensor([0, 1, 2, 0, 1, 2])).backward()
+        optimizer.step()
+    torch.save(net.state_dict(), "after.pt")
+    said = cases(cli("attack", "before.pt", "after.pt", "--model=normed:net", "--lr=0.1", *LITTLE, "--out=run"))
+    assert said["passes"] == "3 in train mode for 1 step, as the batch norms count"
+    assert said["local steps"] == "assumed to be 1; if each pass was a step, they were 3: --steps 3"
 
 
 def test_logits_of_a_segmentation_are_found_under_their_name(cli: Cli, nets: Any) -> None:

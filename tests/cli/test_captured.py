@@ -273,7 +273,9 @@ def test_a_certificate_is_not_called_no_copy_where_the_told_loss_is_wrong(cli: C
 def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> None:
     assert cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--out=run", "--quiet").code == 0
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()
-    np.savez(home / "mine.npz", x=pictures, y=np.array([2, 5, 5]))
+    np.savez(home / "mine.npz", inputs=pictures, labels=np.array([2, 5, 5]))
+    np.savez(home / "part.npz", x=pictures[:2], y=np.array([2, 5]))
+    assert "attack it with --batch-size 2" in cli("report", "run", "--truth=part.npz").err
     (row,) = cli("report", "run", "--truth=mine.npz", "--json").json["rows"]
     assert row["scores"]["exact"]["mean"] == 1.0
 

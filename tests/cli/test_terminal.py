@@ -12,6 +12,7 @@ from seepage.audit.row import Result
 from seepage.base.progress import Doing, Phase
 from seepage.cli import terminal
 from seepage.cli.terminal import print_result, progress_bar
+from seepage.errors import say
 
 
 class Screen(io.StringIO):
@@ -223,3 +224,15 @@ def test_what_an_attacker_was_told_is_a_column_of_its_own(capsys: pytest.Capture
 def test_quiet_is_the_verdict_and_an_old_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, ROW, quiet=True) == ["LEAKS. [bold]no markup[/bold]"]
     assert any("finished earlier" in line for line in printed(capsys, ROW, note_old=True))
+
+
+def test_no_line_of_a_terminal_ends_within_an_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "error: nothing could be scored; mend that, or end with 0 all the same with --allow-inconclusive"
+    say(words)
+    assert capsys.readouterr().err == f"{words}\n", "a file has whole lines"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "85")
+    say(words)
+    assert capsys.readouterr().err.endswith("same with\n--allow-inconclusive\n")

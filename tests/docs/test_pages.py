@@ -4,6 +4,7 @@ A comment before a block says what is special about it: `file: NAME` (it is that
 """
 
 import contextlib
+import importlib.util
 import io
 import re
 import shlex
@@ -18,6 +19,7 @@ import torch
 from each import check_each
 
 from seepage.cli import main
+from seepage.errors import SeepageError
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -123,6 +125,22 @@ def _assert_printed(shown: str, printed: str) -> None:
 
 def _plain(text: str) -> str:
     return " ".join(re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", text).split())
+
+
+def test_what_pages_import_of_the_package_is_there() -> None:
+    """Of pages that no test runs as well; where an extra is not installed nothing is said."""
+    imports = re.compile(r"^from (seepage[.\w]*) import (\([^)]*\)|[^\n]+)$", re.MULTILINE)
+    for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
+        for module, names in imports.findall(page.read_text(encoding="utf-8")):
+            try:
+                found = importlib.import_module(module)
+            except SeepageError as error:
+                if "is not installed" in str(error):
+                    continue
+                raise
+            for name in re.findall(r"\w+", re.sub(r"#.*| as \w+", "", names)):
+                path = f"{module}.{name}"
+                assert hasattr(found, name) or importlib.util.find_spec(path), f"{page}: there is no {path}"
 
 
 def test_what_a_page_shows_can_be_wrong() -> None:

@@ -73,6 +73,14 @@ def test_minus_one_everywhere_means_unlabelled(tmp_path: Path) -> None:
     assert "no labels" in data.source
 
 
+def test_the_names_of_a_batch_are_names_too(tmp_path: Path) -> None:
+    both = [
+        load(save(tmp_path, **named)) for named in ({"x": IMAGES, "y": LABELS}, {"inputs": IMAGES, "labels": LABELS})
+    ]
+    assert torch.equal(both[0].images, both[1].images)
+    assert both[0].labels.tolist() == both[1].labels.tolist()
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [

@@ -300,6 +300,13 @@ class Attack(ABC):
         """
         return 0
 
+    def fitted(self, transcript: Transcript) -> "Attack":
+        """This attack with the settings that it takes for this transcript, from which its time is estimated.
+
+        Most have none that depend on it.
+        """
+        return self
+
     @final
     def check(self, transcript: Transcript) -> None:
         """Raise `Inapplicable(reason, remedy)` where this attack cannot say anything about this transcript."""
@@ -318,9 +325,13 @@ class Attack(ABC):
             return self.examine(transcript)
         except Inapplicable as refused:
             matching = any(name in refused.remedy for name in MATCHING_NAMES)
-            if matching and vocabulary_of(transcript.knowledge.model) is not None:
-                # The attack that most refusals recommend would refuse in turn.
+            if not matching:
+                raise
+            # The attack that most refusals recommend would refuse in turn.
+            if vocabulary_of(transcript.knowledge.model) is not None:
                 raise Inapplicable(refused.reason, TOKENS_INSTEAD) from None
+            if transcript.knowledge.client.sign_only:
+                raise Inapplicable(refused.reason, SIGNS_LEAVE) from None
             raise
 
     @final

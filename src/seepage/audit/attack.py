@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +14,7 @@ import torch
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipTest
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt, tried
-from seepage.audit.budget import SOON, Estimate, Planner, Searching, estimated, read_budget
+from seepage.audit.budget import SOON, Estimate, Planner, Searching, estimated, load_optimizers, read_budget
 from seepage.audit.candidates import FILE
 from seepage.audit.case import RunBudget
 from seepage.audit.decided import decided_by, in_stages, not_needed
@@ -32,6 +32,8 @@ from seepage.federation.transcript.recorded import RecordedTranscript, open_tran
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.types import Architecture, Reconstruction, Transcript
 
+READS_ROWS = "linear"
+"""The attack that certifies what closed forms reveal row by row."""
 POLL_SECONDS = 0.3
 """Seconds between polls of the workers' progress."""
 
@@ -343,12 +345,7 @@ def ready_for(
         return nullcontext(on or LocalExecutor())
     attacked = sum(len(one.attack) * max(one.batch.count, one.rounds.count if one.rounds else 0) for one in recipes)
     tested = sum(len(one.membership.tests) for one in recipes if one.membership is not None)
-    return (on or LocalExecutor()).ready(jobs, attacked + tested, recipes[0].device, _import_attacks)
-
-
-def _import_attacks() -> None:
-    """Import, first in a new worker, what torch loads at its first use."""
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    return (on or LocalExecutor()).ready(jobs, attacked + tested, recipes[0].device, load_optimizers)
 
 
 def attack_cases(
@@ -408,13 +405,27 @@ def attack_cases(
 
 
 def estimate(
-    sources: Sequence[Source], recipes: Sequence[Recipe], jobs: int | None = None, on: Executor | None = None
+    sources: Sequence[Source],
+    recipes: Sequence[Recipe],
+    jobs: int | None = None,
+    on: Executor | None = None,
+    *,
+    revealed: Collection[str] = (),
 ) -> Estimate:
-    """Estimated time of the searches of `attack_cases`; arguments as there. Nothing is attacked or written."""
+    """Estimated time of the searches of `attack_cases`; arguments as there. Nothing is attacked or written.
+
+    Args:
+        sources: The cases.
+        recipes: The recipe of each case.
+        jobs: Number of attacks that run in parallel; None: one per core.
+        on: Executor that would run the attacks; None: worker processes on this machine.
+        revealed: Names of the cases whose every example closed forms reveal: nothing behind `linear` is needed there.
+    """
     with scratch() as folder:
         queues = _queues(sources, recipes, folder)
         count = sum(len(stage) for queue in queues for stage in queue.stages)
         plan = (on or LocalExecutor()).plan(jobs, count, recipes[0].device)
+        queues = [queue.through(READS_ROWS) if queue.source.name in revealed else queue for queue in queues]
         return _estimate(queues, plan.jobs, recipes[0].minutes)[0]
 
 
@@ -472,6 +483,11 @@ class _CaseQueue:
             named = ((use.replace(":", "."), Spec(use)) for use in recipe.membership.tests)
             stages[-1] += [_task(MembershipTask, source, recipe, folder, name, part) for name, part in named]
         return cls(source, recipe, tuple(stages))
+
+    def through(self, attack: str) -> "_CaseQueue":
+        """The stages up to the one of this attack; all where it is not among them, or where all attacks run."""
+        at = [number for number, stage in enumerate(self.stages) if any(task.part.use == attack for task in stage)]
+        return replace(self, stages=self.stages[: at[0] + 1]) if at and not self.recipe.all_attacks else self
 
     def left(self, number: int, finish: Callable[[Task], None]) -> list[Task]:
         """The tasks of a stage that still have to run.
@@ -537,9 +553,7 @@ def _within(planner: Planner, tasks: Sequence[Task], finish: Callable[[Task], No
         elif cut.steps:
             found.append(replace(task, part=task.part.with_options(steps=cut.steps), note=cut.words))
         else:
-            reason = (
-                f"{cut.words}, which --minutes {planner.budget.minutes:g} does not have; --all runs it all the same"
-            )
+            reason = f"{cut.words}, which --minutes {planner.budget.minutes:g} does not have; --all runs every attack"
             save_attempt(Attempt("not_tried", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
             finish(task)
     return found

@@ -37,7 +37,7 @@ TIMED_STEPS = 3
 PASS = 5.0
 """Time of one evaluation of a search in updates of the client, roughly at most: it differentiates twice."""
 SOON = 10.0
-"""Time in seconds that searches may take without an estimate being shown beforehand."""
+"""Time in seconds that searches may take without being announced; of less no number is shown."""
 LONG_STEP, PATIENCE = 0.3, 5.0
 """Times in seconds. A step up to `LONG_STEP`: a few steps of each search are timed; else two of one search. All timing
 together up to `PATIENCE`: beyond, the remaining cases are estimated from the timed ones."""
@@ -96,8 +96,12 @@ class Searching:
     def steps(self) -> int:
         """Number of steps it is configured with; 0 where they cannot be cut."""
         able = self.attack.passes > 0 and self.fewer(1) is not None
-        found = getattr(self.attack, "steps", None) or getattr(getattr(self.attack, "search", None), "steps", None)
-        return int(found) if able and found else 0
+        return steps_of(self.attack) if able else 0
+
+
+def steps_of(attack: Attack) -> int:
+    """Steps of an attack's search, or of the search that it guides; 0 where it has none."""
+    return int(getattr(attack, "steps", None) or getattr(getattr(attack, "search", None), "steps", None) or 0)
 
 
 @dataclass
@@ -200,14 +204,18 @@ class Estimate(JsonRecord):
 
         >>> Estimate(seconds=100.0, searches={"gradient_matching": 95.0, "idlg": 5.0}, minutes=10).line
         'its searches take about 2 minutes (gradient_matching 2 minutes, idlg 5 s), less where one ends early'
+        >>> Estimate(seconds=3.0, searches={"idlg": 5.0}).line
+        'its searches take seconds (idlg)'
         >>> Estimate(seconds=3000.0, searches={"gradient_matching": 3000.0}, minutes=10).line
         'its searches would take about 50 minutes (gradient_matching 50 minutes), and are cut to 10 minutes: --minutes'
         >>> Estimate(seconds=0.0).line
-        'none of its searches applies as it stands; closed forms are not timed'
+        'none of its searches applies or is needed as it stands; closed forms are not timed'
         """
         if not self.searches:
-            return "none of its searches applies as it stands; closed forms are not timed"
+            return "none of its searches applies or is needed as it stands; closed forms are not timed"
         dearest = sorted(self.searches.items(), key=lambda item: -item[1])
+        if self.seconds <= SOON:
+            return f"its searches take seconds ({', '.join(name for name, _ in dearest)})"
         each = ", ".join(f"{name} {time_words(seconds)}" for name, seconds in dearest)
         cut = self.minutes is not None and self.seconds > 60 * self.minutes
         words = f"its searches {'would ' * cut}take about {time_words(self.seconds)} ({each})"
@@ -290,6 +298,11 @@ class _Stopwatch(Silent):
         self.at.append((done, time.perf_counter()))
 
 
+def load_optimizers() -> None:
+    """Import what torch loads at the first use of an optimizer, which takes a second or more."""
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
 def timed(search: Searching, steps: int = TIMED_STEPS) -> float:
     """Seconds that a search takes on one round, from a few of its steps; 0 where it does not apply, or fails at once.
 
@@ -298,9 +311,12 @@ def timed(search: Searching, steps: int = TIMED_STEPS) -> float:
     few = search.fewer(min(steps, search.steps))
     if few is None:
         return 0.0
-    watch, started = _Stopwatch(), time.perf_counter()
+    load_optimizers()
     try:
-        few(search.opened(), seed=search.seed, progress=watch)
+        seen = search.opened()
+        made = steps_of(search.attack.fitted(seen))  # a step of L-BFGS stands for many of those that were asked for
+        watch, started = _Stopwatch(), time.perf_counter()
+        few(seen, seed=search.seed, progress=watch)
     except SeepageError:
         return 0.0
     except Exception:  # a user-defined attack, whose fault its row will say
@@ -309,7 +325,7 @@ def timed(search: Searching, steps: int = TIMED_STEPS) -> float:
         return time.perf_counter() - started
     (first, begun), (last, ended) = watch.at[0], watch.at[-1]
     step = (ended - begun) / (last - first) if last > first else (ended - started) / last
-    return max(0.0, begun - started - first * step) + search.steps * step
+    return max(0.0, begun - started - first * step) + made * step
 
 
 def update_seconds(transcript: Transcript) -> float:

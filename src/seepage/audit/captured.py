@@ -82,7 +82,7 @@ class Capture:
             "batch norm": "mode" in rule,
             "dropout": "mode" in rule,
         }
-        return frozenset(name for name, is_told in stated.items() if is_told)
+        return frozenset(name for name, is_stated in stated.items() if is_stated)
 
     def names_code_of(self, observed: Path) -> bool:
         """Whether all code that its `observed/` folder names was named here, where the client's rule has such code."""

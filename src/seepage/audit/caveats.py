@@ -46,7 +46,7 @@ def attack_diagnostics(row: Row, *, contradicted: bool = False) -> list[Finding]
     wrong = row.certified.wrong if row.certified is not None else None
     if wrong:
         guesses = "1 guess that is" if wrong == 1 else f"{wrong} guesses that are"
-        words = f"{name} vouches for {guesses} not exact: do not rely on what it calls certain here."
+        words = f"{name} certified {guesses} not exact: do not rely on its certificates here."
         found.append(warning("false-certificate", words, guesses=wrong))
     found += _objective_diagnostics(row, contradicted=contradicted)
     if row.side_information and row.gave_result:

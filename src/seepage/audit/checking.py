@@ -251,7 +251,9 @@ def _looked_at(
     pairs = list(zip(sources, recipes, strict=True))
     there = [(source, recipe) for source, recipe in pairs if not source.skipped]
     found = [_check(source, recipe, look, known, keys) for source, recipe in there]
-    time_of = estimate(sources, recipes) if look.timed and there else None
+    exposures = {one.case: one.exposure for one in found}
+    revealed = [name for name, one in exposures.items() if 0 < (one.batch_size or 0) <= one.examples]
+    time_of = estimate(sources, recipes, revealed=revealed) if look.timed and there else None
     skipped = {named_case(recipe).title: _why_skipped(source) for source, recipe in pairs if source.skipped}
     return Checks(cases=tuple(found), estimate=time_of, skipped=skipped)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from seepage.attacks import ATTACKS, Attack
 from seepage.audit.attempt import has_attempt, open_attempt
 
-ALL_ATTACKS = "--all runs it all the same"
+ALL_ATTACKS = "--all runs every attack"
 """What to do about it, in a reason."""
 
 
@@ -58,7 +58,7 @@ def not_needed(names: Sequence[str], examples: int, *, inferred: bool) -> str:
     """The reason for which an attack was not run.
 
     >>> not_needed(["linear"], 8, inferred=False)
-    'all 8 examples were certified by linear; --all runs it all the same'
+    'all 8 examples were certified by linear; --all runs every attack'
     """
     words = "the one example was" if examples == 1 else f"all {examples} examples were"
     size = " (by the inferred batch size)" if inferred else ""

@@ -14,7 +14,7 @@ from seepage.attacks.exposure import UpdateAnalysis, sent_words
 from seepage.attacks.exposure.analysis import OTHER_OUTPUTS, UNKNOWN_RATE
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
-from seepage.attacks.exposure.inference import infer_size, infer_steps, rate_doubt
+from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
 from seepage.attacks.exposure.running_statistics import BatchStatistics, batch_statistics, statistics_words
 from seepage.attacks.exposure.step_sizes import adaptive_step
 from seepage.audit.network import UNTOLD, find_network
@@ -184,7 +184,7 @@ def observe_files(
     )  # fmt: skip
     transcript, more, unknown = _with_size(whole, batch_size, said)
     said |= more
-    said |= _of_batch_norms(batch_statistics(model, buffers, sent), rule)
+    said |= _of_batch_norms(batch_statistics(model, buffers, sent), rule, said)
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown)
@@ -268,13 +268,21 @@ def _moved_beside(model: nn.Module, moved: Tensors, input_shape: tuple[int, ...]
     )
 
 
-def _of_batch_norms(found: list[BatchStatistics], rule: ClientUpdate) -> dict[str, str]:
-    """Facts from the returned running statistics: that they hold the batch's, and forward passes beyond the steps."""
+def _of_batch_norms(found: list[BatchStatistics], rule: ClientUpdate, inferred: Mapping[str, str]) -> dict[str, str]:
+    """Facts from the returned running statistics: that they hold the batch's, and forward passes beyond the steps.
+
+    Args:
+        found: What the statistics of each batch norm show.
+        rule: The client's rule, as the update is read.
+        inferred: The facts that were inferred before.
+    """
     words, passes = statistics_words(found), max((one.steps for one in found), default=0)
     steps = rule.steps if isinstance(rule, FedAvg) else 1
     said = {} if words is None else {"batch norm": words}
     if steps is not None and passes > steps:
         said["passes"] = f"{passes} in train mode for {steps} step{'' if steps == 1 else 's'}, as the batch norms count"
+        if inferred.get("local steps") == UNSHOWN_STEPS:
+            said["local steps"] = f"assumed to be 1; if each pass was a step, they were {passes}: --steps {passes}"
     return said
 
 
@@ -407,7 +415,7 @@ def _steps_of_signs(adaptive: Finding, lr: float | None) -> str:
     if lr is None and not adaptive.evidence["sign_only"]:
         return "assumed to be 1, as nothing counts them; of Adam they were several, and --lr counts these"
     if lr is None or many < 2:
-        return "assumed to be 1, as nothing shows them"
+        return UNSHOWN_STEPS
     return f"assumed to be 1; of Adam or AdamW at {lr:.3g} they were {many} or more: --steps"
 
 

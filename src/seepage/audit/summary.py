@@ -268,9 +268,12 @@ def _truth_for(transcript: Transcript, source: Source) -> Truth:
     looked = 1 if truth.draws is not None else len(transcript)
     problem = misfit(truth, len(transcript), [transcript[t].batch_size for t in range(looked)], transcript.knowledge)
     if problem is not None:
-        raise SeepageError(
-            f"the truth in {source.private} {problem}; name the private/ folder that belongs to this recording"
-        )
+        remedy, counts = "name the private/ folder that belongs to this recording", (truth.of_round(0), transcript[0])
+        if source.private.is_file() and len(counts[0]) != (counts[1].batch_size or len(counts[0])):
+            remedy = (
+                f"give the batch of this update; if this is all of it, attack it with --batch-size {len(counts[0])}"
+            )
+        raise SeepageError(f"the truth in {source.private} {problem}; {remedy}")
     return truth
 
 

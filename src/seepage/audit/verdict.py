@@ -408,7 +408,7 @@ def false_certificates(rows: Sequence[Row], cases: Sequence[Case]) -> str:
     >>> row = Row(case="a", attack="x", outcome="partly_exact", certified={"n": 3, "wrong": 1})
     >>> print(false_certificates([row], [Case(name="a", title="net", data="digits")]).replace(": ", ":\n"))
     FALSE CERTIFICATE. Of 3 guesses that x certified on net, 1 is no exact copy of a private example:
-    do not rely on what it calls certain here.
+    do not rely on its certificates here.
     """
     named, parts = {case.name: case for case in cases}, []
     for row in rows:
@@ -420,7 +420,7 @@ def false_certificates(rows: Sequence[Row], cases: Sequence[Case]) -> str:
         other = " Or the truth is that of another update: then the scores say nothing." if brought else ""
         parts.append(
             f"Of {plural(given.n, 'guess')} that {row.attack} certified on {named[row.case].heading}, {given.wrong} "
-            f"{_no_copies(row, given.wrong)}: do not rely on what it calls certain here."
+            f"{_no_copies(row, given.wrong)}: do not rely on its certificates here."
             f"{_passed_over(rows, row)}{other}"
         )
     more = f" Nor on {len(parts) - LISTED_NAMES} more rows." if len(parts) > LISTED_NAMES else ""

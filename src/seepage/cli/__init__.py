@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from seepage.cli.commands import Interrupted, NobodyReads, app
 from seepage.cli.stopping import INTERRUPTED, TERMINATED, Stopped, stoppable
-from seepage.errors import SeepageError, brief, printable
+from seepage.errors import SeepageError, brief, printable, say
 
 __all__ = ["app", "main"]
 
@@ -69,7 +69,7 @@ def _stopped(code: int) -> NoReturn:
         if sys.argv[1:2] == ["prove"] or any(word.startswith("--candidates") for word in sys.argv)
         else ("what is finished is kept, and the same command goes on from there")
     )
-    print(f"{word}; {kept}", file=sys.stderr)
+    say(f"{word}; {kept}")
     sys.exit(code)
 
 
@@ -81,7 +81,7 @@ def _fault() -> NoReturn:
 
 def _fail(sentence: str) -> NoReturn:
     words = "\n".join(printable(line) for line in sentence.split("\n"))  # several mistakes have a line each
-    print(f"error: {brief(words)}", file=sys.stderr)
+    say(f"error: {brief(words)}")
     sys.exit(2)
 
 

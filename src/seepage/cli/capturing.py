@@ -1,7 +1,6 @@
 """`seepage attack` and `seepage record`: updates that somebody captured, with no truth at hand, or simulated ones."""
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -30,7 +29,7 @@ from seepage.cli.options import (
     typed,
 )
 from seepage.cli.showing import command_line, conclude, condition_of, gate_on, present, write_pages
-from seepage.errors import SeepageError, printable
+from seepage.errors import SeepageError, printable, say
 
 if TYPE_CHECKING:
     from seepage.audit.captured import Capture
@@ -249,7 +248,7 @@ def attack(
 
 
 def _tell(remark: str) -> None:
-    print(printable(remark), file=sys.stderr)
+    say(printable(remark))
 
 
 def _check_files(captured: Path, after: Path | None, gradient: Path | None) -> None:

@@ -51,10 +51,10 @@ def print_kind(entries: Sequence[Mapping[str, str]], options: Mapping[str, Seque
         console.print(Text(entry["name"], style="bold"))
         for key, value in entry.items():
             if key not in ("name", "options") and value:
-                console.print(Text(f"  {key}: {value}"), soft_wrap=True)
+                console.print(Text(f"  {key}: {value}"), soft_wrap=console.whole_lines)
         for option in options.get(entry["name"], ()):
             head = f"  {option.name} = {option.default}" if option.default else f"  {option.name}, to be given"
-            console.print(Text(f"{head}: {option.about}" if option.about else head), soft_wrap=True)
+            console.print(Text(f"{head}: {option.about}" if option.about else head), soft_wrap=console.whole_lines)
 
 
 def print_catalog(found: Mapping[str, Sequence[Mapping[str, str]]]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,16 +18,16 @@ from seepage.cli.capturing import (
     refuse_recorded,
 )
 from seepage.cli.options import MINUTES, AfterArgument, FileOptions, PrintOptions, SimulationOptions, tables_of, typed
-from seepage.errors import SeepageError, printable
+from seepage.errors import SeepageError, printable, say
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from seepage.attacks.exposure import Exposure
     from seepage.audit.checking import Check, Checks, Look, Matching
     from seepage.audit.facts import Fact
     from seepage.audit.recorded import AttackRequest
+    from seepage.cli.console import PlainConsole
 
 IN_FACTS = ("labels", "batch-norm")
 """Findings that the table of facts has as well."""
@@ -94,7 +93,7 @@ def check(
     exposed = [one.exposure.examples for one in found.cases]
     met = [count for count in exposed if condition is not None and condition.meets(count)]
     if met:
-        print(f"failed: {condition}, as an update reveals {max(met)} exactly", file=sys.stderr)
+        say(f"failed: {condition}, as an update reveals {max(met)} exactly")
         raise typer.Exit(1)
 
 
@@ -177,9 +176,9 @@ def _print(found: "Checks", command: str, *, quiet: bool) -> None:
         if one.facts:
             console.print(_facts_table(one.facts))
             console.print()
-        console.print(Text(printable(words), style="bold"), soft_wrap=True)
+        console.print(Text(printable(words), style="bold"), soft_wrap=console.whole_lines)
         _print_exposure(one, console)
-        console.print(Text(printable(_matching_words(one.matching))), soft_wrap=True)
+        console.print(Text(printable(_matching_words(one.matching))), soft_wrap=console.whole_lines)
         console.print()
     for title, why in found.skipped.items():
         print(printable(f"{title}: {why}"))
@@ -239,7 +238,7 @@ def _matching_words(found: "Matching") -> str:
     return "; ".join([words, *more, f"by chance {found.chance:.3f})"])
 
 
-def _print_exposure(one: "Check", console: "Console") -> None:
+def _print_exposure(one: "Check", console: "PlainConsole") -> None:
     """What gives something away, tensor by tensor, and what the update says besides."""
     from rich.table import Table
     from rich.text import Text
@@ -257,7 +256,7 @@ def _print_exposure(one: "Check", console: "Console") -> None:
         table.add_row(f"{'further ' * bool(telling)}{many}", "no closed form found, which is no proof", style="dim")
     console.print(table)
     for line in _facts(found, stated=bool(one.facts)):
-        console.print(Text(printable(line)), soft_wrap=True)
+        console.print(Text(printable(line)), soft_wrap=console.whole_lines)
 
 
 def _facts(found: "Exposure", *, stated: bool) -> Iterator[str]:

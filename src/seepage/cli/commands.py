@@ -243,7 +243,7 @@ def report(
         typer.Option(
             "--truth",
             help="Score a run of `seepage attack` first, against the private/ folder or the batch itself: an image "
-            "folder or .npz.",
+            "folder, or .npz with x and y (or inputs and labels).",
         ),
     ] = None,
     settings: Annotated[

@@ -1,7 +1,6 @@
 """`seepage compare` and `--baseline`: what got worse since an older run"""
 
 import json
-import sys
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seepage.cli.options import JsonOption, ReuseOption
-from seepage.errors import SeepageError, printable
+from seepage.errors import SeepageError, printable, say
 
 if TYPE_CHECKING:
     from seepage.audit.row import Result
@@ -60,12 +59,12 @@ def hold_against(result: "Result", baseline: Path | None) -> None:
 
     found = comparison.compare(comparison.open_result(baseline), result)
     for one in found.differences[:TOLD]:
-        print(printable(f"{_how(one)} than in the baseline: {one.words}"), file=sys.stderr)
+        say(printable(f"{_how(one)} than in the baseline: {one.words}"))
     for change in found.worse[:TOLD]:
-        print(printable(f"worse than the baseline: {change.words}"), file=sys.stderr)
+        say(printable(f"worse than the baseline: {change.words}"))
     alone = sorted(found.of("not compared"), key=lambda change: change not in found.leaks_alone)
     for change in alone[:TOLD]:
-        print(printable(f"no comparison with the baseline: {change.words}"), file=sys.stderr)
+        say(printable(f"no comparison with the baseline: {change.words}"))
     _end(found)
 
 

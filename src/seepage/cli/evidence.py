@@ -1,4 +1,4 @@
-"""`seepage evidence pack`, `keygen` and `verify`: what is filed, who vouches for it, and whether it holds"""
+"""`seepage evidence pack`, `keygen` and `verify`: what is filed, who signed it, and whether it is unchanged."""
 
 import json
 import sys

@@ -73,7 +73,7 @@ _what, _client, _files, _attacker, _more, _gate, _output, _machine = (
 
 JsonOption = Annotated[bool, _output("--json", help="Print one JSON object on stdout and nothing else.")]
 QuietOption = Annotated[bool, _output("--quiet", help="Print the result in one line and nothing else.")]
-OutOption = Annotated[Path | None, _output("--out", help="Folder to write to.")]
+OutOption = Annotated[Path | None, _output("--out", help="Folder to write to; default: a new one in runs/.")]
 PicturesOption = Annotated[
     bool | None,
     _output(
@@ -237,7 +237,7 @@ class FileOptions:
     ] = None
     lr: Annotated[
         float | None,
-        _files("--lr", help="The client's learning rate; default: inferred, where the last bias tells it."),
+        _files("--lr", help="The client's learning rate; it may be left out where the last bias shows it."),
     ] = None
     steps: Annotated[
         int | None, _files("--steps", help="Steps that the client took at that rate; default: inferred, else 1.")

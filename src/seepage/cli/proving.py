@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from seepage.cli.options import PrintOptions, SeedOption
-from seepage.errors import SeepageError, printable, short, unknown
+from seepage.errors import SeepageError, printable, say, short, unknown
 
 if TYPE_CHECKING:
     from seepage.audit.gate import Condition
@@ -373,7 +372,7 @@ def _spent(folder: Path, condition: "Condition | None", printed: PrintOptions) -
             print(printable(f"client {name}: {entry.line}; the word of {entry.stated_by}, for one {entry.unit}"))
     if over:
         words = f"{condition} in {len(over)} of {len(clients)} clients: {', '.join(over[:3])}"
-        print(printable(f"failed: {words}"), file=sys.stderr)
+        say(printable(f"failed: {words}"))
         raise typer.Exit(1)
 
 
@@ -401,5 +400,5 @@ def _gate(found: "MeasuredEpsilon", condition: "Condition | None") -> None:
         )
         raise SeepageError(f"--fail-if {condition} cannot be judged: {why}")
     if condition.meets(value):
-        print(f"failed: {condition}, with {condition.score} {value:.4g}", file=sys.stderr)
+        say(f"failed: {condition}, with {condition.score} {value:.4g}")
         raise typer.Exit(1)

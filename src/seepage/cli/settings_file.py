@@ -4,7 +4,6 @@ The folder may be a stranger's: such a file names no code that is run and no pla
 and moves no threshold of what counts as recovered. What is typed on the command line goes before it.
 """
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import typer
 
 from seepage.base.registry import FETCHED, datasets
 from seepage.base.signatures import describe
-from seepage.errors import SeepageError, printable, short, unknown
+from seepage.errors import SeepageError, printable, say, short, unknown
 
 FILES = (("seepage.toml", ()), ("pyproject.toml", ("tool", "seepage")))
 """Names of files, the first that is there counts; and the path to the table in it."""
@@ -108,7 +107,7 @@ def use_settings(context: typer.Context) -> None:
     if options:
         pairs = ((SPELLED_BACK.get(key, key.replace("_", "-")), value) for key, value in options.items())
         said = ", ".join(f"{key} = {value}" for key, value in pairs)
-        print(printable(f"using {name}: {said}"), file=sys.stderr)
+        say(printable(f"using {name}: {said}"))
 
 
 def _refuse_power(name: str, options: Mapping[str, Any]) -> None:

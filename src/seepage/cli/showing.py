@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from seepage.errors import SeepageError, printable
+from seepage.errors import SeepageError, printable, say
 
 if TYPE_CHECKING:
     from seepage.audit.folder import Run
@@ -121,7 +121,7 @@ def gate_on(result: "Result", condition: "Condition | None") -> None:
     if stated:
         worst = "; ".join(f"{one.name} on {titles[one.case]}: {condition.score} {one.value:g}" for one in stated[:3])
         rows = "1 row has" if len(stated) == 1 else f"{len(stated)} rows have"
-        print(f"failed: {rows} {condition}: {printable(worst)}", file=sys.stderr)
+        say(f"failed: {rows} {condition}: {printable(worst)}")
         raise typer.Exit(1)
 
 

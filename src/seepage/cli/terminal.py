@@ -18,7 +18,7 @@ from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row, SummaryPart
 from seepage.audit.verdict import caveat_lines, guarantee_lines, reasons, warning_lines
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
-from seepage.cli.console import open_console
+from seepage.cli.console import PlainConsole, open_console
 from seepage.cli.stored import MARK, Stored
 from seepage.errors import printable
 from seepage.report.formatting import measured_on, number
@@ -108,7 +108,7 @@ def print_result(
     console = open_console()
     result = Result.model_validate(plain(result.record()))  # a stranger's words must not move the cursor
     if quiet:
-        console.print(result.verdict, soft_wrap=True, highlight=False, markup=False)
+        console.print(result.verdict, soft_wrap=console.whole_lines, highlight=False, markup=False)
         return
     _print_verdict(console, result)
     for case in result.cases:
@@ -121,7 +121,7 @@ def print_result(
             shown = [row for row in rows if row not in folded]
             console.print(_table([*shown, *stored.of(case.name, rows)], case.kind))
         for line in [*_counted(folded), *_beside(case, rows)]:
-            console.print(Text(line, style="dim"), soft_wrap=True)
+            console.print(Text(line, style="dim"), soft_wrap=console.whole_lines)
         members = [row for row in result.membership if row.case == case.name]
         if members:
             console.print(_members_table(members))
@@ -132,7 +132,7 @@ def print_result(
         console.print(Text(_legend(result), style="dim"))
         console.print()
     if stored.rows:
-        console.print(Text(f"{MARK.strip()} {stored.made}", style="dim"), soft_wrap=True)
+        console.print(Text(f"{MARK.strip()} {stored.made}", style="dim"), soft_wrap=console.whole_lines)
         console.print()
     if note_old:
         console.print("This run was finished earlier and is shown as it was; delete its folder to run it again.")
@@ -145,7 +145,7 @@ CONTROL = " (beside it, to show that these attacks work)"
 """Behind the title of a case that is no finding of the run."""
 
 
-def _print_verdict(console: Console, result: Result) -> None:
+def _print_verdict(console: PlainConsole, result: Result) -> None:
     """The verdict with all that stands beside it, the warnings, and the parts of the verdict."""
     rows = result.judged_rows
     leaks = result.verdict_level in ("exact", "recognizable", "certified")
@@ -153,9 +153,9 @@ def _print_verdict(console: Console, result: Result) -> None:
     leaks = leaks or any(row.certified is not None and row.certified.wrong for row in rows)
     console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
     for row in result.tuned:
-        console.print(Text(f"{row.words}.", style="dim"), soft_wrap=True)
+        console.print(Text(f"{row.words}.", style="dim"), soft_wrap=console.whole_lines)
     for line in guarantee_lines(result.judged):
-        console.print(Text(line, style="bold"), soft_wrap=True)
+        console.print(Text(line, style="bold"), soft_wrap=console.whole_lines)
     for line in caveat_lines(result.cases):
         console.print()
         console.print(Text(line))
@@ -186,7 +186,7 @@ def _counted(folded: Sequence[Row]) -> list[str]:
     return [f"{len(folded)} attack{' does' if one else 's do'} not apply to this model (--why)"] if folded else []
 
 
-def _print_reasons(console: Console, result: Result, *, why: bool) -> None:
+def _print_reasons(console: PlainConsole, result: Result, *, why: bool) -> None:
     """Why attacks and membership tests have no result, but for what is folded."""
     folded = [] if why else [row for case in result.cases for row in _folded(result.rows_of(case))]
     entries = reasons((row for row in result.rows if row.reason and row not in folded), result.titles)
@@ -335,4 +335,4 @@ def _accuracy(case: Case) -> str:
     whole = measured_on(case.measure, case.accuracy_examples or 0)
     if case.measure == "value":
         return f"; the model explains {case.accuracy:.0%} of {whole}"
-    return f"; the model names {case.accuracy:.0%} of {whole} right"
+    return f"; accuracy {case.accuracy:.0%} on {whole}"

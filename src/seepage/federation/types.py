@@ -194,7 +194,7 @@ class Reconstruction:
         indices: `[k]` data-set slots, when the protocol shows them; then no matching is needed.
         ambiguity: What the method cannot know and a score may therefore fit.
         objective: `[k]` the attack's own objective per guess (lower is better), or None.
-        certified: `[k]` bool: guesses that the attack vouches for without the truth; None: it cannot tell.
+        certified: `[k]` bool: guesses that the attack proves exact without the truth; None: it cannot certify.
         inner: Quantities it found on the way, `[k, d]` by their name in the paper; NaN where unknown.
         status: `ok`: converged or exact. `exhausted`: the step budget ended first.
         history: `(step, objective)` of the best restart.

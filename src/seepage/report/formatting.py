@@ -147,6 +147,10 @@ NO_DATA = "not known: the updates were captured"
 """What is said of the data of an update that somebody captured."""
 
 
+OPTION = re.compile(r"--[a-z]+(?:-[a-z]+)*")
+"""An option of a command in a sentence."""
+
+
 def breakable(name: str) -> Markup:
     """A name that a browser may break after its underscores and opening brackets; escaped.
 
@@ -154,3 +158,12 @@ def breakable(name: str) -> Markup:
     Markup('a_<wbr>&lt;b&gt; f(<wbr>x)')
     """
     return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=_)|(?<=\w\()", name))
+
+
+def unbroken(text: str) -> Markup:
+    """A text in which no line ends within an option; escaped.
+
+    >>> unbroken("ask with --no-pictures & sign")
+    Markup('ask with <span class="option">--no-pictures</span> &amp; sign')
+    """
+    return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))

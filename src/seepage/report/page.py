@@ -144,6 +144,7 @@ def write_report(run: Path | RunFolder, *, pictures: bool | None = None) -> Path
 def _render(run: RunFolder, pictures: bool) -> str:
     filters: tuple[Callable[..., str], ...] = (
         words.breakable,
+        words.unbroken,
         words.brief,
         words.number,
         words.signed,
@@ -182,7 +183,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "titles": titles,
         "exposed": exposed,
         "normed": any(one.batch_norm for one in exposed),
-        # Somebody who was named was harmed, whatever came back of the examples themselves.
+        # Somebody who was identified was harmed, whatever was reconstructed of the examples themselves.
         "level": "recognizable"
         if (members or wrong or tokens) and level not in STRONG
         else level

@@ -136,7 +136,7 @@ class Exposure:
 
     @property
     def vectors(self) -> int:
-        """Inputs of any one fully connected layer, private examples or their features, given away exactly."""
+        """Inputs of any one fully connected layer, private examples or their features, revealed exactly."""
         return max([self.examples, *(one.vectors for one in self.findings)])
 
     @property

@@ -139,10 +139,10 @@ def decay_of_rows(
     if not 0 < share < 1 or not explained or share < FEWEST_DEVIATIONS * error:
         return None
     vectors = _vectors_too(before, delta, bias, share)
-    stated, balances = _of_others(weight, share, before, delta, vectors=vectors is not False)
-    rest = median(stated.values()) if stated else share  # of layers that show nothing
-    stated |= dict.fromkeys((name for name in exempt if name in delta and name not in stated), 0.0)
-    stated |= _of_positions(before, delta, rest)
+    shown, balances = _of_others(weight, share, before, delta, vectors=vectors is not False)
+    rest = median(shown.values()) if shown else share  # of layers that show nothing
+    shown |= dict.fromkeys((name for name in exempt if name in delta and name not in shown), 0.0)
+    shown |= _of_positions(before, delta, rest)
     if vectors is None:
         vectors = _norms_too(before, delta, rest, balances)
     shares = {weight: share}
@@ -151,11 +151,11 @@ def decay_of_rows(
         if name == weight or name not in before or not bool(tensor.any()):
             continue  # what did not move at all was not trained
         if tensor.ndim > 1:
-            shares[name] = stated.get(name, rest)
+            shares[name] = shown.get(name, rest)
         else:
             shares[name] = (share if name == bias else rest) if vectors else 0.0
     spared = sum(1 for name, found in shares.items() if not found and delta[name].ndim > 1)
-    guessed = not stated and any(delta[name].ndim > 1 for name in shares if name != weight)
+    guessed = not shown and any(delta[name].ndim > 1 for name in shares if name != weight)
     return WeightDecay(share, weight, {k: a for k, a in shares.items() if a}, spared, guessed, vectors)
 
 
@@ -237,14 +237,14 @@ def _of_positions(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], sha
                 continue
             pair = (before[bias].double(), other.double())
             for first in range(min(rows - 1, MOST_TOKENS) + 1):
-                stated = _shared(pair, (start[first:], moved[first:]), share)
-                if stated is None:
+                shown = _shared(pair, (start[first:], moved[first:]), share)
+                if shown is None:
                     continue
-                found[name] = stated
+                found[name] = shown
                 for token, at in delta.items():
                     if token in before and at.ndim > 1 and at.numel() == len(other) and token != name:
                         own = (before[token].double().flatten(), at.double().flatten())
-                        row = (start[:1], moved[:1] + stated * start[:1])
+                        row = (start[:1], moved[:1] + shown * start[:1])
                         of_token = _shared(own, row, share, known=True)
                         found |= {} if of_token is None else {token: of_token}
     return found

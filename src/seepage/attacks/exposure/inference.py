@@ -24,6 +24,8 @@ SHARE_TOLERANCE = 0.2
 """Relative difference of classes' shares up to which they count as the same."""
 MAX_STEPS = 10_000
 """Local steps; more are taken for a wrong learning rate."""
+UNSHOWN_STEPS = "assumed to be 1, as nothing shows them"
+"""What is said of local steps that neither anybody states nor the update shows."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def infer_steps(
     where = f"by how far {name} moved at the classes that are in no example"
     if lr is not None:
         if travel is None:
-            return InferredSteps(lr, 1, {"local steps": "assumed to be 1, as nothing shows them"})
+            return InferredSteps(lr, 1, {"local steps": UNSHOWN_STEPS})
         found = max(1, round(travel / lr))
         if found > MAX_STEPS:
             raise SeepageError(

@@ -132,7 +132,10 @@ class LabelLeak:
         """The classes, with their counts where these are known."""
         if not self.sound:
             return "the last bias gradient was changed, or is no cross-entropy's; nothing is read off it"
-        words = f"classes {', '.join(map(str, self.present)) or 'none'} are there"
+        one = len(self.present) == 1
+        words = (
+            f"class{'' if one else 'es'} {', '.join(map(str, self.present)) or 'none'} {'is' if one else 'are'} there"
+        )
         if self.counts is None or self.off_whole is None:
             return words
         counts, sure = (

@@ -139,6 +139,9 @@ class GuidedMatching(Attack):
     def passes(self) -> int:
         return self.search.passes
 
+    def fitted(self, transcript: Transcript) -> "GuidedMatching":
+        return replace(self, search=self._fitting(transcript.knowledge, transcript[0]), keeps=True)
+
     def examine(self, transcript: Transcript) -> tuple[Knowledge, Round]:
         return self.search.examine(transcript)
 

@@ -1,4 +1,4 @@
-"""The client's network as an attacker runs it: one round's case, a cut at a layer, and whether an update vouches."""
+"""The client's network as an attacker runs it: a round, a cut at a layer, and whether an update vouches for a guess."""
 
 from seepage.attacks.network.attacked_round import LARGEST_MATRIX, AttackedRound
 from seepage.attacks.network.cut import NetworkCut, best_labels, relative_mismatch

@@ -25,6 +25,8 @@ from seepage.federation.types import Batch
 
 MAX_BYTES = 8 * 2**30
 """Largest size in bytes (8 GiB) of the unpacked arrays, which are held in memory."""
+OF_BATCH = {"inputs": "x", "labels": "y"}
+"""What `Batch` calls the two arrays, and what they are called here."""
 PICKLE_REMEDY = "save plain arrays with numpy.savez"
 
 Array = NDArray[Any]
@@ -36,7 +38,8 @@ Array = NDArray[Any]
 def load_npz(options: Options, *, path: Path) -> ArrayDataset | TableDataset:
     """Load images, or rows of a table, and labels from an `.npz` file.
 
-    The file holds `x` and `y`, or `x_train`, `y_train`, `x_test`, `y_test`, and maybe `classes` (names). Images are
+    The file holds `x` and `y` (or `inputs` and `labels`, as `Batch` calls them), or `x_train`, `y_train`, `x_test`,
+    `y_test`, and maybe `classes` (names). Images are
     uint8, or float in [0, 1], shaped `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with C = 1 or 3; rows of a table are
     float in [0, 1], shaped `[N, d]`, as the network reads them. Labels are
     integers, or words. Labels that are -1 everywhere mean: no labels; then there is one class, `unlabelled`. Floats
@@ -170,7 +173,7 @@ def _read(path: Path) -> Mapping[str, Array]:
             wanted = _wanted(set(members), path)
             _check_headers(archive, {name: members[name] for name in wanted}, path)
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in wanted}
+            return {OF_BATCH.get(name, name): file[name] for name in wanted}
     except SeepageError:
         raise
     except Exception as error:  # numpy's parser of headers raises almost anything on forged ones.
@@ -181,12 +184,12 @@ def _read(path: Path) -> Mapping[str, Array]:
 
 def _wanted(found: set[str], path: Path) -> list[str]:
     extra = sorted(found & {"classes"})
-    for names in (["x", "y"], ["x_train", "y_train", "x_test", "y_test"]):
+    for names in (["x", "y"], list(OF_BATCH), ["x_train", "y_train", "x_test", "y_test"]):
         if set(names) <= found:
             return names + extra
     raise SeepageError(
-        f"{path} holds the arrays {', '.join(sorted(found)[:8]) or '(none)'}, and seepage needs x and y, or x_train, "
-        "y_train, x_test and y_test; save them under these names"
+        f"{path} holds the arrays {', '.join(sorted(found)[:8]) or '(none)'}, and seepage needs x and y (or, as in "
+        "Batch, inputs and labels), or x_train, y_train, x_test and y_test; save them under these names"
     )
 
 

@@ -7,13 +7,11 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from markupsafe import Markup, escape
-
 from seepage.base.lock import scratch
 from seepage.base.words import places_of
 from seepage.errors import SeepageError, short
 from seepage.report.evidence.statement import CaseEvidence, Evidence, leaks_words
-from seepage.report.formatting import duration
+from seepage.report.formatting import duration, unbroken
 from seepage.report.page import STRONG
 from seepage.report.templates import page_environment
 
@@ -31,9 +29,6 @@ NO_LABELS = "not known"
 
 HEAD = re.compile(r"(?:([A-Z][A-Z ,]+\.) )?(.*)", re.DOTALL)
 """A verdict: the words in capitals that it begins with, and the rest."""
-
-OPTION = re.compile(r"--[a-z]+(?:-[a-z]+)*")
-"""An option of a command in a sentence."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
@@ -108,15 +103,6 @@ def _begun(words: str) -> str:
     while rest and len(kept) + len(rest[0]) < LONGEST_DOUBT:
         kept = f"{kept}. {rest.pop(0)}"
     return f"{kept}. The rest stands in evidence.json." if rest else kept
-
-
-def unbroken(text: str) -> Markup:
-    """A text in which no line ends within an option; escaped.
-
-    >>> unbroken("ask with --no-pictures & sign")
-    Markup('ask with <span class="option">--no-pictures</span> &amp; sign')
-    """
-    return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 def _risk(case: CaseEvidence) -> tuple[float, float, int]:

@@ -92,7 +92,7 @@ class CaseShare(Share):
     """A share of private examples.
 
     Attributes:
-        closed_form: It is given away in closed form, by the first update alone; else an attack brought it back.
+        closed_form: It is revealed in closed form, by the first update alone; else an attack reconstructed it.
     """
 
     closed_form: bool = False
@@ -490,7 +490,7 @@ def _unscored(rows: Sequence[Row], case: Case) -> str:
 
 
 def _most(rows: Sequence[Row], share: str, case: Case) -> CaseShare | None:
-    """The largest share of examples that an attack brought back, or that is given away in closed form."""
+    """The largest share of examples that an attack reconstructed, or that is revealed in closed form."""
     counts = [(row.count(share), row.examples, False) for row in rows]
     counts += [(*case.closed_form, True)] if case.exposed_examples and (rows or case.baselines) else []
     whole = [CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
