@@ -70,6 +70,12 @@ def test_a_pair_step_solves_each_pair_by_itself_and_is_bounded() -> None:
     assert float(capped(1e-3 * step, 0.7)) == pytest.approx(0.7)
 
 
+def test_a_field_of_nothing_ends_the_search_where_it_began() -> None:
+    fields = torch.stack([laplace(2, 64, 0), torch.zeros(2, 64)])
+    rows = maximum_likelihood(fields.double(), torch.eye(2, dtype=torch.float64), score=SparseScore())
+    assert torch.equal(rows, torch.eye(2, dtype=torch.float64))
+
+
 def test_fast_ica_finds_what_scikit_learn_finds() -> None:
     from sklearn.decomposition import FastICA
 

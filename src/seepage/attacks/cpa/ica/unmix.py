@@ -124,7 +124,7 @@ def maximum_likelihood(
     precisions, moments = None, torch.empty(0)
     pace, last = 1.0, torch.zeros_like(rows)
     for turn in range(steps):
-        size = signals.square().mean((1, 2)).sqrt()[:, None]
+        before, size = rows, signals.square().mean((1, 2)).sqrt()[:, None]
         rows, signals = rows / size, signals / size[:, :, None]
         # Covariances and second derivatives change slowly; the gradient is made anew in every turn.
         if precisions is None or turn % REFIT_INTERVAL == 0:
@@ -133,6 +133,8 @@ def maximum_likelihood(
         else:
             gradient = score_gradient(signals, score, precisions)[0]
         step = pair_step(gradient, moments)
+        if not bool(step.isfinite().all()):  # a source or its covariance came to nothing, and there is no step
+            return before
         # Few places carry much weight, so blocks larger than 2 x 2 couple and full steps may go back and forth.
         pace = max(0.3, 0.7 * pace) if float((step * last).sum()) < 0 else pace
         last = step
