@@ -55,7 +55,7 @@ def test_two_files_are_told_read_guessed_and_unknown(cli: Cli, captured: None) -
     assert said["labels"][1] == "read"
     assert "class 2" in said["labels"][0]
     (case,) = found.json["cases"]
-    assert case["gives_away"]["examples"] == 1
+    assert case["exposure"]["examples"] == 1
     assert case["matching"]["made_up"]
     assert case["matching"]["outlook"] == "expected"
 
@@ -200,7 +200,7 @@ def test_json_and_the_gate(cli: Cli, observed: Path) -> None:
     assert found.code == 1
     assert "exposed > 0" in found.err
     (case,) = found.json["cases"]
-    given = case["gives_away"]
+    given = case["exposure"]
     assert (given["examples"], given["t"]) == (1, 1)
     assert {says["name"] for says in given["tensors"]} == {"2.weight", "2.bias", "4.weight", "4.bias"}
     assert cli("check", observed, "--quiet", "--fail-if", "exposed>1").code == 0

@@ -85,7 +85,7 @@ def test_captured_updates_are_attacked_with_options(cli: Cli, observed: Path) ->
 
 def test_a_look_at_a_recipe_takes_a_defense_with_options(cli: Cli) -> None:
     found = cli("check", "tiny.toml", "--defense", "withhold:tensors=['2.*']", "--json")
-    tensors = [one["name"] for one in found.json["cases"][0]["gives_away"]["tensors"]]
+    tensors = [one["name"] for one in found.json["cases"][0]["exposure"]["tensors"]]
     assert tensors
     assert not [name for name in tensors if name.startswith("2.")]
 

@@ -113,7 +113,7 @@ class Check:
             "case": self.case,
             "title": self.title,
             "facts": [one.model_dump(mode="json") for one in self.facts],
-            "gives_away": self.exposure.table(),
+            "exposure": self.exposure.table(),
             "matching": self.matching.model_dump(mode="json"),
         }
 
