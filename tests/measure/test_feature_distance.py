@@ -10,7 +10,7 @@ from torchmetrics.functional.image.lpips import _LPIPS
 from seepage.attacks.exposure.diagnostics import metric_diagnostics
 from seepage.audit import run as audit
 from seepage.federation.types import Batch, Reconstruction
-from seepage.measure.metrics import feature_distance, feature_network, score
+from seepage.measure.metrics import Yardstick, feature_distance, feature_network, score
 from seepage.measure.metrics.features import TAPS
 
 
@@ -68,7 +68,7 @@ def test_an_example_alone_scores_as_among_others(weights: Path) -> None:
 
 def test_without_weights_there_is_no_number_and_a_note() -> None:
     truth = Batch(images(2, 0, 16), torch.arange(2))
-    found = score(Reconstruction(truth.inputs), truth, metrics=["feature_distance"])
+    found = score(Reconstruction(truth.inputs), truth, Yardstick(metrics=["feature_distance"]))
     assert found.feature_distance is None
     assert any("squeezenet1_1" in note or "Features are of images" in note for note in found.notes)
 
