@@ -12,8 +12,7 @@ from seepage.audit.case import Case
 from seepage.audit.caveats import misfit
 from seepage.audit.row import Row
 from seepage.audit.verdict import verdict
-from seepage.federation.client_types import ClientUpdate
-from seepage.federation.types import Reconstruction, Transcript
+from seepage.federation.types import ClientUpdate, Reconstruction, Transcript
 
 INPUTS, LABELS = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 5])
 
