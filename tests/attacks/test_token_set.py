@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.rows import violations
+from tests.helpers.rows import parts_of, violations
 from torch import Tensor, nn, optim
 
 from seepage import Architecture, Batch, GaussianNoise, Inapplicable, Transcript, Update, build, observe, record
@@ -16,9 +16,8 @@ from seepage.attacks.text import TokenSet
 from seepage.attacks.text.moved_rows import moved_rows
 from seepage.audit.gate import parse_condition
 from seepage.audit.recorded import AttackRequest, attack_only
-from seepage.audit.row import Case, Outcome, Result, Row, SummaryPart, Thresholds
+from seepage.audit.row import Case, Outcome, Row
 from seepage.audit.verdict import verdict
-from seepage.audit.verdict_summary import verdict_summary
 from seepage.cli.options import SimulationOptions, tables_of
 from seepage.federation.clients import FedAvg
 from seepage.federation.defenses.compose import Compose
@@ -41,10 +40,6 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "adadelta": lambda p: optim.Adadelta(p, lr=1.0),
 }
 VOCABULARY = 300
-
-
-def parts_of(rows: list[Row], cases: list[Case]) -> list[SummaryPart]:
-    return verdict_summary(Result(verdict="", verdict_level="", rows=rows, cases=cases, thresholds=Thresholds()))
 
 
 def table(seed: int, rows: int = VOCABULARY, width: int = 32) -> Tensor:
