@@ -217,8 +217,6 @@ def test_the_deviation_of_a_sum_shrinks_with_the_clients() -> None:
     four = known_noise(
         Knowledge(network(), Aggregate(rule=FedSGD(), clients=4), (1, 8, 8), 4, defense=GaussianNoise(sigma=1.0))
     )
-    assert one is not None
-    assert four is not None
     assert four.deviation == pytest.approx(one.deviation / math.sqrt(4))
 
 

@@ -60,7 +60,6 @@ def test_each_defense_has_a_case_and_one_for_attackers_who_know() -> None:
     bare, half, _, forged = sweep.entries
     assert bare.known is None
     assert forged.known is None, "no attack makes anything of it"
-    assert half.known is not None
     assert half.known.knowledge.known == ("labels", "defense")
     assert [part.use for part in half.known.attack] == ["inverting_gradients"]
     assert [part.use for part in half.recipe.attack] == ["linear", "inverting_gradients", "bayes"]
@@ -77,7 +76,6 @@ def test_each_defense_has_a_case_and_one_for_attackers_who_know() -> None:
 )
 def test_a_defense_is_known_to_the_attacks_that_make_something_of_it(table: dict[str, Any], wanted: list[str]) -> None:
     known = sweep_of({**TABLES, "frontier": [table]}).entries[1].known
-    assert known is not None
     assert [part.use for part in known.attack] == wanted
 
 
@@ -441,11 +439,9 @@ def test_bytes_are_those_of_the_shortest_form() -> None:
 
 def test_an_epsilon_is_that_of_the_accountant() -> None:
     found = guarantee_of(GaussianNoise(sigma=2.0, clip=0.1), range(4))
-    assert found is not None
     assert found.epsilon == epsilon(sigma=2.0, rounds=4)
     assert (found.unit, found.rounds, found.caveats) == ("update", 4, ())
     example = guarantee_of(Compose((DPSGD(sigma=0.01), Sparsify(keep=0.5))))
-    assert example is not None
     assert example.unit == "example"
     assert "vacuous" in example.caveats[0]
 
@@ -461,7 +457,6 @@ def test_where_no_epsilon_holds_it_says_so() -> None:
         (Compose((GaussianNoise(sigma=1.0, clip=1.0), JacobianDamping(beta=1.0))), "JacobianDamping looks at"),
     ):
         found = guarantee_of(defense)
-        assert found is not None
         assert found.epsilon is None
         assert words in found.caveats[0]
 

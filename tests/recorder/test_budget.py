@@ -256,5 +256,4 @@ def test_other_meta_data_under_its_name_is_refused() -> None:
         svt_entry({"svt_privacy_accountant": {"epsilon": 3}})
     found = svt_entry({"svt_privacy_accountant": {
         "epsilon_total": 1.0, "delta": 0.0, "calls": 2, "accountant": "pure_dp_sum", "note": "x"}})  # fmt: skip
-    assert found is not None
     assert "single numbers" in found.caveats[0]
