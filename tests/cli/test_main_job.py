@@ -94,13 +94,13 @@ LINEAR = ("--attack=linear", "--json", "--jobs=1")
 
 def test_a_defense_by_name_is_that_of_a_recipe(cli: Cli) -> None:
     chosen = ("--defense=sparsify", "--defense=gaussian_noise", "--set=defense.sigma=1.0", "--set=defense.keep=0.5")
-    named = cli("audit", "tiny.toml", *chosen, *LINEAR, "--no-undefended", "--out=named").json
+    named = cli("audit", "tiny.toml", *chosen, *LINEAR, "--no-undefended", "--out=named", code=2).json
     bare = cli("audit", "tiny.toml", *LINEAR, "--out=bare").json
     assert named["rows"][0]["scores"]["psnr"]["mean"] < 20 < bare["rows"][0]["scores"]["psnr"]["mean"]
     assert named["cases"][0]["defense"].startswith("Compose(parts=(Sparsify(keep=0.5), GaussianNoise(sigma=1.0")
     written = Path("tiny.toml").read_text() + '[[defense]]\nuse = "sparsify"\nkeep = 0.5\n'
     Path("defended.toml").write_text(written + '[[defense]]\nuse = "gaussian_noise"\nsigma = 1.0\n')
-    listed = cli("audit", "defended.toml", *LINEAR, "--out=listed").json
+    listed = cli("audit", "defended.toml", *LINEAR, "--out=listed", code=2).json
     assert without_times(listed) == without_times(named)
     # One that the recipe lists keeps its options there.
     alone = cli("audit", "defended.toml", "--defense=sparsify", *LINEAR, "--out=alone").json
