@@ -114,7 +114,7 @@ def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
     assert said in (home / "run" / "report.html").read_text()
     assert "--shape" in found.out.partition(said)[2]
     assert "local steps: 1 or more" in found.out  # read off the biases of all 20 classes
-    known = cli(*asked[:-1], "--out=told", "--shape=3,48,48").out
+    known = cli(*asked[:-1], "--out=told", "--shape=3,48,48", code=2).out
     assert "input shape" not in known
 
 
