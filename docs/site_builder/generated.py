@@ -22,7 +22,7 @@ REFERENCE = {
         "Verbs",
         ["seepage.api", "seepage.federation.transcript.recorded", "seepage.federation.transcript.truth"],
     ),
-    "types": ("Types", ["seepage.federation.types", "seepage.federation.client_types"]),
+    "types": ("Types", ["seepage.federation.types"]),
     "errors": ("Errors", ["seepage.errors"]),
     "attacks": ("What an attack is", ["seepage.attacks.base"]),
     "clients": (

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # `__getattr__` imports these on first use: `seepage --help` 
         Transcript,
         Update,
     )
-    from seepage.measure.metrics import METRICS, Score, Scores, score
+    from seepage.measure.metrics import METRICS, Score, Scores, Yardstick, score
 
 __all__ = [
     "ATTACKS",
@@ -77,6 +77,7 @@ __all__ = [
     "Sparsify",
     "Transcript",
     "Update",
+    "Yardstick",
     "attack",
     "build",
     "data",

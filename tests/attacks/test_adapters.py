@@ -63,7 +63,6 @@ def test_two_sketches_give_the_whole_gradient_up_to_the_rank(rank: int, n: int) 
     F.cross_entropy(model(batch.inputs), batch.labels).backward()
     (layer,) = adapted_layers(model)
     found, off = lifted(sent[layer.down], sent[layer.up], params[layer.down], params[layer.up], layer.scale, n)
-    assert weight.grad is not None
     assert float((found - weight.grad).norm() / weight.grad.norm()) < 1e-3
     assert off < 1e-4
 
@@ -78,7 +77,6 @@ def test_examples_come_back_with_scale_and_label(n: int) -> None:
     scores = score(found, batch)
     assert scores.exact == 1.0
     assert scores.label_accuracy == 1.0
-    assert found.certified is not None
     assert found.certified.all()
 
 
@@ -90,7 +88,6 @@ def test_an_update_that_was_changed_is_not_certified() -> None:
     }
     changed = replace(seen[0], update=Update(sent))
     found = attack(replace(seen, make_round=lambda t: changed), "lora")
-    assert found.certified is not None
     assert not found.certified.any()
 
 
@@ -119,7 +116,6 @@ def test_tokens_of_a_first_block_give_their_patches() -> None:
     model, batch = block(SHAPE, CLASSES), private(1)
     found = attack(record(model, batch), "lora")
     assert score(found, batch).psnr > 60
-    assert found.certified is not None
     assert found.certified.all()
     with pytest.raises(Inapplicable, match="2 are mixed"):
         attack(record(model, private(2)), "lora")
@@ -205,5 +201,4 @@ def test_text_comes_back_from_the_shadow_and_from_the_span(deviation: float) -> 
     )
     found = attack(seen, "token_sequences")
     assert sorted(found.inputs.tolist()) == sorted(ids.tolist())
-    assert found.certified is not None
     assert found.certified.all()

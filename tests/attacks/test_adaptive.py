@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.victims import precise
 from torch import Tensor, nn
 
 import seepage.federation.data
@@ -14,9 +15,6 @@ from seepage import FedAvg, FedSGD, attack, record, score
 from seepage.attacks.search.adaptive import DefenseAware
 from seepage.attacks.search.distances import L1, L2, Cosine, Distance
 from seepage.attacks.search.engine import GradientMatching
-from seepage.attacks.search.labels import LABEL_RULES
-from seepage.attacks.search.optimizers import LBFGS
-from seepage.attacks.search.parameters import Pixels
 from seepage.attacks.search.presets import fedleak, fedleak_released, inverting_gradients
 from seepage.base.nn import generator
 from seepage.federation.clients import Aggregate
@@ -202,17 +200,6 @@ def recovered(method: GradientMatching, defense: Defense, *, knows: bool, pictur
     return found / pictures
 
 
-def precise(distance: Distance) -> GradientMatching:
-    """A search that converges on so small a network, so that the distance is what sets the outcome."""
-    return GradientMatching(
-        distance=DefenseAware(distance),
-        optimizer=LBFGS(lr=1.0, line_search=True),
-        steps=10,
-        labels=LABEL_RULES["given"],
-        parameters=Pixels(start_from="uniform"),
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("distance", "defense", "gain"),
@@ -229,7 +216,7 @@ def precise(distance: Distance) -> GradientMatching:
     ],
 )
 def test_an_attacker_who_knows_the_defense_sees_more(distance: Distance, defense: Defense, gain: float) -> None:
-    method = precise(distance)
+    method = precise(DefenseAware(distance), 10)
     knows, does_not = (recovered(method, defense, knows=known) for known in (True, False))
     assert knows > does_not + gain
 

@@ -55,7 +55,6 @@ def names(update: dict[str, Tensor]) -> list[str]:
 def test_a_first_adaptive_step_is_named_with_its_size(make: object, size: float) -> None:
     update = deltas(make)
     found = adaptive_step(update)
-    assert found is not None
     assert float(str(found.evidence["size"])) == pytest.approx(size, rel=0.03)
     assert names(update) == ["adaptive"]
 
@@ -80,7 +79,6 @@ def test_decay_beside_the_step_is_taken_out_first() -> None:
     """A norm's weights of 1 move by a twelfth more or less than all others."""
     moved, before = moved_and_weights(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.08))
     found = adaptive_step(moved, before)
-    assert found is not None
     assert found.evidence["size"] == pytest.approx(1e-3, rel=1e-3)
     assert found.evidence["decay"] == pytest.approx(8e-5, rel=0.02)
 
@@ -136,7 +134,6 @@ def test_no_step_along_a_gradient_is_taken_for_signs() -> None:
 
 def test_several_steps_are_held_to_one_size_and_one_bit_levels_are_not() -> None:
     several = adaptive_step(deltas(torch.optim.Adam, steps=5))
-    assert several is not None
     assert not several.evidence["sign_only"]
     update = deltas(lambda p: torch.optim.SGD(p, lr=0.1))
     one_bit = {name: tensor.sign() * tensor.abs().mean() for name, tensor in update.items()}

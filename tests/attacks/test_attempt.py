@@ -77,7 +77,6 @@ def test_a_checkpoint_comes_back_and_goes_when_the_attack_has_ended(tmp_path: Pa
     for step in (10, 20):
         kept.save(Checkpoint({"x": torch.full((2,), float(step))}, {"step": step, "seed": [1, 2]}))
     found = kept.load()
-    assert found is not None
     assert found.facts == {"step": 20, "seed": [1, 2]}
     assert set(found.tensors) == {"x"}
     assert torch.equal(found.tensors["x"], torch.full((2,), 20.0))
@@ -100,7 +99,6 @@ def test_checkpoints_that_follow_too_fast_are_skipped_and_the_first_is_not(tmp_p
     for step in (10, 20):
         kept.save(Checkpoint({"x": torch.ones(2)}, {"step": step}))
     found = kept.load()
-    assert found is not None
     assert found.facts["step"] == 10
 
 

@@ -109,7 +109,6 @@ def test_noise_that_stops_one_round_does_not_stop_many() -> None:
     assert (score(attack(many, "averaged"), digits()).psnr or 0) > 20
     spent = [guarantee_of(NOISE, range(t)) for t in (1, 200)]
     assert spent[0] is not None
-    assert spent[1] is not None
     assert spent[1].epsilon == epsilon(sigma=0.02, rounds=200) > 100 * spent[0].epsilon  # type: ignore[operator]
 
 
@@ -139,7 +138,6 @@ def test_rounds_of_less_noise_weigh_more_where_it_is_known() -> None:
         off[knows] = float((mean[0].update.tensors[weight_name()] - truth).std())
         if knows:
             noise = known_noise(mean.knowledge, mean[0])
-            assert noise is not None
             assert noise.deviation == pytest.approx(left, rel=1e-6)
     assert off[True] == pytest.approx(left, rel=0.05)
     assert off[False] > 5 * off[True]
@@ -303,7 +301,6 @@ def test_the_batch_must_be_the_whole(size: int) -> None:
 def test_all_rounds_are_counted() -> None:
     """The sample that takes part most often is the one that is counted."""
     recipe = only(TABLES)
-    assert recipe.rounds is not None
     assert recipe.rounds.drawn(4, 0).busiest(25) == list(range(25))
     random = Rounds(design="random", count=30, samples=10).drawn(3, 0)
     times = [sum(bool((random.indices(t) == n).any()) for t in range(30)) for n in range(10)]

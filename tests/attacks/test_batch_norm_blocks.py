@@ -107,7 +107,6 @@ def test_what_a_convolution_read_is_solved_through_its_batch_norm(wrong: int) ->
         on[places[0], channel, places[1], places[2]] = False
     x, _ = norm.normalized(z)
     found = solve_coupled(use, norm, slopes, torch.where(on, x, 0.0), on, gradient)
-    assert found is not None
     assert found.off < 1e-6
     assert bool(found.offset_known.all())
     assert found.fits.tolist() == [channel >= wrong for channel in range(48)]
@@ -117,7 +116,6 @@ def test_what_a_convolution_read_is_solved_through_its_batch_norm(wrong: int) ->
     # The slopes of outputs with a mistaken unit come from the weight gradient in place of those that were given.
     assert float((found.slopes / float(factor) - back).norm() / back.norm()) < 0.03
     exact = solve_coupled(use, norm, slopes, torch.where(on, x, 0.0), on, gradient, scale=float(factor), before=found)
-    assert exact is not None
     factor = (exact.read * use.input).sum() / exact.read.square().sum()
     assert float((factor * exact.read - use.input).norm() / use.input.norm()) < 1e-2
 
@@ -139,7 +137,6 @@ def test_a_channel_without_zeros_has_no_level() -> None:
     assert y.grad is not None
     assert leaf.grad is not None
     found = solve_coupled(use, own, y.grad, torch.where(h > 0, x, 0.0).detach(), h > 0, leaf.grad)
-    assert found is not None
     assert found.offset_known.tolist() == [channel != 4 for channel in range(10)]
 
 
@@ -291,7 +288,6 @@ def test_the_equations_hold_at_the_truth(normalized: bool) -> None:
     images = torch.empty_like(batch.inputs)
     images[order] = batch.inputs
     assert Equations(seen.network, seen.structure, seen.known, []).start(images).square < 1e-8
-    assert seen.center is not None
     assert float(seen.center.mean()) == pytest.approx(0.5 if normalized else 0.0)
 
 
@@ -299,7 +295,6 @@ def test_the_equations_hold_at_the_truth(normalized: bool) -> None:
 def test_images_come_back_exactly_through_batch_norm_in_train_mode() -> None:
     seen, batch = victim(2, width=64)
     found = GaussNewton(steps=40)(seen, seed=0)
-    assert found.certified is not None
     assert found.certified.tolist() == [True, True]
     assert score(found, batch).psnr == 150
     assert "rounded to 8 bits" in " ".join(found.notes)
@@ -311,7 +306,6 @@ def test_images_that_are_not_of_8_bits_are_not_certified() -> None:
     model = build(Architecture("resnet", {"width": 64}), (3, 16, 16), 3, seed=1)
     seen = record(model, Batch(images, torch.tensor([2, 0])), client=FedSGD(mode="train"))
     found = GaussNewton(steps=40)(seen, seed=0)
-    assert found.certified is not None
     assert not found.certified.any()
     assert "does not show the contrast" in " ".join(found.notes)
     assert score(found, Batch(images, torch.tensor([2, 0]))).psnr > 20

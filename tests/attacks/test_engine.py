@@ -50,7 +50,6 @@ def test_the_restart_of_the_lowest_objective_wins() -> None:
     assert len({tuple(start.flatten().tolist()) for start in restarts}) == 4
     singles = [_from(transcript, start) for start in restarts]
     best = min(singles, key=lambda single: single[0])
-    assert found.objective is not None
     assert float(found.objective[0]) == pytest.approx(best[0], rel=1e-6)
     assert torch.allclose(found.inputs, best[1])
     assert found.cost == {"steps": 20, "evaluations": 80}
@@ -182,7 +181,6 @@ def test_candidates_stay_in_the_value_range_where_projected() -> None:
 def test_joint_labels_are_found_with_the_inputs() -> None:
     transcript, batch = victim(architecture=Architecture("convnet", {"width": 4, "activation": "sigmoid"}))
     found = attack(transcript, dlg(steps=30, line_search=True))
-    assert found.labels is not None
     assert found.labels.tolist() == batch.labels.tolist()
 
 
@@ -282,7 +280,6 @@ def test_progress_is_told_the_lowest_objective() -> None:
     assert [(done, total) for done, total, _ in Watch.seen] == [(i, 10) for i in range(1, 11)]
     lows = [low for *_, low in Watch.seen]
     assert lows == sorted(lows, reverse=True)
-    assert found.objective is not None
     assert lows[-1] == pytest.approx(float(found.objective[0]))
 
 
@@ -368,7 +365,6 @@ def test_refined_labels_start_where_the_rule_says_and_move() -> None:
     found = run_of(transcript, seed=0)
     run = engine._MatchingRun(run_of, run_of._objective(transcript[0], transcript.knowledge), None, 0)
     logits = run.searches[0].logits
-    assert logits is not None
     start = logits.detach().clone()
     assert start.argmax(1).tolist() == RowSumCount()(transcript[0], transcript.knowledge).tolist()
     assert start.max(1).values.tolist() == [3.0] * 6

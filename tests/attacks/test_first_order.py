@@ -178,7 +178,6 @@ def test_slopes_by_products_are_those_of_autograd(distance: Distance) -> None:
     own, theirs = list(dummy.values()), list(target.values())
     found = combination(distance, Products.of(own, theirs))
     value, gradients = _by_autograd(distance, dummy, target)
-    assert found is not None
     assert found.value == pytest.approx(value.item(), rel=1e-12)
     made = [found.a * a + found.b * b for a, b in zip(own, theirs, strict=True)]
     for mine, wanted in zip(made, gradients, strict=True):
@@ -293,7 +292,6 @@ def test_the_trial_keeps_the_exact_step_where_the_cheap_one_is_wrong() -> None:
     assert FirstOrderProblem(it).agreement(inputs, labels) < 0.99
     chosen, note = with_first_order_step(it, inputs, labels)
     assert chosen is it
-    assert note is not None
     assert note.startswith("The exact step was used")
 
 

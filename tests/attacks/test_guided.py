@@ -84,7 +84,6 @@ def test_a_decoder_is_the_ridge_regression_of_numpy() -> None:
 def test_a_decoder_makes_images_of_a_map_and_colors_of_a_pooled_vector() -> None:
     seen, batch = victim(width=32)
     names = last_linear(seen.knowledge.model, 10)
-    assert names is not None
     decoder = fit_decoder(seen[0], seen.knowledge, names[0].removesuffix(".weight"), 3)
     with torch.no_grad():
         features = nn.Sequential(*list(seen.knowledge.model)[:-1]).eval()(batch.inputs)  # type: ignore[call-overload]
@@ -126,7 +125,6 @@ def test_a_client_that_takes_several_steps_is_searched_and_scored(size: int) -> 
     search = gradient_matching(steps=2)
     assert attack(seen, search).inputs.shape == batch.inputs.shape
     value = search.objective_at(seen, batch.inputs, batch.labels)
-    assert value is not None
     assert value < 0.05
 
 
@@ -177,7 +175,6 @@ def test_features_are_worth_more_than_the_papers_search() -> None:
     found = attack(seen, gradient_matching(steps=100))
     plain = attack(seen, "inverting_gradients", options={"steps": 100})
     assert quality(found.inputs, batch) > quality(plain.inputs, batch) + 5
-    assert found.labels is not None
     assert found.labels.tolist() == [1, 1, 4]
     assert "started from an image" in found.notes[0]
 
@@ -194,10 +191,8 @@ def test_labels_come_with_the_features_where_rules_name_wrong_ones() -> None:
         optimizer.step()
     trained = record(model, batch)
     named = Auto()(trained[0], trained.knowledge)
-    assert named is not None
     assert named.tolist() != sorted(batch.labels.tolist())
     found = attack(trained, gradient_matching(steps=2))
-    assert found.labels is not None
     assert found.labels.tolist() == sorted(batch.labels.tolist())
 
 

@@ -249,7 +249,6 @@ def test_zeros_alone_unmix_made_up_features(n: int, seed: int, zeros: float) -> 
     gradient, sums = slopes.T @ features, slopes.sum(0)
     equations = HeadEquations.of(torch.zeros_like(gradient), torch.zeros(9).double(), gradient, sums, n)
     unmixed = unmix(equations.inner, equations.deviation, None, generator(1, "zeros"), equations.column_if_consistent)
-    assert unmixed is not None
     assert unmixed[1] == n
     rows = F.normalize(unmixed[0] @ equations.inner, dim=1)
     similar = rows @ F.normalize(features, dim=1).T

@@ -33,7 +33,6 @@ def test_few_steps_of_a_fresh_network_are_counted(steps: int, lr: float) -> None
     model = net()
     delta = sent(model, FedAvg(lr=lr, steps=steps))
     found = infer_steps(model, delta, SHAPE, CLASSES, lr=lr, steps=None)
-    assert found is not None
     assert found.steps == steps
     assert set(found.said) == {"local steps"}
 
@@ -42,11 +41,9 @@ def test_the_rate_is_inferred_where_it_is_not_told() -> None:
     model = net()
     delta = sent(model, FedAvg(lr=0.05, steps=2))
     found = infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=2)
-    assert found is not None
     assert found.lr == pytest.approx(0.05, rel=0.2)
     assert set(found.said) == {"learning rate"}
     whole = infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=None)
-    assert whole is not None
     assert (whole.lr, whole.steps) == (pytest.approx(0.1, rel=0.2), 1)
 
 
@@ -54,13 +51,10 @@ def test_steps_that_a_rate_too_small_feigns_are_told_with_the_rate_of_one() -> N
     model = net()
     delta = sent(model, FedAvg(lr=0.1, steps=1))
     found = infer_steps(model, delta, SHAPE, CLASSES, lr=0.02, steps=None)
-    assert found is not None
     assert found.steps == 5
     rate = re.search(r"--steps 1 --lr ([\d.]+)$", found.said["local steps"])
-    assert rate is not None
     assert float(rate[1]) == pytest.approx(0.1, rel=0.2)
     right = infer_steps(model, delta, SHAPE, CLASSES, lr=0.1, steps=None)
-    assert right is not None
     assert "--steps" not in right.said["local steps"]
 
 
@@ -82,7 +76,6 @@ def test_a_network_that_is_sure_tells_nothing() -> None:
     delta = sent(model, FedAvg(lr=0.01, steps=3))
     assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=None) is None
     found = infer_steps(model, delta, SHAPE, CLASSES, lr=0.01, steps=None)
-    assert found is not None
     assert found.steps == 1
     assert "nothing shows" in found.said["local steps"]
 
@@ -112,7 +105,6 @@ def test_outputs_behind_a_relu_tell_no_rate() -> None:
 def test_what_is_told_is_taken() -> None:
     model = net()
     found = infer_steps(model, sent(model, FedAvg(lr=0.01, steps=3)), SHAPE, CLASSES, lr=0.3, steps=7)
-    assert found is not None
     assert (found.lr, found.steps, found.said) == (0.3, 7, {})
 
 

@@ -82,14 +82,12 @@ def test_each_factor_is_solved_from_the_other() -> None:
     use, read, slopes, gradient = planted(4)
     assert torch.allclose(solve_slopes(use, read.double(), gradient.double()).float(), slopes, atol=1e-4)
     solved = solve_read(use, slopes.double(), gradient)
-    assert solved is not None
     assert torch.allclose(solved[0].float(), read, atol=1e-4)
     assert solved[1] < 1e-4
     # One wrong slope spoils its output's rows alone, which are left out.
     wrong = slopes.double().clone()
     wrong[2, 5] = 0
     solved = solve_read(use, wrong, gradient)
-    assert solved is not None
     assert torch.allclose(solved[0].float(), read, atol=1e-4)
 
 
@@ -220,7 +218,6 @@ def test_activations_of_a_wide_network_are_images() -> None:
 def test_fedleak_is_started_and_held_by_activations() -> None:
     seen, batch = victim(2, width=32)
     found = attack(seen, fedleak_guided(steps=4))
-    assert found.labels is not None
     assert found.labels.tolist() == [0, 2]
     assert "Activations in front of the last block" in found.notes[0]
     flat = batch.inputs.mean((2, 3), keepdim=True).expand_as(batch.inputs)

@@ -56,7 +56,6 @@ def test_laplace_clips_the_guess_as_the_client_clipped_its_own() -> None:
 def test_the_scale_is_that_of_the_noise_in_units_of_the_gradient(client: ClientUpdate) -> None:
     defense = LaplaceNoise(scale=0.4)
     stated, noise = defense.likelihood(client, 4), defense.added_noise(client, 4, 0)
-    assert stated is not None
     assert stated.scale * math.sqrt(2) == pytest.approx(noise.deviation)
 
 

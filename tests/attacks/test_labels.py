@@ -54,7 +54,6 @@ def features(n: int, seed: int = 0) -> Tensor:
 
 def named(rule: LabelInference, case: tuple[Round, Knowledge]) -> list[int]:
     found = rule(*case)
-    assert found is not None
     assert found.dtype == torch.int64
     assert found.tolist() == sorted(found.tolist())
     return found.tolist()

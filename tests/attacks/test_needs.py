@@ -122,5 +122,4 @@ def test_unmixing_needs_no_cross_entropy_and_then_certifies_nothing() -> None:
 def test_a_row_is_divided_and_certified_whatever_the_loss() -> None:
     transcript = seen(n=1, client=FedSGD(loss="mse"))
     found = attack(transcript, "linear")
-    assert found.certified is not None
     assert bool(found.certified.all())

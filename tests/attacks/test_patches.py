@@ -98,7 +98,6 @@ def test_any_layout_is_found_and_read(how: dict[str, Any]) -> None:
     model = Odd(**how)
     found = PatchEmbedding()(record(model, batch()), seed=0)
     assert float(psnr(found.inputs, image())) > 80
-    assert found.certified is not None
     assert found.certified.all()
 
 
@@ -158,7 +157,6 @@ def test_the_errors_are_the_gradients_of_the_tokens() -> None:
     hook = network.conv_proj.register_forward_hook(lambda _, __, out: (out.retain_grad(), kept.append(out))[1])  # type: ignore[union-attr]
     nn.functional.cross_entropy(model.eval()(image()), torch.tensor([0])).backward()
     hook.remove()
-    assert kept[0].grad is not None
     by_hand = kept[0].grad.flatten(2)[0].T.double()
     torch.testing.assert_close(tokens.errors(seen[0].update.tensors), by_hand, atol=1e-7, rtol=1e-3)
 
@@ -184,7 +182,6 @@ def test_nothing_false_is_certified() -> None:
     for tensors in (two, drawn, {**one[0].update.tensors, name: other[name]}):
         changed = replace(one[0], update=Update(tensors))
         found = PatchEmbedding()(replace(one, make_round=lambda t, changed=changed: changed), seed=0)
-        assert found.certified is not None
         assert not found.certified.any()
 
 
@@ -242,7 +239,6 @@ def test_an_image_of_whole_levels_comes_back_to_the_last_bit(width: int) -> None
     private = Batch(whole(image()), torch.tensor([0]))
     found = PatchEmbedding()(record(model, private), seed=0)
     torch.testing.assert_close(found.inputs, private.inputs, atol=1e-7, rtol=0)
-    assert found.certified is not None
     assert found.certified.all()
     assert any("multiples of 1/255" in note for note in found.notes), "what was taken of the image is said"
     smooth = PatchEmbedding(levels=0)(record(model, private), seed=0)
@@ -269,7 +265,6 @@ def test_two_images_told_as_one_are_not_rounded_to_any() -> None:
     seen = replace(record(model, both), make_round=lambda t: known)
     found = PatchEmbedding()(seen, seed=0)
     assert not any("multiples" in note for note in found.notes)
-    assert found.certified is not None
     assert not found.certified.any()
 
 

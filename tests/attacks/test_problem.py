@@ -55,7 +55,6 @@ def assert_same(chunked: Evaluation, whole: Evaluation, rel: float) -> None:
         if b is None:
             assert a is None
         else:
-            assert a is not None
             assert a.shape == b.shape
             assert float((a - b).norm() / b.norm()) < rel
 

@@ -48,7 +48,6 @@ def test_a_planted_image_comes_back_through_convolutions(
     batch = one((1, 8, 8), label, seed)
     found = attack(record(strided(activation, bias=bias, seed=seed), batch), RGap())
     assert found.labels is not None
-    assert found.certified is not None
     if found.certified.item():
         assert found.labels.tolist() == [label]
         assert (found.inputs - batch.inputs).abs().max() < 1e-2
@@ -60,7 +59,6 @@ def test_a_planted_image_comes_back_through_convolutions(
 def test_a_planted_image_comes_back_through_our_networks(use: str) -> None:
     batch = one((1, 8, 8), 2)
     found = attack(record(build(Architecture(use), (1, 8, 8), 4), batch), RGap())
-    assert found.labels is not None
     assert found.labels.item() == 2
     assert (found.inputs - batch.inputs).abs().max() < 1e-3
 
@@ -69,7 +67,6 @@ def test_a_narrow_convolution_protects_and_says_so() -> None:
     with frozen_randomness(0):
         model = nn.Sequential(nn.Conv2d(1, 2, 3, stride=3), nn.LeakyReLU(), nn.Flatten(), nn.Linear(18, 3))
     found = attack(record(model, one((1, 9, 9))), RGap())
-    assert found.certified is not None
     assert not found.certified.any()
     assert found.notes[1] == "layer '0' protects most: 49 of 81 values are left open"
     # 18 + 18 equations, of which both kinds say four: k_o^T z_p = <W_p, dL/dW_o>.
@@ -109,7 +106,6 @@ def test_curves_turn_around_and_have_the_slope_of_autograd(module: nn.Module | N
 
 def test_noise_is_not_certified() -> None:
     found = attack(record(strided(nn.LeakyReLU()), one((1, 8, 8)), defense=GaussianNoise(sigma=0.1)), RGap())
-    assert found.certified is not None
     assert not found.certified.any()
 
 

@@ -90,7 +90,6 @@ def test_groups_take_the_largest_first_or_the_first_and_leave_strays_out() -> No
 def test_rows_are_found_again_each_once() -> None:
     rows = torch.rand(5, 3) + 0.1
     found = same_rows(rows[[4, 0]], rows)
-    assert found is not None
     assert found.tolist() == [4, 0]
     assert same_rows(rows[[1, 1]], rows) is None
     assert same_rows(torch.zeros(1, 3), torch.zeros(2, 3)) is None
@@ -113,7 +112,6 @@ def test_one_threshold_says_what_is_zero_behind_a_relu(share: float, zero: bool)
     values = torch.tensor([1.0, share * FLOAT32_NETWORK], dtype=torch.float64)
     assert float(zero_share(values[None])) == (0.5 if zero else 0.0)
     relu = activation_of(nn.ReLU())
-    assert relu is not None
     assert relu.known(values).tolist() == [True, not zero]
     read = Known.of_reading(values.view(1, 1, 1, 2), torch.ones(1, dtype=torch.bool))
     assert read.on.flatten().tolist() == [True, not zero]
@@ -160,7 +158,6 @@ def test_a_resumed_search_ends_where_a_whole_one_does() -> None:
     assert run(whole, Silent()) == (10, False)
     assert whole.history == [(3, 3.0), (6, 15.0), (9, 36.0), (10, 45.0)]
     assert run(Counting(), progress, stop=8) == (8, True)
-    assert progress.kept is not None
     assert progress.kept.facts["step"] == 6
     resumed = Counting()
     assert run(resumed, progress) == (10, False)

@@ -226,13 +226,11 @@ def test_one_logit_names_its_label(label: int) -> None:
     batch = Batch(inputs(1), torch.tensor([label]))
     seen = record(net(1), batch, client=FedSGD(loss="binary"))
     found = attack(seen, "linear")
-    assert found.labels is not None
     assert found.labels.tolist() == [label]
     assert score(found, batch).exact == 1.0
     looked = exposure(seen)
     assert looked.of("labels")[0].evidence["present"] == (label,)
     guess = attack(seen, "idlg", options={"steps": 1})
-    assert guess.labels is not None
     assert guess.labels.tolist() == [label]
 
 
@@ -242,7 +240,6 @@ def test_values_are_read_off_squared_errors(width: int, count: int) -> None:
     found = attack(record(net(width, 512), batch, client=FedSGD(loss="mse")), "linear")
     scores = score(found, batch)
     assert scores.exact == 1.0
-    assert found.certified is not None
     assert bool(found.certified.all())
     assert scores.summaries["target_error"].mean < 1e-3
     assert scores.label_accuracy is None
@@ -264,7 +261,6 @@ def test_an_example_of_the_wrong_size_is_not_certified(loss: str, outputs: int, 
             continue  # without the next layer a softmax's slopes have to tell, which say little here
         seen = observe(model, Update(kept), (1, 8, 8), batch_size=1, client=FedSGD(loss=loss), target=target)
         found = attack(seen, "linear").certified
-        assert found is not None
         assert found.tolist() == [factor == 1.0 and kept is sent]
 
 
@@ -280,7 +276,6 @@ def test_one_slope_certifies_nothing_where_the_batch_size_was_inferred(loss: str
     sent = record(model, batch, client=FedSGD(loss=loss))[0].update
     seen = observe(model, sent, (1, 8, 8), batch_size=1, client=FedSGD(loss=loss), target=target)
     found = attack(OneClass(seen.knowledge, replace(seen[0], size_inferred=True)), "linear")
-    assert found.certified is not None
     assert not bool(found.certified.any())
 
 
@@ -296,7 +291,6 @@ def test_a_value_is_searched_for_with_its_example() -> None:
     model[2] = nn.Tanh()
     found = attack(record(model, batch, client=FedSGD(loss="mse")), "dlg", options={"steps": 30, "line_search": True})
     scores = score(found, batch)
-    assert scores.psnr is not None
     assert scores.psnr > 60
     assert scores.summaries["target_error"].mean < 1e-2
 
@@ -333,7 +327,6 @@ def test_what_a_map_rules_out_is_said(use: str, why: str) -> None:
 def test_a_map_is_searched_for_and_scored_by_its_pixels() -> None:
     batch = Batch(inputs(2), torch.randint(3, (2, 8, 8), generator=torch.Generator().manual_seed(0)))
     found = attack(record(pixels(3), batch), "gradient_matching", options={"steps": 2})
-    assert found.labels is not None
     assert found.labels.shape == (2, 8, 8)
     scores = score(found, batch)
     assert scores.label_accuracy is not None
@@ -364,7 +357,6 @@ def test_units_stay_with_the_truth(tmp_path: Path) -> None:
     units = Units.of(torch.tensor([[1.0], [5.0]]))
     save_truth(Truth((Batch(inputs(1), torch.zeros(1, 1)),), units=units), tmp_path)
     found = open_truth(tmp_path)
-    assert found.units is not None
     assert (found.rounds, found.units.mean.tolist(), found.units.scale.tolist()) == (1, [3.0], [2.0])
 
 
@@ -425,7 +417,6 @@ def test_what_was_captured_is_read_by_its_loss() -> None:
     model.load_state_dict(before)
     seen = observe(model, update, (1, 8, 8), batch_size=1, lr=0.1, client=FedSGD(loss="binary"))
     found = attack(seen, "linear")
-    assert found.labels is not None
     assert found.labels.tolist() == [1]
     assert seen.knowledge.num_classes == 2
     assert observe(model, update, (1, 8, 8), lr=0.1, client=FedSGD(loss="mse")).knowledge.target == "value"
@@ -448,7 +439,6 @@ def test_a_column_of_numbers_is_predicted_in_its_own_unit(tmp_path: Path) -> Non
     assert isinstance(data, TableDataset)
     assert (data.classes, data.input_shape) == (("price",), (2,))
     batch = data.batch(data.private[:4])
-    assert data.units is not None
     prices = data.units.mean + data.units.scale * batch.labels.double()
     # The first column is the size, from 0 to 39, scaled to [0, 1].
     torch.testing.assert_close(prices[:, 0], 39_000 * batch.inputs[:, 0].double(), rtol=1e-4, atol=1e-2)
@@ -494,7 +484,6 @@ def test_an_npz_holds_values_or_maps(kind: str, split: bool, tmp_path: Path) -> 
         assert data.classes == ("0", "1", "2", "3")
         assert target_of(labels, "cross_entropy") == "map"
         return
-    assert data.units is not None
     found = data.units.mean + data.units.scale * labels.double()
     torch.testing.assert_close(found, torch.from_numpy(y).reshape(12, -1), rtol=1e-5, atol=1e-5)
     assert len(data.classes) == found.shape[1]
@@ -604,7 +593,6 @@ def test_each_step_of_a_series_has_its_class() -> None:
     seen = record(model, batch)
     assert seen.knowledge.target == "map"
     found = attack(seen, "gradient_matching", options={"steps": 2})
-    assert found.labels is not None
     assert found.labels.shape == (1, 10)
     assert score(found, batch).label_accuracy is not None
 
@@ -635,5 +623,4 @@ def test_a_recorder_knows_what_its_clients_train_towards(tmp_path: Path) -> None
     folder = recorder.record(before, model.state_dict(), t=0, client=1, examples=1).folder
     assert folder is not None
     found = attack(open_transcript(folder), "linear")
-    assert found.labels is not None
     assert found.labels.tolist() == [1]

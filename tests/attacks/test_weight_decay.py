@@ -65,7 +65,6 @@ def inferred(made: Checkpoints) -> WeightDecay | None:
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_share_is_that_of_the_optimizer(decay: float, steps: int) -> None:
     found = inferred(checkpoints(weight_decay=decay, steps=steps))
-    assert found is not None
     assert found.vectors
     # The rounding of float32 weights does not shrink with the decay: a smaller share is read less sharply.
     rel = {1e-5: 1e-2, 1e-4: 2e-3}.get(decay, 1e-3)
@@ -83,13 +82,11 @@ def test_the_share_is_that_of_the_optimizer(decay: float, steps: int) -> None:
 )
 def test_any_loss_of_the_softmax_leaves_the_sum_of_the_rows_to_the_decay(loss: Loss) -> None:
     found = inferred(checkpoints(loss, weight_decay=5e-4))
-    assert found is not None
     assert found.share == pytest.approx(5e-5, rel=1e-3)
 
 
 def test_biases_that_did_not_shrink_are_told_apart() -> None:
     found = inferred(checkpoints(weight_decay=5e-4, apart=True))
-    assert found is not None
     assert not found.vectors
     assert set(found.shares) == {"2.weight", "4.weight"}
 
@@ -143,7 +140,6 @@ def test_an_update_with_weight_decay_is_read_exactly(tmp_path: Path) -> None:
         for line in words
     )
     found = attack(folder, "linear")
-    assert found.certified is not None
     assert found.certified.tolist() == [True] * 3
     distances = (found.inputs[:, None] - made[3][None]).flatten(2).abs().amax(2)
     assert float(distances.amin(1).max()) < 1e-3
@@ -171,10 +167,8 @@ def test_in_python_it_is_told(tmp_path: Path) -> None:
     update = Update.from_states(before, after)
     seen = observe(model, update, SHAPE, batch_size=3, lr=LR, weight_decay=5e-3)
     found = attack(seen, "linear")
-    assert found.certified is not None
     assert found.certified.all()
     share = infer_weight_decay(model, before, update.tensors, 10)
-    assert share is not None
     freed = update.without_decay(before, share.shares)
     same = observe(model, freed, SHAPE, batch_size=3, lr=LR)[0].update
     for name, tensor in seen[0].update.tensors.items():
@@ -200,7 +194,6 @@ def test_what_was_rounded_is_made_again_with_the_decay() -> None:
     update = Update.from_states(before, half).without_decay(before, dict.fromkeys(before, LR * 0.05))
     sent = observe(model, update, SHAPE, batch_size=3, lr=LR)[0]
     found = rounding_of(sent, FedSGD(), ["2.weight"])
-    assert found is not None
     assert found.words == "the returned weights are bfloat16 numbers"
     blind = Round(0, sent.params, Update(sent.update.tensors, rate=LR))
     other = rounding_of(blind, FedSGD(), ["2.weight"])
@@ -247,7 +240,6 @@ def grouped(model: nn.Module, shape: tuple[int, ...], group: str, classes: int =
     optimizer.step()
     after = {name: tensor.detach() for name, tensor in model.named_parameters()}
     found = infer_weight_decay(model, before, {name: after[name] - before[name] for name in before}, classes)
-    assert found is not None
     assert found.share == pytest.approx(5e-4 * rate, rel=2e-3)
     assert not found.guessed
     shrank = LR * rest["weight_decay"] if group != "frozen" else 0.0
@@ -294,7 +286,6 @@ def test_it_is_said_where_other_layers_do_not_tell() -> None:
     torch.optim.SGD(model.parameters(), lr=LR, weight_decay=5e-4).step()
     delta = {name: tensor.detach() - before[name] for name, tensor in model.named_parameters()}
     found = infer_weight_decay(model, before, delta, 10)
-    assert found is not None
     assert found.guessed
     assert set(found.shares) == set(before)
     assert "other layers do not tell, and are taken to have shrunk as well" in found.words(LR)
@@ -315,7 +306,6 @@ def test_norms_tell_of_themselves_where_the_last_bias_does_not(spared: bool) -> 
     torch.optim.SGD(groups, lr=LR, weight_decay=5e-4).step()
     delta = {name: tensor.detach() - before[name] for name, tensor in model.named_parameters()}
     found = infer_weight_decay(model, before, delta, 10)
-    assert found is not None
     assert found.vectors != spared
     assert (", none off biases and norms" in found.words(LR)) == spared
 
@@ -335,5 +325,4 @@ def test_values_whose_squares_overflow_tell_nothing() -> None:
     wide = {name: tensor.double() for name, tensor in before.items()}
     delta["2.weight"][0] = 1e300
     found = infer_weight_decay(model, wide, delta, 10)
-    assert found is not None
     assert found.share == pytest.approx(5e-4, rel=1e-2)

@@ -64,7 +64,6 @@ def test_searches_are_cut_in_proportion_and_that_is_said(tmp_path: Path, monkeyp
     assert [rows[name].cost.steps for name in rows] == [3, 1]  # a little less than half: a moment has passed
     assert "stopped after 3 of 8 steps, which would take about 1 minute" in rows["gradient_matching"].notes
     assert "Stopped at 1 minute: gradient_matching, inverting_gradients ran with fewer steps" in found.verdict
-    assert found.budget is not None
     assert {cut.attack: (cut.steps, cut.of) for cut in found.budget.cut} == {
         "gradient_matching": (3, 8), "inverting_gradients": (1, 4),
     }  # fmt: skip

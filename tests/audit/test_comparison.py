@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.rows import result_of
 
 from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row, Thresholds, TunedRow
 from seepage.base.schema import Share, Summary
@@ -27,7 +28,7 @@ def result(*shares: tuple[int, int], level: str = "exact", exact_db: float = 40.
         for i, (hits, of) in enumerate(shares)
     ]
     cases = [Case(name=f"c{i}", title=f"case {i}") for i in range(len(shares))]
-    return Result(verdict="", verdict_level=level, rows=rows, cases=cases, thresholds=Thresholds(exact_db=exact_db))
+    return result_of(rows, cases, verdict_level=level, thresholds=Thresholds(exact_db=exact_db))
 
 
 def test_what_rose_beyond_chance_is_worse_and_what_did_not_is_more() -> None:

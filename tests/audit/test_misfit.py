@@ -12,8 +12,7 @@ from seepage.audit.case import Case
 from seepage.audit.caveats import misfit
 from seepage.audit.row import Row
 from seepage.audit.verdict import verdict
-from seepage.federation.client_types import ClientUpdate
-from seepage.federation.types import Reconstruction, Transcript
+from seepage.federation.types import ClientUpdate, Reconstruction, Transcript
 
 INPUTS, LABELS = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 5])
 
@@ -30,7 +29,6 @@ def tried(inputs: Tensor, labels: Tensor | None) -> Attempt:
 def test_the_private_examples_in_any_order_give_the_update_that_was_sent() -> None:
     order = torch.tensor([2, 0, 1])
     found = misfit([recorded(FedSGD())], [tried(INPUTS[order], LABELS[order])])
-    assert found is not None
     assert found < 1e-6
 
 
@@ -53,13 +51,11 @@ def test_a_clipped_update_is_given_up_to_its_size() -> None:
     model, batch = build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 10), Batch(INPUTS, LABELS)
     seen = record(model, batch, defense=GaussianNoise(sigma=0.0, clip=0.01))
     found = misfit([seen], [tried(INPUTS, LABELS)])
-    assert found is not None
     assert found < 1e-5
 
 
 def test_local_steps_that_use_the_whole_batch_do_not_depend_on_its_order() -> None:
     found = misfit([recorded(FedAvg(lr=0.1, steps=3))], [tried(INPUTS.flip(0), LABELS.flip(0))])
-    assert found is not None
     assert found < 1e-5
 
 
@@ -116,5 +112,4 @@ def test_guesses_of_an_autoencoder_s_examples_need_no_labels() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 64))
     seen = record(model, Batch(INPUTS, LABELS), client=FedSGD(loss="mse", target="input"))
     found = misfit([seen], [tried(INPUTS, None)])
-    assert found is not None
     assert found < 1e-6

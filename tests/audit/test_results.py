@@ -9,17 +9,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers.rows import row_of, violations
+from tests.helpers.rows import parts_of, result_of, row_of, violations
 
 from seepage import LinearLeak
 from seepage.audit.attempt import Attempt
 from seepage.audit.findings import UNTRUSTED, findings
 from seepage.audit.gate import Condition, met, parse_condition
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.row import SCORE_NAMES, Case, Diagnostic, Outcome, Result, Row, SummaryPart, Thresholds
+from seepage.audit.row import SCORE_NAMES, Case, Diagnostic, Outcome, Result, Row
 from seepage.audit.score import skipped_row, worst_status
 from seepage.audit.verdict import named_members, reasons, verdict
-from seepage.audit.verdict_summary import reconstructed, verdict_summary
+from seepage.audit.verdict_summary import reconstructed
 from seepage.base.schema import Summary, parse
 from seepage.errors import SeepageError
 from seepage.measure.metrics import Scores
@@ -33,10 +33,6 @@ BASE: dict[str, Any] = {
     **dict.fromkeys(SCORE_NAMES), "recovered": 0.0, "exact": 0.0, "psnr": 9.0, "ssim": 0.1, "gain_db": -3.0,
     "outcome": "",
 }  # fmt: skip
-
-
-def parts_of(rows: list[Row], cases: list[Case]) -> list[SummaryPart]:
-    return verdict_summary(Result(verdict="", verdict_level="", rows=rows, cases=cases, thresholds=Thresholds()))
 
 
 def row(**changes: Any) -> Row:
@@ -185,10 +181,7 @@ def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_findi
     level, text = verdict([row(), row(case="b")], cases)
     assert level == "inconclusive"
     assert "recover nothing without the defense either" in text
-    result = Result(
-        verdict=text, verdict_level=level, rows=rows, cases=cases, thresholds=Thresholds(),
-        summary=parts_of(rows, cases),
-    )  # fmt: skip
+    result = result_of(rows, cases, verdict=text, verdict_level=level, summary=parts_of(rows, cases))
     assert met(result, Condition("recovered", ">", 0.0)) == []
     assert result.summary[0].value == 0.0
     unsure = [case.model_copy(update={"inconclusive": "why"} if not case.control else {}) for case in cases]
@@ -198,7 +191,7 @@ def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_findi
 
 def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run() -> None:
     given = [Case(name="a", title="net", exposed_examples=3, exposed_of=4)]
-    result = Result(verdict="", verdict_level="nothing", rows=[row()], cases=given, thresholds=Thresholds())
+    result = result_of([row()], given, verdict_level="nothing")
     level, text = verdict(result.rows, given)
     assert (level, text.partition(".")[0]) == ("certified", "LEAKS, BY ITS OWN PROOF")
     assert "reveals 3 of its 4 examples exactly" in text
@@ -466,7 +459,7 @@ def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]
     found = reconstructed(rows, TITLES)
     assert found.words.startswith("1 inner feature certified, which is no example, by cocktail_party on ")
     assert violations(rows, parse_condition("certified>0")) == []
-    result = Result(rows=[features], cases=cases_of(TITLES), verdict=text, verdict_level=level, thresholds=Thresholds())
+    result = result_of([features], cases_of(TITLES), verdict=text, verdict_level=level)
     finding = findings(result)[0]
     assert (finding.state, finding.severity) == ("open", "warning"), "nobody knows what can be reconstructed here"
     assert "inner feature" in finding.words

@@ -132,7 +132,6 @@ def test_one_piece_at_a_time_takes_no_workers() -> None:
 
 
 def processes_of(executor: LocalExecutor) -> list[BaseProcess]:
-    assert executor.workers is not None
     return list((executor.workers._processes or {}).values())
 
 

@@ -152,7 +152,6 @@ def test_layers_are_recognised() -> None:
     assert not has_dropout(nn.Sequential(nn.ReLU()))
     assert first_layer(nn.Sequential(nn.Flatten(), nn.ReLU())) is None
     found = first_layer(nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(2, 2))))
-    assert found is not None
     assert found[0] == "1.0"
 
 
@@ -212,7 +211,6 @@ def test_the_layer_that_reads_the_input_is_found_and_inverted(name: str) -> None
     model, prefix = READS_THE_INPUT[name]
     params, _ = state_of(model)
     layer = input_layer(model, params, SHAPE)
-    assert layer is not None
     assert layer.weight == f"{prefix}.weight"
     assert layer.bias == (None if name == "no bias" else f"{prefix}.bias")
     assert not any(module._forward_pre_hooks for module in model.modules())

@@ -45,7 +45,6 @@ def test_one_process_at_a_time_and_a_killed_one_holds_nothing(tmp_path: Path) ->
     folder = tmp_path / "run"
     other = holding(f"locked(Path({str(folder)!r}))")
     try:
-        assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(SeepageError, match="another process"), locked(folder):
             pass
@@ -88,7 +87,6 @@ def test_the_truth_in_a_temporary_folder_of_a_killed_process_is_swept(
     (tmp_path / f"{SCRATCH}of-a-stranger").symlink_to(tmp_path.parent)
     other = holding("scratch()", tmp_path)
     try:
-        assert other.stdout is not None
         left = Path(other.stdout.readline().strip())
         write_whole(left / "run" / "private" / "truth.safetensors", "somebody")
         with scratch() as place:

@@ -63,18 +63,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cli(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call `seepage` with arguments. Anything but an exit code is a fault, and shows as one."""
+    """Call `seepage` with arguments, which ends with exit code 0 unless another `code` is stated; None: with any.
 
-    def call(*arguments: object) -> Finished:
+    Anything but an exit code is a fault, and shows as one.
+    """
+
+    def call(*arguments: object, code: int | None = 0) -> Finished:
         monkeypatch.setattr(sys, "argv", ["seepage", *map(str, arguments)])
         capsys.readouterr()
-        code = 0
+        ended = 0
         try:
             main()
         except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(bool(end.code))
-        found = capsys.readouterr()
-        return Finished(code, found.out, found.err)
+            ended = end.code if isinstance(end.code, int) else int(bool(end.code))
+        found = Finished(ended, *capsys.readouterr())
+        assert code in (None, ended), found
+        return found
 
     return call
 
@@ -85,8 +89,8 @@ def refused(cli: Cli, home: Path) -> Callable[..., str]:
 
     def call(*arguments: object) -> str:
         before = _listing(home)
-        found = cli(*arguments)
-        assert (found.code, found.out) == (2, ""), found
+        found = cli(*arguments, code=2)
+        assert found.out == ""
         assert found.err.startswith("error: ")
         assert "Traceback" not in found.err
         assert found.err.count("\n") == 1, f"one line, got: {found.err}"

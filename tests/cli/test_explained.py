@@ -63,7 +63,6 @@ def test_meanings_are_read_from_the_docstring(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "explained_module.py").write_text(textwrap.dedent(source))
     monkeypatch.syspath_prepend(tmp_path)
     found = read_source("explained_module", "make")
-    assert found is not None
     assert [(option.name, option.default, option.about) for option in found.options(given=1)] == [
         ("steps", "", "Of this, on two lines."),
         ("lr", "0.5", "Of the part."),

@@ -90,8 +90,7 @@ def test_all_mistakes_of_a_recipe_are_reported_at_once(home: Path, cli: Callable
         "[batch]\nsize = 0\n[knowledge]\nknown = 3\n[[defense]]\nuse = 'sparsify'\nkeep = 7\n"
         "[[attack]]\nuse = 'dgl'\n[[attack]]\nuse = 'dlg'\nsteps = 'many'\n"
     )
-    found = cli("audit", "bad.toml")
-    assert found.code == 2
+    found = cli("audit", "bad.toml", code=2)
     problems = [line for line in found.err.splitlines() if line.startswith("  - ")]
     for words in (
         "seed must",
@@ -204,8 +203,7 @@ def test_typers_own_mistakes_exit_with_2(cli: Callable[..., object]) -> None:
         ["attack", "x"],
         ["audit", "--seed", "x"],
     ):
-        found = cli(*arguments)
-        assert found.code == 2
+        found = cli(*arguments, code=2)
         assert "Traceback" not in found.err
 
 

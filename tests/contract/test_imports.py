@@ -42,6 +42,23 @@ def test_import_seepage_loads_nothing_heavy() -> None:
     assert not (found & HEAVY) - loaded("import torch, safetensors.torch, torch.func")
 
 
+SSIM = "from seepage.measure.metrics.image import ssim; import torch; x = torch.rand(1, 1, 16, 16); ssim(x, x)"
+"""torchmetrics takes longer to import than all SSIMs of the default audit take to compute."""
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import seepage.audit.row, seepage.audit.gate", {"torch"}),
+        (SSIM, {"torchmetrics"}),
+        pytest.param("import seepage.federation.data", HEAVY, marks=pytest.mark.slow),
+        pytest.param("import seepage.measure.metrics", HEAVY, marks=pytest.mark.slow),
+    ],
+)
+def test_a_room_loads_nothing_heavy(statement: str, heavy: set[str]) -> None:
+    assert not loaded(statement) & heavy
+
+
 STARTED = """
 import sys, time
 from seepage.cli import main

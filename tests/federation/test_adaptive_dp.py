@@ -48,7 +48,6 @@ def test_no_losses_let_sigma_fall_below_what_is_counted(seed: int) -> None:
 def test_the_epsilon_is_that_of_the_least_noise() -> None:
     defense = AdaptiveDP(sigma=4.0, clip=0.5, decay=0.5, patience=3)
     found = guarantee_of(defense, range(6))
-    assert found is not None
     assert found.epsilon == pytest.approx(epsilons([4.0, 4.0, 4.0, 2.0, 2.0, 2.0])[-1])
     assert found.unit == "update"
 

@@ -1,8 +1,6 @@
 """The packaged sets against the packages' own loaders."""
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -132,17 +130,6 @@ def test_a_missing_package_is_told() -> None:
         shipped("no_such_package", "x.png")
     with pytest.raises(SeepageError, match=r"data/none\.png"):
         shipped("skimage", "data/none.png")
-
-
-@pytest.mark.slow
-def test_importing_the_room_is_light() -> None:
-    code = (
-        "import sys, seepage.federation.data\n"
-        "heavy = {'PIL', 'skimage', 'sklearn', 'mlxtend', 'torchvision', 'scipy', 'matplotlib'}\n"
-        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("use", ["albun", "", "a\0b", "x" * 5000])

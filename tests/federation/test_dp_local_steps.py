@@ -211,7 +211,6 @@ def test_epsilon_is_that_of_local_steps_over_rounds() -> None:
         near = theirs.get_epsilon(1e-5, eps_error=0.01)
     visits = FedAvg(epochs=3, batch_size=2).max_participations(6)
     found = guarantee_of(DPSGD(sigma=8.0), range(10), participations=visits)
-    assert found is not None
     assert found.epsilon == pytest.approx(near, abs=0.02)
     assert found.epsilon == epsilon(sigma=8.0, rounds=30)
 

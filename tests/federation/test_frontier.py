@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
-from tests.helpers.rows import row_of
+from tests.helpers.rows import result_of, row_of
 
 from seepage import GaussianNoise, SeepageError
 from seepage.audit.case import Measure
-from seepage.audit.row import Case, Row
+from seepage.audit.row import Case, Result, Row
 from seepage.base.registry import Spec
 from seepage.federation.clients import Aggregate, FedSGD
 from seepage.federation.defenses import (
@@ -37,7 +37,7 @@ from seepage.report.frontier.advising import advice, untried
 from seepage.report.frontier.page import write_page
 from seepage.report.frontier.rows import DefenseRow, Point, pareto, points_of, rows_of
 from seepage.report.frontier.run import run_frontier
-from seepage.report.frontier.sweep import DEFAULT_STRENGTHS, sweep_of
+from seepage.report.frontier.sweep import DEFAULT_STRENGTHS, Sweep, sweep_of
 
 TABLES: dict[str, Any] = {
     "name": "small",
@@ -60,7 +60,6 @@ def test_each_defense_has_a_case_and_one_for_attackers_who_know() -> None:
     bare, half, _, forged = sweep.entries
     assert bare.known is None
     assert forged.known is None, "no attack makes anything of it"
-    assert half.known is not None
     assert half.known.knowledge.known == ("labels", "defense")
     assert [part.use for part in half.known.attack] == ["inverting_gradients"]
     assert [part.use for part in half.recipe.attack] == ["linear", "inverting_gradients", "bayes"]
@@ -77,7 +76,6 @@ def test_each_defense_has_a_case_and_one_for_attackers_who_know() -> None:
 )
 def test_a_defense_is_known_to_the_attacks_that_make_something_of_it(table: dict[str, Any], wanted: list[str]) -> None:
     known = sweep_of({**TABLES, "frontier": [table]}).entries[1].known
-    assert known is not None
     assert [part.use for part in known.attack] == wanted
 
 
@@ -360,6 +358,12 @@ def result(case: str, attack: str, psnr: float | None, **changes: Any) -> Row:
     return row_of(**found)
 
 
+def of_all(sweep: Sweep, rows: list[Row]) -> Result:
+    """The result of an audit with these rows, which has a case for each kind of attacker."""
+    recipes = [recipe for entry in sweep.entries for recipe in (entry.recipe, entry.known) if recipe is not None]
+    return result_of(rows, [Case(name=recipe.case) for recipe in recipes])
+
+
 def test_the_best_attack_is_the_one_that_recovers_most() -> None:
     sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "order": "magnitude"}]})
     results = [
@@ -367,11 +371,11 @@ def test_the_best_attack_is_the_one_that_recovers_most() -> None:
         for entry in sweep.entries
         for attack, psnr, share in (("linear", 30.0, 0.25), ("bayes", 20.0, 0.75), ("dlg", None, None))
     ]
-    found = rows_of(sweep.entries, [PRICE, PRICE], results)
+    found = rows_of(sweep.entries, [PRICE, PRICE], of_all(sweep, results))
     assert [(one.attack, one.recovered, one.examples) for one in found] == [("bayes", 3, 4)] * 2
     assert [dict(one.found) for one in found] == [{"linear": 1, "bayes": 3}] * 2
     unscored = [one.model_copy(update={"scores": {}, "reason": "why"}) for one in results]
-    silent = rows_of(sweep.entries, [PRICE, PRICE], unscored)
+    silent = rows_of(sweep.entries, [PRICE, PRICE], of_all(sweep, unscored))
     assert [(one.attack, one.recovered, one.reason) for one in silent] == [(None, None, "why")] * 2
 
 
@@ -389,7 +393,7 @@ def test_an_attack_counts_as_untried_where_the_defense_or_a_fault_is_why() -> No
         result(half.recipe.case, "bayes", None, **never),
         result(half.known.case, "inverting_gradients", None, status="error", outcome="failed", reason="no memory"),
     ]
-    found = rows_of(sweep.entries, [PRICE, PRICE], results)
+    found = rows_of(sweep.entries, [PRICE, PRICE], of_all(sweep, results))
     assert [dict(one.untried) for one in found] == [
         {},
         {"linear": "no bias is left", "inverting_gradients": "on 1 of 3 batches: why"},
@@ -402,7 +406,7 @@ def test_attackers_whom_the_recipe_itself_tells_know() -> None:
     known = {"known": ["labels", "defense"]}
     sweep = sweep_of({**TABLES, "knowledge": known, "frontier": [{"use": "sparsify", "keep": 0.5}]})
     results = [result(entry.recipe.case, "linear", 30.0) for entry in sweep.entries]
-    found = rows_of(sweep.entries, [{**PRICE, "reason": "why"}] * 2, results)
+    found = rows_of(sweep.entries, [{**PRICE, "reason": "why"}] * 2, of_all(sweep, results))
     assert [(one.defense, one.attacker) for one in found] == [
         ("no defense", "oblivious"),
         ("sparsify(keep=0.5)", "knows"),
@@ -416,7 +420,7 @@ def test_a_zero_update_is_said_to_be_one_and_not_what_an_attack_makes_of_it() ->
     bare, forged = (entry.recipe.case for entry in sweep.entries)
     zero = {"status": "inapplicable", "outcome": "zero update", "reason": "divide by zero"}
     rows = [result(bare, "linear", 30.0), result(forged, "linear", None, **zero), result(forged, "bayes", None, **zero)]
-    _, found = rows_of(sweep.entries, [PRICE, {**PRICE, "reason": "the weights are not finite"}], rows)
+    _, found = rows_of(sweep.entries, [PRICE, {**PRICE, "reason": "the weights are not finite"}], of_all(sweep, rows))
     assert (found.zero, dict(found.untried), found.failed) == (True, {}, "the weights are not finite")
     assert "zero everywhere" in str(found.reason)
 
@@ -435,11 +439,9 @@ def test_bytes_are_those_of_the_shortest_form() -> None:
 
 def test_an_epsilon_is_that_of_the_accountant() -> None:
     found = guarantee_of(GaussianNoise(sigma=2.0, clip=0.1), range(4))
-    assert found is not None
     assert found.epsilon == epsilon(sigma=2.0, rounds=4)
     assert (found.unit, found.rounds, found.caveats) == ("update", 4, ())
     example = guarantee_of(Compose((DPSGD(sigma=0.01), Sparsify(keep=0.5))))
-    assert example is not None
     assert example.unit == "example"
     assert "vacuous" in example.caveats[0]
 
@@ -455,7 +457,6 @@ def test_where_no_epsilon_holds_it_says_so() -> None:
         (Compose((GaussianNoise(sigma=1.0, clip=1.0), JacobianDamping(beta=1.0))), "JacobianDamping looks at"),
     ):
         found = guarantee_of(defense)
-        assert found is not None
         assert found.epsilon is None
         assert words in found.caveats[0]
 
@@ -540,5 +541,6 @@ def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
     assert f"{known.identified}/8<small>" in page
     price = {"promise": None, "reason": None, "accuracy": None, "accuracy_examples": None, "seconds": None}
     entry, price = sweep_of(tables).entries[0], {**price, "bytes": None, "bytes_plain": None}
-    (few,) = rows_of([entry], [price], [], untested={entry.recipe.case: "too few examples"})
+    case = Case(name=entry.recipe.case, membership_skipped="too few examples")
+    (few,) = rows_of([entry], [price], result_of([], [case]))
     assert (few.untested, few.identified) == ("too few examples", None)

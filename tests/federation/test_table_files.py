@@ -16,7 +16,7 @@ from seepage.federation.data import TableDataset, TextDataset, load
 from seepage.federation.data.columns import NO_VALUE, Column
 from seepage.federation.transcript.truth import Truth, open_truth, save_truth
 from seepage.federation.types import Reconstruction
-from seepage.measure.metrics import Limits, score
+from seepage.measure.metrics import Limits, Yardstick, score
 from seepage.report import write_report
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Z")), min_size=1, max_size=8)
@@ -95,7 +95,6 @@ def test_a_run_says_what_it_took_for_words(tmp_path: Path) -> None:
     tables = {"data": {"use": path, "label_column": "y"}, "model": {"use": "fc2", "hidden": 8}, "batch": {"size": 1}}
     made = run({**tables, "training": {"steps": 0}, "attack": [{"use": "linear"}]}, out=tmp_path / "run", jobs=1)
     (case,) = made.result.cases
-    assert case.inferred is not None
     assert "24 of the 25 places" in case.inferred["columns"]
     assert "client" not in case.inferred["columns"]
 
@@ -269,12 +268,11 @@ def test_what_other_rows_say_is_no_recovery(tmp_path: Path) -> None:
     assert torch.allclose(typical, data.rows[data.train].mean(0))
     guess = Reconstruction(typical.expand(8, -1).clone())
     wide = Limits(gain_db=3.0)
-    assert score(guess, truth, limits=wide).recovered == 0.75  # by the own mean alone
-    found = score(guess, truth, typical=typical, limits=wide)
+    assert score(guess, truth, Yardstick(limits=wide)).recovered == 0.75  # by the own mean alone
+    found = score(guess, truth, Yardstick(typical=typical, limits=wide))
     assert found.recovered == 0
-    assert found.gain_db is not None
     assert found.gain_db <= 0
-    assert score(Reconstruction(truth.inputs), truth, typical=typical).recovered == 1
+    assert score(Reconstruction(truth.inputs), truth, Yardstick(typical=typical)).recovered == 1
     save_truth(Truth((truth,), typical=typical), tmp_path)
     kept = open_truth(tmp_path).typical
     assert kept is not None

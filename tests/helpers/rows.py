@@ -12,9 +12,11 @@ from seepage.audit.row import (
     Outcome,
     Result,
     Row,
+    SummaryPart,
     Thresholds,
     judge_outcome,
 )
+from seepage.audit.verdict_summary import verdict_summary
 
 GUESSES = ("mean_color", "grey", "random")
 
@@ -71,7 +73,18 @@ def _is_score(key: str) -> bool:
     return (own or key == "psnr_nearest") and not key.startswith(GUESSES)
 
 
+def result_of(rows: Sequence[Row], cases: Sequence[Case] | None = None, **more: Any) -> Result:
+    """A result of these rows, whose cases are bare ones unless they are given."""
+    cases = [Case(name=name) for name in dict.fromkeys(row.case for row in rows)] if cases is None else cases
+    more = {"verdict": "", "verdict_level": "", "thresholds": Thresholds()} | more
+    return Result(rows=list(rows), cases=list(cases), **more)
+
+
 def violations(rows: Sequence[Row], condition: Condition) -> list[JudgedScore]:
     """What of these rows alone meets a condition."""
-    cases = [Case(name=name) for name in dict.fromkeys(row.case for row in rows)]
-    return met(Result(verdict="", verdict_level="", rows=list(rows), cases=cases, thresholds=Thresholds()), condition)
+    return met(result_of(rows), condition)
+
+
+def parts_of(rows: Sequence[Row], cases: Sequence[Case]) -> list[SummaryPart]:
+    """The parts of the verdict on them."""
+    return verdict_summary(result_of(rows, cases))

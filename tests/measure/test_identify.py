@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seepage.errors import SeepageError
 from seepage.federation.types import Batch, Reconstruction
-from seepage.measure.metrics import Gallery, find_metric, score, ssim
+from seepage.measure.metrics import Gallery, Yardstick, find_metric, score, ssim
 from seepage.measure.metrics.features import feature_network, features_missing
 
 SHAPE = (1, 8, 8)
@@ -26,7 +26,7 @@ def gallery(others: int = 99, persons: int = 10, seed: int = 7) -> Gallery:
 def measured(name: str, guesses: Tensor, truth: Batch, pool: Gallery) -> Tensor:
     places = torch.arange(len(truth))
     known = Reconstruction(guesses, indices=places)
-    return score(known, Batch(truth.inputs, truth.labels, places), metrics=[name], gallery=pool).values[name]
+    return score(known, Batch(truth.inputs, truth.labels, places), Yardstick(metrics=[name], gallery=pool)).values[name]
 
 
 def test_the_nearest_is_scikit_learns() -> None:
@@ -60,7 +60,7 @@ def test_chance_holds_for_guesses_that_know_nothing(n: int) -> None:
     hits, total, stated = 0, 0, 0.0
     for seed in range(96 // n + 24):
         truth, pool = Batch(images(n, 10_000 + seed), torch.arange(n)), gallery(19, seed=20_000 + 2 * seed)
-        found = score(Reconstruction(images(n, 30_000 + seed)), truth, metrics=["identified"], gallery=pool)
+        found = score(Reconstruction(images(n, 30_000 + seed)), truth, Yardstick(metrics=["identified"], gallery=pool))
         hits, total = hits + int(found.values["identified"].sum()), total + n
         stated = found.baselines["chance"]["identified"]
     assert stated == pytest.approx(n / (19 + n))
@@ -75,7 +75,10 @@ def test_a_tie_and_a_missing_guess_identify_nobody() -> None:
     assert measured("identified", truth.inputs, truth, twin).tolist() == [0.0, 1.0]
     grey = Batch(torch.full((2, *SHAPE), 0.5), torch.tensor([0, 1]))
     none = Reconstruction(torch.empty(0, *SHAPE))
-    assert score(none, grey, metrics=["identified"], gallery=pool).values["identified"].tolist() == [0.0, 0.0]
+    assert score(none, grey, Yardstick(metrics=["identified"], gallery=pool)).values["identified"].tolist() == [
+        0.0,
+        0.0,
+    ]
 
 
 def test_a_person_without_another_picture_has_no_value() -> None:
@@ -86,11 +89,11 @@ def test_a_person_without_another_picture_has_no_value() -> None:
 
 def test_the_interval_is_exact_and_nothing_is_made_up_without_a_gallery() -> None:
     truth, pool = Batch(images(10, 1), torch.arange(10)), gallery(9)
-    found = score(Reconstruction(truth.inputs), truth, metrics=["identified"], gallery=pool)
+    found = score(Reconstruction(truth.inputs), truth, Yardstick(metrics=["identified"], gallery=pool))
     summary = found.summaries["identified"]
     assert (summary.mean, summary.n, summary.high) == (1.0, 10, 1.0)
     assert summary.low == pytest.approx(beta.ppf(0.025, 10, 1))
-    bare = score(Reconstruction(truth.inputs), truth, metrics=["identified"])
+    bare = score(Reconstruction(truth.inputs), truth, Yardstick(metrics=["identified"]))
     assert "identified" not in bare.values
     assert "No gallery was drawn for identified" in bare.notes[-1]
     assert find_metric("identified").share

@@ -12,12 +12,13 @@ from seepage import Batch, LinearLeak, record
 from seepage.audit.attempt import Attempt
 from seepage.audit.recipe.case import Scoring
 from seepage.audit.row import SCORE_NAMES, Row
-from seepage.audit.score import CaseScorer, make_row, metrics_for
+from seepage.audit.score import make_row, metrics_for, scores_of
 from seepage.audit.verdict import verdict
 from seepage.base.nn import generator
 from seepage.federation.models import build
 from seepage.federation.transcript.simulated import OneRound, SimulatedTranscript
 from seepage.federation.types import Architecture, Reconstruction, Round, Update
+from seepage.measure.metrics import Yardstick
 
 
 def tiny(batches: int = 2) -> tuple[Any, list[Batch]]:
@@ -30,7 +31,7 @@ def tiny(batches: int = 2) -> tuple[Any, list[Batch]]:
 def test_a_row_has_scores_only_where_there_is_a_truth() -> None:
     transcript, truth = tiny()
     outcomes = [Attempt("ok", "X()", Reconstruction(batch.inputs + 0.001), None, 1.0, 0.5) for batch in truth]
-    scores = CaseScorer().scores(outcomes, truth)
+    scores = scores_of(outcomes, truth, Yardstick())
     assert scores is not None
     found = written("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
     assert (found["examples"], found["exact"], found["recovered"], found["returned"]) == (2, 1.0, 1.0, 2)
@@ -54,7 +55,7 @@ def test_a_batch_without_a_reconstruction_counts_as_not_recovered() -> None:
     transcript, truth = tiny()
     first = Reconstruction(truth[0].inputs, labels=torch.tensor([0]), certified=torch.tensor([True]))
     outcomes = [Attempt("ok", "X()", first), Attempt("inapplicable", "X()", None, "why")]
-    scores = CaseScorer().scores(outcomes, truth)
+    scores = scores_of(outcomes, truth, Yardstick())
     found = written("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
     assert (found["status"], found["reason"]) == ("ok", "on 1 of 2 batches: why")
     assert (found["exact"], found["outcome"], found["certified"], found["false_certificates"]) == (
@@ -65,7 +66,7 @@ def test_a_batch_without_a_reconstruction_counts_as_not_recovered() -> None:
 def test_an_attack_that_gave_nothing_at_all_has_no_scores() -> None:
     transcript, truth = tiny()
     outcomes = [Attempt("inapplicable", "X()", None, "why")] * 2
-    assert CaseScorer().scores(outcomes, truth) is None
+    assert scores_of(outcomes, truth, Yardstick()) is None
     found = written("a", "x", outcomes, views(transcript), truth, None, LinearLeak())
     assert (found["status"], found["reason"], found["psnr"], found["outcome"]) == (
         "inapplicable", "why", None, "does not apply"
@@ -78,8 +79,7 @@ def test_a_certified_guess_is_held_against_its_nearest_example() -> None:
     truth = [Batch(torch.cat([near, other]), torch.tensor([0, 1]))]
     guesses = Reconstruction(torch.cat([near, far]), certified=torch.tensor([True, False]))
     outcomes = [Attempt("ok", "X()", guesses)]
-    measured = CaseScorer().scores(outcomes, truth)
-    assert measured is not None
+    measured = scores_of(outcomes, truth, Yardstick())
     assert measured.alignments[0].permutation.tolist() == [1, 0]
     assert measured.wrong_certificates == 0
 
@@ -88,7 +88,7 @@ def test_a_wrong_certificate_is_counted() -> None:
     transcript, truth = tiny(1)
     wrong = Reconstruction(truth[0].inputs * 0.5, certified=torch.tensor([True]))
     outcomes = [Attempt("ok", "X()", wrong)]
-    scores = CaseScorer().scores(outcomes, truth)
+    scores = scores_of(outcomes, truth, Yardstick())
     found = written("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
     assert (found["certified"], found["false_certificates"]) == (1.0, 1)
 
@@ -100,8 +100,7 @@ def test_a_certified_guess_that_is_near_and_not_exact_is_a_false_one(off_db: flo
     inside = Batch(truth[0].inputs * 0.5 + 0.25, truth[0].labels)
     for shift, wrong in ((off, 1), (10 ** (-40.1 / 20), 0)):
         near = Reconstruction(inside.inputs + shift, certified=torch.tensor([True]))
-        scored = CaseScorer().scores([Attempt("ok", "X()", near)], [inside])
-        assert scored is not None
+        scored = scores_of([Attempt("ok", "X()", near)], [inside], Yardstick())
         assert scored.wrong_certificates == wrong
 
 
@@ -109,7 +108,7 @@ def test_an_attack_without_any_guess_vouches_for_none() -> None:
     transcript, truth = tiny()
     nothing = Reconstruction(truth[0].inputs[:0], labels=torch.zeros(0).long(), certified=torch.zeros(0).bool())
     outcomes = [Attempt("ok", "X()", nothing)] * 2
-    scores = CaseScorer().scores(outcomes, truth)
+    scores = scores_of(outcomes, truth, Yardstick())
     found = written("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
     assert (found["certified"], found["false_certificates"], found["exact"]) == (0.0, 0, 0.0)
 
@@ -124,7 +123,7 @@ def test_batches_of_which_only_some_have_labels_or_a_sign_are_joined(flip: bool)
     if flip:
         found = [replace(unsure, inputs=truth[0].inputs), Reconstruction(truth[1].inputs, labels=truth[1].labels)]
     outcomes = [Attempt("ok", "X()", each) for each in found]
-    measured = CaseScorer().scores(outcomes, truth)
+    measured = scores_of(outcomes, truth, Yardstick())
     assert measured is not None
     row = written("a", "x", outcomes, views(transcript), truth, measured, LinearLeak())
     assert (row["alignment"], row["label_accuracy"], row["examples"]) == ("hungarian+sign+scale", 0.5, 2)

@@ -91,7 +91,6 @@ def test_twenty_rounds_of_sigma_2_4_are_not_contradicted() -> None:
         Batched(_noisy(2.4))
     )
     assert (found.stated_verdict, found.computed_verdict) == ("not contradicted", "not contradicted")
-    assert found.fit is not None
     assert found.fit.alike
     assert found.fit.epsilon[0] < computed < found.fit.epsilon[2]
     assert 2 < found.low < computed  # trials of all twenty rounds
@@ -102,7 +101,6 @@ def test_the_fit_sees_what_no_number_of_calls_can_show() -> None:
     """20,640 times the deviation: 2e8 from a few thousand calls."""
     found = Measurement(delta=DELTA, stated=1e4, calls=4000, seconds=None).epsilon(Batched(_hospital()))
     assert found.stated_verdict == "contradicted by Gaussian fit"
-    assert found.fit is not None
     assert found.fit.mu[0] < 20640 < found.fit.mu[2]
     assert found.fit.epsilon[0] == pytest.approx(2e8, rel=0.15)
     assert found.low < 7  # and that, without assumption, is all that 4,000 calls tell
@@ -124,8 +122,6 @@ def test_the_fit_of_our_defenses_agrees_with_the_accountant(
     found = measure_defense(defense, Measurement(delta=DELTA, rounds=rounds, calls=2000, seconds=None))
     assert found.unit == unit
     assert not found.contradicted
-    assert found.computed is not None
-    assert found.fit is not None
     assert found.fit.epsilon[0] < found.computed
     assert found.fit.epsilon[2] > 0.9 * found.computed
 
@@ -134,7 +130,6 @@ def test_replacing_doubles_what_joining_tells() -> None:
     defense = GaussianNoise(sigma=2.0, clip=1.0)
     found = measure_defense(defense, Measurement(delta=DELTA, neighbors="replace", calls=2000, seconds=None))
     assert found.computed is None
-    assert found.fit is not None
     assert found.fit.mu[0] < 2 / 2.0 < found.fit.mu[2]
 
 
@@ -145,7 +140,6 @@ def test_laplace_noise_stays_below_its_epsilon_and_has_no_fit() -> None:
     )
     assert 0.5 < found.low < 2
     assert found.stated_verdict == "not contradicted"
-    assert found.fit is not None
     assert not found.fit.plausible
 
 

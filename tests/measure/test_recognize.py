@@ -46,7 +46,6 @@ def test_digits_rebuilt_from_a_tenth_of_the_update_are_recognized_below_the_mean
         seed=0,
     )
     found = score(attack(sent, "gradient_matching", seed=0), batch)
-    assert found.gain_db is not None
     assert found.gain_db < 0
     assert found.recovered == 1.0
 

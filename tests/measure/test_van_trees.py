@@ -169,7 +169,6 @@ def test_estimated_error_is_that_of_the_whole_matrix(deviation: float) -> None:
     jacobian, prior = UpdateJacobian(channel, channel.batch.inputs.flatten()), GaussianPrior.of(batch, kind(200))
     whole = InformationSpectrum.of(jacobian.dense_gram(), prior).least_error(deviation)
     found = estimated_error(jacobian, prior, deviation, budget_seconds=5, seed=0)
-    assert found is not None
     assert found.converged
     low, high = found.interval
     assert low * 0.99 < whole.mean < high * 1.01
@@ -187,7 +186,6 @@ def test_unfinished_systems_make_the_bound_looser(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("seepage.measure.bounds.van_trees.MOST_ITERATIONS", 3)
     monkeypatch.setattr("seepage.measure.bounds.van_trees.LEAST_STEPS", 1)
     found = estimated_error(jacobian, prior, 1e-4, budget_seconds=5, seed=0)
-    assert found is not None
     assert not found.converged
     assert found.mean < whole.mean
     assert estimated_error(jacobian, prior, 1e-4, budget_seconds=1e-9, seed=0) is None
@@ -231,8 +229,6 @@ def test_rounds_with_fresh_noise_are_less_noise() -> None:
         ).of("psnr_db")
         for sigma, rounds in ((0.04, 16), (0.01, 1))
     )
-    assert many is not None
-    assert quiet is not None
     assert many.value == pytest.approx(quiet.value)
 
 
@@ -261,8 +257,6 @@ def test_rounding_is_no_noise(defense: Defense) -> None:
     found, bare = upper_bounds(model, batch, defense=defense), upper_bounds(model, batch)
     for measure in ("rank", "unseen_share", "psnr_db"):
         one, other = found.of(measure), bare.of(measure)  # type: ignore[arg-type]
-        assert one is not None
-        assert other is not None
         assert one.value == pytest.approx(other.value)
         assert "is left out, which can only hide more" in one.assumption
 

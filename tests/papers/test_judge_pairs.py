@@ -111,7 +111,6 @@ def test_what_cannot_be_judged_is_said(pictures: Pictures, pairs: int, words: st
 
 def test_copies_of_one_picture_are_no_two() -> None:
     same = album(1)
-    assert same.truth is not None
     copies = Pictures({0: same.truth[0][:1].expand(12, -1, -1, -1)}, same.guesses, same.labels)
     with pytest.raises(SeepageError, match="look different"):
         choose_pairs({"one": copies})

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.federated import without_engine
 
 pytest.importorskip("opacus", reason="needs seepage[opacus]")
 
@@ -81,10 +82,7 @@ class TestFlower:
     @pytest.fixture(autouse=True)
     def _flower(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("flwr", reason="needs seepage[flower]")
-        from flwr.supercore.task_identity import TaskIdentity
-
-        for name in ("_run_id", "_node_id", "_task_id"):
-            monkeypatch.setattr(TaskIdentity, name, 1)
+        without_engine(monkeypatch)
 
     def round(self, budget: Budget, t: int, spent: float | None) -> Any:
         """The answer of a client whose own code adds a line to the ledger, where it trains at all."""
@@ -256,5 +254,4 @@ def test_other_meta_data_under_its_name_is_refused() -> None:
         svt_entry({"svt_privacy_accountant": {"epsilon": 3}})
     found = svt_entry({"svt_privacy_accountant": {
         "epsilon_total": 1.0, "delta": 0.0, "calls": 2, "accountant": "pure_dp_sum", "note": "x"}})  # fmt: skip
-    assert found is not None
     assert "single numbers" in found.caveats[0]

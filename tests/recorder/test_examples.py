@@ -31,7 +31,6 @@ def test_audit_my_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     said = re.search(
         r"no defense: reveals (\d) of 4 examples exactly.*\n  linear: (\d+)% recovered", capsys.readouterr().out
     )
-    assert said is not None
     assert int(said[2]) == 25 * int(said[1]) > 0  # the look before the attack says what the attack then gets
 
 

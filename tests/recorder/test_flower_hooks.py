@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.helpers.federated import CLASSES, LR, NET, SHAPE, batch_of, without_engine
 
 pytest.importorskip("flwr", reason="needs seepage[flower]")
 
@@ -21,7 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 
 import seepage
-from seepage import Architecture, Batch, SeepageError, attack, build, open_transcript, score
+from seepage import SeepageError, attack, build, open_transcript, score
 from seepage.base.storage import append_line
 from seepage.federation.defenses import Compose, GaussianNoise, Quantize, Soteria, Sparsify
 from seepage.measure.privacy.ledger import LedgerEntry, open_entry
@@ -32,27 +33,12 @@ from seepage.recorder.recorder import Recorder
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-@pytest.fixture(autouse=True)
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine tells messages who sends them; here nobody does."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-SHAPE, CLASSES, LR = (1, 8, 8), 4, 0.1
-NET = Architecture("fc2", {"hidden": 16})
+identity = pytest.fixture(autouse=True)(without_engine)
 
 
 def recorder(folder: Path, **options: Any) -> Recorder:
     rule = seepage.FedAvg(lr=LR, batch_size=64)
     return Recorder(folder, architecture=NET, input_shape=SHAPE, num_classes=CLASSES, client=rule, **options)
-
-
-def batch_of(client: int, n: int = 1) -> Batch:
-    draw = torch.Generator().manual_seed(client)
-    return Batch(torch.rand(n, *SHAPE, generator=draw), torch.randint(CLASSES, (n,), generator=draw))
 
 
 def record_of(state: dict[str, torch.Tensor]) -> ArrayRecord:

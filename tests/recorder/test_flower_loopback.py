@@ -7,19 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tests.helpers.federated import CLASSES, LR, NET, SHAPE, batch_of
 from tests.helpers.traps import caught
 from tests.recorder.conftest import write_app
 
 pytest.importorskip("flwr", reason="needs seepage[flower]")
 
-from seepage import Architecture, attack, build, open_transcript, score
-from seepage.federation.types import Batch
+from seepage import attack, build, open_transcript, score
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("quiet_flower")]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
-SHAPE, CLASSES, LR, SIZES = (1, 8, 8), 4, 0.1, (1, 60)
-NET = Architecture("fc2", {"hidden": 16})
+SIZES = (1, 60)
 
 SHARED = """
 from pathlib import Path
@@ -75,14 +74,9 @@ def main(grid, context):
 """
 
 
-def batch_of(client: int) -> Batch:
-    draw, n = torch.Generator().manual_seed(client), SIZES[client]
-    return Batch(torch.rand(n, *SHAPE, generator=draw), torch.randint(CLASSES, (n,), generator=draw))
-
-
 def trained(client: int) -> dict[str, torch.Tensor]:
     """The same step with no framework."""
-    model, batch = build(NET, SHAPE, CLASSES), batch_of(client)
+    model, batch = build(NET, SHAPE, CLASSES), batch_of(client, SIZES[client])
     F.cross_entropy(model(batch.inputs), batch.labels).backward()
     torch.optim.SGD(model.parameters(), lr=LR).step()
     return model.state_dict()
@@ -116,7 +110,7 @@ def test_what_leaves_two_nodes_is_what_the_server_gets(tmp_path: Path, loopback:
     # What is blocked is recorded too, where it stays.
     assert sorted(path.name for path in (tmp_path / "client").iterdir()) == ["000001-client-0", "000001-client-1"]
     assert len(list((tmp_path / "server").iterdir())) == 1
-    assert score(attack(tmp_path / "client" / "000001-client-0", "linear"), batch_of(0)).psnr > 50
+    assert score(attack(tmp_path / "client" / "000001-client-0", "linear"), batch_of(0, SIZES[0])).psnr > 50
     found = load_file(final)
     for name, tensor in trained(1).items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.helpers.federated import CLASSES, LR, NET, SHAPE, batch_of, without_engine
 
 pytest.importorskip("flwr", reason="needs seepage[flower]")
 
@@ -24,29 +25,15 @@ from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
 import seepage
-from seepage import Architecture, Batch, attack, build, score
+from seepage import attack, build, score
 from seepage.recorder.flower_hooks import recording_mod
 from seepage.recorder.recorder import Recorder
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-SHAPE, CLASSES, LR, CLIENTS, RANGE = (1, 8, 8), 4, 0.1, 3, 8.0
-NET = Architecture("fc2", {"hidden": 16})
+identity = pytest.fixture(autouse=True)(without_engine)
+CLIENTS, RANGE = 3, 8.0
 Arrays = list[np.ndarray[Any, Any]]
-
-
-@pytest.fixture(autouse=True)
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine tells messages who sends them; here nobody does."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-def batch_of(client: int) -> Batch:
-    draw = torch.Generator().manual_seed(client)
-    return Batch(torch.rand(1, *SHAPE, generator=draw), torch.randint(CLASSES, (1,), generator=draw))
 
 
 def stepped(parameters: Arrays, client: int) -> Arrays:

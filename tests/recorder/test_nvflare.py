@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.helpers.federated import CLASSES, LR, NET, SHAPE, batch_of
 from tests.helpers.traps import caught, trapped
 
 pytest.importorskip("nvflare", reason="needs seepage[nvflare]")
@@ -23,9 +24,8 @@ from nvflare.app_common.app_constant import AppConstants
 from safetensors.torch import load_file
 
 import seepage
-from seepage import Architecture, SeepageError, attack, build, open_transcript, score
+from seepage import SeepageError, attack, build, open_transcript, score
 from seepage.base.storage import append_line, read_lines
-from seepage.federation.types import Batch
 from seepage.measure.privacy.ledger import LedgerEntry, open_entry
 from seepage.recorder.nvflare import RecordingFilter
 from seepage.recorder.opacus import Ledger
@@ -33,19 +33,12 @@ from seepage.recorder.recorder import Recorder
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-SHAPE, CLASSES, LR = (1, 8, 8), 4, 0.1
-NET = Architecture("fc2", {"hidden": 16})
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def recorder(folder: Path, **options: Any) -> Recorder:
     rule = seepage.FedAvg(lr=LR, batch_size=64, epochs=3)
     return Recorder(folder, architecture=NET, input_shape=SHAPE, num_classes=CLASSES, client=rule, **options)
-
-
-def batch_of(client: int, n: int = 1) -> Batch:
-    draw = torch.Generator().manual_seed(client)
-    return Batch(torch.rand(n, *SHAPE, generator=draw), torch.randint(CLASSES, (n,), generator=draw))
 
 
 def initial() -> Arrays:

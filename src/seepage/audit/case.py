@@ -137,6 +137,12 @@ class Case(JsonRecord):
         return given, max(given, self.exposed_of or 0)
 
     @property
+    def closed_share(self) -> float:
+        """The share of its examples that is revealed so; 0 where none is."""
+        away, of = self.closed_form
+        return away / of if of else 0.0
+
+    @property
     def heading(self) -> str:
         """The title, or the name where there is none."""
         return self.title or self.name

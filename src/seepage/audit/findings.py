@@ -1,13 +1,13 @@
 """One finding per attack, closed form, membership test, bound and measured epsilon of a result, each made here once.
 
-Gate, comparison, evidence pack and its formats read `findings(result)`. `strength` alone defines which attack is the
-worst.
+Gate, comparison, evidence pack and its formats read `findings(result)`. Verdict, frontier and page quote rows, of which
+`worst` alone says which one is meant.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from seepage.audit.outcome import PASSED_OVER
 from seepage.audit.row import (
@@ -105,23 +105,39 @@ def reported(found: Iterable[AuditFinding]) -> list[AuditFinding]:
     return [one for one in found if one.kind != "bound" and (one.kind, one.state) != ("closed_form", "unneeded")]
 
 
-def strength(row: Row, first: Literal["exact", "recovered"] = "exact") -> tuple[float, ...]:
-    """Sort key of what an attack found: the larger, the worse for whose data it is.
+Ranked = TypeVar("Ranked", Row, MembershipRow, EpsilonRow, Case)
 
-    The share of examples that it reconstructed exactly, and recognizably; without a truth what it certifies or names,
-    and how near its guesses come to the update that was sent; then how many examples that was, and how good the median
-    is.
+
+def worst(rows: Iterable[Ranked], first: Literal["exact", "recovered"] = "exact") -> Ranked:
+    """The row that is worst for whose data it is, of equal ones the first.
+
+    Of attacks: by the share of examples that it reconstructed exactly, and recognizably; without a truth by what it
+    certifies or names, and how near its guesses come to the update that was sent; then by how many examples that was,
+    and how good the median is. Of membership tests: by the share of members that it identifies, then the area under
+    its curve. Of measured epsilons: whether a claim is contradicted, then the largest. Of cases: by the share of
+    examples that the first update reveals in closed form, then their number.
 
     Args:
-        row: The attack's row.
-        first: Which of the two shares counts before the other.
+        rows: At least one, all of one kind.
+        first: Which of an attack's two shares counts before the other.
     """
+    return max(rows, key=lambda row: _rank(row, first))
+
+
+def _rank(row: Row | MembershipRow | EpsilonRow | Case, first: str) -> tuple[float, ...]:
+    if isinstance(row, MembershipRow):
+        return row.tpr or 0.0, row.auc or 0.0
+    if isinstance(row, EpsilonRow):
+        return bool(row.contradicted), row.fitted or row.measured or 0.0
+    if isinstance(row, Case):
+        return row.closed_share, row.exposed_examples or 0
     exact, recovered = row.mean("exact") or 0.0, row.mean("recovered") or 0.0
     median = row.median("rouge_1" if row.of_text else "psnr")
     return (
         *((exact, recovered) if first == "exact" else (recovered, exact)),
         row.certified_examples,
         row.certified_features,
+        row.mean("token_recall") or 0.0,
         row.identified_tokens,
         -math.inf if row.misfit is None else -row.misfit,
         row.examples or 0,
@@ -129,11 +145,6 @@ def strength(row: Row, first: Literal["exact", "recovered"] = "exact") -> tuple[
         -math.inf if median is None else median,
         row.returned or 0,
     )
-
-
-def membership_strength(row: MembershipRow) -> tuple[float, float]:
-    """Sort key of a membership test: the share of members that it names, then the area under its curve."""
-    return row.tpr or 0.0, row.auc or 0.0
 
 
 def leaked(row: Row) -> bool:

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from seepage.attacks import Attack
 from seepage.audit.attempt import Attempt
@@ -15,21 +14,20 @@ from seepage.audit.recipe.case import Recipe, Scoring
 from seepage.audit.row import PASSED_OVER, PROTOCOL, Certified, Cost, Outcome, Row, Status, judge_outcome
 from seepage.base.nn import padding_row, vocabulary_of
 from seepage.base.schema import Summary
-from seepage.base.units import Units
 from seepage.errors import Inapplicable
 from seepage.federation.models.vertical import VerticalModel
-from seepage.federation.types import Batch, Knowledge, Reconstruction, Target, Transcript
+from seepage.federation.types import Batch, Knowledge, Reconstruction, Transcript
 from seepage.measure.metrics import (
     METRICS,
     Alignment,
     Scores,
+    Yardstick,
     align_guess,
     default_metrics,
     find_metric,
     lpips_missing,
     score,
 )
-from seepage.measure.metrics.identify import Gallery
 from seepage.measure.metrics.image import psnr
 from seepage.measure.metrics.text import TextAlignment, align_text, score_text, score_token_set
 
@@ -66,65 +64,30 @@ class ScoredAttack:
     wrong_certificates: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseScorer:
-    """What the guesses on one case are measured with.
+def scores_of(attempts: Sequence[Attempt], truth: Sequence[Batch], by: Yardstick) -> ScoredAttack | None:
+    """Scores of one attack over all batches of the case; None if there are no guesses, or only of features.
 
-    Attributes:
-        scoring: Thresholds, and the metrics to measure.
-        value_range: Smallest and largest value of an input.
-        gallery: What guesses are ranked against.
-        network: Of the features that they are compared in.
-        units: Of the targets, where these are values.
-        typical: `[*shape]` a guess that public data allow, if any.
-        target: What the examples are trained towards; None: as their labels look.
-        seed: Seed of the noise baseline.
+    A batch without a result counts as a batch whose examples all have no guess.
+
+    Args:
+        attempts: One per batch.
+        truth: The batches.
+        by: What they are measured with.
     """
-
-    scoring: Scoring = Scoring()  # noqa: RUF009
-    value_range: tuple[float, float] = (0.0, 1.0)
-    gallery: Gallery | None = None
-    network: nn.Module | None = None
-    units: Units | None = None
-    typical: Tensor | None = None
-    target: Target | None = None
-    seed: int = 0
-
-    def scores(self, attempts: Sequence[Attempt], truth: Sequence[Batch]) -> ScoredAttack | None:
-        """Scores of one attack over all batches of the case; None if there are no guesses, or only of features.
-
-        A batch without a result counts as a batch whose examples all have no guess.
-
-        Args:
-            attempts: One per batch.
-            truth: The batches.
-        """
-        found = [attempt.reconstruction for attempt in attempts]
-        some = next((reconstruction for reconstruction in found if reconstruction is not None), None)
-        if some is None or some.space != "input":
-            return None
-        guesses = [_no_guess(some) if one is None else one for one in found]
-        if not truth[0].inputs.is_floating_point():
-            return _score_texts(guesses, truth)
-        pairs = list(zip(guesses, truth, strict=True))
-        alignments = [align_guess(guess, batch, self.value_range) for guess, batch in pairs]
-        parts = [self._score(*pair, aligned) for pair, aligned in zip(pairs, alignments, strict=True)]
-        wrong = wrong_certificates(found, alignments, self.value_range, self.scoring.exact_db)
-        return ScoredAttack(Scores.concatenate(parts), tuple(alignments), wrong)
-
-    def _score(self, guess: Reconstruction, batch: Batch, aligned: Alignment) -> Scores:
-        beside = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "scoring"}
-        found = score(
-            guess,
-            batch,
-            metrics=metrics_for(self.scoring, tuple(batch.inputs.shape[1:])),
-            limits=self.scoring.limits,
-            exact_db=self.scoring.exact_db,
-            aligned=aligned,
-            **beside,
-        )
-        nearest = _nearest_psnr(aligned, batch, self.value_range)
-        return replace(found, values={**found.values, "psnr_nearest": nearest})
+    found = [attempt.reconstruction for attempt in attempts]
+    some = next((reconstruction for reconstruction in found if reconstruction is not None), None)
+    if some is None or some.space != "input":
+        return None
+    guesses = [_no_guess(some) if one is None else one for one in found]
+    if not truth[0].inputs.is_floating_point():
+        return _score_texts(guesses, truth)
+    alignments = [align_guess(*pair, by.value_range) for pair in zip(guesses, truth, strict=True)]
+    parts = []
+    for guess, batch, aligned in zip(guesses, truth, alignments, strict=True):
+        scores, nearest = score(guess, batch, by, aligned=aligned), _nearest_psnr(aligned, batch, by.value_range)
+        parts.append(replace(scores, values={**scores.values, "psnr_nearest": nearest}))
+    wrong = wrong_certificates(found, alignments, by.value_range, by.limits.exact_db)
+    return ScoredAttack(Scores.concatenate(parts), tuple(alignments), wrong)
 
 
 def _score_texts(found: Sequence[Reconstruction], truth: Sequence[Batch]) -> ScoredAttack:

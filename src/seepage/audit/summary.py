@@ -36,7 +36,7 @@ from seepage.audit.recipe.places import paths_in, without_places
 from seepage.audit.recipe.trust import own_code
 from seepage.audit.record import case_of_recording, read_case
 from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
-from seepage.audit.score import CaseScorer, make_row, skipped_row
+from seepage.audit.score import make_row, metrics_for, scores_of, skipped_row
 from seepage.audit.verdict import with_verdict
 from seepage.base.manifest import JudgedFile, write_manifest
 from seepage.base.nn import vocabulary_of
@@ -51,7 +51,7 @@ from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.transcript.truth import Truth, misfit, open_truth
 from seepage.federation.types import Knowledge, Tensors, Transcript
-from seepage.measure.metrics import Alignment, Scores, is_image
+from seepage.measure.metrics import Alignment, Scores, Yardstick, is_image
 from seepage.measure.metrics.text import TextAlignment
 from seepage.measure.privacy.guarantee import guarantee_of
 
@@ -200,9 +200,9 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary
     rows, lines, bounds = [], [], bound_rows(source, recipe)
     brought = truth if source.recipe is None and transcript.knowledge.client.linear_in_gradient else None
     off = None if brought is None else compared_to_sent(transcript, brought.of_round(0))
-    scorer = _scorer(source, transcript, truth, recipe)
+    yardstick = _yardstick(source, transcript, truth, recipe)
     for name, attack in _named_attacks(recipe):
-        row, scores = _score_attack(source.name, name, attack, folder, transcript, truth, scorer)
+        row, scores = _score_attack(source.name, name, attack, folder, transcript, truth, yardstick)
         row = row.model_copy(update={"known": [item for item in row.known if item not in said]})
         rows.append(row)
         findings = [*attack_diagnostics(row, contradicted=contradicts(off)), *alignment_diagnostics(row)]
@@ -338,13 +338,14 @@ def _attempts(place: Path) -> dict[int, Attempt]:
     return {t: open_attempt(path.with_suffix("")) for t, path in found.items()}
 
 
-def _scorer(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> CaseScorer:
+def _yardstick(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> Yardstick:
     """What the guesses on a case are measured with; nothing, without a truth."""
     knowledge = transcript.knowledge
     if truth is None:
-        return CaseScorer(value_range=knowledge.value_range)
-    return CaseScorer(
-        scoring=recipe.score,
+        return Yardstick(value_range=knowledge.value_range)
+    return Yardstick(
+        metrics=metrics_for(recipe.score, knowledge.input_shape),
+        limits=recipe.score.limits,
         value_range=knowledge.value_range,
         gallery=open_gallery(source.private, recipe.score, knowledge.value_range),
         network=features_of(recipe.score),
@@ -356,7 +357,7 @@ def _scorer(source: Source, transcript: Transcript, truth: Truth | None, recipe:
 
 
 def _score_attack(
-    case: str, name: str, attack: Attack, folder: Path, transcript: Transcript, truth: Truth | None, scorer: CaseScorer
+    case: str, name: str, attack: Attack, folder: Path, transcript: Transcript, truth: Truth | None, by: Yardstick
 ) -> tuple[Row, Scores | None]:
     """Score an attack on a case, and write its guesses, aligned with the truth, for the report."""
     attempts = _attempts(folder / "attacks" / case / name)
@@ -365,10 +366,10 @@ def _score_attack(
     batches, scored, tensors = None, None, dict[str, torch.Tensor]()
     if truth is None:
         for t, attempt in attempts.items():
-            tensors |= _as_found(t, attempt, scorer.value_range)
+            tensors |= _as_found(t, attempt, by.value_range)
     else:
         batches = [truth.whole if everything else truth.of_round(t) for t in attempts]
-        scored = scorer.scores(found, batches)
+        scored = scores_of(found, batches, by)
         for t, place, attempt in zip(attempts, () if scored is None else scored.alignments, found, strict=False):
             tensors |= _aligned_round(t, place, truth, whole=everything) if attempt.reconstruction else {}
     if tensors:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from seepage.audit.case import Kind, shared_parts
-from seepage.audit.findings import inconclusive, membership_strength, strength
+from seepage.audit.findings import inconclusive, worst
 from seepage.audit.row import (
     Case,
     Diagnostic,
@@ -88,13 +88,13 @@ def _with_closed_forms(
     given = [case for case in cases if case.exposed_examples and case.name not in shown]
     if not given:
         return level, text
-    worst = max(given, key=lambda case: (case.exposed_examples or 0, -case.closed_form[1]))
-    away, of = worst.closed_form
+    most = worst(given)
+    away, of = most.closed_form
     whole = f"{away} of its {of} examples" if of > 1 else "its one example"
-    if "batch size" in (worst.inferred or {}):
+    if "batch size" in (most.inferred or {}):
         whole = f"{away} of its {of} or more examples"
     more = f" So it does in {_cases(len(given) - 1, 'further')}." if len(given) > 1 else ""
-    said = f"In closed form, with no attack, the first update of {worst.heading} reveals {whole} exactly.{more}"
+    said = f"In closed form, with no attack, the first update of {most.heading} reveals {whole} exactly.{more}"
     if level in ("exact", "certified"):
         return level, f"{text} {said}"
     if level == "recognizable":
@@ -118,11 +118,11 @@ def _without_defense(rows: Sequence[Row], cases: Sequence[Case]) -> str:
     """
     controls = [case for case in cases if case.control]
     scored = [row for row in rows if row.scored and row.case in {case.name for case in controls}]
-    best = [max(own, key=strength) for case in controls if (own := [row for row in scored if row.case == case.name])]
+    best = [worst(own) for case in controls if (own := [row for row in scored if row.case == case.name])]
     leaking = [row for row in best if row.leaks]
     if not leaking:
         return ""  # another sentence says why nothing was recovered
-    most = max(leaking, key=strength)
+    most = worst(leaking)
     if len(controls) == 1:
         return f"Without the defense {most.attack} reconstructed {_share(most)}."
     return (
@@ -167,26 +167,22 @@ def _found(rows: Sequence[Row], cases: Mapping[str, Case], score: str, doubtful:
             f"is not at hand to say how close that is, and nothing here is a proof of safety; whoever has it "
             f"can: {score}"
         )
-    best = {
-        case: max((row for row in scored if row.case == case), key=strength)
-        for case in cases
-        if any(row.case == case for row in scored)
-    }
+    best = {case: worst(own) for case in cases if (own := [row for row in scored if row.case == case])}
     leaking = [row for row in best.values() if row.leaks]
     if not leaking:
         partial = any(row.outcome is Outcome.PARTIAL for row in scored)
         doubt = _doubt(doubtful, cases)
         level = "inconclusive" if doubt else "partial" if partial else "nothing"
         return level, f"{_quiet_verdict(best, partial, doubt)} {silent}".strip()
-    worst = max(leaking, key=strength)
-    level = "exact" if worst.mean("exact") else "recognizable"
+    most = worst(leaking)
+    level = "exact" if most.mean("exact") else "recognizable"
     parts = [
         f"LEAKS. Private examples can be reconstructed in {len(leaking)} of {_cases(len(best))}.",
-        f"Worst: {cases[worst.case].heading}, where the attack {worst.attack} reconstructed {_share(worst)}.",
-        *_closeness(worst),
-        *_targets(worst),
-        f"The attacker used {_knowledge(worst)}.",
-        *_fitted(worst),
+        f"Worst: {cases[most.case].heading}, where the attack {most.attack} reconstructed {_share(most)}.",
+        *_closeness(most),
+        *_targets(most),
+        f"The attacker used {_knowledge(most)}.",
+        *_fitted(most),
     ]
     quiet = [row for row in best.values() if not row.leaks]
     if quiet:
@@ -228,7 +224,7 @@ def _unscored(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
     back = [row for row in rows if row.returned and row.space != "feature"]
     if not back:
         return "no attack returned any guess."
-    best = max(back, key=strength)
+    best = worst(back)
     of_them = "it" if best.returned == 1 else f"{best.certified_examples} of them"
     sure = (
         f" and certifies {of_them} without any truth" if best.certified_examples else ", none of which it can certify"
@@ -270,7 +266,7 @@ def _misfit(row: Row) -> str:
 
 def _features(rows: Sequence[Row]) -> str:
     """Sentence on certified inner features, which are no certified examples; empty where there are none."""
-    best = max(rows, key=lambda row: row.certified_features)
+    best = worst(rows)
     if not best.certified_features:
         return ""
     return f" Of {best.attack}: {counted_features(best.certified_features)}."
@@ -465,7 +461,7 @@ def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
             f"NO MEMBERS IDENTIFIED. In {_cases(len(tested))} no membership test did better than chance. "
             f"That is no proof that nobody can be identified. {missing}"
         ).strip()
-    best = max(telling, key=membership_strength)
+    best = worst(telling)
     hit, false = best.members_identified, best.others_identified
     assert hit is not None
     assert false is not None
@@ -492,7 +488,7 @@ def identified_tokens(rows: Sequence[Row], cases: Sequence[Case]) -> str:
     found = [row for row in rows if row.identified_tokens]
     if not found:
         return ""
-    best = max(found, key=lambda row: (row.mean("token_recall") or 0.0, row.identified_tokens))
+    best = worst(found)
     where = {case.name: case for case in cases}[best.case]
     recall, precision = best.scores.get("token_recall"), best.scores.get("token_precision")
     if recall is None or precision is None or recall.low is None or recall.high is None or not recall.n:

@@ -5,7 +5,7 @@ Each part states the worst of all cases with its interval, or that it was not tr
 
 from collections.abc import Collection, Mapping, Sequence
 
-from seepage.audit.findings import membership_strength, strength
+from seepage.audit.findings import worst
 from seepage.audit.row import BoundRow, Case, EpsilonRow, MembershipRow, Result, Row, SummaryName, SummaryPart
 from seepage.base.schema import Share
 from seepage.base.words import plural
@@ -74,10 +74,10 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Seque
     >>> reconstructed([row], {"a": "net"}).words
     '4 of 4 examples exactly [40 %, 100 %], by x on net'
     """
-    part, given = _attacked(rows, headings), max(cases, key=_given_share, default=None)
+    part, given = _attacked(rows, headings), worst(cases) if cases else None
     exact = max((row.mean("exact") or 0.0 for row in rows if row.scored), default=0.0)
     proved = not any(row.scored for row in rows) and any(row.certified_examples for row in rows)
-    if given is None or _given_share(given) <= exact or proved:
+    if given is None or given.closed_share <= exact or proved:
         return part
     found = Share.count(*given.closed_form)
     closed = f"{found.hits} of {found.of} examples exactly {found.range}, in closed form, on {given.heading}"
@@ -85,16 +85,10 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Seque
     return _part("reconstruction", words, given.name, found.share, *found.interval)
 
 
-def _given_share(case: Case) -> float:
-    """The share of examples that a case's first update reveals in closed form."""
-    away, of = case.closed_form
-    return away / of if of else 0.0
-
-
 def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
     """The part on examples that the attacks reconstructed."""
     scored = [row for row in rows if row.scored and row.examples]
-    best = max(rows, key=strength, default=None)
+    best = worst(rows) if rows else None
     if not scored and best is not None and best.certificate:
         lacking = "; no truth at hand" if best.certified_examples else ""  # which no score of features would need
         words = f"{_proof(best)}, by {best.attack} on {headings[best.case]}{lacking}"
@@ -104,16 +98,17 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
         near = min((row for row in rows if row.misfit is not None), key=lambda row: row.misfit or 0.0, default=None)
         fits = "" if near is None else f"; {near.attack}'s guesses: {near.misfit_words}"
         return SummaryPart(name="reconstruction", tried=False, words=f"not known: {why}{fits}")
-    worst = max(scored, key=strength)
-    exact = bool(worst.mean("exact"))
-    assert worst.examples is not None
-    found = Share.count(worst.count("exact" if exact else "recovered") or 0, worst.examples)
+    most = worst(scored)
+    exact = bool(most.mean("exact"))
+    assert most.examples is not None
+    found = Share.count(most.count("exact" if exact else "recovered") or 0, most.examples)
     how = "exactly" if exact else "recognizably"
-    by = f", by {worst.attack} on {headings[worst.case]}" if found.hits else NO_ATTACK
-    tokens = max(rows, key=lambda row: row.identified_tokens)
-    beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.case]}" if tokens.identified_tokens else ""
+    by = f", by {most.attack} on {headings[most.case]}" if found.hits else NO_ATTACK
+    named = [row for row in rows if row.identified_tokens]
+    tokens = worst(named) if named else None
+    beside = "" if tokens is None else f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.case]}"
     words = f"{found.hits} of {found.of} examples {how} {found.range}{by}{beside}"
-    return _part("reconstruction", words, worst.case, found.share, *found.interval)
+    return _part("reconstruction", words, most.case, found.share, *found.interval)
 
 
 def _proof(row: Row) -> str:
@@ -133,15 +128,15 @@ def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, 
         return SummaryPart(
             name="membership_inference", tried=False, words=f"not tried: {lacking or 'ask with --membership'}"
         )
-    worst = max(judged, key=membership_strength)
-    assert worst.members_identified is not None
-    assert worst.others_identified is not None
-    hit, false = worst.members_identified, worst.others_identified
+    most = worst(judged)
+    assert most.members_identified is not None
+    assert most.others_identified is not None
+    hit, false = most.members_identified, most.others_identified
     words = (
         f"{hit.hits} of {hit.of} members {hit.range}, and {false.hits} of {false.of} others {false.range} at a false "
-        f"positive rate of {100 * (worst.level or 0.0):g} %, by {worst.test} on {headings[worst.case]}"
+        f"positive rate of {100 * (most.level or 0.0):g} %, by {most.test} on {headings[most.case]}"
     )
-    return _part("membership_inference", words, worst.case, hit.share, *hit.interval)
+    return _part("membership_inference", words, most.case, hit.share, *hit.interval)
 
 
 def upper_bound(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> SummaryPart:
@@ -161,12 +156,12 @@ def upper_bound(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Summ
         return SummaryPart(name="upper_bound", tried=False, words=f"no bound: {why}")
     first = next((kind for kind in BOUND_ORDER if any(row.measure == kind for row in telling)), telling[0].measure)
     pick = min if first == "unseen_share" else max
-    worst = pick((row for row in telling if row.measure == first), key=lambda row: row.value or 0.0)
-    beside = [row.words for row in telling if row.case == worst.case and row is not worst and row.measure != "auc"]
+    loosest = pick((row for row in telling if row.measure == first), key=lambda row: row.value or 0.0)
+    beside = [row.words for row in telling if row.case == loosest.case and row is not loosest and row.measure != "auc"]
     bare = len({row.case for row in bounds} - {row.case for row in telling})
     less = f"; no bound in {bare} of {len({row.case for row in bounds})} such cases" if bare else ""
-    words = f"{'; '.join([_bound_words(worst), *beside])}, on {headings[worst.case]}{less}"
-    return _part("upper_bound", words, worst.case, worst.value, worst.low, worst.high)
+    words = f"{'; '.join([_bound_words(loosest), *beside])}, on {headings[loosest.case]}{less}"
+    return _part("upper_bound", words, loosest.case, loosest.value, loosest.low, loosest.high)
 
 
 NOTHING_RULED_OUT = "the limits that were computed rule nothing out, exact copies included"
@@ -194,17 +189,17 @@ def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str
     judged = [row for row in epsilons if row.measured is not None]
     if not judged:
         return SummaryPart(name="empirical_epsilon", tried=False, words=f"not measured: {epsilons[0].reason}")
-    worst = max(judged, key=lambda row: (bool(row.contradicted), row.fitted or row.measured or 0.0))
+    most = worst(judged)
     held = [
         f"{name} {claimed:.3g} not contradicted"
-        for name, claimed in (("stated", worst.stated), ("computed", worst.computed))
-        if claimed is not None and not any(name in against for against in worst.contradicted)
+        for name, claimed in (("stated", most.stated), ("computed", most.computed))
+        if claimed is not None and not any(name in against for against in most.contradicted)
     ]
-    verdict = "; ".join([*worst.contradicted, *held]) or "nothing is claimed"
-    over = f"over {plural(worst.rounds or 0, 'round')} at delta {worst.delta:g}"
-    own = worst.words.removeprefix("measured epsilon ").removeprefix("lower bound on epsilon ")
-    words = f"{own}; {verdict}; {over}, on {headings[worst.case]}"
-    return _part("empirical_epsilon", words, worst.case, worst.measured, worst.measured, worst.fitted_high)
+    verdict = "; ".join([*most.contradicted, *held]) or "nothing is claimed"
+    over = f"over {plural(most.rounds or 0, 'round')} at delta {most.delta:g}"
+    own = most.words.removeprefix("measured epsilon ").removeprefix("lower bound on epsilon ")
+    words = f"{own}; {verdict}; {over}, on {headings[most.case]}"
+    return _part("empirical_epsilon", words, most.case, most.measured, most.measured, most.fitted_high)
 
 
 def _part(

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seepage.audit.case import Kind
+from seepage.audit.findings import findings
 from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row, SummaryPart
 from seepage.audit.verdict import caveat_lines, guarantee_lines, reasons, warning_lines
@@ -147,10 +148,8 @@ CONTROL = " (beside it, to show that these attacks work)"
 
 def _print_verdict(console: PlainConsole, result: Result) -> None:
     """The verdict with all that stands beside it, the warnings, and the parts of the verdict."""
-    rows = result.judged_rows
-    leaks = result.verdict_level in ("exact", "recognizable", "certified")
-    leaks = leaks or any(row.contradicted for row in result.epsilons) or any(row.identified_tokens for row in rows)
-    leaks = leaks or any(row.certified is not None and row.certified.wrong for row in rows)
+    leaks = any(one.state == "leaks" and one.kind != "membership" for one in findings(result))
+    leaks = leaks or any(row.certified is not None and row.certified.wrong for row in result.judged_rows)
     console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
     for row in result.tuned:
         console.print(Text(f"{row.words}.", style="dim"), soft_wrap=console.whole_lines)

@@ -48,7 +48,7 @@ from seepage.audit.recipe.plans import (
     Training,
     TunePlan,
 )
-from seepage.base.limits import GAIN_DB, LIKENESS, Limits
+from seepage.base.limits import EXACT_DB, GAIN_DB, LIKENESS, Limits
 from seepage.base.registry import Spec, attacks, defenses
 from seepage.errors import SeepageError, unknown
 from seepage.federation.clients import make_client
@@ -94,7 +94,7 @@ class Scoring(RecipeTable, table="score"):
 
     recovered_likeness: Annotated[float, Field(ge=0, le=1)] = LIKENESS
     recovered_gain_db: Annotated[float, Field(ge=0, le=60)] = GAIN_DB
-    exact_db: Annotated[float, Field(ge=0, le=149)] = 40.0
+    exact_db: Annotated[float, Field(ge=0, le=149)] = EXACT_DB
     lpips: bool = False
     metrics: Sequence[str] = field(default=(), metadata={"quiet": True})
     features: str | None = field(default=None, metadata={"quiet": True})
@@ -113,8 +113,8 @@ class Scoring(RecipeTable, table="score"):
 
     @property
     def limits(self) -> Limits:
-        """From where on an example counts as recovered."""
-        return Limits(self.recovered_likeness, self.recovered_gain_db)
+        """From where on an example counts as recovered, and as exact."""
+        return Limits(self.recovered_likeness, self.recovered_gain_db, self.exact_db)
 
 
 def check_minutes(minutes: float | None, what: str) -> None:

@@ -31,7 +31,7 @@ from seepage.measure.metrics.labels import label_accuracy, label_hits
 from seepage.measure.metrics.metric import Metric, default_metrics, find_metric
 from seepage.measure.metrics.recognize import likeness
 from seepage.measure.metrics.risk import Risk, risk
-from seepage.measure.metrics.score import align_guess, score
+from seepage.measure.metrics.score import Yardstick, align_guess, score
 from seepage.measure.metrics.scores import Score, Scores
 
 METRICS = metrics
@@ -47,6 +47,7 @@ __all__ = [
     "Risk",
     "Score",
     "Scores",
+    "Yardstick",
     "align",
     "align_guess",
     "baselines",

@@ -23,26 +23,47 @@ from seepage.measure.metrics.scores import Scores
 _FEATURE_NOTE = "The guesses are inputs of an inner layer, not examples: only their cosine with the true ones is given."
 
 
+@dataclass(frozen=True, kw_only=True)
+class Yardstick:
+    """What guesses are measured with, one for all batches of a case.
+
+    Attributes:
+        metrics: Names from `METRICS`, or `module:function` of your own. MSE and PSNR are always measured, the names
+            say which rows come out; `label` is added where labels were guessed. Of images `likeness` is measured
+            too, on which `recovered` rests.
+        limits: Thresholds from which on an example counts as recovered, and as exact.
+        value_range: Smallest and largest value an input can take.
+        gallery: Other examples, against which `identified` and `person` rank guesses; None: these are not measured.
+        network: Computes the features that `feature_distance` compares (`feature_network`); None: it is not measured.
+        units: Units of the targets, where these are values; None: the targets as they are.
+        typical: `[*shape]` a guess that needs no update, such as the mean of public rows of a table.
+        target: Kind of the training target; None: inferred from the labels.
+        seed: Seed of the noise that the scores are printed by. Batches scored with one seed share one noise
+            picture, so that `random` differs between them only by the truth.
+    """
+
+    metrics: Sequence[str] = ("mse", "psnr", "ssim")
+    limits: Limits = Limits()  # noqa: RUF009
+    value_range: tuple[float, float] = (0.0, 1.0)
+    gallery: Gallery | None = None
+    network: nn.Module | None = None
+    units: Units | None = None
+    typical: Tensor | None = None
+    target: Target | None = None
+    seed: int = 0
+
+
 def score(
     reconstruction: Reconstruction,
     truth: Batch,
+    by: Yardstick = Yardstick(),
     *,
-    value_range: tuple[float, float] = (0.0, 1.0),
-    metrics: Sequence[str] = ("mse", "psnr", "ssim"),
     method: str | None = None,
-    limits: Limits | None = None,
-    exact_db: float = 40.0,
     aligned: Alignment | None = None,
-    gallery: Gallery | None = None,
-    network: nn.Module | None = None,
-    units: Units | None = None,
-    typical: Tensor | None = None,
-    target: Target | None = None,
-    seed: int = 0,
 ) -> Scores:
     """The scores of a reconstruction: guesses matched with examples, each pair measured, beside three baselines.
 
-    Truth and guesses are mapped from `value_range` to [0, 1] and the guesses clamped. An image counts as
+    Truth and guesses are mapped from the value range to [0, 1] and the guesses clamped. An image counts as
     recovered when it has a guess in which a person would recognize it (`likeness`), or an exact one; for examples
     that are not images the gain over the PSNR of their own mean counts, and where a typical example is given, that
     over its PSNR as well. (An example of one flat color can therefore never count as recovered.)
@@ -53,51 +74,37 @@ def score(
     Args:
         reconstruction: The guesses.
         truth: The private batch.
-        value_range: Smallest and largest value an input can take.
-        metrics: Names from `METRICS`, or `module:function` of your own. MSE and PSNR are always measured, the names
-            say which rows come out; `label` is added where labels were guessed. Of images `likeness` is measured
-            too, on which `recovered` rests.
+        by: What they are measured with.
         method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where guesses and examples carry
             indices and the attack knows which guess is whose, else hungarian.
-        limits: Thresholds from which on an example counts as recovered; None: the calibrated ones.
-        exact_db: PSNR in dB above which an example counts as exact.
         aligned: The result of `align_guess` for the two, where it was computed before; None: compute it.
-        gallery: Other examples, against which `identified` and `person` rank guesses; None: these are not measured.
-        network: Computes the features that `feature_distance` compares (`feature_network`); None: it is not measured.
-        units: Units of the targets, where these are values; None: the targets as they are.
-        typical: `[*shape]` a guess that needs no update, such as the mean of public rows of a table.
-        target: Kind of the training target; None: inferred from the labels.
-        seed: Seed of the noise that the scores are printed beside. Batches scored with one seed share one noise
-            picture, so that `random` differs between them only by the truth.
 
     Returns:
         The scores of this batch.
 
     Raises:
         SeepageError: For an unknown metric or method, shapes that do not fit, an empty batch, or a truth with
-            NaN or with values outside `value_range`.
+            NaN or with values outside the value range.
 
     >>> truth = Batch(torch.eye(2).reshape(2, 1, 1, 2), torch.tensor([0, 1]))
     >>> found = score(Reconstruction(truth.inputs.flip(0)), truth)
     >>> found.alignment, found.psnr, found.ssim
     ('hungarian', 150.0, None)
     """
-    wanted = {metric.name: metric for metric in map(find_metric, metrics)}
+    wanted = {metric.name: metric for metric in map(find_metric, by.metrics)}
     feature = reconstruction.space == "feature"
-    _check(reconstruction, truth, None if feature else value_range)
-    aligned = aligned or align_guess(reconstruction, truth, None if feature else value_range, method)
+    _check(reconstruction, truth, None if feature else by.value_range)
+    aligned = aligned or align_guess(reconstruction, truth, None if feature else by.value_range, method)
     inputs = truth.inputs.detach().cpu()
-    blank = _without_inputs(reconstruction, truth, tuple(wanted), aligned, units, target)
+    blank = _without_inputs(reconstruction, truth, tuple(wanted), aligned, by)
     if feature:
         cosines = image.cosine(aligned.guesses, inputs).masked_fill(~aligned.matched, torch.nan)
         return replace(blank, values={"cosine": cosines, **blank.values}, notes=(_FEATURE_NOTE,))
-    guesses, inputs = (_to_unit(t, value_range) for t in (aligned.guesses, inputs))
-    beyond = None if typical is None else _to_unit(typical.detach().cpu(), value_range)
+    guesses, inputs = (_to_unit(t, by.value_range) for t in (aligned.guesses, inputs))
+    typical = None if by.typical is None else _to_unit(by.typical.detach().cpu(), by.value_range)
     of_class = truth.labels.ndim == 1 or (truth.labels.ndim == 2 and truth.labels.shape[1] > 1)
-    own = None if gallery is None else gallery.of(truth.labels) if of_class else gallery
-    return _with_inputs(
-        blank, guesses, inputs, wanted, limits or Limits(), exact_db, seed, Beside(own, network), beyond
-    )
+    own = by.gallery.of(truth.labels) if by.gallery is not None and of_class else by.gallery
+    return _with_inputs(blank, guesses, inputs, wanted, replace(by, gallery=own, typical=typical))
 
 
 def align_guess(
@@ -133,12 +140,11 @@ def _without_inputs(
     truth: Batch,
     metrics: tuple[str, ...],
     aligned: Alignment,
-    units: Units | None,
-    target: Target | None,
+    by: Yardstick,
 ) -> Scores:
     """The scores of everything but the inputs: who was matched, and the labels."""
     feature = reconstruction.space == "feature"
-    found = label_scores(reconstruction.labels, truth.labels, aligned.permutation, units, target)
+    found = label_scores(reconstruction.labels, truth.labels, aligned.permutation, by.units, by.target)
     came_along = ["cosine"] * feature + list(found.values)
     return Scores(
         alignment=aligned.name,
@@ -153,24 +159,12 @@ def _without_inputs(
     )
 
 
-@dataclass(frozen=True)
-class Beside:
-    """What metrics may need beside guesses and truth; see `score`."""
-
-    gallery: Gallery | None = None
-    network: nn.Module | None = None
-
-
 def _with_inputs(
     blank: Scores,
     guesses: Tensor,
     truth: Tensor,
     wanted: Mapping[str, Metric],
-    limits: Limits,
-    exact_db: float,
-    seed: int,
-    beside: Beside,
-    typical: Tensor | None,
+    by: Yardstick,
 ) -> Scores:
     """The scores `blank` with the metrics of inputs added, and those of the baselines.
 
@@ -179,43 +173,39 @@ def _with_inputs(
         guesses: `[n, *shape]` in [0, 1], one per example.
         truth: `[n, *shape]` in [0, 1].
         wanted: Name to requested metric.
-        limits: Thresholds from which on an example counts as recovered.
-        exact_db: PSNR in dB above which an example counts as exact.
-        seed: Seed of the noise baseline.
-        beside: Gallery and feature network of the metrics that need them.
-        typical: `[*shape]` a guess that needs no update; None: none.
+        by: What they are measured with, its gallery of the classes of the batch, its typical example in [0, 1].
     """
     shape = tuple(truth.shape[1:])
     pictures = image.is_image(shape)
     always = {name: find_metric(name) for name in ("mse", "psnr", *(("likeness",) if pictures else ()))}
     rest = [metric for metric in wanted.values() if metric.name not in always]
-    values = _measure(guesses, truth, [*always.values(), *rest], beside)
+    values = _measure(guesses, truth, [*always.values(), *rest], by)
     ranked = [metric for metric in rest if metric.gallery and metric.name in values]
     for metric in ranked:  # a missing guess, replaced by mid-grey, identifies nobody
         values[metric.name] = values[metric.name].where(blank.matched | values[metric.name].isnan(), 0.0)
     compared = [find_metric(metric) for metric in ("psnr", "ssim", "lpips", "feature_distance") if metric in values]
     floors = {
-        name: _measure(guess, truth, [*compared, *ranked], beside)
-        for name, guess in baselines(truth, seed=seed, typical=typical).items()
+        name: _measure(guess, truth, [*compared, *ranked], by)
+        for name, guess in baselines(truth, seed=by.seed, typical=by.typical).items()
     }
-    gallery = beside.gallery
+    gallery = by.gallery
     if gallery is not None and ranked:
         matched = blank.alignment.partition("+")[0] != "identity"
         floors["chance"] = {
             metric.name: torch.full((len(truth),), gallery.chance(metric.name, matched), dtype=torch.float64)
             for metric in ranked
         }
-    exact = values["psnr"] > exact_db
-    seen = values["psnr"] - floor_of(floors) >= limits.gain_db
+    exact = values["psnr"] > by.limits.exact_db
+    seen = values["psnr"] - floor_of(floors) >= by.limits.gain_db
     if pictures:  # likeness is undefined for a nearly flat image, so an exact copy counts too
-        seen = (values["likeness"] >= limits.likeness) | (exact & seen)
+        seen = (values["likeness"] >= by.limits.likeness) | (exact & seen)
     return replace(
         blank,
         values={**values, **blank.values},
         baseline_values={**floors, **blank.baseline_values},
         recovered_each=blank.matched & seen,
         exact_each=blank.matched & exact,
-        notes=_notes(blank.metrics, values, shape, beside),
+        notes=_notes(blank.metrics, values, shape, by),
     )
 
 
@@ -252,16 +242,16 @@ def _to_unit(values: Tensor, value_range: tuple[float, float]) -> Tensor:
     return ((values - low) / (high - low)).clamp(0.0, 1.0)
 
 
-def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], beside: Beside) -> dict[str, Tensor]:
+def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], by: Yardstick) -> dict[str, Tensor]:
     """Each metric's values `[n]`; without those that do not apply to examples of this shape, or cannot be had here."""
     image_like = image.is_image(tuple(truth.shape[1:]))
     fitting = [metric for metric in metrics if not metric.of_labels and (image_like or not metric.images_only)]
-    found = {metric.name: metric(guesses, truth, beside.gallery, beside.network) for metric in fitting}
+    found = {metric.name: metric(guesses, truth, by.gallery, by.network) for metric in fitting}
     return {name: values for name, values in found.items() if values is not None}
 
 
 def _notes(
-    metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...], beside: Beside
+    metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...], by: Yardstick
 ) -> tuple[str, ...]:
     """Sentences on requested metrics that are not measured, or measured otherwise than usual.
 
@@ -269,7 +259,7 @@ def _notes(
         metrics: Names of the requested metrics.
         values: Name of each measured metric, to its `[n]` values.
         shape: Shape of one example.
-        beside: Gallery and feature network.
+        by: What they are measured with.
     """
     notes = []
     if "ssim" in values and (window := image.ssim_window(*shape[1:])) < image.SSIM_WINDOW:
@@ -278,9 +268,9 @@ def _notes(
             f"{shape[1]} x {shape[2]}; do not compare it with the SSIM of larger images."
         )
     ranked = [name for name in metrics if name in registered and registered[name].facts.get("gallery")]
-    if ranked and beside.gallery is None:
+    if ranked and by.gallery is None:
         notes.append(f"No gallery was drawn for {', '.join(ranked)}: name them in score.metrics of an audit.")
-    missed = [name for name in ranked if name.endswith("_features") and name not in values and beside.gallery]
+    missed = [name for name in ranked if name.endswith("_features") and name not in values and by.gallery]
     if missed or ("feature_distance" in metrics and "feature_distance" not in values):
         notes.append(features_missing(None) or "Features are of images with 1 or 3 channels.")
     if "lpips" in metrics and (missing := image.lpips_missing(shape)):

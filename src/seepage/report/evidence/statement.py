@@ -11,7 +11,7 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from seepage.attacks.network.evidence import MULTIPLE
-from seepage.audit.findings import AuditFinding, failed, findings, leaked, reported, strength
+from seepage.audit.findings import AuditFinding, failed, findings, leaked, reported, worst
 from seepage.audit.row import (
     PASSED_OVER,
     Case,
@@ -411,7 +411,7 @@ def _letter(place: int) -> str:
 
 def _case(run: RunFolder, case: Case, letter: str) -> CaseEvidence:
     rows = [row for row in run.rows_of(case) if row.scored and row.examples]
-    best = max(run.rows_of(case), key=lambda row: strength(row, "recovered"), default=None)
+    best = worst(run.rows_of(case), "recovered") if run.rows_of(case) else None
     sent, private = _sent(run.folder, case), _private(run.folder, case)
     return CaseEvidence(
         **dict(case) | {"title": case.heading},

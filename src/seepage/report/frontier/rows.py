@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from seepage.audit.case import Measure
-from seepage.audit.findings import membership_strength, strength
-from seepage.audit.row import MembershipRow, Outcome, Row
+from seepage.audit.findings import worst
+from seepage.audit.row import MembershipRow, Outcome, Result, Row
 from seepage.base.schema import Guarantee, Share
 from seepage.base.storage import SCHEMA
 from seepage.report.frontier.sweep import SweepEntry
@@ -116,23 +116,18 @@ class DefenseRow:
 def rows_of(
     entries: Sequence[SweepEntry],
     prices: Sequence[Mapping[str, Any]],
-    results: Sequence[Row],
-    tests: Sequence[MembershipRow] = (),
-    untested: Mapping[str, str] | None = None,
-    measure: Measure = "class",
+    result: Result,
 ) -> list[DefenseRow]:
     """One row for each defense and kind of attacker.
 
     Args:
         entries: Defenses.
         prices: Cost of each defense.
-        results: Rows of the audit.
-        tests: Its rows of membership tests.
-        untested: Name of a case to why its membership could not be tested.
-        measure: What the accuracy is a share of.
+        result: That of the audit.
     """
-    rows = []
-    bare = {row.attack: row for row in results if row.case == entries[0].recipe.case}
+    rows, cases = [], {case.name: case for case in result.cases}
+    measure = next((case.measure for case in result.cases if not case.skipped), "class")  # of the first recorded
+    bare = {row.attack: row for row in result.rows if row.case == entries[0].recipe.case}
     for entry, price in zip(entries, prices, strict=True):
         promise = None if price["promise"] is None else Guarantee.model_validate(price["promise"])
         paid = {key: price[key] for key in ("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain")}
@@ -140,9 +135,10 @@ def rows_of(
         known = entry.recipe.defense and "defense" in entry.recipe.knowledge.known
         for attacker, recipe in (("knows" if known else "oblivious", entry.recipe), ("knows", entry.known)):
             if recipe is not None:
-                own = [row for row in results if row.case == recipe.case]
+                case = cases[recipe.case]
+                own, tests = result.rows_of(case), [row for row in result.membership if row.case == case.name]
                 found = _best(own) | _lacking(own, bare) | {"failed": price["reason"]}
-                found |= _members([row for row in tests if row.case == recipe.case], (untested or {}).get(recipe.case))
+                found |= _members(tests, case.membership_skipped)
                 rows.append(DefenseRow(defense=entry.name, attacker=attacker, case=recipe.case, **found, **paid))
     return rows
 
@@ -152,7 +148,7 @@ def _best(results: Sequence[Row]) -> dict[str, Any]:
     scored = [row for row in results if row.scored]
     if not scored:
         return {}
-    best = max(scored, key=lambda row: strength(row, "recovered"))
+    best = worst(scored, "recovered")
     count, examples = best.count("recovered") or 0, best.examples or 0
     share = Share.count(count, examples)
     return {
@@ -171,7 +167,7 @@ def _members(tests: Sequence[MembershipRow], untested: str | None) -> dict[str, 
     scored = [row for row in tests if row.members_identified is not None]
     if not scored:
         return {"untested": untested or next((row.reason for row in tests if row.reason), None)}
-    best = max(scored, key=membership_strength)
+    best = worst(scored)
     assert best.members_identified is not None
     return {
         "membership_test": best.test,

@@ -66,9 +66,8 @@ def run_frontier(
     finished = audit.run(sweep.tables, out=folder, jobs=jobs, on=on, show=show, command=command)
     prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or LocalExecutor())
     result = finished.result
-    untested = {case.name: case.membership_skipped for case in result.cases if case.membership_skipped}
     facts = next(case for case in result.cases if not case.skipped)  # the first that could be recorded
-    rows = rows_of(sweep.entries, prices, result.rows, result.membership, untested, facts.measure)
+    rows = rows_of(sweep.entries, prices, result)
     words = advice(rows, classes=len(facts.classes))
     write_lines(folder / "frontier.jsonl", [row.record() for row in rows])
     write_page(folder, rows, words, facts, sweep.utility.rounds)
