@@ -247,7 +247,7 @@ def test_the_preconditioner_inverts_a_block_circulant_matrix(reach: int, off: fl
     x = torch.randn(2, 1, 32, 32, generator=draws(1), dtype=torch.float64)
     inverse = BlockCirculant(product, x)
     assert (inverse(product(x)) - x).norm() < off * x.norm()
-    assert torch.equal(BlockCirculant.of(inverse.state(), x)(x), inverse(x))
+    assert torch.equal(BlockCirculant.of(inverse.eigen(), x)(x), inverse(x))
     inverse.damp(2.0)
     assert (inverse(product(x) + 2 * x) - x).norm() < off * x.norm()
 
@@ -349,7 +349,7 @@ def test_two_checkpoints_in_single_precision_give_pictures_to_the_bit() -> None:
     assert sorted(order.tolist()) == [0, 1, 2, 3]
     assert torch.equal((found.inputs * 255).round(), (truth[order] * 255).round())
     assert found.certified is not None
-    assert found.certified.all()  # by `Search.following` alone: without it none is
+    assert found.certified.all()  # by `Search.goes_on` alone: without it none is
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
@@ -394,7 +394,7 @@ def test_a_search_that_goes_on_is_taken_up_again_with_the_same_bits() -> None:
 
         def save(self, checkpoint: Checkpoint) -> None:
             resumed, self.kept = self.kept is not None, checkpoint
-            if not resumed and "fixed" in checkpoint.tensors:
+            if not resumed and checkpoint.tensors["fixed"].any():
                 raise KeyboardInterrupt
 
     seen, _ = checkpoints(0.01)
@@ -405,7 +405,7 @@ def test_a_search_that_goes_on_is_taken_up_again_with_the_same_bits() -> None:
         if part.status != "interrupted":
             break
     assert progress.kept is not None
-    assert "fixed" in progress.kept.tensors
+    assert progress.kept.tensors["fixed"].any()
     assert torch.equal(part.inputs, whole.inputs)
     assert part.notes == whole.notes
 

@@ -401,14 +401,15 @@ class Equations:
         slopes = torch.zeros_like(self.known.value)
         slopes[self.known.open] = point.free
         opened = self.known.open | more
-        known = replace(self.known, open=opened)
-        return self._with(known, self.floor), slopes[opened]
+        return self.opened(opened, self.floor), slopes[opened]
 
     def of_rounded(self) -> "Equations":
         """The same with weights that suit a gradient of which the last digits are missing."""
-        return self._with(self.known, ROUNDED_FLOOR)
+        return self.opened(self.known.open, ROUNDED_FLOOR)
 
-    def _with(self, known: Known, floor: float) -> "Equations":
+    def opened(self, units: Bool[Tensor, "n *shape"], floor: float) -> "Equations":
+        """The same with these units open, and another floor."""
+        known = replace(self.known, open=units)
         return Equations(self.network, self.structure, known, self.gradients, floor=floor)
 
     def start(self, x: Tensor) -> EquationsAt:
