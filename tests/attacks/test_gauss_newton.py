@@ -26,10 +26,11 @@ from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.gauss_newton.levels import FIRST_NEARNESS, LAST_NEARNESS, sure_values, to_levels
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.network.linearize import LayerUse, VictimNetwork
-from seepage.attacks.reading.equations import FLOOR, Equations, EquationWhitening, Known, Structure, slope_matrix
+from seepage.attacks.reading.equations import Equations, EquationWhitening, Known, Structure, slope_matrix
 from seepage.attacks.reading.head import head_features
 from seepage.base.algebra.derivative import Derivative
 from seepage.base.nn import frozen_randomness, state_of
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.base.solvers import conjugate_gradients
 from seepage.federation.defenses.quantize import Quantize
 from seepage.testing import planted_inputs
@@ -138,7 +139,7 @@ def test_whitened_slopes_have_orthonormal_rows_but_for_the_weakest() -> None:
     singular = torch.linalg.svdvals(moved)
     assert whitening.rank == torch.linalg.matrix_rank(moved) == 27
     whitened = torch.linalg.svdvals(whitening.matrix @ moved)
-    expected = singular / (singular.square() + (FLOOR * singular[0]) ** 2).sqrt()
+    expected = singular / (singular.square() + (FLOAT32_NETWORK * singular[0]) ** 2).sqrt()
     torch.testing.assert_close(whitened, expected.sort(descending=True).values)
     assert whitened.min() > 0.9
     rows = torch.randn(27, 2, generator=draws(3), dtype=torch.float64)

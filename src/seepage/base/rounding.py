@@ -8,3 +8,7 @@ FLOAT32_ZERO = 1e-5
 """Share of the largest, or relative difference, up to which float32 numbers are zero, or the same, but for rounding."""
 FLOAT32_NETWORK = 1e-4
 """As `FLOAT32_ZERO`, for numbers that went through a network, or were solved for from what it sent."""
+ROUNDINGS = 10.0
+"""Times the rounding of one number that a sum of many, such as an entry of a gradient, may carry."""
+DEVIATIONS = 4.0
+"""Standard deviations that an error does not exceed by chance: one normal number in 16,000 does."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
-from seepage.attacks.gauss_newton.levels import to_levels
+from seepage.attacks.gauss_newton.levels import LEVELS, to_levels
 from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.gauss_newton.seen import ROUNDED, Seen, SeenTogether, known_of
 from seepage.attacks.network import AttackedRound
@@ -26,8 +26,6 @@ FREE = 0.7
 """Share of a random change of a few neighboring values from which on they count as free to change."""
 TO_ROUNDING = 2e-6
 """Relative difference of the updates up to which nothing but float32's rounding is left, and the search ends."""
-NEAR_ROUND = 4e-3
-"""Root mean square of a last change, in units of the value range, below which rounding is tried: about one step."""
 CLOSE = 5e-2
 """Relative difference of the updates below which a search that came to rest is near the images, and goes on."""
 
@@ -177,7 +175,7 @@ class GaussNewton(Attack):
         def advance(step: int) -> float:
             nonlocal error
             value = search.step()
-            if self.rounding and (search.before or search.last_change < NEAR_ROUND):
+            if self.rounding and (search.before or search.last_change < 1 / LEVELS):
                 error = seen.error(to_levels(seen.images(search.point.x)))
             return value
 

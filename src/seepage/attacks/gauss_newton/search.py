@@ -22,13 +22,11 @@ from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.reading.equations import Equations, EquationsAt
 from seepage.attacks.reading.readings import NEWTON_SOLVED
 from seepage.base.checkpoint import Resumable
-from seepage.base.rounding import FLOAT64_FLOOR
+from seepage.base.rounding import FLOAT32_ZERO, FLOAT64_FLOOR
 from seepage.base.solvers import conjugate_gradients
 
 FIRST_DAMPING = 1e-6
 """Weight of the squared step at the start, beside equations whose derivative has norms of about 0.1 to 1."""
-MOST_DAMPING = 1e3
-"""Damping at which the search ends: no step, however small, helps."""
 FIRST_INNER = 40
 """Iterations of the conjugate gradients in the first step."""
 GROWTH = 1.5
@@ -47,14 +45,12 @@ NEGLIGIBLE = 3e-5
 """Root mean square of the last change of every image, in units of the value range, at which the search ends: 90 dB."""
 FAINT_IMAGE = 1e-2
 """An image with a smaller share of the strongest image's signal is not waited for."""
-REOPENINGS = 5
-"""How often units near the kink of a ReLU are opened, at most."""
 EXPLAINED = 1e-13
 """Sum of squared residuals at which nothing but rounding is left."""
 POLISHING_INNER = 200
 """Iterations of the conjugate gradients in the first step after the equations were weighted anew."""
-PROBING_INNER, PROBED_TO = 800, 1e-5
-"""Iterations, at most, and the relative residual of the conjugate gradients that look for what is not shown."""
+PROBING_INNER = 800
+"""Iterations, at most, of the conjugate gradients that look for what is not shown."""
 STEPS_BETWEEN = 2
 """Steps after some values were set, before others are."""
 
@@ -83,7 +79,6 @@ class Search(Resumable):
         iterations: Iterations of the conjugate gradients, at most, in the next step.
         preconditioner: Made at the first step with these free values.
         passes: Products with J and its transpose so far.
-        reopenings: How often units near the kink were opened.
         steps: Steps with these free values so far.
         steps_without_progress: Steps in a row that stood still.
         last_change: Largest root mean square by which the last step changed an image that is waited for.
@@ -91,7 +86,7 @@ class Search(Resumable):
     """
 
     kept: ClassVar[tuple[str, ...]] = (
-        "place", "fixed", "rounding_radius", "damping", "iterations", "passes", "reopenings", "steps",
+        "place", "fixed", "rounding_radius", "damping", "iterations", "passes", "steps",
         "steps_without_progress", "last_change", "history",
     )  # fmt: skip
 
@@ -107,7 +102,6 @@ class Search(Resumable):
     iterations: int = FIRST_INNER
     preconditioner: BlockCirculant | None = None
     passes: int = 0
-    reopenings: int = 0
     steps: int = 0
     steps_without_progress: int = 0
     last_change: float = float("inf")
@@ -118,11 +112,11 @@ class Search(Resumable):
 
     @property
     def ended(self) -> bool:
-        """Whether it came to rest: explained, standing still, no step helps, or more values can be set."""
+        """Whether it came to rest: explained, standing still, or more values can be set."""
         still = self.last_change < NEGLIGIBLE or self.steps_without_progress >= PATIENCE
         enough = bool(self.fixed.any()) and self.steps >= STEPS_BETWEEN
         explained = self.steps > 0 and self.point.square < EXPLAINED
-        return enough or explained or still or self.damping > MOST_DAMPING
+        return enough or explained or still
 
     @property
     def place(self) -> dict[str, Any]:
@@ -211,7 +205,7 @@ class Search(Resumable):
         self.steps_without_progress = (
             self.steps_without_progress + 1 if self.point.square > (1 - SETTLED) * before else 0
         )
-        if self.steps_without_progress and self.reopenings < REOPENINGS:
+        if self.steps_without_progress:
             self._reopen()
         return self._relative
 
@@ -221,7 +215,7 @@ class Search(Resumable):
         if more is not None:
             self.equations, free = more
             self.point = self.equations.at(self.point.x, free, self.point)
-            self.reopenings, self.steps_without_progress = self.reopenings + 1, 0
+            self.steps_without_progress = 0
 
     def undetermined(self, probe: Tensor) -> Tensor:
         """`[n]` how much of a random change of the images the equations do not show, where they show least of it.
@@ -241,7 +235,7 @@ class Search(Resumable):
         shown = product(_joined(probe, torch.zeros_like(point.free)))
         back = conjugate_gradients(
             product, shown, self._inverse(point, FLOAT64_FLOOR),
-            steps=PROBING_INNER, tolerance=PROBED_TO, preconditioned=True,
+            steps=PROBING_INNER, tolerance=FLOAT32_ZERO, preconditioned=True,
         )  # fmt: skip
         # (J^T J)^+ J^T J e is the part of e in J's row space; e less it lies in the null space. Mean over colors.
         left = (probe - _apart(back, point)[0]).square().mean(1, keepdim=True)  # [n, 1, H, W]
