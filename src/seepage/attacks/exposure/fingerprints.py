@@ -11,6 +11,7 @@ from torch import Tensor
 
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.reading.rounded import Rounding
+from seepage.attacks.reading.rounded.rounding import GLANCE
 from seepage.attacks.search.selection import BLOCK
 from seepage.base.algebra.lowrank import noise_floor
 from seepage.federation.types import Tensors
@@ -24,8 +25,6 @@ MIN_NOISE_SHARE = 0.01
 difference of weights."""
 MIN_PRUNED_ENTRIES = 200
 """Entries other than zero from which a lack of small ones is reported."""
-MAX_COMPARED_ENTRIES = 2**16
-"""Entries of a tensor whose values are compared, at most: the first ones."""
 NOISELESS_BIAS_SHARE = 0.02
 """Share of the noise's deviation below which the sum of the last bias has none on it; 1 in 60 sums fall there."""
 MAX_SPECTRUM_SIDES = (256, 2048)
@@ -84,7 +83,7 @@ def fingerprint(name: str, tensor: Tensor) -> Fingerprint:
         shape=tuple(tensor.shape),
         zeros=1 - live / max(1, len(flat)),
         pruned=_is_pruned(flat, live),
-        distinct=_distinct(flat[:MAX_COMPARED_ENTRIES]),
+        distinct=_distinct(flat[:GLANCE]),
         bits=_bits(flat, first) if enough else None,
         half=_half(first) if enough else None,
         noise=noise,
@@ -100,12 +99,12 @@ def _distinct(flat: Tensor) -> int:
 
 
 def _first(flat: Tensor) -> Tensor:
-    """The first `MAX_COMPARED_ENTRIES` entries other than zero, found in parts, as selecting takes memory."""
+    """The first `GLANCE` entries other than zero, found in parts, as selecting takes memory."""
     found, count = list[Tensor](), 0
     for part in flat.split(BLOCK) if len(flat) else ():
-        found.append(part[part != 0][: MAX_COMPARED_ENTRIES - count])
+        found.append(part[part != 0][: GLANCE - count])
         count += len(found[-1])
-        if count == MAX_COMPARED_ENTRIES:
+        if count == GLANCE:
             break
     return torch.cat(found) if found else flat
 

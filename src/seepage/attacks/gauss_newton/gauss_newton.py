@@ -20,12 +20,11 @@ from seepage.attacks.reading.head import HeadFeatures, head_features
 from seepage.attacks.reading.peeling import peel
 from seepage.base.nn import generator, last_linear
 from seepage.base.registry import attacks
+from seepage.base.rounding import FLOAT32_SAME
 from seepage.federation.types import Knowledge, Reconstruction, Round, Status, Transcript
 
 FREE = 0.7
 """Share of a random change of a few neighboring values from which on they count as free to change."""
-TO_ROUNDING = 2e-6
-"""Relative difference of the updates up to which nothing but float32's rounding is left, and the search ends."""
 CLOSE = 5e-2
 """Relative difference of the updates below which a search that came to rest is near the images, and goes on."""
 
@@ -184,7 +183,7 @@ class GaussNewton(Attack):
 
         def over() -> bool:
             """Whether it is found, or came to rest with nothing left to set. Else it is set, and the search goes on."""
-            return error < TO_ROUNDING or (search.ended and not (self._is_near(seen, search) and search.goes_on()))
+            return error < FLOAT32_SAME or (search.ended and not (self._is_near(seen, search) and search.goes_on()))
 
         step, interrupted = run_resumable(search, self.steps, advance, progress, note=note, every=1, ended=over)
         return self._result(seen, search, step, interrupted)
