@@ -149,8 +149,7 @@ class Search(Resumable):
             return True
         while self.rounding_radius < LAST_NEARNESS:
             sure = self.fixed | sure_values(unit, self.rounding_radius)
-            more = int((sure & ~self.fixed).sum())
-            if more and (more > FEWEST * int((~self.fixed).sum()) or bool(sure.all())):
+            if int((sure & ~self.fixed).sum()) > FEWEST * int((~self.fixed).sum()):
                 self.before, self.fixed = (*self.before, unit)[:2], sure
                 self._start_over(self.equations, torch.where(sure, to_levels(unit), unit))
                 return True
