@@ -174,7 +174,7 @@ class PatchEmbedding(Attack):
             notes.append(f"all pixels are multiples of 1/{seen.levels} of the value range, and were rounded to them")
         if labels is not None:
             notes.append(f"the update at this image differs from the observed one by {error:.1e} of its size")
-        # Through a small ViT, an image that is off by a share of the value range moves the update by 1.2 to 1.9 times it.
+        # Through a small ViT, an image off by some share of the value range moves the update by 1.2 to 1.9 times it.
         explained = error < EXACT
         if abs(factor - 1) > EXACT and explained:
             notes.append(f"the observed update is {factor:.3g} times what this image gives: it was scaled")

@@ -22,7 +22,7 @@ from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
 TEXT_MISMATCH = 3e-3
 """Relative difference of the network's own update at the text from the observed one, up to which it is certified.
 
-Twice what rounding an update to bfloat16 left of a right text, 1.6e-3; the wrong ones on record are off by over 0.4.
+Twice what rounding an update to bfloat16 left of a right text, 1.6e-3; texts on record that it refused are off by 0.4.
 """
 REMEDY = "lower the batch size or the number of tokens"
 
