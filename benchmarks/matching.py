@@ -51,7 +51,7 @@ def sizes(options: argparse.Namespace) -> None:
 def one_step(options: argparse.Namespace) -> None:
     microbatch = options.microbatch or None
     exact, inputs, labels = problem(options.model, options.batch, size=options.size, microbatch=microbatch)
-    found = FirstOrderProblem(exact) if options.step == "first_order" else exact
+    found = FirstOrderProblem(**vars(exact)) if options.step == "first_order" else exact
     found.evaluate(inputs[:1], labels[:1])  # library buffers are there before the first look
     rose = rise(lambda: found.evaluate(inputs, labels))
     result = {"microbatch": microbatch, "step": options.step, "peak_mib": round(memory(), 1), "peak_rise_mib": rose}

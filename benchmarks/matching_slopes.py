@@ -23,12 +23,10 @@ import numpy as np
 import torch
 from harness import medians, parsed, problem, turns
 from scipy import stats
-from torch import Tensor
 
 from seepage import Architecture, Batch, FedSGD, build, record, score
 from seepage.attacks.search import inverting_gradients
-from seepage.attacks.search.first_order import Extra, FirstOrderProblem
-from seepage.attacks.search.move import Move, Mover
+from seepage.attacks.search.first_order import FirstOrderProblem, Move
 from seepage.attacks.search.problem import Evaluation
 from seepage.attacks.search.selection import kth_smallest
 from seepage.base.nn import generator
@@ -52,7 +50,9 @@ def agreement(options: argparse.Namespace) -> None:
         for batch in options.batches:
             exact, inputs, labels = problem(name, batch)
             theirs = exact.evaluate(inputs, labels).by_inputs.double().flatten()
-            own = FirstOrderProblem(exact).fitted(inputs, labels).evaluate(inputs, labels).by_inputs.double().flatten()
+            step = FirstOrderProblem(**vars(exact))
+            step.evaluate(inputs, labels)  # learns how far to move
+            own = step.evaluate(inputs, labels).by_inputs.double().flatten()
             error = float((own - theirs).norm() / theirs.norm())
             cosine = float(own @ theirs / own.norm() / theirs.norm())
             row = {"model": name, "batch": batch, "relative_error": error, "one_minus_cosine": 1 - cosine}
@@ -77,20 +77,25 @@ def quality(options: argparse.Namespace) -> None:
                 keep("psnr", f"{slopes}, {name}", "psnr", row)
 
 
-def forgets(it: FirstOrderProblem, inputs: Tensor, labels: Tensor, extra: Extra | None = None) -> Evaluation:
-    """`FirstOrderProblem.evaluate` without a memory."""
-    return it._evaluate(inputs, labels, extra)[0]
+remembers = FirstOrderProblem.evaluate
+
+
+def forgets(it: FirstOrderProblem, *given: Any) -> Evaluation:
+    """`FirstOrderProblem.evaluate` that learns at its first point alone."""
+    found = remembers(it, *given)
+    it.reach = vars(it).setdefault("first_reach", it.reach)
+    return found
 
 
 def pairs(options: argparse.Namespace) -> None:
     data, found, moves = load(options.data), defaultdict(list), defaultdict(list)
-    remembers, move, made = FirstOrderProblem.evaluate, Mover.__call__, [0]
+    move, made = FirstOrderProblem._moved, [0]
 
-    def counted(it: Mover, *given: Any) -> Move:
+    def counted(it: FirstOrderProblem, *given: Any) -> Move:
         made[0] += 1
         return move(it, *given)
 
-    Mover.__call__ = counted  # type: ignore[method-assign, assignment]
+    FirstOrderProblem._moved = counted  # type: ignore[method-assign, assignment]
     it = inverting_gradients(steps=options.steps, tv=options.tv, schedule="cosine", labels="given")
     for image in range(options.images):
         batch = data.batch(data.private[300 + image : 301 + image])

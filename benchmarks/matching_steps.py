@@ -39,7 +39,8 @@ SAMPLED = TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5, sample=100_000)
 def steps(name: str, batch: int, objective: str) -> dict[str, Step]:
     """What is compared; the first-order problem is fitted once beforehand, as the attack does."""
     exact, inputs, labels = problem(name, batch, objective)
-    first = FirstOrderProblem(exact).fitted(inputs[:1], labels[:1])
+    first = FirstOrderProblem(**vars(exact))
+    first.evaluate(inputs[:1], labels[:1])
     if objective == "ig":
         return {
             "plain loop": lambda: plain_step(exact, inputs, labels),
@@ -47,9 +48,9 @@ def steps(name: str, batch: int, objective: str) -> dict[str, Step]:
             "first order": lambda: engine_step(first, inputs, labels),
             **breaching_step(exact, inputs, labels),
         }
-    sampled = FirstOrderProblem(Problem(**{**vars(exact), "distance": SAMPLED}), first.reach)
+    sampled = FirstOrderProblem(**{**vars(exact), "distance": SAMPLED}, reach=first.reach)
 
-    def own(found: Problem | FirstOrderProblem) -> Step:
+    def own(found: Problem) -> Step:
         return lambda: blended(lambda at: engine_step(found, at, labels), inputs)
 
     plain: dict[str, Step] = {"plain loop": lambda: plain_fedleak(exact, inputs, labels)}

@@ -17,7 +17,7 @@ from torch import nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
 from seepage.attacks.exposure import batch_norm_leaks
-from seepage.attacks.exposure.batch_norm import MAX_VARIANCE_ERROR
+from seepage.attacks.network.evidence import READ
 from seepage.base.nn import generator, state_of
 
 NETS = {
@@ -52,7 +52,7 @@ def case(data: str, model: nn.Module, test: Batch, net: str, steps: int, mode: s
         "read": read,
         "share": round(read / channels, 4),
         "median_error": round(off.median().item(), 5) if len(off) else None,
-        "wrong": int((off > MAX_VARIANCE_ERROR).sum()),
+        "wrong": int((off > READ).sum()),
         "cpu_s": round(seconds, 3),
     }
     keep("matching/batch-norm", f"{net}, {steps} steps, {mode}, batch {n}", "share", row)

@@ -22,7 +22,7 @@ import seepage.federation.data
 from seepage.api import record
 from seepage.attacks import Attack
 from seepage.attacks.exposure import BatchNormLeak
-from seepage.attacks.exposure.batch_norm import MAX_VARIANCE_ERROR
+from seepage.attacks.network.evidence import READ
 from seepage.base.nn import captured_calls, forward, generator, in_mode
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
@@ -202,7 +202,7 @@ def read_in_training(
 
 def variance_errors(leak: BatchNormLeak, read: Tensor) -> Tensor:
     """Relative errors of the variances that are said to be read off, against those of what the batch norm read."""
-    said = leak.variance.isfinite() & (leak.variance > 0) & (leak.error < MAX_VARIANCE_ERROR)
+    said = leak.variance.isfinite() & (leak.variance > 0) & (leak.error < READ)
     own = read.double().transpose(0, 1).flatten(1).var(1, correction=0)
     return ((leak.variance - own).abs() / own)[said]
 

@@ -19,7 +19,6 @@ from seepage.attacks.search.adaptive import Composed
 from seepage.attacks.search.directions import Blended, Direction, Gradients, _length
 from seepage.attacks.search.distances import Distance, PerTensor, Scaled, Sum
 from seepage.attacks.search.engine import _SearchPoint
-from seepage.attacks.search.first_order import FirstOrderProblem
 from seepage.attacks.search.partial import ChosenEntries, TopMagnitude
 from seepage.attacks.search.problem import Problem
 from seepage.base.second_derivatives import twice_differentiable
@@ -62,18 +61,12 @@ def held_problem(problem: Problem, inputs: Tensor, labels: Tensor) -> Problem:
     return replace(problem, distance=held(problem.distance, dummy, problem.target))
 
 
-def exact_of(problem: Any) -> Problem:
-    """The problem without the first-order step."""
-    exact: Problem = problem.exact if isinstance(problem, FirstOrderProblem) else problem
-    return exact
-
-
 def bent(place: _SearchPoint, along: Sequence[Tensor]) -> Gradients:
     """The objective's Hessian by the inputs' unknowns, times `along`: one exact third derivative pass."""
     place.search.evaluations += 1
     unknowns, inputs = place.search.decode()
     objective, labels = place.objective, place.run.labels_of(place.search).detach()
-    problem = exact_of(objective.problem)
+    problem: Any = objective.problem
     with twice_differentiable(problem.model), objective._watched_layers() as calls:
         value = problem.distance(problem._gradient(inputs, labels, create_graph=True), problem.target)
         if objective.layer_priors:
@@ -93,9 +86,7 @@ class EntriesKept(Blended):
 
     def __call__(self, gradients: Gradients, place: Any) -> Gradients:
         inputs, labels = place.search.decode()[1].detach(), place.run.labels_of(place.search)
-        problem = place.objective.problem
-        exact = held_problem(exact_of(problem), inputs, labels)
-        chosen = replace(problem, exact=exact) if isinstance(problem, FirstOrderProblem) else exact
+        chosen = held_problem(place.objective.problem, inputs, labels)
         return super().__call__(gradients, replace(place, objective=replace(place.objective, problem=chosen)))
 
 

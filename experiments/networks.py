@@ -26,7 +26,7 @@ from runs import data_of, keep_run, repeatable
 from torch import Tensor
 
 from seepage.attacks.exposure import batch_norm_leaks
-from seepage.attacks.exposure.batch_norm import MAX_VARIANCE_ERROR
+from seepage.attacks.network.evidence import READ
 from seepage.attacks.reading.activations import InnerActivations, inner_activations
 from seepage.attacks.reading.head import HeadFeatures, head_features
 from seepage.attacks.search.labels import Auto
@@ -94,7 +94,7 @@ def one_round(observed: Round, knowledge: Knowledge, private: Batch) -> dict[str
         if leak.mode == "train":
             errors = variance_errors(leak, truth[leak.norm])
             row["variances"] += len(errors)
-            row["variances_wrong"] += int((errors > MAX_VARIANCE_ERROR).sum())
+            row["variances_wrong"] += int((errors > READ).sum())
     refused = {"features": features, "activations": inner, "variances": leaks}
     row["refused"] = {name: found for name, found in refused.items() if isinstance(found, str)}
     return {**row, "solving_s": seconds}

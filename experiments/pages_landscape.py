@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 
 from page_parts import Lines, Part, Row, commands, rows_of, table
 
-from seepage.attacks.exposure.landscape import SUCCESS_DB, outlook
+from seepage.attacks.exposure.landscape import outlook
 from seepage.base.schema import Share
 
 STUDY, NOISE = "matching/landscape", "0.03"
+SUCCESS_DB = 3.0
+"""Decibels over the mean color of each image from which an attack counts as a success."""
 MOST_WRONG = 0.05
 """Share of attacks on the wrong side of a threshold, at most, where it is fitted."""
 TWENTIETHS = [place / 20 for place in range(21)]

@@ -13,9 +13,8 @@ from seepage import Architecture, Batch, FedSGD, build, record
 from seepage.attacks.search import first_order
 from seepage.attacks.search.distance_gradients import Products, _by_autograd, combination, value_and_gradients
 from seepage.attacks.search.distances import L1, L2, Cosine, Distance, GaussianKernel, PerTensor
-from seepage.attacks.search.first_order import FirstOrderProblem, applies, with_first_order_step
+from seepage.attacks.search.first_order import FirstOrderProblem, Move, with_first_order_step
 from seepage.attacks.search.frozen_pattern import FrozenPattern, RecordedPattern
-from seepage.attacks.search.move import Move, Mover
 from seepage.attacks.search.partial import TopMagnitude
 from seepage.attacks.search.problem import Evaluation, Problem
 from seepage.federation.types import LocalProblem, Update
@@ -92,6 +91,13 @@ def exactly(it: Problem, inputs: Tensor, labels: Tensor, extra: Callable[[], Ten
         return it.evaluate(inputs, labels, extra)
 
 
+def fitted(it: Problem, inputs: Tensor, labels: Tensor) -> FirstOrderProblem:
+    """The problem with a first-order step that has learned how far to move here."""
+    step = FirstOrderProblem(**vars(it))
+    step.evaluate(inputs, labels)
+    return step
+
+
 def assert_close(found: Evaluation, exact: Evaluation, rel: float) -> None:
     # One minus a cosine near 1 has few digits in single precision, whichever way it is taken.
     assert found.value == pytest.approx(exact.value, rel=1e-5, abs=5e-7)
@@ -115,7 +121,7 @@ def test_every_family_of_networks_agrees_with_double_backward(name: str, mode: s
     dtype = torch.float64 if name == "relu6" else torch.float32
     it = problem(build(architecture, shape, CLASSES), shape, mode=mode, dtype=dtype)
     inputs, labels = candidate(it, shape)
-    step = FirstOrderProblem(it).fitted(inputs, labels)
+    step = fitted(it, inputs, labels)
     assert_close(step.evaluate(inputs, labels), exactly(it, inputs, labels), 1e-2)
 
 
@@ -125,7 +131,7 @@ def test_every_family_of_networks_agrees_with_double_backward(name: str, mode: s
 def test_pooling_and_clamps_take_the_same_sides_again(mode: str, soft: bool, dtype: torch.dtype) -> None:
     it = problem(pooled(), IMAGE, mode=mode, dtype=dtype)
     inputs, labels = candidate(it, IMAGE, soft=soft)
-    found = FirstOrderProblem(it).evaluate(inputs, labels)
+    found = FirstOrderProblem(**vars(it)).evaluate(inputs, labels)
     assert_close(found, it.evaluate(inputs, labels), 1e-2 if dtype == torch.float32 else 1e-5)
 
 
@@ -153,7 +159,7 @@ def test_without_the_recorded_choices_it_is_wrong() -> None:
 def test_every_distance(distance: Distance) -> None:
     it = problem(build(Architecture("convnet", {"width": 4}), IMAGE, CLASSES), IMAGE, distance=distance)
     inputs, labels = candidate(it, IMAGE)
-    step = FirstOrderProblem(it).fitted(inputs, labels)
+    step = fitted(it, inputs, labels)
     assert_close(step.evaluate(inputs, labels), it.evaluate(inputs, labels), 1e-2)
 
 
@@ -201,8 +207,10 @@ def test_a_move_goes_along_the_slope_and_into_the_same_tensors() -> None:
         draw = torch.Generator().manual_seed(6)
         dummy = [torch.randn(tensor.shape, generator=draw) for tensor in it.params.values()]
         value, v = _by_autograd(distance, dict(zip(it.params, dummy, strict=True)), it.target)
-        mover = Mover(it)
-        (_, short, before), (own_value, step, weights) = mover(dummy, 1e-2), mover(dummy, 2e-2)
+        mover = FirstOrderProblem(**vars(it), reach=1e-2)
+        _, short, before = mover._moved(dummy)
+        mover.reach = 2e-2
+        own_value, step, weights = mover._moved(dummy)
         assert all(a is b for a, b in zip(before.values(), weights.values(), strict=True))
         assert own_value == pytest.approx(value.item(), rel=1e-5)
         assert step == pytest.approx(2 * short)
@@ -224,7 +232,7 @@ def test_a_tensor_without_chosen_entries_has_no_slope() -> None:
 def test_micro_batches_give_the_numbers_of_one_shot(microbatch: int, soft: bool) -> None:
     whole = problem(build(Architecture("convnet", {"width": 4}), IMAGE, CLASSES), IMAGE, dtype=torch.float64)
     inputs, labels = candidate(whole, IMAGE, soft=soft)
-    found = FirstOrderProblem(replace(whole, microbatch=microbatch)).evaluate(inputs, labels)
+    found = FirstOrderProblem(**{**vars(whole), "microbatch": microbatch}).evaluate(inputs, labels)
     assert_close(found, whole.evaluate(inputs, labels), 1e-5)
 
 
@@ -232,7 +240,7 @@ def test_batch_norm_in_train_mode_is_not_cut_into_micro_batches() -> None:
     model = build(Architecture("convnet", {"width": 4, "batch_norm": True}), IMAGE, CLASSES)
     whole = problem(model, IMAGE, mode="train", dtype=torch.float64)
     inputs, labels = candidate(whole, IMAGE)
-    found = FirstOrderProblem(replace(whole, microbatch=2)).evaluate(inputs, labels)
+    found = FirstOrderProblem(**{**vars(whole), "microbatch": 2}).evaluate(inputs, labels)
     assert_close(found, whole.evaluate(inputs, labels), 1e-5)
 
 
@@ -247,7 +255,7 @@ def test_a_penalty_on_what_hooks_see(microbatch: int | None) -> None:
         return 0.3 * seen[-1].abs().mean()
 
     inputs, labels = candidate(it, IMAGE)
-    found = FirstOrderProblem(it).evaluate(inputs, labels, extra)
+    found = FirstOrderProblem(**vars(it)).evaluate(inputs, labels, extra)
     exact = it.evaluate(inputs, labels, extra)
     handle.remove()
     assert_close(found, exact, 1e-5)
@@ -263,8 +271,8 @@ def test_the_model_is_left_as_found() -> None:
     modes = [module.training for module in model.modules()]
     inputs, labels = candidate(it, IMAGE)
     kept = inputs.clone()
-    first = FirstOrderProblem(it).evaluate(inputs, labels)
-    assert torch.equal(first.by_inputs, FirstOrderProblem(it).evaluate(inputs, labels).by_inputs)
+    first = FirstOrderProblem(**vars(it)).evaluate(inputs, labels)
+    assert torch.equal(first.by_inputs, FirstOrderProblem(**vars(it)).evaluate(inputs, labels).by_inputs)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert modes == [module.training for module in model.modules()]
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -289,7 +297,7 @@ def test_the_trial_keeps_the_exact_step_where_the_cheap_one_is_wrong() -> None:
     shape = (3, 6, 6)
     it = problem(Sawtooth(), shape)
     inputs, labels = candidate(it, shape)
-    assert FirstOrderProblem(it).agreement(inputs, labels) < 0.99
+    assert FirstOrderProblem(**vars(it)).agreement(inputs, labels) < 0.99
     chosen, note = with_first_order_step(it, inputs, labels)
     assert chosen is it
     assert note.startswith("The exact step was used")
@@ -305,13 +313,13 @@ def test_the_trial_takes_the_cheap_step_where_it_holds() -> None:
 def passes_made(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The reach of each move that is made from here on."""
     made: list[float] = []
-    moved = Mover.__call__
+    moved = FirstOrderProblem._moved
 
-    def counted(it: Mover, dummy: Sequence[Tensor], reach: float) -> Move:
-        made.append(reach)
-        return moved(it, dummy, reach)
+    def counted(it: FirstOrderProblem, dummy: Sequence[Tensor]) -> Move:
+        made.append(it.reach)
+        return moved(it, dummy)
 
-    monkeypatch.setattr(Mover, "__call__", counted)
+    monkeypatch.setattr(FirstOrderProblem, "_moved", counted)
     return made
 
 
@@ -329,7 +337,7 @@ def test_what_was_learned_of_a_good_move_is_kept(monkeypatch: pytest.MonkeyPatch
     it = problem(build(Architecture("convnet", {"width": 4}), IMAGE, CLASSES), IMAGE)
     inputs, labels = candidate(it, IMAGE)
     way = descent(it, inputs, labels, 40)
-    step = FirstOrderProblem(it).fitted(inputs, labels)
+    step = fitted(it, inputs, labels)
     start = step.reach
     made = passes_made(monkeypatch)
     for point in way:
@@ -344,7 +352,7 @@ def test_what_was_learned_of_a_good_move_is_kept(monkeypatch: pytest.MonkeyPatch
 def test_a_move_that_changes_nothing_does_not_stick() -> None:
     it = problem(pooled(), IMAGE)
     inputs, labels = candidate(it, IMAGE)
-    step = FirstOrderProblem(it, reach=1e-12)  # far below rounding
+    step = FirstOrderProblem(**vars(it), reach=1e-12)  # far below rounding
     for _ in range(3):
         found = step.evaluate(inputs, labels)
     assert_close(found, it.evaluate(inputs, labels), 1e-2)
@@ -360,14 +368,13 @@ class Twice(FedSGD):
 
 def test_other_clients_keep_the_exact_step() -> None:
     it = replace(problem(pooled(), IMAGE), client=Twice())
-    assert not applies(it)
     assert with_first_order_step(it, *candidate(it, IMAGE)) == (it, None)
 
 
 def test_at_the_truth_the_slopes_vanish() -> None:
     it = problem(pooled(), IMAGE, distance=L2())
     truth = torch.rand((N, *IMAGE), generator=torch.Generator().manual_seed(1))
-    found = FirstOrderProblem(it).evaluate(truth, torch.arange(N) % CLASSES)
+    found = FirstOrderProblem(**vars(it)).evaluate(truth, torch.arange(N) % CLASSES)
     assert found.value == 0
     assert not found.by_inputs.any()
 

@@ -26,10 +26,11 @@ from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.gauss_newton.levels import FIRST_NEARNESS, LAST_NEARNESS, sure_values, to_levels
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.network.linearize import LayerUse, VictimNetwork
-from seepage.attacks.reading.equations import FLOOR, Equations, EquationWhitening, Known, Structure, slope_matrix
+from seepage.attacks.reading.equations import Equations, EquationWhitening, Known, Structure, slope_matrix
 from seepage.attacks.reading.head import head_features
 from seepage.base.algebra.derivative import Derivative
 from seepage.base.nn import frozen_randomness, state_of
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.base.solvers import conjugate_gradients
 from seepage.federation.defenses.quantize import Quantize
 from seepage.testing import planted_inputs
@@ -138,7 +139,7 @@ def test_whitened_slopes_have_orthonormal_rows_but_for_the_weakest() -> None:
     singular = torch.linalg.svdvals(moved)
     assert whitening.rank == torch.linalg.matrix_rank(moved) == 27
     whitened = torch.linalg.svdvals(whitening.matrix @ moved)
-    expected = singular / (singular.square() + (FLOOR * singular[0]) ** 2).sqrt()
+    expected = singular / (singular.square() + (FLOAT32_NETWORK * singular[0]) ** 2).sqrt()
     torch.testing.assert_close(whitened, expected.sort(descending=True).values)
     assert whitened.min() > 0.9
     rows = torch.randn(27, 2, generator=draws(3), dtype=torch.float64)
@@ -247,7 +248,7 @@ def test_the_preconditioner_inverts_a_block_circulant_matrix(reach: int, off: fl
     x = torch.randn(2, 1, 32, 32, generator=draws(1), dtype=torch.float64)
     inverse = BlockCirculant(product, x)
     assert (inverse(product(x)) - x).norm() < off * x.norm()
-    assert torch.equal(BlockCirculant.of(inverse.state(), x)(x), inverse(x))
+    assert torch.equal(BlockCirculant.of(inverse.eigen(), x)(x), inverse(x))
     inverse.damp(2.0)
     assert (inverse(product(x) + 2 * x) - x).norm() < off * x.norm()
 
@@ -347,7 +348,7 @@ def test_two_checkpoints_in_single_precision_give_pictures_to_the_bit() -> None:
     order = torch.cdist(found.inputs.flatten(1), truth.flatten(1)).argmin(1)
     assert sorted(order.tolist()) == [0, 1, 2, 3]
     assert torch.equal((found.inputs * 255).round(), (truth[order] * 255).round())
-    assert found.certified.all()  # by `Search.following` alone: without it none is
+    assert found.certified.all()  # by `Search.goes_on` alone: without it none is
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
@@ -391,7 +392,7 @@ def test_a_search_that_goes_on_is_taken_up_again_with_the_same_bits() -> None:
 
         def save(self, checkpoint: Checkpoint) -> None:
             resumed, self.kept = self.kept is not None, checkpoint
-            if not resumed and "fixed" in checkpoint.tensors:
+            if not resumed and checkpoint.tensors["fixed"].any():
                 raise KeyboardInterrupt
 
     seen, _ = checkpoints(0.01)
@@ -401,7 +402,7 @@ def test_a_search_that_goes_on_is_taken_up_again_with_the_same_bits() -> None:
         part = attack(seen, seed=0, progress=progress)
         if part.status != "interrupted":
             break
-    assert "fixed" in progress.kept.tensors
+    assert progress.kept.tensors["fixed"].any()
     assert torch.equal(part.inputs, whole.inputs)
     assert part.notes == whole.notes
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import AttackedRound, best_labels, in_range, relative_mismatch
-from seepage.attacks.network.first_layer import MIN_LABEL_SHARE, FirstLayer, Trace
+from seepage.attacks.network.evidence import FAINT
+from seepage.attacks.network.first_layer import FirstLayer, Trace
 from seepage.attacks.reading.rounded import with_rounding
 from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import input_layer
@@ -309,7 +310,7 @@ def _certified_any_loss(
             # n s = 2 (f - y) / k of an example's own squared error, so its target is y = f - k n s / 2.
             labels = output.detach() - slope.shape[1] * seen.batch_size * slope / 2  # [k, values]
         if name == seen.last[0]:
-            alone = (slope < -MIN_LABEL_SHARE * slope.abs().amax(1, keepdim=True)).sum(1) == 1
+            alone = (slope < -FAINT * slope.abs().amax(1, keepdim=True)).sum(1) == 1
     passed = best <= tolerance
     agreeing = _agreeing(inputs.flatten(1), passed, tolerance)
     return labels, torch.where(passed & (agreeing >= LEAST_ALIKE), best, torch.inf), alone

@@ -1,7 +1,7 @@
 """Searches that can be stopped and taken up again: the loop over their steps, and how their state travels to disk."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -69,11 +69,6 @@ def run_steps(
     except KeyboardInterrupt:
         return step, True
     return step, False
-
-
-def history_in(facts: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """A checkpoint's `(step, objective)` pairs, which JSON keeps as lists."""
-    return [(int(step), float(value)) for step, value in facts["history"]]
 
 
 class Resumable:

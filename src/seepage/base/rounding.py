@@ -4,7 +4,13 @@ FLOAT64_FLOOR = 1e-10
 """Relative size, or change, up to which what float64 solved for is zero but for its rounding."""
 FLOAT32_SUM = 1e-6
 """Relative error that float32 leaves in a sum of many numbers, such as an entry of a gradient: about ten epsilons."""
+FLOAT32_SAME = 2e-6
+"""Relative difference up to which two gradients in float32, or two rows of one, are the same but for `FLOAT32_SUM`."""
 FLOAT32_ZERO = 1e-5
 """Share of the largest, or relative difference, up to which float32 numbers are zero, or the same, but for rounding."""
 FLOAT32_NETWORK = 1e-4
 """As `FLOAT32_ZERO`, for numbers that went through a network, or were solved for from what it sent."""
+ROUNDINGS = 10.0
+"""Times the rounding of one number that a sum of many, such as an entry of a gradient, may carry."""
+DEVIATIONS = 4.0
+"""Standard deviations that an error does not exceed by chance: one normal number in 16,000 does."""

@@ -16,10 +16,9 @@ from seepage.attacks.cafe.steps import (
     step_two,
     zero_rows,
 )
+from seepage.attacks.network.evidence import READ
 from seepage.base.rounding import FLOAT32_SUM
 
-MAX_FEATURE_ERROR = 0.1
-"""Estimated relative error of h above which a sample counts as not identifiable."""
 JOINT_RANK = 1e-9
 """Eigenvalues of the joint normal equations below this share of the largest are null directions."""
 JOINT_OPEN_SHARE = 1e-6
@@ -103,7 +102,7 @@ def _jointly(shared: Tensor, one: Recovered, right: Tensor, power: float) -> Rec
     gain = (vectors[:, keep].pow(2) / values[keep]).sum(1).sqrt() / scale
     noise = FLOAT32_SUM * (power * h.shape[1]) ** 0.5
     spread = gain * noise / h.norm(dim=1).clamp(min=1e-300)
-    fine = (vectors[:, ~keep].pow(2).sum(1) < JOINT_OPEN_SHARE) & (spread < MAX_FEATURE_ERROR)
+    fine = (vectors[:, ~keep].pow(2).sum(1) < JOINT_OPEN_SHARE) & (spread < READ)
     # A batch that determined a sample by itself keeps its answer unless this one's error is smaller.
     better = fine & (spread < one.spread[live])
     chosen = live[better]
@@ -124,7 +123,7 @@ def _add_batch(one: Recovered, batch: Tensor, weight: Tensor, sums: Tensor, mass
     # What the gradients' rounding does to each row, relative to the row itself.
     sent = FLOAT32_SUM * weight.norm() * len(batch) / weight.shape[0] ** 0.5
     error = error * sent / h.norm(dim=1).clamp(min=1e-300)
-    ok = rows_known & torch.isfinite(h).all(1) & (error < MAX_FEATURE_ERROR)
+    ok = rows_known & torch.isfinite(h).all(1) & (error < READ)
     # Guesses of one sample from several rounds are averaged, each by one over its variance.
     trust = error[ok].clamp(min=1e-300).pow(-2)
     sums[live[ok]] += trust[:, None] * h[ok]

@@ -1,7 +1,7 @@
 """Feature inversion: find images whose embeddings are those that CPA recovers (CPA+FIA, CPA+FIA+GMA)."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -18,7 +18,7 @@ from seepage.attacks.search.objective import MatchingObjective
 from seepage.attacks.search.optimizers import Adam, Schedule
 from seepage.attacks.search.parameters import Pixels, SearchSpace
 from seepage.attacks.search.priors import TotalVariation
-from seepage.attacks.search.problem import Evaluation, Problem
+from seepage.attacks.search.problem import Evaluation, Extra, Problem
 from seepage.base.checkpoint import Resumable
 from seepage.base.nn import calls_in_pass
 from seepage.base.nn import generator as draws
@@ -273,7 +273,7 @@ class FeatureDistance:
         with torch.no_grad():
             return torch.cat([self._apart(part, target) for part, target in self._parts(images)])
 
-    def evaluate(self, inputs: Tensor, labels: Tensor, extra: Callable[[], Tensor] | None = None) -> Evaluation:
+    def evaluate(self, inputs: Tensor, labels: Tensor, extra: Extra | None = None) -> Evaluation:
         total, gradients = 0.0, []
         for part, target in self._parts(inputs):  # a sum over images, so a chunk at a time has the same gradients
             leaf = part.detach().requires_grad_()

@@ -44,6 +44,7 @@ from seepage.attacks.reading.head import head_features
 from seepage.attacks.reading.head.features import SIZE_REMEDY
 from seepage.attacks.reading.rounded import Rounding, glance, rounding_of, weights_format
 from seepage.base.nn import last_linear
+from seepage.base.rounding import FLOAT32_SAME
 from seepage.base.storage import LazyTensors
 from seepage.base.words import plural
 from seepage.errors import Inapplicable, SeepageError
@@ -72,8 +73,6 @@ core, 99 of 100 over a minute; classes matter little (16 of 1,000: 0.3 s)."""
 MAX_HEAD_UNKNOWNS = 1_500_000
 """Entries of the Jacobian of the softmax equations up to which features without zeros are solved for (24 examples of
 100 classes: 5 s)."""
-TWO_CLASS_TOLERANCE = 2e-6
-"""Relative mismatch up to which a row is one example's where there are two classes; rounding reaches about 1e-6."""
 MAX_CERTIFIED_SIZE = 2**14
 """Neurons times classes up to which rows of the first layer are checked against the model's own backward pass."""
 
@@ -514,7 +513,7 @@ class UpdateAnalysis:
         if layer.reads != "input" or layer.bias is None or too_large:
             return layer
         # With two classes one number decides, which a mixture meets by chance: about as often as the tolerance is wide.
-        attack = LinearLeak(tolerance=TWO_CLASS_TOLERANCE) if classes == 2 else LinearLeak()
+        attack = LinearLeak(tolerance=FLOAT32_SAME) if classes == 2 else LinearLeak()
         try:
             certified = attack(OneRound(self.seen, self.t), seed=0).certified
         except SeepageError:

@@ -8,18 +8,15 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.exposure.finding import ClosedForm
+from seepage.attacks.network.evidence import READ
 from seepage.base.nn import normalized_layers
-from seepage.base.rounding import FLOAT32_NETWORK
+from seepage.base.rounding import FLOAT32_NETWORK, ROUNDINGS
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round, Tensors
 
 MIN_BETWEEN, FEWEST_CHANNELS = 0.9, 16
 """Where variances are so small that epsilon counts: the share of at least so many channels whose <w, g> lies between 0
 and gamma g_gamma, as batch statistics have it, and a random sign does in half of them at most."""
-ROUNDINGS_PER_ENTRY = 10.0
-"""Roundings, in units of the last place, that an entry of a gradient is taken to carry."""
-MAX_VARIANCE_ERROR = 0.1
-"""Relative error up to which a variance counts as read."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class BatchNormLeak:
     @property
     def read(self) -> int:
         """Channels whose variance over the batch can be read to within 10 %."""
-        known: Tensor = self.variance.isfinite() & (self.variance > 0) & (self.error < MAX_VARIANCE_ERROR)
+        known: Tensor = self.variance.isfinite() & (self.variance > 0) & (self.error < READ)
         return int(known.sum()) if self.mode == "train" else 0
 
 
@@ -123,7 +120,7 @@ def _leak(layer: str, norm: str, epsilon: float, states: Tensors, gradient: Tens
     scaled = epsilon * gamma * g_gamma / inner  # var + eps
     variance = torch.where(known, scaled - epsilon, torch.nan)
     # An entry of g is a long sum and carries several roundings; their share in the small inner product is the error.
-    error = ROUNDINGS_PER_ENTRY * rounding * lengths / inner.abs() * (scaled / (scaled - epsilon)).abs()
+    error = ROUNDINGS * rounding * lengths / inner.abs() * (scaled / (scaled - epsilon)).abs()
     return BatchNormLeak(layer, norm, alignment, residual, mode, variance, torch.where(known, error, torch.nan))
 
 

@@ -6,14 +6,13 @@ import torch
 from torch import nn
 
 from seepage.attacks.exposure.finding import Finding, note, warning
+from seepage.attacks.exposure.fingerprints import MIN_NOISE_SHARE
 from seepage.base.nn import NO_TARGET, forward, has_batch_norm, has_dropout, in_mode, norm
 from seepage.base.schema import Guarantee
 from seepage.federation.types import Batch, Round, Transcript
 from seepage.measure.metrics import lpips_missing
 from seepage.measure.metrics.features import features_missing
 
-MAX_ROUNDING_SHARE = 0.01
-"""Relative rounding error of a difference of weights from which it is said."""
 CONFIDENT_LOSS = 1e-3
 """Cross-entropy in nats below which the model counts as sure of an example."""
 
@@ -59,7 +58,7 @@ def update_diagnostics(transcript: Transcript, rounds: int, losses: list[float])
         words = "At least one update is zero everywhere and can leak nothing."
         found.append(warning("zero-update", words, updates=zero))
     share, name = rounding
-    if share > MAX_ROUNDING_SHARE:
+    if share > MIN_NOISE_SHARE:
         words = (
             f"The client sent a difference of weights, and in {name} the rounding of the weights makes up about "
             f"{100 * share:.0f} % of it: the smaller the local learning rate, the fewer digits are left."

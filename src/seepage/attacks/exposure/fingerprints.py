@@ -11,6 +11,8 @@ from torch import Tensor
 
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.reading.rounded import Rounding
+from seepage.attacks.reading.rounded.rounding import GLANCE
+from seepage.attacks.search.selection import BLOCK
 from seepage.base.algebra.lowrank import noise_floor
 from seepage.federation.types import Tensors
 
@@ -19,19 +21,16 @@ MIN_ENTRIES = 32
 NOISE_FIT_TOLERANCE = 0.1
 """Relative deviation of a spectrum's tail from that of independent noise up to which it is taken for noise."""
 MIN_NOISE_SHARE = 0.01
-"""Share of a tensor's root mean square entry from which a floor of noise is reported; rounding stays below."""
+"""Share of a size from which noise on it is reported: of a tensor's entries, whose own rounding stays below, or of a
+difference of weights."""
 MIN_PRUNED_ENTRIES = 200
 """Entries other than zero from which a lack of small ones is reported."""
-MAX_COMPARED_ENTRIES = 2**16
-"""Entries of a tensor whose values are compared, at most: the first ones."""
 NOISELESS_BIAS_SHARE = 0.02
 """Share of the noise's deviation below which the sum of the last bias has none on it; 1 in 60 sums fall there."""
 MAX_SPECTRUM_SIDES = (256, 2048)
 """Rows and columns of a tensor whose spectrum is looked at, at most; a part of independent noise is such noise too."""
 MIN_TAIL_VALUES = 24
 """Singular values that a tail must have to be compared with the law of noise."""
-CHUNK_ENTRIES = 2**16
-"""Entries that are turned into float64 at a time."""
 NOISE_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Quantiles at which a tail of singular values is compared with the law of noise."""
 CHANGES_VALUES = frozenset({"noised", "quantized", "sparsified", "adaptive"})
@@ -84,7 +83,7 @@ def fingerprint(name: str, tensor: Tensor) -> Fingerprint:
         shape=tuple(tensor.shape),
         zeros=1 - live / max(1, len(flat)),
         pruned=_is_pruned(flat, live),
-        distinct=_distinct(flat[:MAX_COMPARED_ENTRIES]),
+        distinct=_distinct(flat[:GLANCE]),
         bits=_bits(flat, first) if enough else None,
         half=_half(first) if enough else None,
         noise=noise,
@@ -100,12 +99,12 @@ def _distinct(flat: Tensor) -> int:
 
 
 def _first(flat: Tensor) -> Tensor:
-    """The first `MAX_COMPARED_ENTRIES` entries other than zero, found in parts, as selecting takes memory."""
+    """The first `GLANCE` entries other than zero, found in parts, as selecting takes memory."""
     found, count = list[Tensor](), 0
-    for part in flat.split(CHUNK_ENTRIES) if len(flat) else ():
-        found.append(part[part != 0][: MAX_COMPARED_ENTRIES - count])
+    for part in flat.split(BLOCK) if len(flat) else ():
+        found.append(part[part != 0][: GLANCE - count])
         count += len(found[-1])
-        if count == MAX_COMPARED_ENTRIES:
+        if count == GLANCE:
             break
     return torch.cat(found) if found else flat
 
@@ -114,9 +113,9 @@ def _is_pruned(flat: Tensor, live: int) -> bool:
     """Of so many entries the smallest would be far below a tenth of the median, were it not for a threshold."""
     if not MIN_PRUNED_ENTRIES <= live < 0.95 * len(flat):
         return False
-    least = min(float(size[size > 0].min()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)) if bool(size.any()))
+    least = min(float(size[size > 0].min()) for size in map(torch.abs, flat.split(BLOCK)) if bool(size.any()))
     bound = 10 * least * (1 + 1e-6)
-    near = sum(int(((size > 0) & (size <= bound)).sum()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)))
+    near = sum(int(((size > 0) & (size <= bound)).sum()) for size in map(torch.abs, flat.split(BLOCK)))
     return near > (live - 1) // 2  # so the median is among them
 
 
@@ -323,7 +322,7 @@ def euclidean_norm(tensors: Tensors) -> float:
 
 def _norm_of(flat: Tensor) -> float:
     # In parts, as torch makes a copy in float64 first.
-    parts = flat.split(CHUNK_ENTRIES) if len(flat) else ()
+    parts = flat.split(BLOCK) if len(flat) else ()
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))
 
 

@@ -27,8 +27,6 @@ Fitted to 20 victims, each with four photographs, one at a time, and 500 steps o
 smallest twentieth that at most one in twenty of the failed attacks reached, the second the largest twentieth below
 which at most one in twenty of the successful ones lay. docs/landscape.md has how often they err on other victims.
 """
-SUCCESS_DB = 3.0
-"""Decibels over the mean color of each image from which an attack counts as a success there."""
 
 Outlook = Literal["expected", "open", "not expected"]
 

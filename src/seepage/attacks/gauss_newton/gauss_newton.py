@@ -6,9 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
-from seepage.attacks.gauss_newton.levels import to_levels
-from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
+from seepage.attacks.gauss_newton.levels import LEVELS, to_levels
 from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.gauss_newton.seen import ROUNDED, Seen, SeenTogether, known_of
 from seepage.attacks.network import AttackedRound
@@ -16,24 +15,18 @@ from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.linearize import VictimNetwork
 from seepage.attacks.reading.activations import inner_activations
 from seepage.attacks.reading.decoding import AT_ONCE, Decoder, NaturalSpectrum
-from seepage.attacks.reading.equations import FLOOR, ROUNDED_FLOOR, Equations, Structure
+from seepage.attacks.reading.equations import Equations, Structure
 from seepage.attacks.reading.head import HeadFeatures, head_features
 from seepage.attacks.reading.peeling import peel
-from seepage.base.checkpoint import history_in, run_steps
 from seepage.base.nn import generator, last_linear
 from seepage.base.registry import attacks
+from seepage.base.rounding import FLOAT32_SAME
 from seepage.federation.types import Knowledge, Reconstruction, Round, Status, Transcript
 
 FREE = 0.7
 """Share of a random change of a few neighboring values from which on they count as free to change."""
-TO_ROUNDING = 2e-6
-"""Relative difference of the updates up to which nothing but float32's rounding is left, and the search ends."""
-NEAR_ROUND = 4e-3
-"""Root mean square of a last change, in units of the value range, below which rounding is tried: about one step."""
 CLOSE = 5e-2
 """Relative difference of the updates below which a search that came to rest is near the images, and goes on."""
-FACTS = ("damping", "iterations", "passes", "reopenings", "steps", "steps_without_progress", "rounding_radius")
-"""Numbers of a search that its checkpoint keeps."""
 
 
 @attacks.register(
@@ -164,74 +157,54 @@ class GaussNewton(Attack):
         like, shape = seen.attacked.like(), seen.attacked.knowledge.input_shape
         wanted = [seen.attacked.gradient[name].to(like) for name in seen.structure.names]
         equations = Equations(replace(seen.network, held=seen.held), seen.structure, seen.known, wanted)
-        spectrum = NaturalSpectrum(shape).to(like)
         center = seen.center if isinstance(seen, SeenTogether) else None
-        kept, step = progress.load(), 0
-        history: list[tuple[int, float]] = []
-        if kept is None:
-            draw = generator(seed, "made-up images")
+
+        def features(unit: Tensor) -> Tensor:
+            return seen.decodable(seen.structure.output(seen.network.run(unit)))
+
+        if progress.load() is None:
             at_once = AT_ONCE if center is None else len(seen.head.labels)
-
-            def features(unit: Tensor) -> Tensor:
-                return seen.decodable(seen.structure.output(seen.network.run(unit)))
-
-            decoder = Decoder(features, shape, draw, at_once)
+            decoder = Decoder(features, shape, generator(seed, "made-up images"), at_once)
             guess = decoder(seen.decodable(seen.head.features.to(like)))
-            search = Search(equations, spectrum, equations.start(guess), self.inner, center)
         else:
-            search, step, history = _resumed(kept, equations, spectrum, self.inner, center)
+            guess = like.new_zeros(len(seen.head.labels), *shape)
+        search = Search(equations, NaturalSpectrum(shape).to(like), equations.start(guess), self.inner, center)
         error = float("inf")
 
         def advance(step: int) -> float:
             nonlocal error
             value = search.step()
-            if self.rounding and (search.before or search.last_change < NEAR_ROUND):
+            if self.rounding and (search.before or search.last_change < 1 / LEVELS):
                 error = seen.error(to_levels(seen.images(search.point.x)))
             return value
 
-        def record(step: int, value: float) -> None:
-            history.append((step, value))
-            progress.report(step, self.steps, value)
-            progress.save(_kept(search, step, history))
+        def note(step: int, value: float) -> None:
+            search.history.append((step, value))
 
-        def ended() -> bool:
-            return error < TO_ROUNDING or search.ended
+        def over() -> bool:
+            """Whether it is found, or came to rest with nothing left to set. Else it is set, and the search goes on."""
+            return error < FLOAT32_SAME or (search.ended and not (self._is_near(seen, search) and search.goes_on()))
 
-        # All values, then with weights for a rounded gradient, then fewer and fewer that are not set to 8-bit ones.
-        while True:
-            step, interrupted = run_steps(step, self.steps, advance, record, every=1, ended=ended)
-            over = interrupted or step == self.steps or error < TO_ROUNDING
-            following = None if over else self._following(seen, search)
-            if following is None:
-                break
-            search = following
-        return self._result(seen, search, step, interrupted, history)
+        step, interrupted = run_resumable(search, self.steps, advance, progress, note=note, every=1, ended=over)
+        return self._result(seen, search, step, interrupted)
 
-    def _following(self, seen: Seen, search: Search) -> Search | None:
-        """The search that goes on from where this one came to rest, near the images."""
-        # Of another contrast all values would be others, and far from the images none is sure.
+    def _is_near(self, seen: Seen, search: Search) -> bool:
+        """Whether 8-bit values may be set: near the images alone, and of another contrast all would be others."""
         if not self.rounding or search.center is not None:
-            return None
-        near = search.fixed is not None or ROUNDED < seen.error(seen.images(search.point.x)) < CLOSE
-        return search.following() if near else None
+            return False
+        return bool(search.fixed.any()) or ROUNDED < seen.error(seen.images(search.point.x)) < CLOSE
 
-    def _result(
-        self,
-        seen: Seen,
-        search: Search,
-        step: int,
-        interrupted: bool,
-        history: list[tuple[int, float]],
-    ) -> Reconstruction:
+    def _result(self, seen: Seen, search: Search, step: int, interrupted: bool) -> Reconstruction:
         unit = seen.images(search.point.x)
         error, rounded = seen.error(unit), to_levels(unit)
         error_rounded = seen.error(rounded) if self.rounding else float("inf")
-        found = error_rounded < (min(error, ROUNDED) if search.fixed is None else ROUNDED)
+        some_set = bool(search.fixed.any())
+        found = error_rounded < (ROUNDED if some_set else min(error, ROUNDED))
         if found:
             unit, error = rounded, error_rounded
         elif search.before:
             # Set values that do not explain the update are wrong somewhere, and spoil the others.
-            several = [seen.images(x) for x in search.before] + [unit] * (search.fixed is None)
+            several = [seen.images(x) for x in search.before] + [unit] * (not some_set)
             error, unit = min(((seen.error(one), one) for one in several), key=lambda pair: pair[0])
         rows = search.point.residuals[0].flatten(1).norm(dim=1)
         status: Status = "interrupted" if interrupted else "ok" if found or search.ended else "exhausted"
@@ -257,7 +230,7 @@ class GaussNewton(Attack):
             objective=rows,
             certified=certain,
             status=status,
-            history=tuple(history),
+            history=tuple(search.history),
             cost={"steps": step, "evaluations": search.passes},
             notes=tuple(notes),
         )
@@ -269,34 +242,3 @@ def _of_last_block(observed: Round, knowledge: Knowledge) -> HeadFeatures | None
         return inner_activations(observed, knowledge)
     except Inapplicable:
         return None
-
-
-def _kept(search: Search, step: int, history: list[tuple[int, float]]) -> Checkpoint:
-    """All that the next step depends on."""
-    assert search.preconditioner is not None
-    open_ = search.equations.known.open
-    tensors = {"images": search.point.x.detach(), "free": search.point.free, "moved": search.moved, "open": open_}
-    tensors |= {} if search.fixed is None else {"fixed": search.fixed}
-    tensors |= {f"before/{i}": images for i, images in enumerate(search.before)}
-    tensors |= {f"preconditioner/{name}": value for name, value in search.preconditioner.state().items()}
-    facts = {name: getattr(search, name) for name in FACTS}
-    return Checkpoint(tensors, {"step": step, "history": history, **facts})
-
-
-def _resumed(
-    kept: Checkpoint, equations: Equations, spectrum: NaturalSpectrum, most: int, center: Tensor | None
-) -> tuple[Search, int, list[tuple[int, float]]]:
-    """The search where the checkpoint left it, its steps and its history."""
-    facts, like = kept.facts, equations.known.value
-    tensors = {name: tensor.to(like.device) for name, tensor in kept.tensors.items()}
-    images, before = tensors["images"], tuple(tensors[f"before/{i}"] for i in range(2) if f"before/{i}" in tensors)
-    known = replace(equations.known, open=tensors["open"])
-    floor = ROUNDED_FLOOR if before else FLOOR
-    equations = Equations(equations.network, equations.structure, known, equations.gradients, floor=floor)
-    state = {name.split("/")[1]: value for name, value in tensors.items() if name.startswith("preconditioner/")}
-    search = Search(
-        equations, spectrum, equations.at(images, tensors["free"]), most, center, before, tensors.get("fixed"),
-        moved=tensors["moved"], preconditioner=BlockCirculant.of(state, images),
-        **{name: facts[name] for name in FACTS},
-    )  # fmt: skip
-    return search, int(facts["step"]), history_in(facts)

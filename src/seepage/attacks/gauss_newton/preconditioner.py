@@ -64,17 +64,16 @@ class BlockCirculant:
         self.side = next(side for side in BLOCKS if height % side == 0 and width % side == 0)
         self.rows, self.columns = height // self.side, width // self.side
 
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
-        return {"values": self.values, "real": self.vectors.real.contiguous(), "imag": self.vectors.imag.contiguous()}
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues and, in pairs of real numbers, eigenvectors: what a checkpoint keeps."""
+        return self.values, torch.view_as_real(self.vectors)
 
     @classmethod
-    def of(cls, state: dict[str, Tensor], like: Tensor) -> Self:
+    def of(cls, eigen: tuple[Tensor, Tensor], like: Tensor) -> Self:
         """The preconditioner that a checkpoint kept, for images `[n, C, H, W]` of this type and device."""
         made = cls.__new__(cls)
         made._cut(like)
-        made.values = state["values"].to(like.device)
-        made.vectors = torch.complex(state["real"], state["imag"]).to(like.device)
+        made.values, made.vectors = eigen[0].to(like.device), torch.view_as_complex(eigen[1].to(like.device))
         made.damp(0.0)
         return made
 

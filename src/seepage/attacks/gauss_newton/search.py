@@ -1,8 +1,8 @@
 """Gauss-Newton on the equations of a batch, each step solved by preconditioned conjugate gradients."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,12 @@ from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.reading.equations import Equations, EquationsAt
 from seepage.attacks.reading.readings import NEWTON_SOLVED
-from seepage.base.rounding import FLOAT64_FLOOR
+from seepage.base.checkpoint import Resumable
+from seepage.base.rounding import FLOAT32_ZERO, FLOAT64_FLOOR
 from seepage.base.solvers import conjugate_gradients
 
 FIRST_DAMPING = 1e-6
 """Weight of the squared step at the start, beside equations whose derivative has norms of about 0.1 to 1."""
-MOST_DAMPING = 1e3
-"""Damping at which the search ends: no step, however small, helps."""
 FIRST_INNER = 40
 """Iterations of the conjugate gradients in the first step."""
 GROWTH = 1.5
@@ -46,20 +45,18 @@ NEGLIGIBLE = 3e-5
 """Root mean square of the last change of every image, in units of the value range, at which the search ends: 90 dB."""
 FAINT_IMAGE = 1e-2
 """An image with a smaller share of the strongest image's signal is not waited for."""
-REOPENINGS = 5
-"""How often units near the kink of a ReLU are opened, at most."""
 EXPLAINED = 1e-13
 """Sum of squared residuals at which nothing but rounding is left."""
 POLISHING_INNER = 200
 """Iterations of the conjugate gradients in the first step after the equations were weighted anew."""
-PROBING_INNER, PROBED_TO = 800, 1e-5
-"""Iterations, at most, and the relative residual of the conjugate gradients that look for what is not shown."""
+PROBING_INNER = 800
+"""Iterations, at most, of the conjugate gradients that look for what is not shown."""
 STEPS_BETWEEN = 2
 """Steps after some values were set, before others are."""
 
 
 @dataclass(eq=False)
-class Search:
+class Search(Resumable):
     """Images that satisfy the equations, and where those leave them open look like images.
 
     Each step minimizes `|r + J d|^2 + mu |K^-1 (x + d - 1/2)|^2 + damping |d|^2`. The first two are the negative log
@@ -74,19 +71,24 @@ class Search:
         most: Iterations of the conjugate gradients that no step exceeds.
         center: `[1, C, H, W]` where the equations do not show the contrast: the batch's distance from this image may
             be multiplied by any factor. Steps then leave it as it is. None: they show it.
-        before: Images `[n, C, H, W]` at which the searches before this one ended (`following`). None: all values are
-            free. One: they are, with weights that suit a rounded gradient. Two: values are set to 8-bit ones.
-        fixed: `[n, C, H, W]` values that are set, if any are.
+        before: Images `[n, C, H, W]` at which the search came to rest with all values free, and with weights that suit
+            a rounded gradient.
+        fixed: `[n, C, H, W]` values that are set to 8-bit ones.
         rounding_radius: How near to 8-bit values those must lie that are set next, in steps of 8 bits.
         damping: Damping of the next step.
         iterations: Iterations of the conjugate gradients, at most, in the next step.
-        preconditioner: Made at the first step.
-        passes: Products with J and its transpose so far, those of the searches before with them.
-        reopenings: How often units near the kink were opened.
-        steps: Steps of this search so far.
+        preconditioner: Made at the first step with these free values.
+        passes: Products with J and its transpose so far.
+        steps: Steps with these free values so far.
         steps_without_progress: Steps in a row that stood still.
-        moved: `[n]` root mean square of each image's last change.
+        last_change: Largest root mean square by which the last step changed an image that is waited for.
+        history: Each step's number and objective.
     """
+
+    kept: ClassVar[tuple[str, ...]] = (
+        "place", "fixed", "rounding_radius", "damping", "iterations", "passes", "steps",
+        "steps_without_progress", "last_change", "history",
+    )  # fmt: skip
 
     equations: Equations
     spectrum: NaturalSpectrum
@@ -94,39 +96,47 @@ class Search:
     most: int
     center: Tensor | None = None
     before: tuple[Tensor, ...] = ()
-    fixed: Tensor | None = None
+    fixed: Tensor = field(init=False)
     rounding_radius: float = FIRST_NEARNESS
     damping: float = FIRST_DAMPING
     iterations: int = FIRST_INNER
     preconditioner: BlockCirculant | None = None
     passes: int = 0
-    reopenings: int = 0
     steps: int = 0
     steps_without_progress: int = 0
-    moved: Tensor = field(default_factory=lambda: torch.zeros(0))
+    last_change: float = float("inf")
+    history: list[tuple[int, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fixed = torch.zeros_like(self.point.x, dtype=torch.bool)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left to do: explained, standing still, no step helps, or more values can be set."""
+        """Whether it came to rest: explained, standing still, or more values can be set."""
         still = self.last_change < NEGLIGIBLE or self.steps_without_progress >= PATIENCE
-        enough = self.fixed is not None and self.steps >= STEPS_BETWEEN
+        enough = bool(self.fixed.any()) and self.steps >= STEPS_BETWEEN
         explained = self.steps > 0 and self.point.square < EXPLAINED
-        return enough or explained or still or self.damping > MOST_DAMPING
+        return enough or explained or still
 
     @property
-    def last_change(self) -> float:
-        """Largest root mean square by which an image changed in the last step; infinite before the first.
+    def place(self) -> dict[str, Any]:
+        """Where it stands, for checkpoints."""
+        eigen = None if self.preconditioner is None else self.preconditioner.eigen()
+        return {
+            "x": self.point.x, "free": self.point.free, "open": self.equations.known.open,
+            "floor": self.equations.floor, "before": self.before, "eigen": eigen,
+        }  # fmt: skip
 
-        Images whose signal is next to nothing beside the others' are left out: only their features are known, and the
-        search never comes to rest on them.
-        """
-        if not len(self.moved):
-            return float("inf")
-        strength = self.equations.known.signal.flatten(1).norm(dim=1)
-        return float(self.moved[strength >= FAINT_IMAGE * strength.max()].max())
+    @place.setter
+    def place(self, place: dict[str, Any]) -> None:
+        like, eigen = self.point.x, place["eigen"]
+        self.equations = self.equations.opened(place["open"].to(like.device), place["floor"])
+        self.point = self.equations.at(place["x"].to(like), place["free"].to(like))
+        self.before = tuple(unit.to(like) for unit in place["before"])
+        self.preconditioner = None if eigen is None else BlockCirculant.of(eigen, like)
 
-    def following(self) -> Self | None:
-        """The next search after this one, where the client's images are of 8 bits; None where nothing is left to set.
+    def goes_on(self) -> bool:
+        """Free fewer values where it came to rest, for a client's 8-bit images; False where nothing is left to set.
 
         What a search comes to rest at is spoiled by what is missing of the gradient: its last digits, where it was read
         off two checkpoints. First the equations get weights that suit that. Then values that are surely those of 8 bits
@@ -134,26 +144,22 @@ class Search:
         """
         unit = self.point.x.detach()
         if not self.before:
-            polished = self._from(self.equations.of_rounded(), unit, before=(unit,))
-            return replace(polished, iterations=min(POLISHING_INNER, self.most))
-        before = (*self.before, unit)[:2]
-        fixed = torch.zeros_like(unit, dtype=torch.bool) if self.fixed is None else self.fixed
-        radius = self.rounding_radius
-        while radius < LAST_NEARNESS:
-            sure = fixed | sure_values(unit, radius)
-            more = int((sure & ~fixed).sum())
-            if more and (more > FEWEST * int((~fixed).sum()) or bool(sure.all())):
-                start = torch.where(sure, to_levels(unit), unit)
-                return replace(self._from(self.equations, start, before), fixed=sure, rounding_radius=radius)
-            radius *= NEARNESS_GROWTH
-        return None
+            self.before, self.iterations = (unit,), min(POLISHING_INNER, self.most)
+            self._start_over(self.equations.of_rounded(), unit)
+            return True
+        while self.rounding_radius < LAST_NEARNESS:
+            sure = self.fixed | sure_values(unit, self.rounding_radius)
+            if int((sure & ~self.fixed).sum()) > FEWEST * int((~self.fixed).sum()):
+                self.before, self.fixed = (*self.before, unit)[:2], sure
+                self._start_over(self.equations, torch.where(sure, to_levels(unit), unit))
+                return True
+            self.rounding_radius *= NEARNESS_GROWTH
+        return False
 
-    def _from(self, equations: Equations, x: Tensor, before: tuple[Tensor, ...]) -> Self:
-        """A fresh search from these images that counts passes and reopenings on."""
-        return replace(
-            self, equations=equations, point=equations.at(x, self.point.free), before=before, damping=FIRST_DAMPING,
-            preconditioner=None, steps=0, steps_without_progress=0, moved=torch.zeros(0),
-        )  # fmt: skip
+    def _start_over(self, equations: Equations, x: Tensor) -> None:
+        self.equations, self.point = equations, equations.at(x, self.point.free)
+        self.damping, self.preconditioner = FIRST_DAMPING, None
+        self.steps, self.steps_without_progress, self.last_change = 0, 0, float("inf")
 
     def step(self) -> float:
         """One step. Returns the root of the sum of squared residuals, relative to that of the known quantities."""
@@ -185,7 +191,11 @@ class Search:
             self.steps_without_progress += 1
             return self._relative
         self.point = self.equations.at(x, free, point)
-        self.moved = (length * images).flatten(1).square().mean(1).sqrt()
+        # Images whose signal is next to nothing beside the others' are not waited for: only their features are known,
+        # and the search never comes to rest on them.
+        strength = self.equations.known.signal.flatten(1).norm(dim=1)
+        moved = (length * images).flatten(1).square().mean(1).sqrt()
+        self.last_change = float(moved[strength >= FAINT_IMAGE * strength.max()].max())
         # Whole steps: the linear model holds, trust it further. Cut short but as predicted: solve the next one longer.
         whole = length == 1
         self.damping = max(self.damping * (0.3 if whole else 1.5), FLOAT64_FLOOR)
@@ -194,7 +204,7 @@ class Search:
         self.steps_without_progress = (
             self.steps_without_progress + 1 if self.point.square > (1 - SETTLED) * before else 0
         )
-        if self.steps_without_progress and self.reopenings < REOPENINGS:
+        if self.steps_without_progress:
             self._reopen()
         return self._relative
 
@@ -204,7 +214,7 @@ class Search:
         if more is not None:
             self.equations, free = more
             self.point = self.equations.at(self.point.x, free, self.point)
-            self.reopenings, self.steps_without_progress = self.reopenings + 1, 0
+            self.steps_without_progress = 0
 
     def undetermined(self, probe: Tensor) -> Tensor:
         """`[n]` how much of a random change of the images the equations do not show, where they show least of it.
@@ -224,7 +234,7 @@ class Search:
         shown = product(_joined(probe, torch.zeros_like(point.free)))
         back = conjugate_gradients(
             product, shown, self._inverse(point, FLOAT64_FLOOR),
-            steps=PROBING_INNER, tolerance=PROBED_TO, preconditioned=True,
+            steps=PROBING_INNER, tolerance=FLOAT32_ZERO, preconditioned=True,
         )  # fmt: skip
         # (J^T J)^+ J^T J e is the part of e in J's row space; e less it lies in the null space. Mean over colors.
         left = (probe - _apart(back, point)[0]).square().mean(1, keepdim=True)  # [n, 1, H, W]
@@ -285,8 +295,8 @@ class Search:
     def _project(self, point: EquationsAt) -> Callable[[Tensor], Tensor]:
         """Removes from a step what it must not change: values already set and, where it is free, the contrast."""
         if self.center is None:
-            free = None if self.fixed is None else ~self.fixed
-            return lambda change: change if free is None else change * free
+            free = ~self.fixed
+            return lambda change: change * free
         # The projection I - c c^T / |c|^2 across c = x - center: a step along c alone changes the contrast.
         contrast = point.x.detach() - self.center
         square = float(contrast.double().square().sum())

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, best_labels, in_range, relative_mismatch
+from seepage.attacks.network.evidence import FAINT
 from seepage.attacks.rgap.chain import Chain, LinearMap, solved
 from seepage.base.algebra.rows import parallel_rows
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
 
 INSTEAD = "use cocktail_party or a matching attack such as inverting_gradients"
-PATTERN = 1e-3
-"""Share of a reading's largest entry below which a unit may be off, and its value rounding."""
 REFINEMENTS = 8
 """Times that patterns and slopes are computed anew from the examples that the equations gave."""
 SCALES, ZOOMS = 200, 6
@@ -434,9 +433,9 @@ def _read(layer: LinearMap, reading: Float[Tensor, " out"]) -> Float[Tensor, " d
     their value rounding; they are left out, and the solution is tried on all units.
     """
     # W_on x + b_on = reading_on: [units on, d].
-    on = reading > PATTERN * reading.max()
+    on = reading > FAINT * reading.max()
     if int(on.sum()) < layer.unknowns:
         return None
     found, rank, _ = solved([(layer.weight[on], (reading - layer.spread_bias(len(reading)))[on])], rcond=1e-4)
     again = torch.relu(layer.outputs(found[None])[0])
-    return found if rank == layer.unknowns and (again - reading).norm() < PATTERN * reading.norm() else None
+    return found if rank == layer.unknowns and (again - reading).norm() < CERTIFYING_MISMATCH * reading.norm() else None

@@ -10,6 +10,10 @@ from seepage.federation.types import Batch
 
 EXACT = 0.01
 """Root mean square error, as a share of the value range, up to which an input counts as exact: 40 dB."""
+READ = 0.1
+"""Relative error, or error as `EXACT` states it, up to which a number counts as read at all."""
+FAINT = 1e-3
+"""Share of the largest entry, of slopes or of what a layer read, below which an entry may be rounding."""
 CERTIFYING_MISMATCH = 1e-3
 """Relative difference of what the network itself gives at a guess from what was sent, up to which it is certified."""
 MULTIPLE = "times the gradient of the stated loss"

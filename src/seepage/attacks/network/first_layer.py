@@ -9,11 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.network.attacked_round import AttackedRound
+from seepage.attacks.network.evidence import FAINT
 from seepage.base.nn import InputLayer, last_linear
 from seepage.federation.types import Knowledge
-
-MIN_LABEL_SHARE = 1e-3
-"""Of a slope's largest entry: what is less below zero is taken for rounding, and names no label."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +70,7 @@ class FirstLayer:
             return False
         # dL/db = sum_i (p_i - e_y_i) / n for a cross-entropy: an entry is below zero at a label alone. [classes]
         bias = self.attacked.gradient[self.last[1]].double()
-        below = bias < -(MIN_LABEL_SHARE * bias.abs().max()).clamp(min=torch.as_tensor(rounding).to(bias))
+        below = bias < -(FAINT * bias.abs().max()).clamp(min=torch.as_tensor(rounding).to(bias))
         return int(below.sum()) == self.batch_size and bool(below[labels].all())
 
     def trace(self, inputs: Tensor) -> "Trace":

@@ -13,7 +13,7 @@ NEIGHBORS = 0.05
 """Standard deviation of the difference of two neighboring pixels of a photograph, in units of the value range."""
 UNKNOWN = 0.1
 """Standard deviation of what the smoothness of images leaves open of a direction that the gradients do not show."""
-HALF_UNIT = 2.0**-24
+HALF_UNIT = torch.finfo(torch.float32).eps / 2
 """Largest relative error of a number rounded to float32."""
 MAX_ITERATIONS = 400
 """Iterations of the conjugate gradients, at most."""

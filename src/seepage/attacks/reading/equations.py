@@ -9,21 +9,16 @@ from torch import Tensor
 
 from seepage.attacks.network.linearize import ForwardPass, LayerUse, VictimNetwork
 from seepage.base.algebra.derivative import Derivative
-from seepage.base.algebra.lowrank import INDEPENDENT
+from seepage.base.algebra.lowrank import CLEAR, INDEPENDENT
 from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.errors import Inapplicable
 
-FLOOR = 1e-4
-"""Share of the largest singular value of a layer's slopes below which a direction is not amplified further, or left to
-other equations."""
 ROUNDED_FLOOR = 5e-3
-"""Stands for `FLOOR` where the update was rounded: its errors are then about as large as those of the features.
+"""Floor of the whitening where the update was rounded: its errors are then about as large as those of the features.
 
 A gradient of 40,000 entries that is rounded to a share e has errors of `e / 200` in a whitened equation, times
 `S_max / s`; 4,000 features of an example that are known to 20 e have errors of `e / 3` each.
 """
-NEAR = 3.0
-"""A unit is as good as at the kink where it is no further from it than so many times the error of the active ones."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +190,7 @@ class EquationWhitening:
         rank: Number of directions that count, r.
     """
 
-    def __init__(self, layer: LayerUse, slopes: Tensor, floor: float = FLOOR) -> None:
+    def __init__(self, layer: LayerUse, slopes: Tensor, floor: float = FLOAT32_NETWORK) -> None:
         slopes = slopes.detach()
         rows = slope_matrix(layer, slopes).double()  # M [O k k, n positions]
         # The rows of a group's outputs are one block of O / groups k k rows, since o is the slower index of a row.
@@ -368,7 +363,7 @@ class Equations:
         known: Known,
         gradients: Sequence[Tensor],
         *,
-        floor: float = FLOOR,
+        floor: float = FLOAT32_NETWORK,
     ) -> None:
         self.network, self.structure, self.known, self.gradients = network, structure, known, list(gradients)
         self.floor = floor
@@ -395,20 +390,21 @@ class Equations:
         # Root mean square error of the active features of each example, `[n]`.
         off = ((z - self.known.value) * self.known.on).flatten(1).norm(dim=1)
         off = off / self.known.on.flatten(1).sum(1).clamp(min=1).sqrt()
-        more = self.known.near & (z.abs() < NEAR * _per_example(off, z))
+        more = self.known.near & (z.abs() < CLEAR * _per_example(off, z))
         if not bool((more & ~self.known.open).any()):
             return None
         slopes = torch.zeros_like(self.known.value)
         slopes[self.known.open] = point.free
         opened = self.known.open | more
-        known = replace(self.known, open=opened)
-        return self._with(known, self.floor), slopes[opened]
+        return self.opened(opened, self.floor), slopes[opened]
 
     def of_rounded(self) -> "Equations":
         """The same with weights that suit a gradient of which the last digits are missing."""
-        return self._with(self.known, ROUNDED_FLOOR)
+        return self.opened(self.known.open, ROUNDED_FLOOR)
 
-    def _with(self, known: Known, floor: float) -> "Equations":
+    def opened(self, units: Bool[Tensor, "n *shape"], floor: float) -> "Equations":
+        """The same with these units open, and another floor."""
+        known = replace(self.known, open=units)
         return Equations(self.network, self.structure, known, self.gradients, floor=floor)
 
     def start(self, x: Tensor) -> EquationsAt:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from seepage.attacks.network import CERTIFYING_MISMATCH, LARGEST_MATRIX
 from seepage.attacks.network.linearize import LayerUse
-from seepage.attacks.reading.activations.deconvolution import NEGATIVE, negative_share
-from seepage.attacks.reading.equations import FLOOR, columns_of, slope_matrix
-from seepage.attacks.reading.head.equations import ROUNDING
+from seepage.attacks.reading.activations.deconvolution import negative_share
+from seepage.attacks.reading.equations import columns_of, slope_matrix
+from seepage.attacks.reading.head.equations import ROUNDING, UNEXPLAINED
 from seepage.base.algebra.derivative import Derivative
-from seepage.base.rounding import FLOAT32_NETWORK
+from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
 from seepage.base.solvers import conjugate_gradients
 
 LEAST_ROWS = 0.5
@@ -24,12 +24,8 @@ INNER = 100
 """Iterations of the conjugate gradients in one of them."""
 NEWTON_SOLVED = 1e-2
 """Relative residual at which the conjugate gradients of one Newton step stop."""
-SOLVED = 1e-5
-"""Root mean square residual of forward and sign equations, in units of what is known, at which zeros are read off."""
-ZERO_WIDTHS = (1e-4, 1e-4, 1e-4, 1e-5)
-"""What counts as zero in the steps after that, in units of the root mean square; the last one from there on."""
-SHARPENINGS = 6
-"""Number of these steps."""
+ZERO_WIDTHS = 3 * (FLOAT32_NETWORK,) + 3 * (FLOAT32_ZERO,)
+"""What counts as zero in the steps after the equations hold, in units of the root mean square."""
 BLOWN_UP = 10.0
 """Error of a reading that all equations together gave, in units of their root mean square residual."""
 SUPPORT = 0.95
@@ -107,7 +103,7 @@ def solve_reading(
     rounding = ROUNDING * torch.finfo(wanted[0].dtype).eps
     # M = U S V^T: h_0 = V S^-1 U^T G, and the other rows of V^T span what M hardly sees.
     left, singular, right = torch.linalg.svd(matrix, full_matrices=True)
-    rank = int((singular > FLOOR * singular[0]).sum())
+    rank = int((singular > FLOAT32_NETWORK * singular[0]).sum())
     inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T  # [positions, O k k]
     reading = inverse @ rows
     if rank == size:
@@ -128,7 +124,7 @@ def solve_reading(
     if (
         float(errors.square().mean().sqrt()) > CERTIFYING_MISMATCH * scale
         or unexplained > FLOAT32_NETWORK
-        or negative > NEGATIVE
+        or negative > UNEXPLAINED
     ):
         return None
     return layers[0].maps(reading), layers[0].maps(errors)
@@ -160,10 +156,10 @@ def _complete(
             pull = pull + _rows(forward.transposed(residuals)).to(pull)
         error = (square / value.numel()) ** 0.5
         # Once all equations hold, the zeros can be read off, wider first.
-        if error < SOLVED or sharpened:
-            zero, sharpened = ZERO_WIDTHS[min(sharpened, len(ZERO_WIDTHS) - 1)], sharpened + 1
-        if sharpened > SHARPENINGS:
-            return (value * (below == 0), error) if error < SOLVED else None
+        if sharpened == len(ZERO_WIDTHS):
+            return (value * (below == 0), error) if error < FLOAT32_ZERO else None
+        if error < FLOAT32_ZERO or sharpened:
+            zero, sharpened = ZERO_WIDTHS[sharpened], sharpened + 1
 
         def product(v: Tensor, below: Tensor = below) -> Tensor:
             change = hidden @ v  # [p, C], of h

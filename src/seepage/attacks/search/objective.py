@@ -1,6 +1,6 @@
 """What a search minimizes: the distance of the problem, plus priors on the inputs and on what layers see of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seepage.attacks.search.layers import LayerPrior
 from seepage.attacks.search.priors import Prior
-from seepage.attacks.search.problem import Evaluation
+from seepage.attacks.search.problem import Evaluation, Extra
 from seepage.base.nn import LayerCall, captured_calls
 from seepage.federation.types import Knowledge, Round
 
@@ -18,7 +18,7 @@ from seepage.federation.types import Knowledge, Round
 class Evaluates(Protocol):
     """What the objective needs of a problem: `Problem`, or one that gets the same numbers another way."""
 
-    def evaluate(self, inputs: Tensor, labels: Tensor, extra: Callable[[], Tensor] | None = None) -> Evaluation: ...
+    def evaluate(self, inputs: Tensor, labels: Tensor, extra: Extra | None = None) -> Evaluation: ...
 
     def distance_at(self, inputs: Tensor, labels: Tensor) -> float: ...
 

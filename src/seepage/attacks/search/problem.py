@@ -1,6 +1,6 @@
 """The matching problem of one update: objective and gradient at a candidate, in one shot or in micro-batches."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,8 @@ from seepage.federation.types import Batch, ClientUpdate, Knowledge, Round, Tens
 
 Local = Literal["unrolled", "averaged"]
 """How an update of several local steps is matched: through all of them, or as a mean of gradients."""
+Extra = Callable[[], Tensor]
+"""A penalty on what hooks saw in the last forward pass."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Evaluation:
     by_labels: Float[Tensor, "n *classes"] | None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Problem:
     """Find a batch whose update is the observed one.
 
@@ -80,7 +82,7 @@ class Problem:
         self,
         inputs: Float[Tensor, "n *shape"],
         labels: Shaped[Tensor, "n ..."],
-        extra: Callable[[], Tensor] | None = None,
+        extra: Extra | None = None,
     ) -> Evaluation:
         """Distance and exact gradients at `inputs [n, *shape]` and `labels` (`[n]` or soft `[n, classes]`).
 
@@ -91,9 +93,8 @@ class Problem:
                 made of what hooks saw in that pass, and added to the objective. In micro-batches it is taken of each
                 and weighed by its share of the examples, so it must be a mean over examples.
         """
-        chunked = self.microbatch is not None and self.microbatch < len(inputs)
         with twice_differentiable(self.model):
-            if chunked and self.client.separable(self.model):
+            if len(self._chunks(len(inputs))) > 1:
                 return self._in_chunks(inputs, labels, extra)
             return self._at_once(inputs, labels, extra)
 
@@ -119,8 +120,8 @@ class Problem:
         # What the client trained and did not send moves with its local steps, and there is nothing to compare it with.
         return {name: tensor for name, tensor in whole.items() if name in self.target}
 
-    def _at_once(self, inputs: Tensor, labels: Tensor, extra: Callable[[], Tensor] | None) -> Evaluation:
-        leaves = _leaves(inputs, labels)
+    def _at_once(self, inputs: Tensor, labels: Tensor, extra: Extra | None) -> Evaluation:
+        leaves = leaves_of(inputs, labels)
         # The dummy gradient g'(x) = dL/dw keeps its graph, so that dD/dx goes through it: a double backward pass.
         value = self.distance(self._gradient(*leaves, create_graph=True), self.target)
         if extra is not None:  # hooks saw the pass that made the dummy gradient
@@ -128,7 +129,7 @@ class Problem:
         by_inputs, by_labels = _differentiate(value, leaves)
         return Evaluation(value.item(), by_inputs, by_labels)
 
-    def _in_chunks(self, inputs: Tensor, labels: Tensor, extra: Callable[[], Tensor] | None) -> Evaluation:
+    def _in_chunks(self, inputs: Tensor, labels: Tensor, extra: Extra | None) -> Evaluation:
         """The same numbers with the memory of one chunk.
 
         The dummy gradient g' is a mean over examples. Pass 1 adds it up without a graph; the distance gives
@@ -151,7 +152,7 @@ class Problem:
 
         by_inputs, by_labels = [], []
         for chunk in self._chunks(n):
-            leaves = _leaves(inputs[chunk], labels[chunk])
+            leaves = leaves_of(inputs[chunk], labels[chunk])
             share = len(leaves[0]) / n
             # Pass 2: dD/dx = d<v, g'>/dx with v held fixed; an example's inputs reach g' through its own chunk alone.
             along = dot(self._gradient(*leaves, create_graph=True), v) * share
@@ -163,12 +164,14 @@ class Problem:
         soft = [gradient for gradient in by_labels if gradient is not None]
         return Evaluation(value.item() + added, torch.cat(by_inputs), torch.cat(soft) if soft else None)
 
-    def _chunks(self, n: int) -> Iterator[slice]:
-        size = self.microbatch or n
-        return (slice(start, min(start + size, n)) for start in range(0, n, size))
+    def _chunks(self, n: int) -> list[slice]:
+        # Where examples are coupled the update is no mean over chunks, and the whole batch is one chunk.
+        size = n if self.microbatch is None or not self.client.separable(self.model) else self.microbatch
+        return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
-def _leaves(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def leaves_of(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """What the objective is differentiated by: the inputs and, where they are chances, the labels."""
     leaf = inputs.detach().requires_grad_()
     soft = labels.is_floating_point()
     return leaf, labels.detach().requires_grad_() if soft else labels

@@ -9,10 +9,7 @@ from torch import Generator, Tensor
 
 from seepage.base.algebra.rows import first_of_each
 from seepage.base.algebra.sparse import falling, sparse_directions
-from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_SUM
-
-ROUNDINGS_OF_ZERO = 10.0
-"""An entry counts as zero up to this many times its rounding."""
+from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_SUM, ROUNDINGS
 
 ZERO_AT_FIRST_LOOK = 1e-2
 """A first look at a direction takes entries below this share of its mean size for zeros; rounding is blown up there."""
@@ -54,7 +51,7 @@ class Span:
     @property
     def noisy(self) -> bool:
         """Whether rounding, or noise that was added, hides the zeros."""
-        return bool(ROUNDINGS_OF_ZERO * self.rounding.max() > ZERO_AT_FIRST_LOOK)
+        return bool(ROUNDINGS * self.rounding.max() > ZERO_AT_FIRST_LOOK)
 
     def distinct(self) -> "Span":
         """The same without rows that are multiples of another: these say nothing new, and hide the others."""
@@ -65,7 +62,7 @@ class Span:
     def zeros(self, directions: Tensor) -> Tensor:
         """`[k, p]` bool: entries of `rows @ direction` that are zero to rounding, for `[k, n]` unit directions."""
         # Independent errors: an entry of rows @ q is off by the root of sum_j (q_j rounding_j)^2.
-        blur = ROUNDINGS_OF_ZERO * (directions * self.rounding).norm(dim=1, keepdim=True)
+        blur = ROUNDINGS * (directions * self.rounding).norm(dim=1, keepdim=True)
         hidden: Tensor = (directions @ self.rows.T).abs() <= blur.clamp(1e-5, ZERO_AT_FIRST_LOOK)
         return hidden
 

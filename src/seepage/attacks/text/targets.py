@@ -14,7 +14,7 @@ from seepage.attacks.network import AttackedRound
 from seepage.attacks.text.layers import linear_calls
 
 SHORTLIST = 16
-"""Targets, by their product with what is left, among which the nearest is taken."""
+"""Targets, the largest by their product with what is left, among which the nearest is taken."""
 
 
 def targets_by_errors(attacked: AttackedRound, ids: Tensor, places: Tensor | None, count: int) -> Tensor | None:

@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seepage.attacks.network import AttackedRound
+from seepage.attacks.text.targets import SHORTLIST
 from seepage.base.nn import forward, in_mode, next_tokens
-
-SHORTLIST = 8
-"""Targets, by their product with what is left, of which the gradient is computed."""
 
 
 def targets_by_direction(attacked: AttackedRound, ids: Tensor, places: Tensor | None) -> Tensor:

@@ -10,14 +10,13 @@ from seepage.attacks.network import AttackedRound
 from seepage.attacks.reading.activations.block import Block, InnerActivations, contradiction, slope_of_channels
 from seepage.attacks.reading.activations.coupled import CoupledBlock, read_coupled
 from seepage.attacks.reading.activations.deconvolution import (
-    NEGATIVE,
     REMEDY,
-    UNEXPLAINED,
     deconvolve,
     negative_share,
     rectified,
     solve_read,
 )
+from seepage.attacks.reading.head.equations import UNEXPLAINED
 from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round
@@ -95,7 +94,7 @@ def _read_before(
     if solved is None:
         raise Inapplicable("the last block reads more positions than its gradient tells", REMEDY)
     read, off = solved
-    if not (off < UNEXPLAINED and negative_share(read) < NEGATIVE):
+    if not (off < UNEXPLAINED and negative_share(read) < UNEXPLAINED):
         raise Inapplicable("the gradients of the last two convolutions contradict each other", REMEDY)
     return rectified(read)
 

@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from seepage.attacks.network import AttackedRound
 from seepage.attacks.network.linearize import LayerUse
-from seepage.attacks.reading.activations.deconvolution import REMEDY, UNEXPLAINED
+from seepage.attacks.reading.activations.deconvolution import REMEDY
 from seepage.attacks.reading.head import HeadFeatures
+from seepage.attacks.reading.head.equations import UNEXPLAINED
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode, last_linear
 from seepage.errors import Inapplicable
 from seepage.federation.types import Tensors

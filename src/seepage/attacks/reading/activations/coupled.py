@@ -22,13 +22,12 @@ from seepage.attacks.reading.activations.batch_norm import (
 )
 from seepage.attacks.reading.activations.block import Block, InnerActivations, feeds, is_plain
 from seepage.attacks.reading.activations.deconvolution import (
-    NEGATIVE,
     REMEDY,
-    UNEXPLAINED,
     Deconvolved,
     negative_share,
     rectified,
 )
+from seepage.attacks.reading.head.equations import UNEXPLAINED
 from seepage.errors import Inapplicable
 
 RESCALED = 1e-2
@@ -284,6 +283,6 @@ def _solved(
     solved = solve_coupled(block.use(name), norm, slopes, given, on, gradient, scale=scale, before=before)
     if solved is None:
         raise Inapplicable("the last block reads more positions than its gradient tells", REMEDY)
-    if not (solved.off < UNEXPLAINED and negative_share(solved.read) < NEGATIVE):
+    if not (solved.off < UNEXPLAINED and negative_share(solved.read) < UNEXPLAINED):
         raise Inapplicable("the gradients of the last two convolutions contradict each other", REMEDY)
     return solved

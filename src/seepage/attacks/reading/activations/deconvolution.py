@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seepage.attacks.network.linearize import LayerUse
 from seepage.attacks.reading.equations import columns_of, slope_matrix
-from seepage.attacks.reading.head.equations import ROUNDING
+from seepage.attacks.reading.head.equations import ROUNDING, UNEXPLAINED
 from seepage.attacks.reading.head.sparse import unmix
 from seepage.base.algebra.lowrank import ZERO_GAP
 from seepage.base.nn import generator
@@ -23,16 +23,12 @@ SPARE = 2.0
 """Rows of the compressed gradient, over the directions that the batch takes up."""
 FEWEST_OUTPUTS = 64
 """Outputs that the gradient is compressed to at least, where it has as many."""
-NEGATIVE = 1e-2
-"""Largest negative share of what should be the output of a ReLU."""
 SURE = 2.0
 """A unit behind a ReLU counts as on above so many times the largest error that shows as a negative value."""
 OUTLYING = 4.0
 """An output whose equations are off by so many times the median has a unit whose side was mistaken."""
 TRIMMINGS = 8
 """Times that outlying outputs are left out, at most."""
-UNEXPLAINED = 1e-2
-"""Share of a gradient (of a weight, a norm, or in the logits) that a solution may leave unexplained."""
 REMEDY = "use gradient_matching, or look at the update of a smaller batch"
 
 
@@ -192,6 +188,6 @@ def _unmixed(mixed: Float[Tensor, "n k"], error: float) -> Float[Tensor, "n k"]:
             REMEDY,
         )
     read = found[0] @ rows
-    if not negative_share(read) < NEGATIVE:
+    if not negative_share(read) < UNEXPLAINED:
         raise Inapplicable("what the last convolution read is negative in places: it is not behind a ReLU", REMEDY)
     return rectified(read)

@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from seepage.base.rounding import DEVIATIONS
+
 ROUNDING = 0.2
 """Standard deviation of a rounded number's error, in units of its type's epsilon, over numbers of all sizes."""
 
-MAX_LEFT_OVER = 1e-2
-"""Share of an example's slopes outside the column space up to which it counts as one of the batch, and of the gradient
-outside as many directions as examples, up to which these can have given it."""
+UNEXPLAINED = 1e-2
+"""Share that a solution may leave unexplained: of a gradient, of an example's slopes, or, as negative values, of what
+should be the output of a ReLU."""
 
 MIN_GAP = 10.0
 """Ratio of neighboring singular values from which on the first of them ends the gradient's rank."""
@@ -163,7 +165,7 @@ class HeadEquations:
         # What U U^T does not give back lies outside the column space: for the right label nothing but errors.
         left_over = (slopes - inside @ self.left.T).norm(dim=1) / slopes.norm(dim=1)
         label = int(left_over.argmin())
-        return inside[label] / self.examples if left_over[label] < MAX_LEFT_OVER else None
+        return inside[label] / self.examples if left_over[label] < UNEXPLAINED else None
 
     def probabilities(self, unmixing: Float[Tensor, "m n"]) -> Float[Tensor, "m C"]:
         """Class probabilities of the features of an unmixing."""
@@ -211,7 +213,7 @@ def factored(
     deviation = max((energy / spare) ** 0.5, ROUNDING * torch.finfo(gradient.dtype).eps)
     # A direction at the level of the errors tells nothing: an example without a gradient left no trace.
     # Errors of deviation s in a [C, 1 + k] matrix have singular values near s sqrt(1 + k), for C far below k.
-    level = 4 * deviation * both.shape[1] ** 0.5
+    level = DEVIATIONS * deviation * both.shape[1] ** 0.5
     kept = max(int((singular[:examples] > level).sum()), 1)
     return scale, left[:, :kept], singular[:kept, None] * right[:kept], deviation, singular
 
@@ -222,7 +224,7 @@ def _surplus(singular: Float[Tensor, " r"], examples: int) -> int | None:
     >>> _surplus(torch.tensor([3.0, 2.0, 1.0, 1e-7]), 2), _surplus(torch.tensor([3.0, 2.0, 1e-7, 1e-8]), 2)
     (3, None)
     """
-    if float(singular[examples:].norm()) <= MAX_LEFT_OVER * float(singular.norm()):
+    if float(singular[examples:].norm()) <= UNEXPLAINED * float(singular.norm()):
         return None
     gaps = singular[:-1] / singular[1:].clamp(min=1e-300)
     rank = int(gaps.argmax()) + 1

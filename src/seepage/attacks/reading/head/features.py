@@ -16,6 +16,7 @@ from seepage.attacks.reading.head.scale import rescaled
 from seepage.attacks.reading.head.sparse import unmix
 from seepage.attacks.search.labels import Auto
 from seepage.base.nn import generator, last_linear
+from seepage.base.rounding import FLOAT32_ZERO
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round
 
@@ -33,8 +34,6 @@ SHARINGS = 3
 """Times that the share of the gradient in the update and the features are solved for in turn."""
 SHARES = (1.0, 0.1, 0.01, 0.001)
 """Shares of the gradient in the update from which one is searched for, with the features."""
-SOLVED = 1e-5
-"""Misfit at which no further start is tried."""
 SIZE_REMEDY = "give the right --batch-size (or, of two checkpoints, --steps if the client took several)"
 """What to do about a gradient of a higher rank than the stated number of examples gives."""
 
@@ -310,7 +309,7 @@ def _of_starts(
     for first in _starts(equations, labels, before, draw):
         unmixing, share = softmax.refine(equations, first, labels, scaling=scaling)
         tries.append((equations.over(share).misfit(unmixing, labels), unmixing, share))
-        if sum(misfit < SOLVED for misfit, *_ in tries) == 2:
+        if sum(misfit < FLOAT32_ZERO for misfit, *_ in tries) == 2:
             break
     misfit, unmixing, share = min(tries, key=lambda one: math.inf if math.isnan(one[0]) else one[0])
     none = torch.zeros(len(labels), dtype=torch.bool)
@@ -318,7 +317,7 @@ def _of_starts(
         return _Solution(unmixing, labels, torch.full_like(unmixing[:, 0], math.inf), none, misfit)
     features = unmixing @ equations.inner  # Q B [n, k]
     # Solutions that fit about as well must be the same, whatever the order of examples with one label.
-    rivals = [_apart(features, q @ equations.inner, labels) for off, q, _ in tries if off < 10 * misfit + SOLVED]
+    rivals = [_apart(features, q @ equations.inner, labels) for off, q, _ in tries if off < 10 * misfit + FLOAT32_ZERO]
     noise = softmax.noise(equations.over(share), unmixing, labels)
     return _Solution(unmixing, labels, noise, ~none, misfit, max(rivals), share)
 

@@ -15,12 +15,15 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from seepage.base.algebra.sparse import falling, sparse_directions
-from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
+from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_ZERO
 
 STEPS = 24
 """Re-weighted steps of one start."""
 BLURS = (0.3, 1e-3)
-"""First and last width of what counts as zero while rows are searched for, in units of a feature's mean size."""
+"""First and last width of what counts as zero while rows are searched for, in units of a feature's mean size.
+
+The last is also the most that counts as zero before the errors are known to be larger.
+"""
 SETTLING = 6
 """Re-weighted steps in float64 after that, each with a fifth of the width of the one before."""
 NEGATIVE_WEIGHT = 100.0
@@ -42,10 +45,6 @@ SHARPENINGS = (64.0, 16.0, 4.0, 1.0, 1.0, 1.0)
 
 A narrow width alone can come to rest at a row that is tilted: at those of its zeros that happen to stay within.
 """
-SURE_ZERO = 4.0
-"""What counts as zero in the end, in standard deviations of the error of a feature."""
-WIDEST_ZERO = 1e-3
-"""What counts as zero at most, in the same units, before the errors are known to be larger."""
 
 
 Dual = Callable[[Float[Tensor, " n"]], Float[Tensor, " n"] | None]
@@ -141,7 +140,7 @@ class _SeenUnits:
         values = unmixed @ self.whole  # [s, k]
         size = values.square().mean(1).sqrt()
         # A feature is as noisy as its row of Q is long.
-        width = torch.maximum(2 * SURE_ZERO * self.deviation * unmixed.norm(dim=1), FLOAT32_ZERO * size)
+        width = torch.maximum(2 * DEVIATIONS * self.deviation * unmixed.norm(dim=1), FLOAT32_ZERO * size)
         zeros = (values.abs() < width[:, None]).sum(1) - (self.whole.shape[1] - self.alive)
         # Any n - 1 features can be made zero, and others are within the width of zero by chance.
         chance = 4 * width / size * values.shape[1]
@@ -208,7 +207,7 @@ def sharpen(basis: Float[Tensor, "n k"], deviation: float, rows: Float[Tensor, "
         for wider in SHARPENINGS:
             values = row @ basis
             noise, size = deviation * float(row.norm()), float(values.square().mean().sqrt())
-            width = max(min(wider * SURE_ZERO * noise, WIDEST_ZERO * size), SURE_ZERO * noise, 1e-6 * size)
+            width = max(min(wider * DEVIATIONS * noise, BLURS[-1] * size), DEVIATIONS * noise, 1e-6 * size)
             zero = basis[:, values.abs() < width]
             if zero.shape[1] < 2 * len(row):
                 break

@@ -9,19 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.network import EXACT, LARGEST_MATRIX, in_range
-from seepage.attacks.network.first_layer import MIN_LABEL_SHARE, FirstLayer
+from seepage.attacks.network.evidence import FAINT, READ
+from seepage.attacks.network.first_layer import FirstLayer
 from seepage.attacks.reading.rounded.rounding import Rounding, rounding_of
 from seepage.attacks.reading.rounded.rows import RowGroup, agreeing_groups, fitted
 from seepage.base.algebra.rows import LEAST_ALIKE
-from seepage.base.rounding import FLOAT32_SUM
+from seepage.base.rounding import DEVIATIONS, FLOAT32_SUM
 from seepage.federation.types import Reconstruction
 
-ROUGH = 0.1
-"""Stated error, root mean square as a share of the value range, up to which an example is returned, as a guess."""
 TRIMS = 4
 """Times that rows are left out whose columns are not the example's."""
-DEVIATIONS = 4.0
-"""Standard errors by which an entry may lie outside the value range."""
 LOOSE = 0.2
 """Relative mismatch with the network's own slopes up to which what rows agree on is returned as a guess."""
 TIGHT = 0.05
@@ -215,7 +212,7 @@ def _evidence(group: RowGroup, seen: FirstLayer, rounding: Rounding) -> NetworkE
         strength = float((first[label] * sent).sum() / first[label].square().sum())
         share = abs(strength - 1) + 2 * group.scale_error
         back = trace.back(place, slope[None].to(output))[0].double()[rows]
-        below = slope < -torch.maximum(worst, MIN_LABEL_SHARE * slope.abs().max())
+        below = slope < -torch.maximum(worst, FAINT * slope.abs().max())
         one_label = int(below.sum()) == 1 and name == seen.last[0]
         any_loss = float((back - sent).norm() / sent.norm())
         found.append(NetworkEvidence(label, max(apart, behind), tolerance, share, any_loss, one_label, kept))
@@ -251,7 +248,7 @@ def _judged(group: RowGroup, said: NetworkEvidence, seen: FirstLayer, rounding: 
     }
     error = sum(errors.values()) / (high - low) + FLOAT32_SUM
     mismatch = said.mismatch_any_loss if any_loss else said.mismatch
-    if error > ROUGH or min(mismatch, said.mismatch) > LOOSE:
+    if error > READ or min(mismatch, said.mismatch) > LOOSE:
         return None
     # With two classes all slopes are multiples of one another, and a mixture looks like an example by chance.
     stated = alone or (seen.attacked.knowledge.num_outputs > 2 and (said.one_label or not any_loss))

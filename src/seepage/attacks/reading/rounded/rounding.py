@@ -16,7 +16,7 @@ ARITHMETIC: dict[Place, float] = {"weights": 2.0**-10, "gradient": 2.0**-8}
 """Relative rounding that an entry is taken to carry beside that of its format: sums in the client's own arithmetic, and
 factors that were rounded before the sum where the gradient itself is of such a format, as under autocast."""
 GLANCE = 2**16
-"""Entries of the first tensor that are looked at first: most updates are not rounded, and a few rows show it."""
+"""Entries of a tensor that are looked at, the first ones: a few rows show what its values are like."""
 
 
 @dataclass(frozen=True)
