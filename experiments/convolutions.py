@@ -3,7 +3,7 @@
 python experiments/convolutions.py --data ../shared/data/cifar10.npz --batch 8 --trained 100 --seeds 5
 
 Adds one record for each batch to results/convolutions/. Networks and batches have the same seed; images are those that
-development did not see (`common.draw`). The labels are known, unless `--labels-unknown`. In train mode (`--out coupled`)
+development did not see (`common.draw`). Labels are known, unless `--labels-unknown`. In train mode (`--out coupled`)
 the first 20 images that are drawn from were looked at while the method was made; no constant was chosen on them.
 
 With `--checkpoints LR --out checkpoints` the update is two checkpoints in float32, as they are saved, and labels are
