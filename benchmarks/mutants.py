@@ -1,7 +1,7 @@
 """Do the tests notice? Defects of `mutants.toml` are put into a copy of the package, one at a time, and tests are run.
 
     python benchmarks/mutants.py --unchanged                            the named tests without a defect: they must pass
-    python benchmarks/mutants.py --out benchmarks/mutants-before.jsonl  the fast tier of each defect's named tests
+    python benchmarks/mutants.py --out benchmarks/mutants.jsonl         the fast tier of each defect's named tests
     python benchmarks/mutants.py --tier "" --whole                      every test, where the named ones pass
     python benchmarks/mutants.py --only ascent seed-round               two of them
 
