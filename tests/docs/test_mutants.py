@@ -1,4 +1,4 @@
-"""The defects that `benchmarks/mutants.py` puts in: each one's text stands once in its file, and its tests are there."""
+"""The defects of `benchmarks/mutants.py`: each one's text stands once in its file, and its tests are there."""
 
 import tomllib
 from pathlib import Path

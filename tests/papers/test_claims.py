@@ -246,6 +246,8 @@ class Oracle:
             for line in cells.values()
         ]
         shared = set.intersection(*map(set, gains)) if gains else set()
+        if any(sum(one[seed] for seed in shared) >= 0 for one in gains):
+            return None
         means = [float(np.mean([one[seed] for one in gains])) for seed in shared]
         return interval_of(means) if len(means) > 1 else None
 
@@ -482,9 +484,11 @@ def test_no_difference_is_an_answer_once_half_of_the_papers_is_excluded(better: 
     assert ours(item, {"x": [of_seeds([15.0, 15.0, 15.0]), of_seeds(better), 0.0]}).verdict == word
 
 
-@pytest.mark.parametrize(("mean_color", "word"), [(12.0, "holds"), (17.5, "holds"), (25.0, "does not hold")])
+@pytest.mark.parametrize(
+    ("mean_color", "word"), [(12.0, "holds"), (17.5, "holds"), (19.0, "holds"), (25.0, "does not hold")]
+)
 def test_an_order_among_numbers_below_the_mean_color_is_none(mean_color: float, word: str) -> None:
-    """The second: one of the two, and the mean of both, is not below it."""
+    """The third: the mean of both is below it, and the better one is not."""
     item = made(ORDER, {"x": [1.0, 5.0, 1.0]})
     low, high = of_seeds([15.0, 14.5, 15.1], mean_color), of_seeds([20.0, 19.8, 20.5], mean_color)
     judged = ours(item, {"x": [low, high, 0.0]})

@@ -62,8 +62,8 @@ orders the numbers; a training loss up to {DIVERGED:g}: beyond, training has fai
 since its weights were not at hand, SSIM takes its place, and only the order is judged, not by how much.
 
 Where there is no effect, an order does not hold: its interval holds zero and excludes half of the difference that
-the paper prints, or **nothing is read**: over the seeds, all that the claim orders by PSNR lies on average below a
-flat square of each image's mean color. An order among failed searches is no order.
+the paper prints, or **nothing is read**: all that the claim orders by PSNR lies below a flat square of each image's
+mean color, over all of it and the seeds by the interval. An order among failed searches is no order.
 
 Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the
 most of several seeds; in FedLeak's Figures 1 and 6 of several images, in its Figure 9 the mean and one deviation.

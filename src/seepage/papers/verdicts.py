@@ -102,7 +102,7 @@ class Judged:
         size: `small` or `paper`.
         parts: All of its comparisons.
         above_mean_color: Interval of the PSNR that it orders less the mean color's, in dB, on average over its cells;
-            None where it orders something else, or there are fewer than two seeds.
+            None where one of these is above, where it orders something else, or with fewer than two seeds.
     """
 
     claim: Claim
@@ -117,7 +117,7 @@ class Judged:
 
     @property
     def nothing_read(self) -> bool:
-        """Whether all that it orders lies below the mean color of the images on average."""
+        """Whether all that it orders lies below the mean color of the images, on average by the interval."""
         return self.above_mean_color is not None and self.above_mean_color[1] < 0
 
     @property
@@ -163,7 +163,10 @@ def judge(claim: Claim, lines: Sequence[Line], columns: int, records: Sequence[R
 
 
 def _above_mean_color(parts: Sequence[Decided], records: Sequence[Record]) -> tuple[float, float] | None:
-    """Student's interval, over the seeds, of the mean over all ordered cells of PSNR less the mean color's, in dB."""
+    """Student's interval, over the seeds, of the mean over all ordered cells of PSNR less the mean color's, in dB.
+
+    None where a cell lies above the mean color, in the mean over its seeds.
+    """
     cells = dict[tuple[int, int, str], Record]()
     for part in parts:
         left, right = part.comparison.left, part.comparison.right
@@ -173,14 +176,21 @@ def _above_mean_color(parts: Sequence[Decided], records: Sequence[Record]) -> tu
             record = _record_at(at, records, part.data)
             if record is not None:
                 cells[id(at.line), at.column, record.data] = record
-    seeds = dict[str, list[float]]()
-    for record in cells.values():
-        for seed, scores in record.facts.get("by_seed", {}).items():
-            psnr, mean_color = record.seeds.get(seed), scores.get("mean_color_psnr")
-            if psnr is not None and mean_color is not None:
-                seeds.setdefault(seed, []).append(min(psnr, EXACT_DB) - mean_color)
-    means = [sum(gains) / len(gains) for gains in seeds.values() if len(gains) == len(cells)]
-    return student(means) if len(means) > 1 else None
+    gains = [_gains(record) for record in cells.values()]
+    shared = set.intersection(*map(set, gains)) if gains else set[str]()
+    if len(shared) < 2 or any(sum(one[seed] for seed in shared) >= 0 for one in gains):
+        return None
+    return student([sum(one[seed] for one in gains) / len(gains) for seed in sorted(shared)])
+
+
+def _gains(record: Record) -> dict[str, float]:
+    """Each seed's PSNR less the mean color's, where both are known."""
+    found = {}
+    for seed, scores in record.facts.get("by_seed", {}).items():
+        psnr, mean_color = record.seeds.get(seed), scores.get("mean_color_psnr")
+        if psnr is not None and mean_color is not None:
+            found[seed] = min(psnr, EXACT_DB) - mean_color
+    return found
 
 
 def _on_each_data(comparison: ClaimPart, records: Sequence[Record], claim: Claim) -> list[Decided]:
