@@ -159,6 +159,11 @@ def test_whitening_with_known_noise_is_the_inverse_of_the_sum() -> None:
     assert float((whitening.solved(mean) * left).sum()) == pytest.approx(0, abs=1e-8)
 
 
+def test_public_gradients_that_are_all_the_same_are_refused() -> None:
+    with pytest.raises(SeepageError, match="the gradients of all public examples are the same"):
+        Whitening.of(torch.zeros(8, 5))
+
+
 def noisy(seed: int, sigma: float, known: tuple[str, ...]) -> tuple[Transcript, Batch]:
     private = some(8, 1 + seed)
     return record(

@@ -54,6 +54,9 @@ class Whitening:
         Args:
             gradients: `[m, d]`, one row for each example. They are centered and scaled in place.
             noise: v, the variance that noise adds to every entry, or `[d]` to each, in units of one example's gradient.
+
+        Raises:
+            SeepageError: Where all rows are the same.
         """
         m, d = gradients.shape
         mean = gradients.mean(0)
@@ -68,6 +71,11 @@ class Whitening:
         #   mu = tr S0 / d,  |S0|^2 = |Z Z'|^2 / m^2,  delta^2 = |S0|^2 - d mu^2,
         #   beta^2 = (sum_i |z_i|^4 / m - |S0|^2) / m,  rho = min(beta^2, delta^2) / delta^2
         mu = float(gram.diagonal().sum() / m / d)
+        if mu == 0:
+            raise SeepageError(
+                "the gradients of all public examples are the same (zero, where a network has died), so a member's does "
+                "not stand out; look at the update of a network that still learns"
+            )
         squared = float((gram / m).square().sum())
         delta = max(squared - d * mu**2, 1e-30)
         beta = (float(gram.diagonal().square().sum()) / m - squared) / m
