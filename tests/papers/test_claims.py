@@ -216,7 +216,43 @@ class Oracle:
             low, high = -high, -low
         if left[3]:
             by = None if kind == "close" else min(by, 0.0)
-        return decided(low, high, by, kind)
+        found = decided(low, high, by, kind)
+        if found is None and kind == "better" and isinstance(other, Mapping) and not left[3] and by is not None:
+            sign = -1 if row.get("better") == "less" else 1
+            half = sign * (printed(row, column) - printed(other, second)) / 2
+            if by >= 0 and low <= 0 <= high < half:  # False of a NaN
+                return False
+        return found
+
+    def above_mean_color(self, size: str) -> Ends:
+        """The interval of PSNR less the mean color's, where it orders PSNR of several seeds."""
+        pairs = self.pairs()
+        if not all(isinstance(p[2], Mapping) and p[5] == "better" for p in pairs):
+            return None
+        if not all(p[0].get("metric", "psnr") in ("psnr", "psnr_nearest") for p in pairs):
+            return None
+        cells: dict[str, Mapping[str, Any]] = {}
+        for pair in pairs:
+            for data in self.used(pair[0], size):
+                both = [self.at(pair[0], pair[1], size, data), self.at(pair[2], pair[3], size, data)]
+                if all(line is not None and self.number(line) is not None for line in both):
+                    cells |= {json.dumps(line, sort_keys=True): line for line in both if line is not None}
+        gains: list[dict[str, float]] = [
+            {
+                seed: min(line["seeds"][seed], 60.0) - scores["mean_color_psnr"]
+                for seed, scores in line["facts"].get("by_seed", {}).items()
+                if line["seeds"].get(seed) is not None and scores.get("mean_color_psnr") is not None
+            }
+            for line in cells.values()
+        ]
+        shared = set.intersection(*map(set, gains)) if gains else set()
+        means = [float(np.mean([one[seed] for one in gains])) for seed in shared]
+        return interval_of(means) if len(means) > 1 else None
+
+
+def printed(row: Mapping[str, Any], column: int) -> float:
+    paper = row.get("paper", [])
+    return float(paper[column]) if column < len(paper) else math.nan
 
 
 def interval_of(values: Sequence[float]) -> tuple[float, float]:
@@ -245,11 +281,15 @@ WORDS = {
 }
 
 
-def said(found: Sequence[bool | str | None], size: str) -> str:
+def said(found: Sequence[bool | str | None], size: str, above: Ends = None) -> str:
     """The words of the book's first page."""
     measured = [one for one in found if one != "missing"]
     if not measured:
         return "not tested"
+    if above is not None and above[1] < 0:
+        return (
+            f"{WORDS[size][1]} (nothing is read: on average {-above[1]:.1f} to {-above[0]:.1f} dB below the mean color)"
+        )
     kind = 1 if False in measured else 2 if None in measured else 0
     count = sum(one is (True, False, None)[kind] for one in measured)
     missing = len(found) - len(measured)
@@ -274,7 +314,10 @@ def verdicts_follow(item: Item) -> None:
     for claim in expect.get("claims", []):
         oracle = Oracle(expect, claim, lines)
         sizes = {line["size"] for line in lines}
-        words = [said(oracle.found(size), size) if size in sizes else "not run" for size in ("paper", "small")]
+        words = [
+            said(oracle.found(size), size, oracle.above_mean_color(size)) if size in sizes else "not run"
+            for size in ("paper", "small")
+        ]
         if claim.get("own"):
             words = [re.sub(r" \((?=\d)", ", by seepage's own algorithm (", word) for word in words]
         wanted.append([claim["text"], *words])
@@ -411,6 +454,45 @@ def test_seeds_are_compared_one_by_one() -> None:
     assert (judged.parts[0].low, judged.parts[0].high) == pytest.approx((wanted.low, wanted.high))
     other = {"value": 18.0, "interval": (13.1, 23.0), "seeds": {"3": 13.1, "4": 17.9, "5": 23.0}}
     assert ours(item, {"x": [low, other, 0.0]}).verdict == "cannot tell", "of other seeds, they are"
+
+
+def of_seeds(values: Sequence[float], mean_color: float = 5.0) -> dict[str, Any]:
+    """The fields of a record of several seeds, whose mean color has so many dB."""
+    by_seed = {str(seed): {"mean_color_psnr": mean_color} for seed in range(len(values))}
+    return {
+        "value": float(np.mean(values)),
+        "seeds": {str(seed): value for seed, value in enumerate(values)},
+        "facts": {"by_seed": by_seed, "mean_color_psnr": mean_color},
+    }
+
+
+ORDER = {"relation": "columns", "rows": ["x"], "pairs": [[1, 0]]}
+
+
+@pytest.mark.parametrize(
+    ("better", "word"),
+    [
+        ([15.1, 14.9, 15.2], "does not hold"),  # 0 +- 0.4 dB, where the paper has 4
+        ([18.0, 11.0, 15.5], "cannot tell"),  # 0 +- 9 dB, which holds the paper's half, too
+        ([15.5, 15.6, 15.7], "holds"),  # a tenth of the paper's difference, and sure
+    ],
+)
+def test_no_difference_is_an_answer_once_half_of_the_papers_is_excluded(better: Sequence[float], word: str) -> None:
+    item = made(ORDER, {"x": [1.0, 5.0, 1.0]})
+    assert ours(item, {"x": [of_seeds([15.0, 15.0, 15.0]), of_seeds(better), 0.0]}).verdict == word
+
+
+@pytest.mark.parametrize(("mean_color", "word"), [(12.0, "holds"), (17.5, "holds"), (25.0, "does not hold")])
+def test_an_order_among_numbers_below_the_mean_color_is_none(mean_color: float, word: str) -> None:
+    """The second: one of the two, and the mean of both, is not below it."""
+    item = made(ORDER, {"x": [1.0, 5.0, 1.0]})
+    low, high = of_seeds([15.0, 14.5, 15.1], mean_color), of_seeds([20.0, 19.8, 20.5], mean_color)
+    judged = ours(item, {"x": [low, high, 0.0]})
+    assert judged.verdict == word
+    assert ("nothing is read" in in_words(judged)) == (word == "does not hold")
+    level = made({"relation": "level", "rows": ["x"], "side": "better", "level": 10}, {"x": [11.0, 11.0, 11.0]})
+    held = ours(level, {"x": [low, high, of_seeds([15.0, 15.0, 15.1], mean_color)]})
+    assert held.verdict == "holds", "a level is no order"
 
 
 def test_students_interval_is_scipys() -> None:

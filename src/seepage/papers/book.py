@@ -57,10 +57,13 @@ here.
 Intervals: of two seeds or more, Student's interval of the mean difference, seed by seed; of one seed, from the ends
 of both numbers' intervals over examples or batches (95 %, bootstrap). Older rows of the best guess have no interval
 of their own; that of the same attack with one guess for one image is taken. A number without any interval leaves its
-claim open. PSNR
-counts up to {EXACT_DB:g} dB: beyond, every value of an image of 8 bits is right and rounding alone orders the
-numbers; a training loss up to {DIVERGED:g}: beyond, training has failed. Where LPIPS was not measured, since its
-weights were not at hand, SSIM takes its place, and only the order is judged, not by how much.
+claim open. PSNR counts up to {EXACT_DB:g} dB: beyond, every value of an image of 8 bits is right and rounding alone
+orders the numbers; a training loss up to {DIVERGED:g}: beyond, training has failed. Where LPIPS was not measured,
+since its weights were not at hand, SSIM takes its place, and only the order is judged, not by how much.
+
+Where there is no effect, an order does not hold: its interval holds zero and excludes half of the difference that
+the paper prints, or **nothing is read**: over the seeds, all that the claim orders by PSNR lies on average below a
+flat square of each image's mean color. An order among failed searches is no order.
 
 Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the
 most of several seeds; in FedLeak's Figures 1 and 6 of several images, in its Figure 9 the mean and one deviation.
@@ -182,7 +185,7 @@ EXAMPLES = 2
 def examples_of(item: Item, judged: Judged) -> str:
     """The comparisons that decide against a claim, or leave it open, in numbers; empty where it holds."""
     shown = {"does not hold": False, "cannot tell": None}
-    if judged.verdict not in shown:
+    if judged.verdict not in shown or judged.nothing_read:
         return ""
     parts = [part for part in judged.parts if part.measured and part.found is shown[judged.verdict]]
     more = f"; and {len(parts) - EXAMPLES} more" if len(parts) > EXAMPLES else ""

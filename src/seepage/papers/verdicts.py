@@ -4,6 +4,10 @@ A comparison is decided by the 95 % interval of the difference. With two seeds o
 mean difference over the seeds, each seed's numbers being of the same examples and weights. With one seed it runs
 between the ends of the two numbers' own intervals over examples or batches. A number with neither decides nothing.
 
+Two rules keep a claim from staying open where there is no effect. An order also fails where its interval holds zero
+and excludes half of the paper's own difference. And where all that a claim orders by PSNR lies below the mean color
+of the images, nothing was read, so that no setting is better than another and the claim does not hold.
+
 PSNR counts up to `EXACT_DB`: at that, every value of an image of 8 bits is right, and rounding orders the rest. A
 training loss counts up to `DIVERGED`: beyond, how far training went astray is no matter.
 """
@@ -70,6 +74,7 @@ class Decided:
         data: The data set that was used.
         by: The margin that was asked of it.
         seeds: Of how many seeds the interval of the difference is; 0 where it is over examples, or there is none.
+        least: Half of the difference that the paper prints: an order fails whose interval holds zero and ends below.
     """
 
     comparison: ClaimPart
@@ -81,6 +86,7 @@ class Decided:
     data: str = ""
     by: float = 0.0
     seeds: int = 0
+    least: float = 0.0
 
     @property
     def measured(self) -> bool:
@@ -95,11 +101,14 @@ class Judged:
         claim: The claim.
         size: `small` or `paper`.
         parts: All of its comparisons.
+        above_mean_color: Interval of the PSNR that it orders less the mean color's, in dB, on average over its cells;
+            None where it orders something else, or there are fewer than two seeds.
     """
 
     claim: Claim
     size: str
     parts: tuple[Decided, ...]
+    above_mean_color: tuple[float, float] | None = None
 
     @property
     def measured(self) -> int:
@@ -107,12 +116,17 @@ class Judged:
         return sum(part.measured for part in self.parts)
 
     @property
+    def nothing_read(self) -> bool:
+        """Whether all that it orders lies below the mean color of the images on average."""
+        return self.above_mean_color is not None and self.above_mean_color[1] < 0
+
+    @property
     def verdict(self) -> Verdict | None:
         """None where none of its comparisons was measured."""
         found = [part.found for part in self.parts if part.measured]
         if not found:
             return None
-        if any(one is False for one in found):
+        if self.nothing_read or any(one is False for one in found):
             return "does not hold"
         return "holds" if all(found) else "cannot tell"
 
@@ -144,8 +158,29 @@ def judge(claim: Claim, lines: Sequence[Line], columns: int, records: Sequence[R
         own = [record for record in records if record.size == size]
         if own:
             parts = [part for one in claim.comparisons(lines, columns) for part in _on_each_data(one, own, claim)]
-            found.append(Judged(claim, size, tuple(parts)))
+            found.append(Judged(claim, size, tuple(parts), _above_mean_color(parts, own)))
     return found
+
+
+def _above_mean_color(parts: Sequence[Decided], records: Sequence[Record]) -> tuple[float, float] | None:
+    """Student's interval, over the seeds, of the mean over all ordered cells of PSNR less the mean color's, in dB."""
+    cells = dict[tuple[int, int, str], Record]()
+    for part in parts:
+        left, right = part.comparison.left, part.comparison.right
+        if not isinstance(right, At) or part.comparison.within or not left.line.metric.startswith("psnr"):
+            return None
+        for at in (left, right) if part.measured else ():
+            record = _record_at(at, records, part.data)
+            if record is not None:
+                cells[id(at.line), at.column, record.data] = record
+    seeds = dict[str, list[float]]()
+    for record in cells.values():
+        for seed, scores in record.facts.get("by_seed", {}).items():
+            psnr, mean_color = record.seeds.get(seed), scores.get("mean_color_psnr")
+            if psnr is not None and mean_color is not None:
+                seeds.setdefault(seed, []).append(min(psnr, EXACT_DB) - mean_color)
+    means = [sum(gains) / len(gains) for gains in seeds.values() if len(gains) == len(cells)]
+    return student(means) if len(means) > 1 else None
 
 
 def _on_each_data(comparison: ClaimPart, records: Sequence[Record], claim: Claim) -> list[Decided]:
@@ -253,7 +288,9 @@ def _decide(
     # So is a margin: where another metric is read, only the order counts.
     by = min(comparison.by, 0.0) if left.metric else comparison.by
     seeds = 0 if exact else len(_shared(left, other))
-    return Decided(comparison, _found(comparison, by, low, high), left.mean, other.mean, low, high, data, by, seeds)
+    least = _half_of_papers(comparison) if cap and not exact and left.metric is None else 0.0
+    found = _found(comparison, by, low, high, least)
+    return Decided(comparison, found, left.mean, other.mean, low, high, data, by, seeds, least)
 
 
 def _shared(left: Number, right: Number) -> list[str]:
@@ -262,8 +299,22 @@ def _shared(left: Number, right: Number) -> list[str]:
     return sorted(own & right.seeds.keys() if right.seeds else own)
 
 
-def _found(comparison: ClaimPart, by: float, low: float | None, high: float | None) -> bool | None:
-    """Whether an interval of the difference lies on the claim's side; None where it lies on both."""
+def _half_of_papers(comparison: ClaimPart) -> float:
+    """Half of the difference that the paper prints for an order, on the better side; 0 where it prints none."""
+    left, right = comparison.left, comparison.right
+    if not isinstance(right, At) or comparison.within:
+        return 0.0
+    mine, other = left.line.paper_at(left.column), right.line.paper_at(right.column)
+    if mine is None or other is None:
+        return 0.0
+    return (mine - other if left.line.better == "more" else other - mine) / 2
+
+
+def _found(comparison: ClaimPart, by: float, low: float | None, high: float | None, least: float = 0.0) -> bool | None:
+    """Whether an interval of the difference lies on the claim's side; None where it lies on both.
+
+    An interval that holds zero and ends below `least` says that there is no effect of the size the paper has.
+    """
     if low is None or high is None:
         return None
     if comparison.within:
@@ -273,7 +324,9 @@ def _found(comparison: ClaimPart, by: float, low: float | None, high: float | No
         low, high = -high, -low
     if isinstance(comparison.right, At) and by == low == high == 0:
         return None  # both exact, or the same: neither is the better one
-    return True if low >= by - _ROUNDING else False if high < by - _ROUNDING else None
+    if low >= by - _ROUNDING:
+        return True
+    return False if high < by - _ROUNDING or (low <= 0 <= high < least and by >= 0) else None
 
 
 def _difference(left: Number, right: Number, top: float, exact: bool) -> tuple[float | None, float | None]:
@@ -339,7 +392,7 @@ def _until_decided(part: Decided) -> tuple[int, bool | None]:
     deviation = (part.high - mean) / half(part.seeds)
     for count in range(part.seeds + 1, MOST_SEEDS + 1):
         spread = deviation * half(count)
-        found = _found(part.comparison, part.by, mean - spread, mean + spread)
+        found = _found(part.comparison, part.by, mean - spread, mean + spread, part.least)
         if found is not None:
             return count, found
     return MOST_SEEDS + 1, None
@@ -373,6 +426,9 @@ def in_words(judged: Judged) -> str:
     if verdict is None:
         return "not tested"
     word = small[verdict] if judged.size == "small" else verdict
+    if judged.nothing_read and judged.above_mean_color is not None:
+        low, high = (-end for end in judged.above_mean_color)
+        return f"{word} (nothing is read: on average {high:.1f} to {low:.1f} dB below the mean color)"
     counts = {"holds": judged.count(True), "does not hold": judged.count(False), "cannot tell": judged.count(None)}
     missing = len(judged.parts) - judged.measured
     rest = f"; {missing} not measured" if missing else ""
