@@ -173,9 +173,7 @@ class GaussNewton(Attack):
         def features(unit: Tensor) -> Tensor:
             return seen.decodable(seen.structure.output(seen.network.run(unit)))
 
-        if seen.guess is not None:
-            guess = seen.guess.to(like)
-        elif progress.load() is None:
+        if progress.load() is None:
             at_once = AT_ONCE if center is None else len(seen.head.labels)
             decoder = Decoder(features, shape, generator(seed, "made-up images"), at_once)
             guess = decoder(seen.decodable(seen.head.features.to(like)))

@@ -41,7 +41,6 @@ class Seen:
         head: What the head reveals, or what was read further down in its place.
         known: The same as equations.
         held: Activations that are known.
-        guess: `[n, C, H, W]` images in [0, 1] that the search starts from; None: those that a decoder makes of the head.
     """
 
     attacked: AttackedRound
@@ -50,7 +49,6 @@ class Seen:
     head: HeadFeatures
     known: Known
     held: Mapping[int, Held] = field(default_factory=dict)
-    guess: Tensor | None = None
 
     def images(self, unit: Tensor) -> Tensor:
         """Images in [0, 1] from where a search stands."""
