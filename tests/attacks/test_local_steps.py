@@ -1,4 +1,4 @@
-"""Exact images out of local steps: the drift, what is refused, resuming, and certificates only where all is explained."""
+"""Exact images out of local steps: the drift, refusals, resuming, and certificates only where all is explained."""
 
 from dataclasses import replace
 

@@ -26,6 +26,8 @@ RENEWALS = 4
 """How often the signal in the logits is renewed: features move it by their own small error alone."""
 FLOOR = 2.0
 """Whitens the weight gradient's equations hardly at all: its errors, a few percent of it, would be blown up."""
+OPEN = 3.0
+"""Units within so many times the features' error of zero may be on or off."""
 STEPS, INNER = 2, 60
 """Gauss-Newton steps in a turn, and iterations of the conjugate gradients in the first of them."""
 LENGTHS = (1.0, 0.5, 0.25)
@@ -74,7 +76,7 @@ class LocalSteps(Attack):
         batch_size="the client cannot be simulated",
     )
 
-    turns: int = 60
+    turns: int = 40
     steps: int = 300
 
     def examine(self, transcript: Transcript) -> "_Seen":
@@ -84,14 +86,11 @@ class LocalSteps(Attack):
         local = attacked.knowledge.client.batches(examples)
         if len(local) < 2:
             raise Inapplicable("the client makes a single step, which has no drift", "use gauss_newton")
-        if any(len(places) != examples for places in local):
-            raise Inapplicable(
-                "local steps hold different examples, in an order that is not known",
-                "use gradient_matching, or batches as large as the client",
-            )
         network, head, structure = GaussNewton().cut(attacked)
         lacking = None
-        if structure.activation is None or structure.slope != 0 or not structure.direct:
+        if any(len(places) != examples for places in local):
+            lacking = "local steps hold different examples, in an order that is not known"
+        elif structure.activation is None or structure.slope != 0 or not structure.direct:
             lacking = "the head does not read a ReLU behind a layer, so that features do not say which units are on"
         elif attacked.knowledge.num_classes <= examples:
             lacking = "there are as many examples as classes, or more, so that features do not follow from the head"
@@ -104,20 +103,18 @@ class LocalSteps(Attack):
     def run(self, seen: "_Seen", *, seed: int, progress: Progress) -> Reconstruction:
         search = _Search(seen, seed)
         turn, interrupted = run_resumable(
-            search, self.turns + 1, search.advance, progress, note=search.note, every=1, ended=lambda: search.found
-        )
+            search, self.turns + 1, search.advance, progress,
+            note=lambda turn, error: search.history.append((turn, error)), every=1, ended=lambda: search.found,
+        )  # fmt: skip
         status: Status = "interrupted" if interrupted else "ok" if search.found else "exhausted"
         note = "through all local steps the update at these images differs from the observed one by"
+        size = (len(search.inputs),)
         return Reconstruction(
-            inputs=search.inputs,
-            labels=search.labels,
-            objective=torch.full((len(search.inputs),), search.error),
-            certified=torch.full((len(search.inputs),), search.found),
-            status=status,
-            history=tuple(search.history),
-            cost={"steps": turn, "evaluations": search.passes},
+            search.inputs, search.labels,
+            objective=torch.full(size, search.error), certified=torch.full(size, search.found), status=status,
+            history=tuple(search.history), cost={"steps": turn, "evaluations": search.passes},
             notes=(f"{note} {search.error:.1e} of its size",),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,7 @@ class _Seen:
         With `D = (softmax(F W^T + b) - Y) / n` the signal in the logits, the head's gradient is `D^T F`. D hardly
         depends on F: it is taken at the last F, first that of the guess, and F is solved for.
         A unit that is off in all steps leaves exact zeros. Behind a ReLU no feature is negative, so that those which
-        are show how far off all are: units within as much of zero may be on or off, and their slopes are left open.
+        are show how far off all are. Units that near to zero may be on or off, and their slopes are left open.
         """
         layer = self.head[0].rpartition(".")[0]
         with torch.no_grad():
@@ -170,11 +167,10 @@ class _Seen:
         traces = features.abs() > FLOAT32_NETWORK * features.abs().amax(1, keepdim=True)
         negative = traces & (features < 0)
         error = ((features * negative).square().sum(1) / negative.sum(1).clamp(min=1)).sqrt()[:, None]
-        on = traces & (features > error)
-        open_, near = traces & (features.abs() <= error), traces & ~on
-        parts = (features.clamp(min=0).to(inputs), on, open_, near, (slopes @ weight * on).to(inputs))
+        on, near_zero = traces & (features > OPEN * error), traces & (features.abs() <= OPEN * error)
+        parts = (features.clamp(min=0).to(inputs), on, near_zero, traces & ~on, (slopes @ weight * on).to(inputs))
         value, *sides, signal = [part.unflatten(1, self.structure.shape) for part in parts]
-        return Known(value, *sides, signal, torch.ones_like(value[:, :1]).mean((2, 3), keepdim=True), one_sided=True)
+        return Known(value, *sides, signal, torch.ones_like(value), one_sided=True)
 
 
 @dataclass(eq=False)
@@ -208,14 +204,6 @@ class _Search(Resumable):
         self.inputs = self.now = like.new_zeros(examples, *self.seen.attacked.knowledge.input_shape)
         self.labels = torch.zeros(examples, dtype=torch.int64, device=like.device)
 
-    def advance(self, turn: int) -> float:
-        """Make a turn, given how many were made; the error of its images."""
-        return self.turn() if turn else self.start()
-
-    def note(self, turn: int, error: float) -> None:
-        """Write it down."""
-        self.history.append((turn, error))
-
     @property
     def found(self) -> bool:
         """Whether 8-bit images explain the whole update to rounding."""
@@ -232,6 +220,10 @@ class _Search(Resumable):
         like, eigen = self.seen.attacked.like(), place["eigen"]
         self.inputs, self.labels, self.now = (tensor.to(like.device) for tensor in place["images"])
         self.preconditioner = None if eigen is None else BlockCirculant.of(eigen, self.now)
+
+    def advance(self, turn: int) -> float:
+        """Make a turn, given how many were made; returns the error of its images."""
+        return self.turn() if turn else self.start()
 
     def start(self) -> float:
         """Gradient matching through the steps, from which the first turn takes the drift."""
