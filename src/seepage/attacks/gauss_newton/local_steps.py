@@ -46,15 +46,11 @@ class LocalSteps(Attack):
 
     Over k steps of a small rate the client sends, per step, `u(x) = g(w_0, x) + d(x)`: the gradient at the weights it
     was sent, which `gauss_newton` reads, and a drift, since the weights move. The drift of a guess is what a simulated
-    client shows. From `gradient_matching` on, each turn
-
-    1. takes the guess's drift off the update, `g = u - d(x)`, and reads the features in front of the head from g;
-    2. makes two Gauss-Newton steps on these features and the last convolution's weight gradient;
-    3. goes the whole way, a half or a quarter of it, or to the nearest 8-bit images, whichever explains the update
-       best through all the client's steps.
+    client shows. From `gradient_matching` on, each turn takes it off the update, reads the features in front of the
+    head from what is left, makes two Gauss-Newton steps on these and the last convolution's weight gradient, and goes
+    as far, or to the nearest 8-bit images, as explains the update best through all the client's steps.
 
     Images are certified where, rounded to 8 bits, they give the client's update to rounding through all its steps.
-
     No publication has this. Local batches that hold different examples in an unknown order are not read.
 
     Args:
@@ -141,10 +137,9 @@ class _Seen:
         """`d(x) = u(x) - g(w_0, x)`: the mean gradient through all steps less that at the first weights."""
         knowledge, observed = self.attacked.knowledge, self.attacked.observed
         client, batch = knowledge.client, Batch(inputs, labels)
-        whole = client(knowledge.model, observed.params, batch, buffers=observed.buffers)
-        through = client.as_gradient(whole, len(batch))
-        rule = client.first_order_rule()
-        alone = rule(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
+        rules, round_ = (client, client.first_order_rule()), (knowledge.model, observed.params, batch)
+        whole, first = (rule(*round_, buffers=observed.buffers) for rule in rules)
+        through, alone = client.as_gradient(whole, len(batch)), first.tensors
         return {name: through[name] - alone[name] for name in observed.update.tensors}
 
     def known(self, gradient: Tensors, inputs: Tensor, labels: Tensor) -> Known:
@@ -175,16 +170,8 @@ class _Seen:
 
 @dataclass(eq=False)
 class _Search(Resumable):
-    """The turns.
-
-    Attributes:
-        inputs: `[n, C, H, W]` the best images so far.
-        labels: `[n]` theirs, and those of all turns.
-        now: `[n, C, H, W]` those that the next turn starts from.
-        error: Relative difference of the best ones' update from the observed one, through all steps.
-        preconditioner: Of the first turn; the later ones' hardly differ.
-        passes: Evaluations so far.
-        history: Each turn's number and error.
+    """The turns: the best images so far with their labels and error, those that the next turn starts from (`now`), the
+    first turn's preconditioner, which suits all, evaluations so far (`passes`), and each turn's number and error.
     """
 
     kept: ClassVar[tuple[str, ...]] = ("place", "error", "passes", "history")
@@ -251,8 +238,8 @@ class _Search(Resumable):
         return self._keep([self._rounded(reached), *on_the_way])
 
     def _rounded(self, inputs: Tensor) -> Tensor:
-        network = self.seen.network
-        return network.low + network.span * to_levels((inputs - network.low) / network.span)
+        low, span = self.seen.network.low, self.seen.network.span
+        return low + span * to_levels((inputs - low) / span)
 
     def _keep(self, several: list[Tensor]) -> float:
         """Go on from those images that explain the update best."""
