@@ -164,8 +164,8 @@ class _Seen:
         error = ((features * negative).square().sum(1) / negative.sum(1).clamp(min=1)).sqrt()[:, None]
         on, near_zero = traces & (features > OPEN * error), traces & (features.abs() <= OPEN * error)
         parts = (features.clamp(min=0).to(inputs), on, near_zero, traces & ~on, (slopes @ weight * on).to(inputs))
-        value, *sides, signal = [part.unflatten(1, self.structure.shape) for part in parts]
-        return Known(value, *sides, signal, torch.ones_like(value), one_sided=True)
+        value, on, near_zero, near, signal = (part.unflatten(1, self.structure.shape) for part in parts)
+        return Known(value, on, near_zero, near, signal, torch.ones_like(value), one_sided=True)
 
 
 @dataclass(eq=False)
@@ -216,7 +216,7 @@ class _Search(Resumable):
         """Gradient matching through the steps, from which the first turn takes the drift."""
         found = self.seen.matching.run(self.seen.prepared, seed=self.seed, progress=ignore)
         assert found.labels is not None
-        self.labels, self.passes = found.labels, found.cost.get("evaluations", 0)
+        self.labels, self.passes = found.labels, int(found.cost.get("evaluations", 0))
         low, high = self.seen.attacked.knowledge.value_range
         error = self._keep([found.inputs.detach().clamp(low, high)])
         if found.status == "interrupted":  # the search inside has caught it
