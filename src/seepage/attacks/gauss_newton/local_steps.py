@@ -51,7 +51,7 @@ class LocalSteps(Attack):
     as far, or to the nearest 8-bit images, as explains the update best through all the client's steps.
 
     Images are certified where, rounded to 8 bits, they give the client's update to rounding through all its steps.
-    No publication has this. Local batches that hold different examples in an unknown order are not read.
+    No publication has this. Local batches of different examples are not read.
 
     Args:
         turns: Turns, at most.
@@ -217,8 +217,7 @@ class _Search(Resumable):
         found = self.seen.matching.run(self.seen.prepared, seed=self.seed, progress=ignore)
         assert found.labels is not None
         self.labels, self.passes = found.labels, int(found.cost.get("evaluations", 0))
-        low, high = self.seen.attacked.knowledge.value_range
-        error = self._keep([found.inputs.detach().clamp(low, high)])
+        error = self._keep([found.inputs.detach().clamp(*self.seen.attacked.knowledge.value_range)])
         if found.status == "interrupted":  # the search inside has caught it
             raise KeyboardInterrupt
         return error
