@@ -50,6 +50,12 @@ def faint(model: Spec) -> tuple[Transcript, Batch]:
     return record(build(model, (1, 8, 8), 10), batch, defense=GaussianNoise(sigma=1e-5)), batch
 
 
+def steps(model: Spec) -> tuple[Transcript, Batch]:
+    """One digit behind three local steps and a little noise."""
+    batch, client = digits(1), FedAvg(lr=0.01, steps=3, batch_size=1)
+    return record(build(model, (1, 8, 8), 10), batch, client=client, defense=GaussianNoise(sigma=1e-5)), batch
+
+
 def photographs(model: Spec) -> tuple[Transcript, Batch]:
     """Two tiles of photographs, 64 x 64 pixels."""
     data = seepage.federation.data.load("photos", size=64)
@@ -102,6 +108,7 @@ SETTINGS: dict[str, tuple[Callable[[Spec], tuple[Transcript, Batch]], Spec]] = {
     "one": (one, GELU),
     "photographs": (photographs, Spec("vit", {"patch": 32, "width": 32, "depth": 1, "heads": 2, "hidden": 32})),
     "faint": (faint, Spec("convnet", {"width": 16})),
+    "steps": (steps, Spec("convnet", {"width": 16})),
     "own_images": (own_images, GELU),
     "average": (average, Spec("fc2", {"hidden": 32})),
     "text": (text, Spec("gpt", {"width": 64})),

@@ -7,7 +7,7 @@ from seepage.attacks.cafe import Cafe
 from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.cpa.feature_inversion import FeatureInversion, cpa_fia
-from seepage.attacks.gauss_newton import GaussNewton
+from seepage.attacks.gauss_newton import GaussNewton, LocalSteps
 from seepage.attacks.generative import ggl, gias, rogs
 from seepage.attacks.guided import GuidedMatching, fedleak_guided, gradient_matching
 from seepage.attacks.linear import LinearLeak
@@ -44,6 +44,7 @@ __all__ = [
     "LayerRank",
     "LinearEquations",
     "LinearLeak",
+    "LocalSteps",
     "LoraLeak",
     "PatchEmbedding",
     "PatchUnmixing",

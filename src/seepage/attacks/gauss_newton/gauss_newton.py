@@ -102,20 +102,9 @@ class GaussNewton(Attack):
     def examine(self, transcript: Transcript) -> Seen:
         attacked = AttackedRound.of(transcript)
         knowledge, observed = attacked.knowledge, attacked.observed
-        head = last_linear(knowledge.model, knowledge.num_outputs)
-        low, high = knowledge.value_range
-        network = VictimNetwork(knowledge.model, observed.params, observed.buffers, low, high - low)
         if knowledge.client.batch_coupled(knowledge.model):
-            return SeenTogether.of(attacked, network)
-        middle = torch.rand((1, *knowledge.input_shape), generator=generator(0, "probe image"))
-        structure = None if head is None else Structure.of(network, head[0], middle, self.layers)
-        if head is None or structure is None:
-            raise Inapplicable(
-                "the model is no chain of convolutions ended by a fully connected layer of one output per class (a "
-                "transformer, a mixer or ConvNeXt has fully connected layers at each position)",
-                "use patch_embedding for one image of a vision transformer, linear or cocktail_party where the first "
-                "layer is fully connected, else gradient_matching",
-            )
+            return SeenTogether.of(attacked, network_of(attacked))
+        network, _, structure = self.cut(attacked)
         try:
             features = head_features(observed, knowledge)
         except Inapplicable as refused:
@@ -152,6 +141,25 @@ class GaussNewton(Attack):
                     "record a smaller batch",
                 )
         return seen
+
+    def cut(self, attacked: AttackedRound) -> tuple[VictimNetwork, tuple[str, str | None], Structure]:
+        """The network, the names of its head's weight and bias, and where the known quantities lie in front of that.
+
+        Raises:
+            Inapplicable: For a network that is no chain of convolutions with one fully connected layer behind it.
+        """
+        knowledge, network = attacked.knowledge, network_of(attacked)
+        head = last_linear(knowledge.model, knowledge.num_outputs)
+        middle = torch.rand((1, *knowledge.input_shape), generator=generator(0, "probe image"))
+        structure = None if head is None else Structure.of(network, head[0], middle, self.layers)
+        if head is None or structure is None:
+            raise Inapplicable(
+                "the model is no chain of convolutions ended by a fully connected layer of one output per class (a "
+                "transformer, a mixer or ConvNeXt has fully connected layers at each position)",
+                "use patch_embedding for one image of a vision transformer, linear or cocktail_party where the first "
+                "layer is fully connected, else gradient_matching",
+            )
+        return network, head, structure
 
     def run(self, seen: Seen, *, seed: int, progress: Progress) -> Reconstruction:
         like, shape = seen.attacked.like(), seen.attacked.knowledge.input_shape
@@ -234,6 +242,13 @@ class GaussNewton(Attack):
             cost={"steps": step, "evaluations": search.passes},
             notes=tuple(notes),
         )
+
+
+def network_of(attacked: AttackedRound) -> VictimNetwork:
+    """The victim's network at the round's weights."""
+    knowledge, observed = attacked.knowledge, attacked.observed
+    low, high = knowledge.value_range
+    return VictimNetwork(knowledge.model, observed.params, observed.buffers, low, high - low)
 
 
 def _of_last_block(observed: Round, knowledge: Knowledge) -> HeadFeatures | None:
