@@ -81,8 +81,9 @@ def check(
         else:
             found, words = _of_files(Path(str(source)), after, own, facts, look)
     command = shlex.join(["seepage", *words])
-    if any((fact.name, fact.origin) == ("learning rate", "unknown") for one in found.cases for fact in one.facts):
-        command += " --lr RATE"  # without which no attack is begun
+    unknown = {fact.name for one in found.cases for fact in one.facts if fact.origin == "unknown"}
+    # Without a rate no attack is begun, and without the batch size most do not apply.
+    command += " --lr RATE" * ("learning rate" in unknown) + " --batch-size N" * ("batch size" in unknown)
     if printed.as_json:
         estimate = None if found.estimate is None else found.estimate.model_dump(mode="json")
         cases = [one.table() for one in found.cases]

@@ -123,6 +123,7 @@ def gate_on(result: "Result", condition: "Condition | None") -> None:
         rows = "1 row has" if len(stated) == 1 else f"{len(stated)} rows have"
         say(f"failed: {rows} {condition}: {printable(worst)}")
         raise typer.Exit(1)
+    say(f"gate passed: no row has {condition}")
 
 
 def conclude(result: "Result", *, allow: bool) -> None:

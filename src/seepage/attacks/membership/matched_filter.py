@@ -73,8 +73,8 @@ class Whitening:
         mu = float(gram.diagonal().sum() / m / d)
         if mu == 0:
             raise SeepageError(
-                "the gradients of all public examples are the same (zero, where a network has died), so a member's does "
-                "not stand out; look at the update of a network that still learns"
+                "the gradients of all public examples are the same (zero, where a network has died), so a member's "
+                "does not stand out; look at the update of a network that still learns"
             )
         squared = float((gram / m).square().sum())
         delta = max(squared - d * mu**2, 1e-30)

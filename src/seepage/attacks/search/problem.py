@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Shaped
@@ -164,7 +164,7 @@ class Problem:
         soft = [gradient for gradient in by_labels if gradient is not None]
         return Evaluation(value.item() + added, torch.cat(by_inputs), torch.cat(soft) if soft else None)
 
-    def _chunks(self, n: int) -> list[slice]:
+    def _chunks(self, n: int) -> list[Any]:  # slices; a check of a list's items draws from the global generator
         # Where examples are coupled the update is no mean over chunks, and the whole batch is one chunk.
         size = n if self.microbatch is None or not self.client.separable(self.model) else self.microbatch
         return [slice(start, min(start + size, n)) for start in range(0, n, size)]

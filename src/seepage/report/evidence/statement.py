@@ -604,11 +604,16 @@ def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence], listed: Sequence
     passed_over = {row.attack for row in result.rows if row.status in PASSED_OVER}
     ran = {(one.kind, one.by) for one in listed if one.ran}
     barred = [one for one in tried if (one.kind, one.name) not in ran and one.name not in passed_over]
-    found += [f"{one.name}: applies to no case of this run" for one in barred]
+    reasons = {row.attack: row.reason for row in result.rows if row.reason}
+    found += [f"{one.name}: applies to no case of this run{_because(reasons.get(one.name))}" for one in barred]
     used = {_use(one.name, uses) for one in tried}
     found += _unused("attacks", used, known_attacks, _refused(result))
     found += _unused("membership tests", used, membership_tests) if result.membership else []
     return [*found, *OUT_OF_SCOPE]
+
+
+def _because(reason: str | None) -> str:
+    return "" if reason is None else f": {reason}"
 
 
 def _refused(result: Result) -> set[str]:
