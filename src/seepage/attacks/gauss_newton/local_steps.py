@@ -75,7 +75,7 @@ class LocalSteps(Attack):
     turns: int = 40
     steps: int = 300
 
-    def examine(self, transcript: Transcript) -> "_Seen":
+    def examine(self, transcript: Transcript) -> "_CutRound":
         attacked = AttackedRound.of(transcript)
         examples = attacked.observed.batch_size
         assert examples is not None
@@ -94,9 +94,9 @@ class LocalSteps(Attack):
             raise Inapplicable(lacking, "use gradient_matching")
         _ = [attacked.gradient[name] for name in (*structure.names, head[0])]  # refuses withheld ones
         matching = attacks.build(Spec("gradient_matching", {"steps": self.steps}))
-        return _Seen(attacked, network, head, structure, matching, matching.prepare(transcript))
+        return _CutRound(attacked, network, head, structure, matching, matching.prepare(transcript))
 
-    def run(self, seen: "_Seen", *, seed: int, progress: Progress) -> Reconstruction:
+    def run(self, seen: "_CutRound", *, seed: int, progress: Progress) -> Reconstruction:
         search = _Search(seen, seed)
         turn, interrupted = run_resumable(
             search, self.turns + 1, search.advance, progress,
@@ -114,7 +114,7 @@ class LocalSteps(Attack):
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _CutRound:
     """The round, its network with the names of the head's weight and bias, where the known quantities lie, and the
     attack that gives the first guess with what that prepared.
     """
@@ -176,7 +176,7 @@ class _Search(Resumable):
 
     kept: ClassVar[tuple[str, ...]] = ("place", "error", "passes", "history")
 
-    seen: _Seen
+    seen: _CutRound
     seed: int
     inputs: Tensor = field(init=False)
     labels: Tensor = field(init=False)
