@@ -12,7 +12,7 @@ r"""The words of this package, and the way of a batch through it. Everything els
        |                                                                            |      sees (observed/)
        |                                                                         Attack
        |                                                                            |
-       +--> truth (private/, only metrics opens it)                         Reconstruction
+       +--> truth (private/, closed to attacks)                             Reconstruction
                         \________________________  align + score  ______________/
                                                          |
                            Scores of examples (scores.jsonl) --> Row per attack and case (result.json)
@@ -20,7 +20,7 @@ r"""The words of this package, and the way of a batch through it. Everything els
                                 report.html, grid.png, the gate, the frontier, the results book
 
 An attack receives a `Transcript`, never a `Batch`: the truth is out of its reach by type. What is not defined here:
-`simulate.setting.Setting`, `clients.step.Client`, `metrics.scores.Score`, `audit.row.Row`.
+`audit.simulate.setting.Setting`, `federation.clients.step.Client`, `measure.metrics.scores.Score`, `audit.row.Row`.
 """
 
 from abc import ABC, abstractmethod
