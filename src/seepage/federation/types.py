@@ -19,7 +19,7 @@ r"""The words of this package, and the way of a batch through it. Everything els
                                                          |
                                 report.html, grid.png, the gate, the frontier, the results book
 
-An attack receives a `Transcript`, never a `Batch`: the truth is out of its reach by type. Not defined here but in `seepage`:
+An attack receives a `Transcript`, never a `Batch`: the truth is out of its reach by type. Elsewhere in `seepage`:
 `audit.simulate.setting.Setting`, `federation.clients.step.Client`, `measure.metrics.scores.Score`, `audit.row.Row`.
 """
 
