@@ -135,6 +135,7 @@ def test_exposure_says_what_the_rank_gives_away() -> None:
     assert first.of("adapter")[0].message == "A x alone, 4 of 64 numbers of each of 1 input, as B is zero"
     whole = exposure(record(made(), private(3)))
     assert (shown(whole)["shows"], shown(whole)["shown"]) == ("whole", 3)
+    assert whole.examples == 0, "unmixing three examples is the attack's work"
     assert shown(exposure(record(made(rank=2), private(3))))["shows"] == "part"
     one = exposure(record(made(), private(1)))
     assert one.examples == 1

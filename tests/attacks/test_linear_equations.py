@@ -53,6 +53,15 @@ def test_groups_of_rows_are_the_units_that_one_example_alone_switches_on(n: int,
     assert {tuple(units.nonzero()[:, 0].tolist()) for _, units, _ in groups} == expected
 
 
+def test_rows_that_noise_or_rounding_hides_are_in_no_group() -> None:
+    rows = torch.tensor([[1.0, 2, 3], [2, 4, 6], [3, 1, 1]], dtype=torch.float64)
+    assert parallel_rows(rows, torch.tensor([0, 0.05, 0], dtype=torch.float64), least=2) == []
+    # A row stated without error, far below the rounding of the others.
+    noise = torch.tensor([1e-7, 1e-7, 1e-7, 0], dtype=torch.float64)
+    ((_, units, _),) = parallel_rows(torch.cat([rows, 1e-12 * rows[:1]]), noise, least=2)
+    assert units.tolist() == [True, True, False, False]
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_papers_condition_is_enough_without_taking_anything_away(bias: bool) -> None:
     """Two neurons of its own in the last hidden layer, one in each other: every such batch comes back whole."""

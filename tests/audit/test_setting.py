@@ -91,3 +91,17 @@ def test_another_loss_or_protocol_goes_from_recipe_to_row(client: dict[str, Any]
     knowledge = open_transcript(tmp_path / "observed").knowledge
     assert knowledge.client == resolve_cases(tables)[0].make_client()
     assert knowledge.client.loss == client.get("loss", "cross_entropy")
+
+
+def test_candidates_of_a_membership_test_are_shuffled_and_not_public() -> None:
+    setting = Setting.of(case_of(PLAIN, batch={"size": 6, "count": 2}, membership={"level": 0.2, "public": 20}))
+    parts = setting.membership_parts()
+    named = [part.indices.tolist() for part in parts.candidates if part.indices is not None]
+    assert parts.public.indices is not None
+    public = parts.public.indices.tolist()
+    assert len(public) == 20
+    assert not set(public) & {place for part in named for place in part}
+    for victims, places, members in zip(setting.victims, named, parts.members, strict=True):
+        flags = members.tolist()
+        assert {place for place, member in zip(places, flags, strict=True) if member} == set(victims.tolist())
+        assert flags != sorted(flags, reverse=True), "members must not all come first"

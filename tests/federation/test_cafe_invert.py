@@ -73,6 +73,22 @@ def test_the_search_never_leaves_the_value_range_and_residuals_are_its_own():
     assert left.min() > 0.1
 
 
+def test_fresh_starts_never_make_a_residual_larger():
+    draw = torch.Generator().manual_seed(3)
+    matrix = torch.randn(12, 10, generator=draw)
+
+    def features(z):
+        return (z @ matrix.T).relu()
+
+    targets = features(torch.rand(12, 10, generator=draw))
+    one, more = (
+        invert(features, targets, torch.zeros(1, 10), (0.0, 1.0), InversionSettings(steps=steps, noise=0.3), seed=0)[1]
+        for steps in ((3,), (3, 5, 5))
+    )
+    assert (more <= one).all()
+    assert (more < one).any()
+
+
 def test_features_that_are_the_input_need_no_search():
     assert reads_input(lambda z: z.flatten(1), torch.zeros(1, 2, 3))
     assert not reads_input(lambda z: 2 * z.flatten(1), torch.zeros(1, 2, 3))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from scipy.stats import binomtest
 from tests.helpers.rows import result_of, row_of
 
@@ -34,7 +35,7 @@ from seepage.federation.types import Update
 from seepage.measure.privacy.accounting import epsilon
 from seepage.measure.privacy.guarantee import guarantee_of
 from seepage.report.frontier.advising import advice, untried
-from seepage.report.frontier.page import write_page
+from seepage.report.frontier.page import _draw_points, _groups, write_page
 from seepage.report.frontier.rows import DefenseRow, Point, pareto, points_of, rows_of
 from seepage.report.frontier.run import run_frontier
 from seepage.report.frontier.sweep import DEFAULT_STRENGTHS, Sweep, sweep_of
@@ -544,3 +545,18 @@ def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
     case = Case(name=entry.recipe.case, membership_skipped="too few examples")
     (few,) = rows_of([entry], [price], result_of([], [case]))
     assert (few.untested, few.identified) == ("too few examples", None)
+
+
+def test_points_of_the_plot_are_where_they_were_measured_with_the_numbers_of_the_table() -> None:
+    rows = [row("bare", 0.9, 8), row("unmeasured", None, 2), row("a", 0.6, 3, "knows"), row("b", 0.7, 0)]
+    axes = Figure().add_subplot()
+    _draw_points(axes, rows)
+    drawn = [place for points in axes.collections for place in np.asarray(points.get_offsets()).tolist()]
+    assert drawn == [pytest.approx(place) for place in ([60, 30], [90, 80], [70, 0])]
+    numbers = {group["defense"]: str(group["number"]) for group in _groups(rows, set())}
+    labels = {text.get_text(): text.xy for text in axes.texts}
+    assert labels == {
+        numbers["bare"]: pytest.approx((90, 80)),
+        numbers["a"]: pytest.approx((60, 30)),
+        numbers["b"]: pytest.approx((70, 0)),
+    }

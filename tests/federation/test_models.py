@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from seepage import MODELS, Architecture, SeepageError, build
 from seepage.federation.models import Normalize, trusted
+from seepage.federation.models.factories import make_own
 
 SHAPE, CLASSES = (3, 32, 32), 5
 TEXT = ("gpt", "text_encoder")
@@ -235,3 +236,13 @@ def test_a_text_network_takes_tokens_and_its_weights_follow_the_seed(use: str) -
     assert output.isfinite().all()
     assert torch.equal(weights(first), weights(again))
     assert not torch.equal(weights(first), weights(other))
+
+
+def test_a_module_given_as_it_is_is_copied() -> None:
+    module = ready()
+    copied = make_own(module, {}, SHAPE, CLASSES, "m")
+    assert copied is not module
+    assert torch.equal(weights(copied), weights(module))
+    with torch.no_grad():
+        copied[1].bias += 1
+    assert not torch.equal(weights(copied), weights(module)), "training the copy leaves the user's module alone"

@@ -53,6 +53,7 @@ def test_model_equals_the_sum_written_out():
     """The same numbers from plain tensor code, party by party."""
     with frozen_randomness(3):
         model = vertical((1, 4, 6), 3, widths=[4, 2], hidden=[5, 7], channels=2)
+    assert [party.first.out_features for party in model.parties] == [5, 7]
     x = torch.rand(4, 1, 4, 6, generator=torch.Generator().manual_seed(0))
     outputs = []
     for m, columns in enumerate((slice(0, 4), slice(4, 6))):

@@ -312,3 +312,11 @@ def test_bound_of_a_network_is_near_its_best_estimator() -> None:
         errors.append(float((prior.root(z) - prior.root(white)).square().mean()))
     reached, bound = decibels(sum(errors) / 12), decibels(sum(found) / 12)
     assert -0.5 < bound - reached < 2.0
+
+
+def test_a_clip_before_a_mask_is_left_out_of_the_channel() -> None:
+    model, batch = network()
+    defense = Compose((GaussianNoise(sigma=0.0, clip=0.05), Sparsify(keep=0.3)))
+    assert channel_of(model, batch, FedSGD(), defense).left_out == ("GaussianNoise",)
+    turned = Compose((Sparsify(keep=0.3), GaussianNoise(sigma=0.0, clip=0.05)))
+    assert channel_of(model, batch, FedSGD(), turned).left_out == ()

@@ -309,7 +309,7 @@ def _refusal(architecture: Architecture, shape: Shape, error: Untaken, *, known:
 
 
 def _unfit(known: Shape | None, taken: Shape, state: Mapping[str, Tensor]) -> str:
-    """A remedy where the shape of one example is nobody's word, with that of a table's row if the weights tell one."""
+    """What to do where the example's shape was only assumed; suggests a table row's shape if the weights tell one."""
     if known is not None:
         return ""
     first = next((tensor for tensor in state.values() if tensor.ndim > 1), None)

@@ -55,7 +55,7 @@ class MembershipRow(JsonRecord):
     cpu_seconds: float | None = None
 
     def value(self, key: str) -> float | None:
-        """The number with this name in the gate, one of `MEMBERSHIP_SCORES`; shares for those that count."""
+        """The score that the gate calls `key`, one of `MEMBERSHIP_SCORES`; of a count, its share."""
         found = getattr(self, key)
         return found.share if isinstance(found, Share) else found
 

@@ -55,7 +55,7 @@ class Share(JsonRecord):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Both ends."""
+        """Lower and upper end of the interval."""
         return self.low, self.high
 
     @property

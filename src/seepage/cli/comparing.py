@@ -37,7 +37,7 @@ def compare(
     from seepage.base.vouching import refuse_foreign
     from seepage.report.evidence import comparison
 
-    if not reuse:  # the older one is the bar, which is set by naming it; the newer one is judged
+    if not reuse:  # only the newer run must be your own: the older is the bar, which you set by naming it
         refuse_foreign(new)
     found = comparison.compare(comparison.open_result(old), comparison.open_result(new), intended=intended or ())
     if as_json:

@@ -12,15 +12,15 @@ r"""The words of this package, and the way of a batch through it. Everything els
        |                                                                            |      sees (observed/)
        |                                                                         Attack
        |                                                                            |
-       +--> truth (private/, only metrics opens it)                         Reconstruction
+       +--> truth (private/, closed to attacks)                             Reconstruction
                         \________________________  align + score  ______________/
                                                          |
                            Scores of examples (scores.jsonl) --> Row per attack and case (result.json)
                                                          |
                                 report.html, grid.png, the gate, the frontier, the results book
 
-An attack receives a `Transcript`, never a `Batch`: the truth is out of its reach by type. What is not defined here:
-`simulate.setting.Setting`, `clients.step.Client`, `metrics.scores.Score`, `audit.row.Row`.
+An attack receives a `Transcript`, never a `Batch`: the truth is out of its reach by type. Elsewhere in `seepage`:
+`audit.simulate.setting.Setting`, `federation.clients.step.Client`, `measure.metrics.scores.Score`, `audit.row.Row`.
 """
 
 from abc import ABC, abstractmethod

@@ -72,9 +72,10 @@ class Decided:
         low: Lower end of the interval of the difference, on the better side; None where there is none.
         high: Its upper end.
         data: The data set that was used.
-        by: The margin that was asked of it.
-        seeds: Of how many seeds the interval of the difference is; 0 where it is over examples, or there is none.
-        least: Half of the difference that the paper prints: an order fails whose interval holds zero and ends below.
+        by: Margin that the claim requires.
+        seeds: Number of seeds behind the interval; 0 where it is over examples, or there is none.
+        least: Half of the difference that the paper prints; a claimed order fails where the interval contains zero and
+            its upper end is below this.
     """
 
     comparison: ClaimPart

@@ -49,7 +49,7 @@ class RowTexts:
         outcome: The outcome in words, with what the score fitted.
         status: How the attack ended.
         known: Side information.
-        more: The mean of each further metric; a share that chance has a part in with its interval, and chance.
+        more: The mean of each further metric; shares that chance can reach come with interval and chance level.
     """
 
     row: Row

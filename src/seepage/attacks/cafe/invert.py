@@ -73,6 +73,9 @@ def invert(
 ) -> tuple[Tensor, Tensor]:
     """Inputs whose features are `targets`.
 
+    A fresh start replaces a sample only where its residual is smaller, so no residual rises with more attempts in
+    `search.steps`.
+
     Args:
         features: The layers before the fully connected one, at known weights.
         targets: `[n, d1]`.

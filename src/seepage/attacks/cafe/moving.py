@@ -3,8 +3,8 @@
 The server knows the weights of every round. With `h_n(t)` the features of sample n at the weights of round t, the row
 space of round t's weight gradient holds `h_n(t)` exactly, and `h_n(t) - h_n(0)` follows from a guess of the sample far
 more accurately than the guess itself. So h(0) is the vector that, with these differences added, lies in all its
-rounds' row spaces. Its length, which spans do not show, follows from the bias gradients. No step uses v of another
-round, whose later layers flip units and drift a hundred times as far.
+rounds' row spaces. Its length, which spans do not show, follows from the bias gradients. No step uses v (step I's
+gradient at the layer's output) of another round, whose later layers flip units and drift a hundred times as far.
 """
 
 from collections.abc import Sequence

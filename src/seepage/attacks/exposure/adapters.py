@@ -24,7 +24,8 @@ both gradients are zero, or neither was sent."""
 def adapter_findings(transcript: Transcript, gradient: Mapping[str, Tensor]) -> list[ClosedForm]:
     """Every layer with a low-rank adapter of which anything was sent, and what they reveal exactly together.
 
-    That is the one example of a batch: of several, the attack `lora` has to unmix the inputs first.
+    With a batch of one, also that example, by the attack `lora`, which reads `transcript`; larger batches are
+    not attacked here (unmixing is slow).
 
     Args:
         transcript: Its first round is read.

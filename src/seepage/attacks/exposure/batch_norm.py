@@ -150,7 +150,7 @@ def _mode(alignment: Tensor, residual: Tensor, between: Tensor) -> Literal["trai
 
 
 def _pairs(observed: Round, knowledge: Knowledge) -> list[tuple[str, str, float]]:
-    """Layer, batch norm that reads its output as it is, and that norm's epsilon; all of them sent."""
+    """(layer, the batch norm that reads its output unchanged, its epsilon), for pairs whose weights were both sent."""
     pairs = normalized_layers(knowledge.model, observed.params, knowledge.input_shape, buffers=observed.buffers)
     modules = dict(knowledge.model.named_modules())
     return [

@@ -21,7 +21,7 @@ MAX_ROWS = 512
 MAX_ROW_DISTANCE = 3e-6
 """Relative distance of divided rows up to which they are one and the same input; rounding reaches about 1e-6."""
 MAX_NOISY_DISAGREEMENT = 0.5
-"""Relative disagreement of the rows of one example from which nothing is said to be left of it."""
+"""Rows of one example that disagree by more than this share no longer count as its noisy input."""
 MOST_LISTED = 6
 """Layers that read positions, up to which each has a line of its own."""
 

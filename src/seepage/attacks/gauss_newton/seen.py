@@ -179,7 +179,7 @@ def known_of(head: HeadFeatures, structure: Structure, like: Tensor) -> Known:
     open_ = near = torch.zeros_like(on)
     slope = structure.slope
     if structure.activation is not None:
-        # An error of a feature is at least what its negative values show, which a ReLU has none of.
+        # A ReLU's features are never negative, so a negative one shows an error at least that large.
         error = 2 * head.noise
         if slope == 0:
             error = torch.maximum(error, -head.features.amin(1))

@@ -144,8 +144,8 @@ def remembered(
         settings: All that the network depends on beside the images.
         images: What it is trained on.
         train: Trains it.
-        fresh: Makes one of the same form.
-        keep: Folder, or None.
+        fresh: Makes an untrained network of the same architecture.
+        keep: Folder in which trained networks are kept; None: this process only.
     """
     digest = hashlib.sha256(f"{settings}/{tuple(images.shape)}/{images.device}".encode())
     digest.update(images.cpu().contiguous().numpy().tobytes())

@@ -64,7 +64,7 @@ def train_upsampler(images: Tensor, *, scale: int, width: int, steps: int) -> nn
 
 
 def train_denoiser(images: Tensor, bounds: tuple[float, float], *, scale: int, width: int, steps: int) -> nn.Module:
-    """A network from what a low-resolution search gives back to the small images of `[m, c, H, W]` ones.
+    """A network that restores the small versions of images `[m, c, H, W]` from what the low-resolution search returns.
 
     It is shown small images with noise of up to 2 % of the value range that were stretched and shrunk again, as the
     search's are, and learns the small images by squared error.

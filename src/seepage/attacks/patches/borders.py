@@ -188,7 +188,7 @@ def _across(mixture: PatchMixture, board: Board, patches: Tensor, bends: Tensor,
     def crossed(change: Tensor) -> Tensor:
         return torch.einsum("br,rbe->be", change[one], at_one) - torch.einsum("br,rbe->be", change[other], at_other)
 
-    # B^T: an edge's misfit counts for its one patch, and with the other sign for the other.
+    # B^T: an edge's misfit is added to one of its patches and subtracted from the other.
     def back(edge: Tensor) -> Tensor:
         into = torch.zeros(len(patches), len(span), dtype=span.dtype)
         into.index_add_(0, one, torch.einsum("be,rbe->br", edge, at_one))

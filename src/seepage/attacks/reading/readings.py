@@ -131,7 +131,7 @@ def solve_reading(
 
 
 def _rows(maps: Float[Tensor, "n C H W"]) -> Float[Tensor, "p C"]:
-    """The reverse of `LayerUse.maps`."""
+    """One row per position, `[n * H * W, C]`: undoes `LayerUse.maps`."""
     return maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])
 
 

@@ -237,7 +237,8 @@ def with_first_order_step(
         force: Take the first-order step, however well it holds.
 
     Returns:
-        The problem to solve, and a sentence for the report where the exact one stays all the same.
+        The problem to solve, and a sentence for the report where the exact one stays all the same. None also
+        where the client does not send a single gradient; `force` does not apply there.
     """
     if not exact.client.single_gradient:
         return exact, None

@@ -25,12 +25,12 @@ class TopMagnitude(Distance):
     """A distance over the largest entries only: partial gradient matching (FedLeak, USENIX Security 2025, eq. 7).
 
     The entries are chosen anew at each evaluation: those whose magnitude is at least the `1 - ratio` quantile. Entries
-    as large as the threshold all stay, so more than the ratio may (a dummy gradient that is mostly zeros keeps all).
+    as large as the threshold all stay, so more than this share may stay (all of a dummy gradient that is mostly zeros).
     Algorithm 1 of the paper chooses by the gradient with respect to the inputs; that has no entries to match, and the
     text (section 4.2) has the gradient with respect to the weights, which is used here.
 
     Args:
-        inner: Distance over the chosen entries; it sees each tensor's as one row, and no tensor that has none.
+        inner: Distance over the chosen entries; it sees each tensor's as one row, and no tensor without a chosen entry.
         ratio: Share that is kept, in (0, 1].
         by: One threshold over all tensors together, or one in each `tensor`.
         of: Whose magnitude is looked at: the `dummy` gradient's (the paper), or the `observed` one's.
@@ -92,7 +92,7 @@ class ChosenEntries(Distance):
     """A distance over entries that are named once: Lambda of FedLeak's eq. 7, held fixed.
 
     Args:
-        inner: Distance over the chosen entries; it sees each tensor's as one row, and no tensor that has none.
+        inner: Distance over the chosen entries; it sees each tensor's as one row, and no tensor without a chosen entry.
         places: Of the chosen entries in each flattened tensor, int64.
 
     >>> from seepage.attacks.search.distances import L1

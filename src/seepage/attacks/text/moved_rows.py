@@ -63,20 +63,21 @@ def moved_rows(change: Tensor, before: Tensor | None = None) -> MovedRows | None
     if before is None:
         exact = ~change.bool().any(1)
         return _by_equality(change.double(), None, exact) if exact.any() else None
-    kind = before.dtype
-    after = (before.double() + change.double()).to(kind)
+    number_format = before.dtype
+    after = (before.double() + change.double()).to(number_format)
     for coarse in FORMATS:
         # A number of a finer format is one of a coarser format by chance once in thousands.
-        if (after.to(coarse).to(kind) == after).double().mean() > 0.5:
-            kind = coarse
+        if (after.to(coarse).to(number_format) == after).double().mean() > 0.5:
+            number_format = coarse
     # What was sent is a difference, so weights are compared as the client stored them, in their own format. [v, d]
-    beyond = after.double() - before.to(kind).double()
-    unit = spacing(torch.maximum(before.abs(), after.abs()), kind)
+    beyond = after.double() - before.to(number_format).double()
+    unit = spacing(torch.maximum(before.abs(), after.abs()), number_format)
     start = before.double()
     change = after.double() - start
     filled = start.any(1)  # a row of zeros does not shrink, and shows nothing of the others
     exact = ~beyond.bool().any(1)
     shrunk = _by_share(start, change, unit, filled)
+    # Equality decides where it explains at least half as many rows as decay does.
     if exact[filled].any() and (shrunk is None or 2 * int(exact[filled].sum()) >= shrunk.still):
         return _by_equality(beyond, start, exact)
     return shrunk

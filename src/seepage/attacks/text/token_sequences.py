@@ -188,7 +188,8 @@ def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool, adapter
             found += [LayerCheck(layer.module, span, tuple(name for name, _ in layer.weights))] * usable
     if not adapters:
         return found
-    found.sort(key=lambda check: -check.span.width)  # A reads more numbers of a token than B
+    # An adapter's A reads whole tokens, its B only `rank` numbers: the wider check tells more.
+    found.sort(key=lambda check: -check.span.width)
     largest = max((check.span.rank for check in found), default=0)
     return [check for check in found if check.span.rank == largest][:wanted]
 

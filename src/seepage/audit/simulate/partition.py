@@ -18,7 +18,7 @@ from seepage.base.registry import Registry, partitions
 from seepage.errors import SeepageError
 
 Inputs = Callable[[Tensor], Tensor]
-"""Maps indices `[k]` to the inputs `[k, *shape]`; only partitions by features use them."""
+"""Gives the inputs `[k, *shape]` at places `[k]`; called by partitions by features only."""
 
 
 class Partition(ABC):
@@ -32,10 +32,10 @@ class Partition(ABC):
             labels: `[N]` int64 labels of the data set.
             clients: How many clients there are.
             generator: All randomness.
-            inputs: Looks inputs up.
+            inputs: Gives the inputs at places `[k]`; called by partitions by features only.
 
         Raises:
-            SeepageError: Where the data cannot be shared out so.
+            SeepageError: Where the data cannot be divided this way.
         """
 
     def check(self, samples: int, clients: int) -> None:

@@ -242,15 +242,16 @@ class Setting:
             )
         others, draw = self.unseen, generator(self.recipe.seed, "membership")
         others = others[torch.randperm(len(others), generator=draw)]
-        needed, least = sum(map(len, self.victims)), 2 * math.ceil(1 / plan.level - 1)
-        if len(others) < needed + least:
+        # c calibration examples give p >= 1 / (c + 1); half of the public ones calibrate.
+        non_members, least_public = sum(map(len, self.victims)), 2 * math.ceil(1 / plan.level - 1)
+        if len(others) < non_members + least_public:
             raise Skipped(
-                f"a membership test at level {plan.level:g} needs {needed} "
-                f"non-member{'s' * (needed > 1)} and {least} public examples, "
+                f"a membership test at level {plan.level:g} needs {non_members} "
+                f"non-member{'s' * (non_members > 1)} and {least_public} public examples, "
                 f"and {_called(self.recipe, self.dataset)} has {len(others)} that are neither trained on nor attacked; "
                 "lower batch.size or batch.count, raise membership.level, or use more data"
             )
-        chosen, public = others[:needed], others[needed : needed + plan.public]
+        chosen, public = others[:non_members], others[non_members : non_members + plan.public]
         candidates, members = [], []
         for victims, rest in zip(self.victims, chosen.split([len(part) for part in self.victims]), strict=True):
             both = torch.cat([victims, rest])

@@ -116,6 +116,7 @@ def parallel_rows(
     >>> [units.tolist() for _, units, _ in parallel_rows(rows, 1e-6 * rows.norm(dim=1), least=2)]
     [[True, False, True, False]]
     """
+    # Rows stated without error still have rounding: at least 1e-6 of the largest row's error.
     clear = rows.norm(dim=1) > sharp * noise.clamp(min=1e-6 * float(noise.max()))
     found = []
     for _, own in groups(parallel(rows, sine), least=least, left=clear):

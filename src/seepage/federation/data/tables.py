@@ -63,7 +63,7 @@ class TableDataset:
 
     @property
     def units(self) -> Units | None:
-        """Of the values that rows are trained towards."""
+        """Units of the regression targets; None for classes."""
         return None if self.targets is None else self.targets.units
 
 

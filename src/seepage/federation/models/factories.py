@@ -32,7 +32,7 @@ def make_own(
 
     Args:
         factory: What the name leads to.
-        options: Of the recipe's table; they go before what is filled in here.
+        options: Of the recipe's table; they override what is filled in here.
         input_shape: Shape of one example.
         num_classes: Number of classes.
         what: How to call it in messages.
@@ -41,6 +41,7 @@ def make_own(
         SeepageError: Where it is nothing that makes a network, and for options that it does not take.
     """
     if isinstance(factory, nn.Module) and not options:
+        # A copy: each build starts from the module's own weights, and no training reaches the user's.
         return copy.deepcopy(factory)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise SeepageError(

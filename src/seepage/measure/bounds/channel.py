@@ -87,13 +87,13 @@ class _Stages:
     """The stages of a defense, by what a bound does with them.
 
     Attributes:
-        run: What decides on which entries are sent.
+        hiding: What decides on which entries are sent.
         scaling: What scales the update, or clips examples, up to the noise; the last one adds it.
         after: What comes behind the noise.
         left_out: What is neither followed nor can it tell more.
     """
 
-    run: tuple[Defense, ...]
+    hiding: tuple[Defense, ...]
     scaling: tuple[Defense, ...] = ()
     after: tuple[Defense, ...] = ()
     left_out: tuple[Defense, ...] = ()
@@ -109,21 +109,21 @@ class _Stages:
         Raises:
             Inapplicable: Where a stage reads the private examples and does more than hide entries.
         """
-        place = next((i for i, deviation in enumerate(deviations) if deviation), None)
+        noise_place = next((i for i, deviation in enumerate(deviations) if deviation), None)
         hides = [stage.only_hides or stage.withholds for stage in stages]
-        before = range(len(stages) if place is None else place)
+        before = range(len(stages) if noise_place is None else noise_place)
         followed = all(hides[i] or deviations[i] is not None for i in before)
         # A clip whose entries are hidden later has another length than one of the entries that are sent.
         followed &= not any(hides[j] for i in before if deviations[i] is not None for j in before if j > i)
         if followed:
             hiding = tuple(stages[i] for i in before if hides[i])
             scaling = tuple(stages[i] for i in before if not hides[i])
-            if place is None:
+            if noise_place is None:
                 return cls(hiding, scaling)
-            after = tuple(stages[place + 1 :])
+            after = tuple(stages[noise_place + 1 :])
             looking = next((stage for stage in after if stage.reads_examples), None)
             if looking is None:
-                return cls(hiding, (*scaling, stages[place]), after)
+                return cls(hiding, (*scaling, stages[noise_place]), after)
             raise Inapplicable(
                 f"{type(looking).__name__} looks at the private examples again behind the noise",
                 "leave it out, or put it before the noise",
@@ -248,7 +248,7 @@ def _double(model: nn.Module, params: Tensors | None, buffers: Tensors | None) -
 def _mask(update: Update, view: ClientView, stages: _Stages, draw: Generator) -> Tensors:
     """1 for each entry that is sent, 0 for others; without tensors that are withheld."""
     masks = {name: torch.ones((), dtype=t.dtype).expand(t.shape).to(t.device) for name, t in update.tensors.items()}
-    for stage in stages.run:
+    for stage in stages.hiding:
         update = stage(update, view, generator=draw)
         masks = {name: masks[name] for name in update.tensors}
         if stage.only_hides:

@@ -77,7 +77,7 @@ class Gallery:
 
 
 def _nearest_is_own(own: Tensor, others: Tensor) -> Tensor:
-    """`[n]` 1 where the own distance `[n]` is smaller than all others `[n, m]`; a tie is a miss."""
+    """`[n]`: 1 where `own` `[n]`, a guess's distance to its example, is below all of `others` `[n, m]`; a tie is 0."""
     return (own < others.min(1).values).double()
 
 

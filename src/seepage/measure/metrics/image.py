@@ -36,7 +36,7 @@ _SMALLEST_LPIPS_SIDE: dict[str, int] = {"vgg": 16, "alex": 31}
 _SSIM_PIECE = 1 << 14
 """Input values that SSIM reads at a time."""
 _PIECE = 1 << 20
-"""Input values that other metrics read at a time: bounds the memory of float64 copies, to 8 MiB each."""
+"""Input values that metrics other than SSIM read at a time, which keeps float64 copies at 8 MiB, or one example's."""
 
 
 @metrics.register("mse", higher_is_better=False, by_default=True, digits=10, about="mean squared error on [0, 1]")

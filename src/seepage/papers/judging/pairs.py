@@ -178,7 +178,7 @@ def _controls(pool: list[ControlExample], each: int, draw: Generator) -> list[Sh
 
 
 def _others(pool: list[ControlExample], each: int, draw: Generator) -> list[ShownPair]:
-    """So many control pairs of two different examples; pairs repeat where there are fewer."""
+    """`each` control pairs of two different examples; pairs repeat where there are fewer."""
     found: list[ShownPair] = []
     for held in _shuffled(pool, draw):
         if (other := _another(held, pool, draw)) is not None:

@@ -220,7 +220,7 @@ def _judged(result: Result) -> Result:
 
 
 def _add_closed_forms(before: dict[Key, Count], after: dict[Key, Count], old: Result, new: Result) -> None:
-    """Add what the updates of both runs reveal in closed form, of cases where both looked."""
+    """Add to `before` and `after` how many examples closed forms reveal, for cases in which both runs counted them."""
     then = {case.name: case for case in old.cases if case.exposed_examples is not None and case.exposed_of}
     for case in new.cases:
         if case.exposed_examples is not None and case.exposed_of and case.name in then:

@@ -83,13 +83,14 @@ def draw(rows: Sequence[DefenseRow]) -> bytes:
         matplotlib.rcdefaults()  # a user's own style must not change the picture
         matplotlib.rcParams["font.size"] = 13
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        _fill(figure.add_subplot(), rows)
+        _draw_points(figure.add_subplot(), rows)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
-def _fill(axes: "Axes", rows: Sequence[DefenseRow]) -> None:
+def _draw_points(axes: "Axes", rows: Sequence[DefenseRow]) -> None:
+    """Draw accuracy in % (x) against recovered share in % (y); labels are the numbers of `_groups`, counted alike."""
     numbers = {defense: number for number, defense in enumerate(dict.fromkeys(row.defense for row in rows))}
     points = points_of(rows)
     line = pareto(points)

@@ -29,7 +29,7 @@ MAX_UNKNOWNS = 10_000_000
 MAX_UNKNOWNS_SHARED = 200_000
 """Most entries where the update may be any multiple of the gradient, which takes up to four times as long."""
 STARTS = 6
-"""Starts of the softmax equations."""
+"""Starts from which the softmax equations are solved: random ones, and all examples alike where their labels differ."""
 SHARINGS = 3
 """Times that the share of the gradient in the update and the features are solved for in turn."""
 SHARES = (1.0, 0.1, 0.01, 0.001)

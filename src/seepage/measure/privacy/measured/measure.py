@@ -389,7 +389,7 @@ class _Chosen:
 
 
 def _look(pairs: Sequence[Pair], rounds: int, meter: _CallMeter) -> list[_Look]:
-    """A tenth of the calls, on all pairs."""
+    """Draw about a tenth of the budget's calls, shared by all pairs, from which `_choose` picks."""
     for pair in pairs:
         meter.draw(pair, 1, 1, rounds)
     meter.warm()
