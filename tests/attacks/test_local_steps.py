@@ -9,7 +9,7 @@ from seepage import Architecture, Batch, FedSGD, Inapplicable, Transcript, build
 from seepage.attacks import GaussNewton, LocalSteps
 from seepage.attacks.base import Checkpoint, Silent
 from seepage.attacks.gauss_newton.levels import to_levels
-from seepage.attacks.gauss_newton.local_steps import _Search, _Seen
+from seepage.attacks.gauss_newton.local_steps import _CutRound, _Search
 from seepage.base.nn import norm
 from seepage.federation.clients import FedAvg
 from seepage.federation.types import ClientUpdate, Tensors
@@ -27,7 +27,7 @@ def planted(client: ClientUpdate = CLIENT, count: int = 1, **options: object) ->
     return record(build(NETWORK.with_options(**options), SHAPE, 4), batch, client=client), batch
 
 
-def seen_of(client: ClientUpdate = CLIENT) -> tuple[_Seen, Batch]:
+def seen_of(client: ClientUpdate = CLIENT) -> tuple[_CutRound, Batch]:
     transcript, batch = planted(client)
     return BRIEF.prepare(transcript), batch
 

@@ -272,7 +272,7 @@ def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> No
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(home / "mine.npz", inputs=pictures, labels=np.array([2, 5, 5]))
     np.savez(home / "part.npz", x=pictures[:2], y=np.array([2, 5]))
-    assert "attack it with --batch-size 2" in cli("report", "run", "--truth=part.npz").err
+    assert "attack it with --batch-size 2" in cli("report", "run", "--truth=part.npz", code=2).err
     (row,) = cli("report", "run", "--truth=mine.npz", "--json").json["rows"]
     assert row["scores"]["exact"]["mean"] == 1.0
 

@@ -242,7 +242,7 @@ def attack(
         finished = run(request=request)
         write_pages(finished.folder, show, again=finished.fresh, pictures=shown.pictures)
     present(finished, shown)
-    gate_on(finished.result, condition)
+    gate_on(finished.result, condition, silent=shown.silent)
     hold_against(finished.result, gate.baseline)
     conclude(finished.result, allow=gate.allow)
 

@@ -231,7 +231,7 @@ def audit(
         )
         write_pages(finished.folder, show, again=retry_failed and finished.fresh, pictures=shown.pictures)
     present(finished, shown, stored=stored_rows(recipe, cases))
-    gate_on(finished.result, condition)
+    gate_on(finished.result, condition, silent=shown.silent)
     hold_against(finished.result, gate.baseline)
     conclude(finished.result, allow=gate.allow)
 
@@ -285,7 +285,7 @@ def report(
     finished = score_run(run, truth, settings or [], trust=trust)
     write_pages(run, lambda *_: None, again=True, pictures=shown.pictures)
     present(finished, shown, note_old=False)
-    gate_on(finished.result, condition)
+    gate_on(finished.result, condition, silent=shown.silent)
     hold_against(finished.result, gate.baseline)
     conclude(finished.result, allow=gate.allow)
 

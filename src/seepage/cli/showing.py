@@ -111,8 +111,8 @@ def check_asked(condition: "Condition | None", tables: Mapping[str, Any]) -> Non
             raise SeepageError(f"--fail-if {condition} needs what was not asked for; add {option}, or [{table}]")
 
 
-def gate_on(result: "Result", condition: "Condition | None") -> None:
-    """End with exit code 1 where a row meets the condition of `--fail-if`."""
+def gate_on(result: "Result", condition: "Condition | None", *, silent: bool) -> None:
+    """End with exit code 1 where a row meets the condition of `--fail-if`; else say that none does, unless silent."""
     from seepage.audit.gate import met
 
     if condition is None:
@@ -123,7 +123,8 @@ def gate_on(result: "Result", condition: "Condition | None") -> None:
         rows = "1 row has" if len(stated) == 1 else f"{len(stated)} rows have"
         say(f"failed: {rows} {condition}: {printable(worst)}")
         raise typer.Exit(1)
-    say(f"gate passed: no row has {condition}")
+    if not silent:
+        say(f"gate passed: no row has {condition}")
 
 
 def conclude(result: "Result", *, allow: bool) -> None:
