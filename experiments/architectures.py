@@ -42,6 +42,7 @@ BRIEF: Mapping[str, Mapping[str, Any]] = {
     **{use: {"steps": 3} for use in ("gradient_matching", "fedleak_guided")},
     "fedleak_released": {"steps": 3, "width": 4},
     "gauss_newton": {"steps": 2, "inner": 10},
+    "local_steps": {"steps": 3, "turns": 1},
     "grad_inversion": {"steps": 3, "restarts": 2},
     "spear": {"samples": 256, "starts": 32, "steps": 3},
     "rogs": {"steps": 3, "training": 3, "width": 4},

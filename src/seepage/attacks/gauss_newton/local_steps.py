@@ -107,7 +107,8 @@ class LocalSteps(Attack):
         size = (len(search.inputs),)
         return Reconstruction(
             search.inputs, search.labels,
-            objective=torch.full(size, search.error), certified=torch.full(size, search.found), status=status,
+            objective=search.inputs.new_full(size, search.error),
+            certified=torch.full(size, search.found, device=search.inputs.device), status=status,
             history=tuple(search.history), cost={"steps": turn, "evaluations": search.passes},
             notes=(f"{note} {search.error:.1e} of its size",),
         )  # fmt: skip
