@@ -1,6 +1,6 @@
 """Exact images out of several local steps: the first gradient by a simulated client, Gauss-Newton step by step."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -62,13 +62,10 @@ class LocalSteps(Attack):
         300
     """
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[Needs] = replace(
+        GaussNewton.needs,
         text="several local steps, each of all examples; a network that gauss_newton reads, behind a ReLU",
-        images="inversion through convolutions",
-        differentiable=True,
-        linear_in_gradient="no correction makes a gradient of it",
         uncoupled="the first gradient a mixture that gauss_newton reads by other equations",
-        softmax_gradient="the features are solved from softmax minus label",
         batch_size="the client cannot be simulated",
     )
 

@@ -87,7 +87,7 @@ COSAI = Reference(
     id="riskFederatedDistributedTrainingPrivacy",
     title="Federated/Distributed Training Privacy",
     url="https://github.com/cosai-oasis/secure-ai-tooling/tree/main/risk-map",
-    fits="names gradient inversion and membership inference on updates; section 5 says which was not tried here",
+    fits='names gradient inversion and membership inference on updates; "What was not tested" says which was not tried',
 )
 ATLAS_MEMBERSHIP = Reference(
     catalog="MITRE ATLAS",
@@ -122,7 +122,7 @@ NIST = Reference(
     id="2.4",
     title="Privacy attacks: data reconstruction, membership inference",
     url="https://doi.org/10.6028/NIST.AI.100-2e2025",
-    fits="both classes, as far as section 5 has them tried; property inference and model extraction are not tested",
+    fits="both classes, but for what was not tested here; property inference and model extraction never are",
 )
 
 
