@@ -12,7 +12,6 @@ from torch import Tensor
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.reading.rounded import Rounding
 from seepage.attacks.reading.rounded.rounding import GLANCE
-from seepage.attacks.search.selection import BLOCK
 from seepage.base.algebra.lowrank import noise_floor
 from seepage.federation.types import Tensors
 
@@ -23,6 +22,8 @@ NOISE_FIT_TOLERANCE = 0.1
 MIN_NOISE_SHARE = 0.01
 """Share of a size from which noise on it is reported: of a tensor's entries, whose own rounding stays below, or of a
 difference of weights."""
+CHUNK_ENTRIES = 2**16
+"""Entries that are turned into float64 at a time."""
 MIN_PRUNED_ENTRIES = 200
 """Entries other than zero from which a lack of small ones is reported."""
 NOISELESS_BIAS_SHARE = 0.02
@@ -101,7 +102,7 @@ def _distinct(flat: Tensor) -> int:
 def _first(flat: Tensor) -> Tensor:
     """The first `GLANCE` entries other than zero, found in parts, as selecting takes memory."""
     found, count = list[Tensor](), 0
-    for part in flat.split(BLOCK) if len(flat) else ():
+    for part in flat.split(CHUNK_ENTRIES) if len(flat) else ():
         found.append(part[part != 0][: GLANCE - count])
         count += len(found[-1])
         if count == GLANCE:
@@ -113,9 +114,9 @@ def _is_pruned(flat: Tensor, live: int) -> bool:
     """Of so many entries the smallest would be far below a tenth of the median, were it not for a threshold."""
     if not MIN_PRUNED_ENTRIES <= live < 0.95 * len(flat):
         return False
-    least = min(float(size[size > 0].min()) for size in map(torch.abs, flat.split(BLOCK)) if bool(size.any()))
+    least = min(float(size[size > 0].min()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)) if bool(size.any()))
     bound = 10 * least * (1 + 1e-6)
-    near = sum(int(((size > 0) & (size <= bound)).sum()) for size in map(torch.abs, flat.split(BLOCK)))
+    near = sum(int(((size > 0) & (size <= bound)).sum()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)))
     return near > (live - 1) // 2  # so the median is among them
 
 
@@ -322,7 +323,7 @@ def euclidean_norm(tensors: Tensors) -> float:
 
 def _norm_of(flat: Tensor) -> float:
     # In parts, as torch makes a copy in float64 first.
-    parts = flat.split(BLOCK) if len(flat) else ()
+    parts = flat.split(CHUNK_ENTRIES) if len(flat) else ()
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))
 
 
