@@ -200,7 +200,7 @@ def test_marks_taken_in_parts_are_those_of_the_whole(seed: int, n: int, zeros: f
         step = values.abs().max() / (2 ** (bits - 1) - 1)
         values = torch.where(step > 0, (values / step).round() * step, values)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fingerprints, "BLOCK", 37)
+        patch.setattr(fingerprints, "CHUNK_ENTRIES", 37)
         patch.setattr(fingerprints, "GLANCE", 101)
         found = fingerprint("w", values)
         length = fingerprints.euclidean_norm({"a": values[: n // 2], "b": values[n // 2 :]})
