@@ -45,6 +45,9 @@ from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.transcript.recorded import list_transcripts
 from seepage.federation.types import Architecture, Transcript
 
+SCORED_WITH = "private examples that the guesses were scored with"
+"""What a file is that `report --truth` was given, in the list of files that a run judged."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRequest:
@@ -290,8 +293,22 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     with held(folder):
         refuse_changed(folder)  # a new manifest must not vouch for foreign files
         env = folder / "env.json"
-        judged = parse_all(JudgedFile, read_json(env).get("files", []), str(env))
-        return Run(folder, summarize(sources, recipes, folder, files=judged), fresh=True)
+        facts = read_json(env)
+        listed = parse_all(JudgedFile, facts.get("files", []), str(env))
+        judged = [file for file in listed if file.what != SCORED_WITH]
+        noted = [file.model_dump() for file in [*judged, *_truth_files(sources)]]
+        return Run(folder, summarize(sources, recipes, folder, files=judged, env=facts | {"files": noted}), fresh=True)
+
+
+def _truth_files(sources: Sequence[Source]) -> list[JudgedFile]:
+    """The file that each case was scored with; a folder of images has no digest that `sha256sum` prints."""
+    places = {source.name: source.private for source in sources if source.private is not None}
+    files = {name: place / "truth.safetensors" if place.is_dir() else place for name, place in places.items()}
+    return [
+        JudgedFile(case=name, what=SCORED_WITH, name="--truth", sha256=digest_of(file))
+        for name, file in files.items()
+        if file.is_file()
+    ]
 
 
 def request_contents(

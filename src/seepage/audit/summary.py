@@ -1,6 +1,6 @@
 """Score the outcomes of a run, raise its diagnostics, and write its results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ def summarize(
     show: ProgressCallback = no_progress,
     tuned: Sequence[TunedRow] = (),
     files: Sequence[JudgedFile] = (),
+    env: Mapping[str, Any] | None = None,
 ) -> Result:
     """Score all attempts, raise diagnostics, and write `scores.jsonl`, `flags.json`, the manifest and, last,
     `result.json`.
@@ -78,12 +79,15 @@ def summarize(
         show: Called with progress messages.
         tuned: Options that were chosen on other batches.
         files: What was judged, of recorded or captured updates.
+        env: The new content of `env.json`, which is written once all attempts are scored; None: it stays.
     """
     pairs, found = list(zip(sources, recipes, strict=True)), list[CaseSummary]()
     for i, (source, recipe) in enumerate(pairs):
         show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.SCORING))
         found.append(_skipped_case(source, recipe) if source.skipped else _summarize_case(source, recipe, folder))
     places = _places(sources, recipes, folder)
+    if env is not None:
+        write_json(folder / "env.json", env)
     write_lines(folder / "scores.jsonl", [line for *_, lines, _ in found for line in lines])
     exposures = [look for *_, look in found if look is not None]
     write_json(folder / "exposure.json", {"schema": SCHEMA, "cases": without_places(exposures, places)})
