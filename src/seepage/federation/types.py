@@ -21,6 +21,18 @@ r"""The words of this package, and the way of a batch through it. Everything els
 
 An attack receives a `Transcript`, never a `Batch`: the truth is out of its reach by type. Elsewhere in `seepage`:
 `audit.simulate.setting.Setting`, `federation.clients.step.Client`, `measure.metrics.scores.Score`, `audit.row.Row`.
+
+Who may import whom, as the stages of the drawing follow each other: a folder uses those before it and none after.
+
+    base         mathematics, files, the registry; nothing of learning
+    federation   data, models, clients, defenses, transcripts, truth: everything above the word Attack
+    measure      how close a guess is; bounds and epsilon
+    attacks      reconstruction, membership, exposure: what reads a transcript
+    api.py       `record`, `attack`, `score`: the drawing for one batch, from code
+    audit        recipe, simulate, attack, score, verdict: the drawing for a run folder; testing: contracts of own parts
+    report       page, evidence, frontier: what is made of a finished run
+    recorder     beside a real training, makes `observed/`;   papers: published numbers beside ours
+    cli          the commands
 """
 
 from abc import ABC, abstractmethod
