@@ -4,6 +4,8 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from seepage import Architecture, Batch, SeepageError, attack, build, record
 from seepage.attacks.text import TokenSequences
+from seepage.attacks.text.sequences import LayerCheck, deepest
 from seepage.attacks.text.span import GradientSpan, noise_of
 from seepage.audit.run import record_only
 from seepage.base.nn import next_tokens, vocabulary_of
@@ -244,3 +247,12 @@ class TestTransformers:
         ):
             with pytest.raises(SeepageError, match=words):
                 build(Architecture(use, options), (8,), 50)
+
+
+def test_of_too_many_sequences_those_deepest_in_the_spans_are_kept() -> None:
+    """A network that reads a token as its number, and a span that no number but 0 lies in."""
+    reader = SimpleNamespace(read=lambda modules, ids: {name: ids.double()[..., None] for name in modules})
+    span = SimpleNamespace(width=1, excess=lambda vectors: vectors[:, 0] / 10)
+    found = [torch.tensor(row) for row in ([9, 9], [0, 1], [4, 6], [2, 1])]
+    kept = deepest(cast(Any, reader), [LayerCheck("first", cast(Any, span))], found, 2)
+    assert [row.tolist() for row in kept] == [[0, 1], [2, 1]]
