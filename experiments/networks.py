@@ -140,15 +140,24 @@ def keep_rates(study: str, folder: Path) -> None:
         recognizable_found=_score(exact, "recovered"),
         exact_tried=bool(exact),
         exact_refused=next((row["reason"] for row in rows if row["status"] == "inapplicable"), None),
-        identified=test["members_identified"]["hits"],
-        identified_of=test["members_identified"]["of"],
-        false=test["others_identified"]["hits"],
-        false_of=test["others_identified"]["of"],
+        **_identified(test),
         public=recipe["membership"]["public"],
         cpu_s=sum(row["solving_s"] for row in rounds)
         + sum((row["cost"] or {}).get("cpu_seconds") or 0 for row in rows)
         + (test["cpu_seconds"] or 0),
     )
+
+
+def _identified(test: dict[str, Any]) -> dict[str, int]:
+    """Members and others that were identified; of none where the test gave no result."""
+    nobody = {"hits": 0, "of": 0}
+    members, others = (test[f"{who}_identified"] or nobody for who in ("members", "others"))
+    return {
+        "identified": members["hits"],
+        "identified_of": members["of"],
+        "false": others["hits"],
+        "false_of": others["of"],
+    }
 
 
 def _score(rows: list[dict[str, Any]], name: str) -> int:

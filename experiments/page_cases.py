@@ -46,7 +46,8 @@ def with_ends(rate: Share) -> str:
 def counted(rows: Sequence[Row], hits: str, of: str) -> str | None:
     """Hits of all seeds together, as `with_ends`; None where no record has them."""
     own = [row for row in rows if hits in row]
-    return with_ends(Share.count(sum(row[hits] for row in own), sum(row[of] for row in own))) if own else None
+    total = sum(row[of] for row in own)
+    return with_ends(Share.count(sum(row[hits] for row in own), total)) if total else "no result" if own else None
 
 
 def solved_for(rows: Sequence[Row], name: str) -> str | None:

@@ -160,7 +160,7 @@ def test_whitening_with_known_noise_is_the_inverse_of_the_sum() -> None:
 
 
 def test_public_gradients_that_are_all_the_same_are_refused() -> None:
-    with pytest.raises(SeepageError, match="the gradients of all public examples are the same"):
+    with pytest.raises(Inapplicable, match="the gradients of all public examples are the same"):
         Whitening.of(torch.zeros(8, 5))
 
 

@@ -10,7 +10,7 @@ from seepage.attacks.membership.gradients import AT_ONCE, ExampleGradients
 from seepage.attacks.membership.noise import KnownNoise
 from seepage.attacks.search.adaptive import known_noise
 from seepage.base.registry import membership_tests
-from seepage.errors import SeepageError
+from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.types import Batch, Knowledge, Round
 
 FLOOR = 1e-3
@@ -72,9 +72,10 @@ class Whitening:
         #   beta^2 = (sum_i |z_i|^4 / m - |S0|^2) / m,  rho = min(beta^2, delta^2) / delta^2
         mu = float(gram.diagonal().sum() / m / d)
         if mu == 0:
-            raise SeepageError(
+            raise Inapplicable(
                 "the gradients of all public examples are the same (zero, where a network has died), so a member's "
-                "does not stand out; look at the update of a network that still learns"
+                "does not stand out",
+                "look at the update of a network that still learns",
             )
         squared = float((gram / m).square().sum())
         delta = max(squared - d * mu**2, 1e-30)
