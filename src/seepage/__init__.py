@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # `__getattr__` imports these on first use: `seepage --help` and `seepage list` need no PyTorch
+if TYPE_CHECKING:  # `__getattr__` imports these on first use: `seepage --help` needs no PyTorch
     from seepage.api import attack, observe, record
     from seepage.attacks import (
         ATTACKS,

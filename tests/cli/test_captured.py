@@ -19,8 +19,8 @@ from seepage.base.lock import LOCK
 from seepage.base.manifest import renew
 from seepage.federation.models import fc2
 from seepage.measure.metrics import psnr
+from seepage.report.evidence import statement
 from seepage.report.evidence.annex import annex
-from seepage.report.evidence.statement import state
 from seepage.report.run import open_run
 
 SHAPE = (1, 8, 8)
@@ -363,7 +363,7 @@ def test_a_certificate_that_proves_false_is_said_in_the_terminal(cli: Cli, home:
     # The paper says what the guesses were scored with: the file given last, and once.
     (scored,) = [file for file in json.loads((home / "run/env.json").read_text())["files"] if file["name"] == "--truth"]
     assert scored["sha256"] == hashlib.sha256((home / "mine.npz").read_bytes()).hexdigest()
-    assert scored["sha256"][:16] in annex(state(open_run(home / "run")), digest="0")
+    assert scored["sha256"][:16] in annex(statement.state(open_run(home / "run")), digest="0")
 
 
 def test_a_truth_scores_nothing_while_another_process_writes(cli: Cli, home: Path, captured: Tensor) -> None:

@@ -16,7 +16,7 @@ def test_every_registered_name_is_listed() -> None:
     assert listed["attacks"] == list(ATTACKS)  # cheapest first
     assert set(listed["defenses"]) == set(DEFENSES)
     assert set(listed["clients"]) == set(CLIENTS)
-    assert set(listed["models"]) == {*MODELS, *MODELS.patterns, "module:factory"}
+    assert set(listed["models"]) == {*(entry.name for entry in MODELS.describe()), "module:factory"}
     assert set(listed["data"]) == {*DATA, "PATH"}
     assert set(listed["metrics"]) == set(METRICS)
     assert {"default", "FILE.toml"} <= set(listed["recipes"])

@@ -10,7 +10,6 @@ import pytest
 
 from seepage.audit.run import run
 from seepage.base.registry import KINDS, Registry, Spec, _entry_points
-from seepage.base.signatures import file_of
 from seepage.cli.catalog import catalog
 
 HOWTO = Path(__file__).parents[2] / "docs/howto"
@@ -22,7 +21,9 @@ def forget() -> None:
     """Let the registries look at what is installed again."""
     _entry_points.cache_clear()
     for registry in KINDS.values():
-        registry.__dict__.pop("_installed", None)
+        registry.__dict__.pop("_points", None)
+        for name in [name for name in registry._registered if name not in registry._modules]:
+            del registry._registered[name]
 
 
 @pytest.fixture
@@ -49,18 +50,28 @@ def registry_of(group: str) -> Registry[object]:
     return next(registry for registry in KINDS.values() if registry.group == group)
 
 
-def test_installed_parts_have_names_and_are_listed_without_being_imported(
-    installed: dict[str, dict[str, str]],
-) -> None:
+def test_installed_parts_have_names_and_are_listed(installed: dict[str, dict[str, str]]) -> None:
+    for group, points in installed.items():
+        for name, home in points.items():
+            assert name in registry_of(group)
+            assert home.partition(":")[0] not in sys.modules, "a name is known without importing the part"
     listed = {entry["name"]: entry for entries in catalog().values() for entry in entries}
     for group, points in installed.items():
         for name, home in points.items():
             assert registry_of(group)[name].home == home
             assert listed[name]["about"]
-            assert home.partition(":")[0] not in sys.modules
             assert not registry_of(group).is_foreign(name)
     assert listed["one_row"]["needs"] == "a fully connected first layer with bias, and one example"
     assert listed["stripes"]["options"].endswith("count=40, side=8")
+
+
+def test_an_installed_part_that_cannot_be_imported_is_listed_with_the_reason(
+    installed: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "my_attack.py").write_text("import no_such_library\n")
+    attacks = {entry["name"]: entry["about"] for entry in catalog()["attacks"]}
+    assert "my_attack:OneRow" in attacks["one_row"]
+    assert "No module named 'no_such_library'" in attacks["one_row"]
 
 
 @pytest.mark.slow
@@ -83,4 +94,3 @@ def test_an_audit_of_installed_parts(installed: dict[str, dict[str, str]], tmp_p
 def test_a_part_is_called_by_its_name_where_it_is_written_down(installed: dict[str, dict[str, str]]) -> None:
     rule = KINDS["clients"].build(Spec("sum_sgd", {"factor": 3.0}))
     assert KINDS["clients"].spec_of(rule).use == "sum_sgd"
-    assert file_of("my_protocol") is not None

@@ -12,11 +12,10 @@ A part registers itself in its own file, and that is the only place to touch:
 
 Three kinds of names lead to a part: a name of this package; a name that an installed package adds by an entry point
 in the group `seepage.attacks` (or `seepage.defenses`, ...); and a dotted path `module:thing` to a file in the working
-folder. This module imports neither PyTorch nor any part: which file registers which name is read from the sources
-of this package, and a file is imported once its part is needed.
+folder. This module imports neither PyTorch nor any part: which file registers which name is found by its first line,
+and a file is imported once its part is needed, or all of them once somebody asks what there is.
 """
 
-import ast
 import importlib
 import inspect
 import re
@@ -27,10 +26,11 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from seepage.base.signatures import Option, SourceDefinition, bind, constant, file_of, parse, problems_with, read_source
+from seepage.base.signatures import Option, bind, options_of, problems_with, summary_of
 from seepage.errors import Problems, SeepageError, short, unknown
 
 T = TypeVar("T", covariant=True)
@@ -166,25 +166,24 @@ class Entry(Generic[T]):
     Attributes:
         name: The name.
         home: Where it is defined, `module:thing`.
+        made: The class or function.
         facts: Facts stated at its registration, e.g. `paper` and `cost` of an attack. Each is an attribute
             of the entry too: `ATTACKS["dlg"].paper`.
         given: Leading arguments that the program passes itself, e.g. a model's input shape and number of classes.
         leading: Those of them that are known already: the `NAME` of `torchvision:NAME`.
-        made: The class or function, where it is imported already.
     """
 
     name: str
     home: str
+    made: Callable[..., T] = field(repr=False, compare=False)
     facts: Mapping[str, Any] = field(default_factory=dict)
     given: int = 0
     leading: tuple[Any, ...] = ()
-    made: Callable[..., T] | None = field(default=None, repr=False, compare=False)
 
     @property
     def make(self) -> Callable[..., T]:
-        """The class or function; its module is imported on first use."""
-        found = self.made if self.made is not None else _import_home(self.home)
-        return partial(found, *self.leading) if self.leading else found
+        """The class or function, with the leading arguments that are known."""
+        return partial(self.made, *self.leading) if self.leading else self.made
 
     def __call__(self, *given: Any, **options: Any) -> T:
         return self.make(*given, **options)
@@ -197,28 +196,12 @@ class Entry(Generic[T]):
     @property
     def about(self) -> str:
         """Description in one line: the first paragraph of its docstring, unless it was registered with another."""
-        source = self._source
-        return str(self.facts.get("about", "" if source is None else source.about))
+        return str(self.facts.get("about", summary_of(self.made)))
 
     @property
     def options(self) -> list[Option]:
-        """Its options in order, with their defaults; none where its source cannot be read."""
-        return self._options(meanings=False)
-
-    @property
-    def explained(self) -> list[Option]:
-        """The options with their meanings."""
-        return self._options(meanings=True)
-
-    def _options(self, *, meanings: bool) -> list[Option]:
-        source = self._source
-        leading = is_pattern(self.name) or len(self.leading)
-        return [] if source is None else source.options(self.given + leading, meanings=meanings)
-
-    @property
-    def _source(self) -> SourceDefinition | None:
-        module, _, name = self.home.partition(":")
-        return read_source(module, name)
+        """Its options in order, with their defaults and meanings."""
+        return options_of(self.made, self.given + (is_pattern(self.name) or len(self.leading)))
 
 
 def _import_home(home: str) -> Any:
@@ -278,22 +261,26 @@ class Registry(Mapping[str, Entry[T]]):
 
         def remember(make: Made) -> Made:
             module, thing = make.__module__, getattr(make, "__qualname__", name)
-            if f"{module}.".startswith(f"{self.room}."):
-                if name not in self._built_in:  # this package's own, whose source says it already
-                    raise SeepageError(
-                        f"{module} registers {name!r} in a form that is not read from its source; "
-                        f"write @{self.variable}.register({name!r}) above {thing}, at the top level of the file"
-                    )
-                return make
-            other = self._all.get(name)
-            if other is not None and other.home != f"{module}:{thing}":
+            if f"{module}.".startswith(f"{self.room}.") and name not in self._modules:
                 raise SeepageError(
-                    f"two {self.kind}s are called {name!r}: {other.home} and {module}:{thing}; rename one"
+                    f"{module} registers {name!r} in a form that its name cannot be found by; "
+                    f"write @{self.variable}.register({name!r}) above {thing}, at the top level of the file"
                 )
-            self._registered[name] = Entry(name, f"{module}:{thing}", facts, self.given, made=make)
+            home, other = f"{module}:{thing}", self._home_of(name)
+            if other not in (None, home, module):
+                raise SeepageError(f"two {self.kind}s are called {name!r}: {other} and {home}; rename one")
+            needs = getattr(getattr(make, "needs", None), "text", None)  # what an attack's class says of itself
+            self._registered[name] = Entry(name, home, make, ({"needs": needs} if needs else {}) | facts, self.given)
             return make
 
         return remember
+
+    def _home_of(self, name: str) -> str | None:
+        """Where the part of a name is defined, as far as that is known without importing it."""
+        if name in self._registered:
+            return self._registered[name].home
+        point = self._points.get(name)
+        return self._modules.get(name, None if point is None else f"{point.module}:{point.attr}")
 
     def find(self, use: str) -> Entry[T]:
         """The entry of a name. A dotted path is imported: call this only with names that the user typed.
@@ -302,17 +289,17 @@ class Registry(Mapping[str, Entry[T]]):
             SeepageError: For an unknown name.
         """
         if use in self:
-            return self._all[use]
-        for pattern, entry in self.patterns.items():
+            return self[use]
+        for pattern in filter(is_pattern, self._names):
             head = pattern.removesuffix("NAME")
             if use.startswith(head) and len(use) > len(head):
-                return Entry(use, entry.home, entry.facts, entry.given, (use.removeprefix(head),), entry.made)
+                return replace(self[pattern], name=use, leading=(use.removeprefix(head),))
         if is_dotted(use) and respelled(use) is None:
-            return Entry(use, use, {}, self.given, made=import_dotted(use))
+            return Entry(use, use, import_dotted(use), {}, self.given)
         meant = respelled(use) or (self.kind == "model" and _in_a_library(use))
         if meant:
             raise SeepageError(f"unknown {self.kind} {short(use)}; did you mean {short(meant)}?")
-        raise unknown(self.kind, use, [*self, *self.patterns, f"module:{self.own}"])
+        raise unknown(self.kind, use, [*self, *filter(is_pattern, self._names), f"module:{self.own}"])
 
     def knows(self, use: str) -> bool:
         """Whether a name leads to code of this package, of the libraries it uses, or of an installed one.
@@ -320,7 +307,7 @@ class Registry(Mapping[str, Entry[T]]):
         >>> models.knows("fc2"), models.knows("timm:resnet18"), models.knows("my:net")
         (True, True, False)
         """
-        return use in self or any(use.startswith(p.removesuffix("NAME")) for p in self.patterns)
+        return use in self or any(use.startswith(p.removesuffix("NAME")) for p in filter(is_pattern, self._names))
 
     def is_foreign(self, use: str) -> bool:
         """Whether a name leads to user code, a dotted path or a saved network, which is not run unasked.
@@ -424,11 +411,10 @@ class Registry(Mapping[str, Entry[T]]):
         kind = type(made)
         home = f"{kind.__module__}:{kind.__qualname__}"
         # What a file in the working folder registered has its name in this process alone.
-        lasting = {**self._built_in, **self._installed}
-        entry = next((entry for entry in lasting.values() if entry.home == home), None)
+        lasting = [name for name in (*self._modules, *self._points) if self._home_of(name) == home]
         named = dotted and is_dotted(home) and kind.__module__ != "__main__"
         secret = getattr(kind, "secrets", ())
-        if not is_dataclass(made) or (entry is None and not named):
+        if not is_dataclass(made) or not (lasting or named):
             raise SeepageError(
                 f"{kind.__name__} is not one of seepage's {self.kind}s ({', '.join(self)}), so it has no name here"
             )
@@ -437,25 +423,30 @@ class Registry(Mapping[str, Entry[T]]):
             for f in fields(made)
             if f.init and f.name not in secret and not ("quiet" in f.metadata and getattr(made, f.name) == f.default)
         }
-        return Spec(home if entry is None else entry.name, options)
+        return Spec(lasting[0] if lasting else home, options)
 
     def describe(self) -> list[Entry[T]]:
-        """All entries, patterns such as `torchvision:NAME` last. Nothing is imported for it."""
-        return [*self.values(), *self.patterns.values()]
+        """All entries, patterns such as `torchvision:NAME` last. An installed part that cannot be imported says so."""
+        return [self._described(name) for name in (*self, *filter(is_pattern, self._names))]
 
-    @property
-    def patterns(self) -> dict[str, Entry[T]]:
-        """Entries that stand for many names."""
-        return {name: entry for name, entry in self._all.items() if is_pattern(name)}
+    def _described(self, name: str) -> Entry[T]:
+        try:
+            return self[name]
+        except SeepageError as error:
+            return Entry(name, self._home_of(name) or name, _nothing, {"about": str(error)})
 
     def __getitem__(self, name: str) -> Entry[T]:
-        return self._all[name]
+        if name not in self._registered and name in self._modules:
+            importlib.import_module(self._modules[name])
+        if name not in self._registered and name in self._points:
+            self._load(self._points[name])
+        return self._registered[name]
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._all and not is_pattern(name)
+        return isinstance(name, str) and not is_pattern(name) and self._home_of(name) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._all if not is_pattern(name))
+        return (name for name in self._names if not is_pattern(name))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -464,69 +455,56 @@ class Registry(Mapping[str, Entry[T]]):
         return f"<registry of {len(self)} {self.variable}>"
 
     @property
-    def _all(self) -> dict[str, Entry[T]]:
-        return {**self._built_in, **self._installed, **self._registered}
+    def _names(self) -> list[str]:
+        """All names: this package's own, cheapest first where they say what they cost, then the others'."""
+        return list(dict.fromkeys((*self._modules, *self._points, *self._registered)))
 
     @cached_property
-    def _built_in(self) -> dict[str, Entry[T]]:
-        """This package's own, as their files register them, cheapest first where they say what they cost."""
-        file = file_of(self.room)
-        if file is None:
+    def _modules(self) -> dict[str, str]:
+        """Which module registers a name of this package, by the line that does it; nothing is imported.
+
+        A cost that is a literal of the same call sorts the names.
+        """
+        package, *below = self.room.split(".")
+        origin = getattr(find_spec(package), "origin", None)
+        if origin is None:
             raise SeepageError(f"the source of {self.room} is not there; install seepage with its .py files")
-        files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-        found = [entry for path in files for entry in self._registrations(path, file)]
-        return {
-            entry.name: entry
-            for entry in sorted(found, key=lambda entry: (_rank(entry.facts.get("cost", "")), entry.name))
-        }
-
-    def _registrations(self, path: Path, room: Path) -> Iterator[Entry[T]]:
-        """The registrations in a file, read from its source without importing it."""
-        if f"{self.variable}.register(" not in path.read_text(encoding="utf-8"):
-            return
-        below = path.relative_to(room.parent).with_suffix("").parts if path != room else ()
-        module = ".".join([self.room, *(part for part in below if part != "__init__")])
-        for node in parse(path).body:
-            for call, name in self._calls(node):
-                facts = _declared(module, node) | {k.arg: constant(module, k.value) for k in call.keywords if k.arg}
-                yield Entry(constant(module, call.args[0]), f"{module}:{name}", facts, self.given)
-
-    def _calls(self, node: ast.stmt) -> Iterator[tuple[ast.Call, str]]:
-        """Where a statement registers something here: the call, and the name of what it registers."""
-        calls, name = getattr(node, "decorator_list", []), getattr(node, "name", "")
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            calls, name = [node.value.func], ast.unparse(node.targets[0])  # x = datasets.register("x")(loader)
-        for call in calls:
-            if isinstance(call, ast.Call) and f".{ast.unparse(call.func)}".endswith(f".{self.variable}.register"):
-                yield call, name
+        root = Path(origin).parent
+        room = root.joinpath(*below)
+        files = sorted(room.rglob("*.py")) if room.is_dir() else [room.with_suffix(".py")]
+        word = r"""["']([^"']*)["']"""
+        line = rf"^(?:@|\w+ = )(?:[\w.]+\.)?{self.variable}\.register\(\s*{word}"  # @attacks.register("linear"
+        call = re.compile(rf"{line}(?:[^@]*?\bcost={word})?", re.M)
+        found = []
+        for path in files:
+            parts = path.relative_to(root).with_suffix("").parts
+            module = ".".join([package, *(part for part in parts if part != "__init__")])
+            found += [(_rank(cost), name, module) for name, cost in call.findall(path.read_text("utf-8"))]
+        return {name: module for _, name, module in sorted(found)}
 
     @cached_property
-    def _installed(self) -> dict[str, Entry[T]]:
-        """Entries that installed packages add by entry points; names of this package keep their meaning."""
-        found = {}
-        for point in _entry_points().select(group=self.group):
-            if point.name not in self._built_in:
-                found[point.name] = self._entry_of(point)
-        return found
+    def _points(self) -> dict[str, EntryPoint]:
+        """Entry points of installed packages; names of this package keep their meaning."""
+        found = _entry_points().select(group=self.group)
+        return {point.name: point for point in found if point.name not in self._modules}
 
-    def _entry_of(self, point: EntryPoint) -> Entry[T]:
-        """The entry of an entry point; its facts are read from its source, without importing it."""
-        source = read_source(point.module, point.attr)
-        node = source.node if source is not None else None
-        calls = [] if node is None else [call for call, _ in self._calls(node)]
-        facts = _declared(point.module, node) if node is not None else {}
-        for call in calls:
-            facts |= {k.arg: constant(point.module, k.value) for k in call.keywords if k.arg}
-        return Entry(point.name, f"{point.module}:{point.attr}", facts, self.given)
+    def _load(self, point: EntryPoint) -> None:
+        """Import an installed part, which may register itself."""
+        home = f"{point.module}:{point.attr}"
+        try:
+            made = point.load()
+        except Exception as error:  # others' code may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise SeepageError(
+                f"the installed {self.kind} {point.name!r} ({home}) cannot be imported ({short(reason)}); "
+                "mend or remove its package"
+            ) from error
+        if point.name not in self._registered:
+            self.register(point.name)(made)
 
 
-def _declared(module: str, node: ast.stmt) -> dict[str, Any]:
-    """What the body of an attack's class says it needs, in words: `needs = Needs(text="...")`."""
-    for item in getattr(node, "body", ()):
-        if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) == "needs" and isinstance(item.value, ast.Call):
-            said = [constant(module, k.value) for k in item.value.keywords if k.arg == "text"]
-            return {"needs": said[0]} if said else {}
-    return {}
+def _nothing() -> Any:
+    """Stands for a part that cannot be imported."""
 
 
 @cache

@@ -1,18 +1,14 @@
 """What a class or function takes: its options with their meanings, and whether given values fit.
 
-Options are read from a signature and a docstring. For code of this package both are read from the source file, by
-`ast` and without importing it, so that listing everything that has a name does not load PyTorch.
+Options are read from a signature and a docstring.
 """
 
-import ast
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -184,252 +180,50 @@ def describe(hint: Any) -> str:
     return _WORDS.get(hint, str(hint))
 
 
-# What follows reads source files without importing them.
+def options_of(make: Callable[..., Any], given: int = 0) -> list[Option]:
+    """The options of a class or function in order, without the leading ones that the program passes itself.
 
-
-@dataclass(frozen=True)
-class SourceDefinition:
-    """A class or function as it stands in a source file.
-
-    Attributes:
-        module: Dotted name of the module.
-        node: Its definition.
+    Args:
+        make: The class or function.
+        given: So many are these.
     """
-
-    module: str
-    node: ast.ClassDef | ast.FunctionDef
-
-    @property
-    def about(self) -> str:
-        """The first paragraph of its docstring, on one line."""
-        return (ast.get_docstring(self.node) or "").partition("\n\n")[0].replace("\n", " ")
-
-    def options(self, given: int = 0, *, meanings: bool = True) -> list[Option]:
-        """Its options in order, without the leading ones that the program passes itself.
-
-        Args:
-            given: So many are these.
-            meanings: Whether what they mean is looked up, which takes reading the parts that they are passed to.
-        """
-        parameters = list(self._parameters().items())[given:]
-        said = self.meanings([name for name, _ in parameters]) if meanings else {}
-        found = []
-        for name, (holder, annotation, default) in parameters:
-            about = _with_words(said.get(name, ""), _literal_words(holder, annotation)) if meanings else ""
-            found.append(Option(name, "" if default is None else _written(holder, default), about))
-        return found
-
-    def meanings(self, names: Sequence[str] = ()) -> dict[str, str]:
-        """Option to its description under `Args:` of the docstring, each on one line and without markup.
-
-        A class also says what its bases say. Of those of `names` that a function says nothing of, it says what the
-        parts say that it passes them to.
-        """
-        found: dict[str, str] = {}
-        for part in (*self._bases(), *self._groups()):
-            found |= part.meanings()
-        found |= _documented(ast.get_docstring(self.node) or "")
-        if isinstance(self.node, ast.FunctionDef) and not set(names) <= set(found):
-            return self._passed_on() | found
-        return found
-
-    def _bases(self) -> list["SourceDefinition"]:
-        bases = self.node.bases if isinstance(self.node, ast.ClassDef) else []
-        found = [read_source(self.module, base.id) for base in bases if isinstance(base, ast.Name)]
-        return [base for base in found if base is not None]
-
-    def _passed_on(self) -> dict[str, str]:
-        """Meanings of options that a function hands to another: `Adam(lr=lr)` says of `lr` what `Adam` does."""
-        found: dict[str, str] = {}
-        calls = [node for node in ast.walk(self.node) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-        for call in calls:
-            other = read_source(self.module, call.func.id) if isinstance(call.func, ast.Name) else None
-            if other is None or other.node is self.node:
-                continue
-            handed = {k.value.id: k.arg for k in call.keywords if isinstance(k.value, ast.Name) and k.arg}
-            for name, value in zip(other._parameters(), call.args, strict=False):
-                handed |= {value.id: name} if isinstance(value, ast.Name) else {}
-            said = other.meanings(list(handed.values()))
-            found |= {own: said[name] for own, name in handed.items() if name in said and own not in found}
-        return found
-
-    @property
-    def _preset(self) -> ast.Call | None:
-        """The decorator `preset("name", name=default)`, which gives a function options of the groups it takes."""
-        calls = [node for node in self.node.decorator_list if isinstance(node, ast.Call)]
-        return next((call for call in calls if ast.unparse(call.func) == "preset"), None)
-
-    def _groups(self) -> list["SourceDefinition"]:
-        """The classes of options that a function with such a decorator takes as positional arguments."""
-        if not isinstance(self.node, ast.FunctionDef) or self._preset is None:
-            return []
-        kinds = [argument.annotation for argument in self.node.args.args]
-        found = [read_source(self.module, kind.id) for kind in kinds if isinstance(kind, ast.Name)]
-        return [group for group in found if group is not None]
-
-    def _shared(self, call: ast.Call) -> "dict[str, _Parameter]":
-        """The options of its groups that the decorator names: those with a default of their own first."""
-        known = {name: parameter for group in self._groups() for name, parameter in group._parameters().items()}
-        found = {k.arg: (*known[k.arg][:2], k.value) for k in call.keywords if k.arg in known}
-        return found | {name: known[name] for name in (constant(self.module, node) for node in call.args)}
-
-    def _parameters(self) -> "dict[str, _Parameter]":
-        """By name: the module that writes it down, its annotation and its default, None where it must be given."""
-        if isinstance(self.node, ast.FunctionDef):
-            taken = dict(_arguments(self.module, self.node))  # `**options` are those of a library
-            return taken if self._preset is None else self._shared(self._preset) | _keywords(taken, self.node)
-        own = [node for node in self.node.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
-        if own:
-            return dict(list(_arguments(self.module, own[0]))[1:])
-        found: dict[str, _Parameter] = {}
-        for base in reversed(self._bases()):
-            found |= base._parameters()
-        return found | dict(_fields(self.module, self.node))
+    parameters = list(inspect.signature(make).parameters.values())[given:]
+    said, hints = _meanings(make), _hints(make)
+    return [
+        Option(
+            parameter.name,
+            "" if parameter.default is parameter.empty else repr(parameter.default),
+            _with_words(said.get(parameter.name, ""), _literal_words(hints.get(parameter.name))),
+        )
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
 
 
-_Parameter = tuple[str, ast.expr | None, ast.expr | None]
+def summary_of(make: Callable[..., Any]) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return inspect.cleandoc(make.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
 
 
-def _arguments(module: str, node: ast.FunctionDef) -> Iterator[tuple[str, _Parameter]]:
-    """The parameters of a function."""
-    places = [*node.args.posonlyargs, *node.args.args]
-    defaults: list[ast.expr | None] = [None] * (len(places) - len(node.args.defaults))
-    defaults += node.args.defaults
-    for argument, default in zip([*places, *node.args.kwonlyargs], [*defaults, *node.args.kw_defaults], strict=True):
-        yield argument.arg, (module, argument.annotation, default)
+def _meanings(make: Callable[..., Any]) -> dict[str, str]:
+    """Option to its description under `Args:` of the docstring.
 
-
-def _keywords(parameters: dict[str, _Parameter], node: ast.FunctionDef) -> dict[str, _Parameter]:
-    """Those of a function's parameters that are keywords only."""
-    return {argument.arg: parameters[argument.arg] for argument in node.args.kwonlyargs}
-
-
-def _fields(module: str, node: ast.ClassDef) -> Iterator[tuple[str, _Parameter]]:
-    """The fields of a dataclass that its constructor takes."""
-    if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-        return
-    for item in node.body:
-        if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
-            continue
-        default, given = item.value, {}
-        if isinstance(default, ast.Call) and ast.unparse(default.func).endswith("field"):
-            given = {keyword.arg: keyword.value for keyword in default.keywords}
-            default = given.get("default", given.get("default_factory"))
-        if "ClassVar" not in ast.unparse(item.annotation) and "init" not in given:
-            yield item.target.id, (module, item.annotation, default)
-
-
-@cache
-def _names(module: str) -> dict[str, ast.stmt | tuple[str, str]]:
-    """What stands in a module at top level, by name: a definition, or the module and name that it is imported from."""
-    path = file_of(module)
-    found: dict[str, ast.stmt | tuple[str, str]] = {}
-    for node in parse(path).body if path is not None else ():
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found[node.name] = node
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = node
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id] = node
-    return found
-
-
-@cache
-def parse(path: Path) -> ast.Module:
-    """A source file."""
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def file_of(module: str) -> Path | None:
-    """The source file of a module of this package or of another installed one, which is not imported; else None."""
-    package, *rest = module.split(".")
-    spec = None if package == __package__ else find_spec(package)
-    if package == __package__:
-        path = Path(__file__).parent.joinpath(*rest)
-    elif spec is not None and spec.origin is not None:
-        path = Path(spec.origin).with_suffix("") if not rest else Path(spec.origin).parent.joinpath(*rest)
-    else:
-        return None
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-
-
-def _resolve(module: str, name: str) -> tuple[str, ast.stmt] | None:
-    """The statement that defines a name, and its module; imports are followed through this package."""
-    found = _names(module).get(name)
-    if isinstance(found, tuple):
-        return _resolve(*found)
-    return None if found is None else (module, found)
-
-
-def read_source(module: str, name: str) -> SourceDefinition | None:
-    """The class or function that a name stands for in a module."""
-    module, node = _resolve(module, name) or (module, None)
-    return SourceDefinition(module, node) if isinstance(node, ast.ClassDef | ast.FunctionDef) else None
-
-
-def constant(module: str, node: ast.expr) -> Any:
-    """The value of an expression of literals, of names of such, and of calls of what this package defines.
-
-    Raises:
-        ValueError: For any other expression.
-
-    >>> constant("seepage.base.signatures", ast.parse("-2 * 3", mode="eval").body)
-    -6
+    A class also says what its bases say, and a function what the class says that it returns.
     """
-    if isinstance(node, ast.Name):
-        found = _resolve(module, node.id)
-        value = getattr(found[1], "value", None) if found else None
-        if found is None or not isinstance(value, ast.expr):
-            raise ValueError(f"{node.id} is no constant")
-        return constant(found[0], value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return _called(module, node, node.func.id)
-    with suppress(ValueError):
-        return ast.literal_eval(node)
-    if any(isinstance(part, ast.Name | ast.Call | ast.Attribute | ast.Lambda) for part in ast.walk(node)):
-        raise ValueError(f"{ast.unparse(node)} is no constant")
-    return eval(compile(ast.Expression(node), module, "eval"), {"__builtins__": {}})  # literals and signs only
+    made = make if inspect.isclass(make) else _hints(make).get("return")
+    parts = (*reversed(inspect.getmro(made)), make) if inspect.isclass(made) else (make,)
+    return {name: said for part in parts for name, said in _documented(inspect.cleandoc(part.__doc__ or "")).items()}
 
 
-def _called(module: str, node: ast.Call, name: str) -> Any:
-    """The result of a call with constants, such as `Needs(bias=True)`; its function is imported."""
-    from importlib import import_module
-
-    found = _resolve(module, name)
-    if found is None:
-        raise ValueError(f"{name} is none of this package's")
-    make = getattr(import_module(found[0]), name)
-    given = {keyword.arg: constant(module, keyword.value) for keyword in node.keywords if keyword.arg}
-    return make(*(constant(module, argument) for argument in node.args), **given)
-
-
-def _written(module: str, node: ast.expr) -> str:
-    """A default as it would be written."""
-    if not isinstance(node, ast.Call):
-        try:
-            return repr(constant(module, node))
-        except ValueError:
-            pass
-    return ast.unparse(node)
-
-
-def _literal_words(module: str, annotation: ast.expr | None) -> list[str]:
-    """The words of `Literal["a", "b"]`, also where it has a name of its own."""
-    if isinstance(annotation, ast.Name):
-        found = _resolve(module, annotation.id)
-        module, annotation = (found[0], getattr(found[1], "value", None)) if found else (module, None)
-    if not isinstance(annotation, ast.Subscript) or ast.unparse(annotation.value) != "Literal":
-        return []
-    words = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
-    return [str(constant(module, word)) for word in words]
+def _literal_words(hint: Any) -> list[str]:
+    """The words of `Literal["a", "b"]`."""
+    return [str(word) for word in get_args(hint)] if get_origin(hint) is Literal else []
 
 
 def _with_words(about: str, words: list[str]) -> str:
     """The meaning, followed by the words that an option takes, where it does not name them itself."""
     unsaid = [word for word in words if word not in about]
-    return f"{about.rstrip('.')} (one of {', '.join(words)})" if unsaid else about
+    return f"{about.rstrip('.')} (one of {', '.join(words)})".lstrip() if unsaid else about
 
 
 def _documented(doc: str) -> dict[str, str]:

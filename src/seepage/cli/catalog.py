@@ -1,4 +1,4 @@
-"""The catalog of all registered names, for `seepage list`; it imports neither the parts nor PyTorch."""
+"""The catalog of all registered names, for `seepage list`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,7 +41,7 @@ def _row(entry: Entry[Any]) -> dict[str, str]:
 
 def explained(kind: str) -> dict[str, list[Option]]:
     """All options of a kind, by name; empty for kinds without options."""
-    return {entry.name: entry.explained for entry in KINDS[kind].describe()} if kind in KINDS else {}
+    return {entry.name: entry.options for entry in KINDS[kind].describe()} if kind in KINDS else {}
 
 
 def print_kind(entries: Sequence[Mapping[str, str]], options: Mapping[str, Sequence[Option]]) -> None:

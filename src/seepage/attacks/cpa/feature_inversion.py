@@ -382,7 +382,7 @@ class _SecondOrder(Resumable):
     family="unmixing by independent components",
     learned_prior=True,
 )
-def cpa_fia(
+def cpa_fia(  # noqa: D417 - the other options are those of `FeatureInversion`
     *,
     steps: int = 25_000,
     lr: float = 0.1,
@@ -400,6 +400,10 @@ def cpa_fia(
 
     Deviations: embeddings come from the fast unmixing unless `mode="published"`; labels are not optimized but those
     that the unmixing gives each embedding.
+
+    Args:
+        layer: Name of the fully connected layer; None: the first one.
+        mode: fast or published.
     """
     source = CocktailParty(mode=mode, layer=layer)
     return FeatureInversion(source=source, steps=steps, lr=lr, tv=tv, matching=matching, largest=largest, search=search)

@@ -211,5 +211,11 @@ def person(guesses: Tensor, truth: Tensor, gallery: Gallery | None = None) -> Te
     about="the same as person, by features of SqueezeNet, if its weights are there",
 )
 def person_features(guesses: Tensor, truth: Tensor, gallery: Gallery | None = None) -> Tensor | None:
-    """The same by the cosine of SqueezeNet's features, for grey and RGB images; see `person`."""
+    """As `person`, by the cosine of SqueezeNet's features of grey and RGB images.
+
+    Args:
+        guesses: `[n, C, H, W]` on [0, 1].
+        truth: `[n, C, H, W]` on [0, 1].
+        gallery: Pictures to rank; None: not measured.
+    """
     return _person_identified(guesses, gallery, by="features")
