@@ -92,6 +92,17 @@ def test_a_data_set_of_the_paper_may_have_settings_of_its_own() -> None:
         of(on.replace("on.mnist", "on.cifar10"))
 
 
+def test_packaged_data_stand_in_only_where_none_of_an_items_data_are_given(tmp_path: Path) -> None:
+    two = RECIPE.replace("[small]", '[[expect.rows]]\nname = "again"\ndata = "cifar10"\nattack = "linear"\n[small]')
+    item = of(two.replace('{ mnist = "digits" }', '{ mnist = "digits", cifar10 = "album" }'))
+    assert [job.data for job in plan([item], "small", {}, [0])[0]] == ["digits", "album"]
+    file = tmp_path / "mnist.npz"
+    np.savez(file, x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4))
+    jobs, out = plan([item], "small", {"mnist": file}, [0])
+    assert [job.data for job in jobs] == [str(file)]
+    assert out == ["cpa/table-7: cifar10"]
+
+
 def test_the_loops_of_cafe_have_the_constants_of_their_data() -> None:
     """Table 9 has a row for each data set; at the paper's size every item of the loops takes it."""
     for item in list_items().values():

@@ -128,12 +128,12 @@ def plan(
 
 
 def _find_data(item: Item, name: str, size: Size, given: Mapping[str, Path]) -> str | None:
-    """The data for a row; None where there are none."""
+    """The data for a row; None where there are none. Packaged data stand in where none of the item's are given."""
     if not name:
         return ""
     if name in given:
         return str(given[name])
-    if size == "small" and name in item.stand_in:
+    if size == "small" and name in item.stand_in and not given.keys() & set(item.data):
         return str(item.stand_in[name])
     return name if name in DATA else None
 
