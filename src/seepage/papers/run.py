@@ -133,8 +133,8 @@ def _find_data(item: Item, name: str, size: Size, given: Mapping[str, Path]) -> 
         return ""
     if name in given:
         return str(given[name])
-    if size == "small" and name in item.stand_in and not given.keys() & set(item.data):
-        return str(item.stand_in[name])
+    if size == "small" and name in item.stand_in:
+        return None if given.keys() & set(item.data) else str(item.stand_in[name])
     return name if name in DATA else None
 
 
