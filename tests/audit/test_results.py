@@ -168,6 +168,15 @@ def test_nothing_behind_a_defense_is_inconclusive_unless_the_attacks_are_shown_t
     assert (f"(case B) t{UNTOLD}" in text) == some
 
 
+@pytest.mark.parametrize(("likeness", "said"), [(0.31, True), (0.1, False)])
+def test_guesses_that_nearly_count_as_recovered_are_to_be_looked_at(likeness: float, said: bool) -> None:
+    near = row(attack="near")
+    near.scores["likeness"] = Summary(mean=likeness, median=likeness)
+    level, text = verdict([row(), near], cases_of(TITLES))
+    assert level == "nothing"
+    assert ("Look at the pictures of near all the same: half of them have a likeness of 0.31 or more." in text) == said
+
+
 def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_finding() -> None:
     """It is in no count of cases, and neither reddens the gate nor makes the verdict; without it nobody could tell."""
     defended = Case(name="a", title="net, noise", defense="noise", undefended="b")

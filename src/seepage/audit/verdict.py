@@ -173,7 +173,7 @@ def _found(rows: Sequence[Row], cases: Mapping[str, Case], score: str, doubtful:
         partial = any(row.outcome is Outcome.PARTIAL for row in scored)
         doubt = _doubt(doubtful, cases)
         level = "inconclusive" if doubt else "partial" if partial else "nothing"
-        return level, f"{_quiet_verdict(best, partial, doubt)} {silent}".strip()
+        return level, f"{_quiet_verdict(best, partial, _nearly(scored), doubt)} {silent}".strip()
     most = worst(leaking)
     level = "exact" if most.mean("exact") else "recognizable"
     parts = [
@@ -384,14 +384,38 @@ _TRACES: Mapping[Kind, str] = {
 """What guesses do that are no copies, and no nothing either."""
 
 
-def _quiet_verdict(best: Mapping[str, Row], partial: bool, doubt: str) -> str:
-    """The verdict where nothing was recovered, with the reasons that make it inconclusive (`doubt`, may be empty)."""
+NEARLY = 0.25
+"""Likeness of half of an attack's guesses from which a verdict of nothing recovered asks for a look; unrelated guesses
+are at 0 (docs/concepts/verdict.md)."""
+
+
+def _nearly(rows: Sequence[Row]) -> str:
+    """A sentence on the guesses that are most like their examples, where these are no strangers; else empty."""
+    found = [(row.median("likeness") or 0.0, row) for row in rows]
+    likeness, row = max(found, key=lambda one: one[0], default=(0.0, None))
+    if row is None or likeness < NEARLY:
+        return ""
+    return (
+        f" Look at the pictures of {row.attack} all the same: half of them have a likeness of {likeness:.2f} or more."
+    )
+
+
+def _quiet_verdict(best: Mapping[str, Row], partial: bool, near: str, doubt: str) -> str:
+    """The verdict where nothing was recovered.
+
+    Args:
+        best: The best row of each case.
+        partial: Whether guesses hold more than nothing.
+        near: A sentence on guesses that nearly count as recovered; may be empty.
+        doubt: The reasons that make it inconclusive; may be empty.
+    """
     if partial:
         signs = dict.fromkeys(_TRACES[_kind(row)] for row in best.values())
         head = f"In {_cases(len(best))} no example counts as recovered, but some guesses {', or '.join(signs)}."
         more = "A stronger attack or more steps may recover more."
     else:
         head = f"In {_cases(len(best))} these attacks, with the steps they were given, recovered nothing."
+        head += near
         more = "That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
     if doubt:
         return f"INCONCLUSIVE. {doubt} {head} {more}"
