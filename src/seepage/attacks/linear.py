@@ -18,7 +18,7 @@ from seepage.base.nn import input_layer
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
 
-SUMMED = 100.0
+SUM_TOLERANCE = 100.0
 """Times the tolerance of one row up to which what all rows, or all examples, add up to may be off."""
 
 
@@ -135,7 +135,7 @@ class LinearLeak(Attack):
             inputs=inputs,
             labels=labels,
             objective=residual.reshape(1).float(),
-            certified=(residual <= self.tolerance) & inside & (turned <= SUMMED * self.tolerance),
+            certified=(residual <= self.tolerance) & inside & (turned <= SUM_TOLERANCE * self.tolerance),
             cost={"evaluations": knowledge.num_classes},
             notes=(note,),
         )
@@ -327,7 +327,7 @@ def _account_for_all(seen: FirstLayer, inputs: Tensor, values: Tensor, tolerance
     logits = seen.trace(inputs).logits.detach()
     slopes = 2 * (logits - values) / (values.shape[1] * seen.batch_size)  # [n, k]
     off = (slopes.sum(0) - seen.attacked.gradient[seen.last[1]]).norm()
-    return bool(off <= SUMMED * tolerance * slopes.norm(dim=1).sum())
+    return bool(off <= SUM_TOLERANCE * tolerance * slopes.norm(dim=1).sum())
 
 
 def _agreeing(rows: Tensor, passed: Tensor, tolerance: float) -> Tensor:

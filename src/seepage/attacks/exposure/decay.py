@@ -25,7 +25,7 @@ PASSES = 6
 """How often the directions of a layer's gradient and its decay are found from one another."""
 BLOCK_EXPLAINED = 0.99
 """Share of what a layer moved outside its gradient's directions, as a square, that shrinking it must explain."""
-ROUNDED = 2.0
+LAST_PLACES = 2.0
 """A layer that moved by no more than this many units of its last place, outside its gradient, did not shrink."""
 BALANCE = 0.003
 """How far two layers may be from balance, as a share of what decay does to it."""
@@ -329,7 +329,7 @@ def _of_block(start: Float[Tensor, "m d"], moved: Float[Tensor, "m d"]) -> float
         size = float(free.square().sum())
         share = -float((free * freely).sum()) / size if size else 0.0
     # Returned float32 weights are rounded to half a unit of their last place.
-    if float(freely.norm()) <= ROUNDED * torch.finfo(torch.float32).eps * float(free.norm()):
+    if float(freely.norm()) <= LAST_PLACES * torch.finfo(torch.float32).eps * float(free.norm()):
         return 0.0
     left_over = float((freely + share * free).square().sum())
     explained = left_over <= (1 - BLOCK_EXPLAINED) * float(freely.square().sum())

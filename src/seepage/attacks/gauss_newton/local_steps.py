@@ -24,7 +24,7 @@ from seepage.federation.types import Batch, Reconstruction, Status, Tensors, Tra
 
 RENEWALS = 4
 """How often the signal in the logits is renewed: features move it by their own small error alone."""
-FLOOR = 2.0
+WHITENING_FLOOR = 2.0
 """Whitens the weight gradient's equations hardly at all: its errors, a few percent of it, would be blown up."""
 OPEN = 3.0
 """Units within so many times the features' error of zero may be on or off."""
@@ -129,7 +129,9 @@ class _CutRound:
         drift = self.drift(inputs, labels)
         gradient = {name: self.attacked.gradient[name] - tensor for name, tensor in drift.items()}
         wanted = [gradient[name].to(inputs) for name in self.structure.names]
-        return Equations(self.network, self.structure, self.known(gradient, inputs, labels), wanted, floor=FLOOR)
+        return Equations(
+            self.network, self.structure, self.known(gradient, inputs, labels), wanted, floor=WHITENING_FLOOR
+        )
 
     def drift(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """`d(x) = u(x) - g(w_0, x)`: the mean gradient through all steps less that at the first weights."""

@@ -13,7 +13,7 @@ from seepage.base.registry import membership_tests
 from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.types import Batch, Knowledge, Round
 
-FLOOR = 1e-3
+SCALE_FLOOR = 1e-3
 """Share of the mean standard deviation that is added to that of each entry."""
 
 
@@ -64,7 +64,7 @@ class Whitening:
         # Each entry gets unit variance, or less where it hardly varies (a dead neuron): entries differ in scale by
         # orders of magnitude, and shrinkage towards a multiple of I would keep what it has of the largest only.
         deviation = gradients.square().mean(0).sqrt()
-        scale = 1 / (deviation + FLOOR * deviation.mean()).clamp_min(1e-30)
+        scale = 1 / (deviation + SCALE_FLOOR * deviation.mean()).clamp_min(1e-30)
         gradients *= scale
         gram = (gradients @ gradients.T).double()  # [m, m] = Z Z'
         # Ledoit and Wolf 2004, Section 3.2, from the Gram matrix alone: with S0 = Z'Z / m,

@@ -11,7 +11,7 @@ STEPS = 20
 """Gauss-Newton steps."""
 GRID = 97
 """Scales to start from where no bias gradient gives one: this many, over six decades."""
-SUMMED = 4.0
+SUM_ROUNDING = 4.0
 """Rounding of a sum over the batch, in units of the rounding of one number."""
 
 
@@ -79,6 +79,6 @@ def _weights(
         return weights, torch.zeros(len(slopes), dtype=weights.dtype)
     # Errors of the bias gradient, by the same pseudoinverse of A^T as the features: Q U^T D^-1.
     size = (slopes / equations.examples).abs().sum(0)  # [C]
-    level = SUMMED * max(unit, equations.deviation) * size
+    level = SUM_ROUNDING * max(unit, equations.deviation) * size
     inverse = unmixing @ (equations.left / equations.scale[:, None]).T  # [n, C]
     return weights, 1 / (inverse * level).square().sum(1).sqrt()
