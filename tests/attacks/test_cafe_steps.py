@@ -1,4 +1,4 @@
-"""CAFE's steps I and II: least squares, spans of few rounds, splitting of cells, linking of parties."""
+"""CAFE's steps I and II: least squares, spans of few rounds, splitting of cohorts, linking of parties."""
 
 from dataclasses import dataclass
 
@@ -146,7 +146,7 @@ def test_three_shuffled_epochs_are_enough():
 
 
 def test_cells_are_split_and_parties_linked():
-    """Two partitions with cells of two: each party's pair comes in no order, and the parties are put together."""
+    """Two partitions with cohorts of two: each party's pair comes in no order, and the parties are put together."""
     first = tuple(tuple(range(a, a + 4)) for a in (0, 4, 8, 12))
     second = ((0, 1, 4, 5), (2, 3, 6, 7), (8, 9, 12, 13), (10, 11, 14, 15))
     design = Listed(samples=16, batch_size=4, batches=first + second)

@@ -110,8 +110,8 @@ def test_three_partitions_tell_800_samples_apart_and_two_leave_pairs():
     design = Partitions(samples=800, batch_size=40)
     table = torch.stack([torch.zeros(800).bool().index_fill(0, design.indices(t), True) for t in range(60)]).T
     assert len(table.unique(dim=0)) == 800
-    cells = table[:, :40].unique(dim=0, return_counts=True)[1]
-    assert cells.tolist() == [2] * 400
+    cohorts = table[:, :40].unique(dim=0, return_counts=True)[1]
+    assert cohorts.tolist() == [2] * 400
     assert check_rounds(design, 61)
     assert not check_rounds(design, 60)
 

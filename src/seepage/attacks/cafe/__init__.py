@@ -41,7 +41,7 @@ MAX_DRIFT = 0.05
 """Largest relative change of all weights over the used rounds for which the attack corrects."""
 CONSISTENT_MISFIT, MAX_SWAP_MISFIT = 1e-2, 0.05
 """Relative misfit of v with h, label and weights up to which they are reported as consistent, and above which a sample
-that was separated inside a cell may be mixed up with another and is dropped."""
+that was separated inside a cohort may be mixed up with another and is dropped."""
 SOLVED_SHARE = 0.99
 """Share of the identifiable samples that must be certain for the attack to have ended as it should."""
 CHUNK_SAMPLES = 100
@@ -173,7 +173,7 @@ class Cafe(Attack):
         if view.knowledge.softmax_labels:
             inferred = infer_labels(view.knowledge.model, view.params, view.layers, found)
         if inferred is not None and not view.moving:
-            # Samples separated inside a cell stay only if h, v, weights and one label are consistent at all parties.
+            # Samples separated inside a cohort stay only if h, v, weights and one label are consistent at all parties.
             group = found[0].group
             wrong = (group.bincount()[group] > 1) & ~(inferred[1] < MAX_SWAP_MISFIT)
             for one in found:

@@ -1,6 +1,6 @@
-"""Match the samples of a cell across parties, and infer their labels.
+"""Match the samples of a cohort across parties, and infer their labels.
 
-Samples of a cell share all their rounds, so each party's are found in no order. But all parties' v come from one
+Samples of a cohort share all their rounds, so each party's are found in no order. But all parties' v come from one
 gradient of the loss with respect to the logits: `v_p = A_p(h_p) delta`, with `A_p` known from the weights and h, and
 `delta = softmax(z) - onehot(y)` known up to the label once all h are. Wrong combinations do not fit.
 """
@@ -36,7 +36,7 @@ class _Party:
 def infer_labels(
     model: nn.Module, params: Tensors, layers: Sequence[TargetLayer], found: Sequence[Recovered]
 ) -> tuple[Tensor, Tensor] | None:
-    """Order every cell's samples alike at all parties (in place), and read the labels.
+    """Order every cohort's samples alike at all parties (in place), and read the labels.
 
     Returns:
         `[N]` labels, -1 where unknown, and `[N]` misfits, the relative distances of v from its value computed from h,
@@ -52,13 +52,13 @@ def infer_labels(
     members: dict[int, list[int]] = {}
     for i in identifiable(found).nonzero().squeeze(1).tolist():
         members.setdefault(int(found[0].group[i]), []).append(i)
-    for cell in members.values():
-        orders, labels, misfit = _best(views, cell, bias, model.double_softmax)
+    for cohort in members.values():
+        orders, labels, misfit = _best(views, cohort, bias, model.double_softmax)
         for one, order in zip(found, orders, strict=True):
-            chosen = torch.tensor(cell)[order]
+            chosen = torch.tensor(cohort)[order]
             for rows in (one.v, one.h, one.known, one.zero_gradient, one.spread):
-                rows[cell] = rows[chosen].clone()
-        inferred[0][cell], inferred[1][cell] = labels, misfit
+                rows[cohort] = rows[chosen].clone()
+        inferred[0][cohort], inferred[1][cohort] = labels, misfit
     return inferred
 
 
@@ -95,26 +95,26 @@ def _view(model: VerticalModel, params: Tensors, m: int, layer: TargetLayer, one
 
 
 def _best(
-    views: Sequence[_Party], cell: list[int], bias: Tensor, double_softmax: bool
+    views: Sequence[_Party], cohort: list[int], bias: Tensor, double_softmax: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Orders `[P, m]` (the first party keeps its own), labels and misfits `[m]` that fit best.
 
     A combination is one sample per party. They are grown party by party, the best few kept for each of the first
     party's samples; then the m best that share no sample are taken.
     """
-    m = len(cell)
+    m = len(cohort)
     combos = torch.arange(m)[:, None]  # [c, parties so far]
     for view in views[1:]:
         del view
         combos = torch.cat([combos.repeat_interleave(m, dim=0), torch.arange(m).repeat(len(combos))[:, None]], dim=1)
         if len(combos) > m * BEAM_WIDTH:
-            misfit = _free_misfit(views, torch.tensor(cell)[combos])
+            misfit = _free_misfit(views, torch.tensor(cohort)[combos])
             kept = [
                 of.nonzero().squeeze(1)[misfit[of].argsort(stable=True)[:BEAM_WIDTH]]
                 for of in (combos[:, 0] == i for i in range(m))
             ]
             combos = combos[torch.cat(kept)]
-    labels, misfit = _label_fit(views, torch.tensor(cell)[combos], bias, double_softmax)
+    labels, misfit = _label_fit(views, torch.tensor(cohort)[combos], bias, double_softmax)
     orders = torch.zeros(len(views), m, dtype=torch.int64)
     left = torch.ones(len(views), m, dtype=torch.bool)
     best = torch.zeros(m, dtype=torch.int64), torch.full((m,), torch.inf, dtype=torch.float64)

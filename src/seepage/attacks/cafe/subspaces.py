@@ -2,7 +2,7 @@
 
 The weight gradient of a round is `1/K sum v_n h_n^T`, so its column space is the span of its batch's v and its row
 space that of the h. A sample drawn in two or three rounds lies in all their spans, and with few samples in common the
-spans meet nowhere else. Samples that share all their rounds form a cell, which is split by `h >= 0` (see `split`).
+spans meet nowhere else. Samples that share all their rounds form a cohort, which is split by `h >= 0` (see `split`).
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Tolerances:
 
     Attributes:
         angle: Largest mean angle (radians) between a common direction and the spans it lies in.
-        apart: Largest relative difference of a cell's `V^T H` between two rounds.
+        apart: Largest relative difference of a cohort's `V^T H` between two rounds.
         negative: How negative an entry of h may be, relative to the sample's largest.
         unexplained: Largest share of a round's gradient outside the known directions; 0: none but rounding.
     """
@@ -74,7 +74,7 @@ class RoundGradient:
 
 
 Pair = tuple[Tensor, Tensor, Tensor, float]
-"""What one round says of a cell: left `[d2, m]`, right `[m, d1]`, total `[m]`, error of `right`."""
+"""What one round says of a cohort: left `[d2, m]`, right `[m, d1]`, total `[m]`, error of `right`."""
 
 
 @dataclass
@@ -112,7 +112,7 @@ def solve(seen: SeenRounds, *, moving: bool = False) -> list[Recovered]:
     Raises:
         Inapplicable: Where no sample is in two rounds, or the layer is too narrow for the batch.
     """
-    if not any(cell.meets for cell in find_cells(seen.batches, seen.samples)):
+    if not any(cohort.meets for cohort in find_cohorts(seen.batches, seen.samples)):
         raise Inapplicable(
             f"no sample of the {len(seen)} rounds is in two of them with fewer than {MAX_COHORT} others "
             "in all the same rounds",
@@ -133,21 +133,21 @@ def read_gradients(seen: SeenRounds) -> list[list[RoundGradient]]:
     return rounds_seen
 
 
-def find_cells(batches: Sequence[Tensor], samples: int) -> list[Cohort]:
+def find_cohorts(batches: Sequence[Tensor], samples: int) -> list[Cohort]:
     """Drawn samples by the rounds they are in, in the order of their first member."""
     where: list[list[int]] = [[] for _ in range(samples)]
     for place, batch in enumerate(batches):
         for n in batch.tolist():
             where[n].append(place)
-    cells: dict[tuple[int, ...], Cohort] = {}
+    cohorts: dict[tuple[int, ...], Cohort] = {}
     for n, places in enumerate(where):
         if places:
-            cells.setdefault(tuple(places), Cohort([], places)).members.append(n)
+            cohorts.setdefault(tuple(places), Cohort([], places)).members.append(n)
     held = [frozenset(batch.tolist()) for batch in batches]
-    for cell in cells.values():
-        common = frozenset.intersection(*(held[place] for place in cell.rounds))
-        cell.covered = common.difference(cell.members)
-    return list(cells.values())
+    for cohort in cohorts.values():
+        common = frozenset.intersection(*(held[place] for place in cohort.rounds))
+        cohort.covered = common.difference(cohort.members)
+    return list(cohorts.values())
 
 
 def round_gradient(weight: Tensor, bias: Tensor, k: int) -> RoundGradient:
@@ -184,7 +184,7 @@ def _left_vectors(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def _solve_site(
     rounds_seen: Sequence[RoundGradient], batches: Sequence[Tensor], samples: int, moving: bool
 ) -> Recovered:
-    cells = find_cells(batches, samples)
+    cohorts = find_cohorts(batches, samples)
     d2, d1 = rounds_seen[0].left.shape[0], rounds_seen[0].core.shape[1]
     widest = max(shape.left.shape[1] for shape in rounds_seen)
     if widest >= min(d1, d2) and widest > 1:
@@ -199,19 +199,19 @@ def _solve_site(
     tolerances = DRIFTING_ROUNDS if moving else EXACT_ROUNDS
     # Orthonormal bases, one per round: columns span the v or the h of its batch.
     bases = [shape.left if factor == "v" else row_span(shape.core) for shape in rounds_seen]
-    for cell in cells:
-        if cell.meets:
-            cell.basis = meet(_useful(cell, batches), bases, len(cell.members), angle=tolerances.angle)
+    for cohort in cohorts:
+        if cohort.meets:
+            cohort.basis = meet(_useful(cohort, batches), bases, len(cohort.members), angle=tolerances.angle)
     if moving:
-        _drop_outliers(cells, bases)
-    _add_pairs(cells, rounds_seen, batches, factor, tolerances.unexplained)
-    found = _collect(cells, samples, d1, d2, tolerances)
-    for cell in cells:
-        if cell.covered and moving:
+        _drop_outliers(cohorts, bases)
+    _add_pairs(cohorts, rounds_seen, batches, factor, tolerances.unexplained)
+    found = _collect(cohorts, samples, d1, d2, tolerances)
+    for cohort in cohorts:
+        if cohort.covered and moving:
             # The spans of its rounds meet in more than its own direction, and no v holds for two rounds.
-            found.known[cell.members] = False
-        elif cell.covered and bool(found.known[cell.members].all()):
-            _uncovered(cell, found, rounds_seen, batches, factor)
+            found.known[cohort.members] = False
+        elif cohort.covered and bool(found.known[cohort.members].all()):
+            _uncovered(cohort, found, rounds_seen, batches, factor)
     return found
 
 
@@ -220,7 +220,7 @@ def _other_factor(shape: RoundGradient, known: Tensor, factor: Factor) -> tuple[
 
     Args:
         shape: The round, with `G = left @ core` `[d2, d1]`.
-        known: `[d2, m]` V^T, or `[d1, m]` H^T; a basis in its place gives the products of each cell all the same.
+        known: `[d2, m]` V^T, or `[d1, m]` H^T; a basis in its place gives the products of each cohort all the same.
         factor: Which of the two it is.
 
     Returns:
@@ -238,42 +238,42 @@ def row_span(core: Tensor) -> Tensor:
     return span
 
 
-def _drop_outliers(cells: Sequence[Cohort], bases: Sequence[Tensor]) -> None:
+def _drop_outliers(cohorts: Sequence[Cohort], bases: Sequence[Tensor]) -> None:
     """Forget directions that fit their rounds far worse than others do.
 
     A black tile's features come from the moving biases alone and point elsewhere in each round.
     """
-    angles = {id(cell): _angle(cell, bases) for cell in cells if cell.basis is not None}
+    angles = {id(cohort): _angle(cohort, bases) for cohort in cohorts if cohort.basis is not None}
     if not angles:
         return
     typical = float(torch.tensor(list(angles.values())).median())
-    for cell in cells:
-        if angles.get(id(cell), 0.0) > min(TYPICAL_ANGLES * typical, MAX_OUTLIER_ANGLE):
-            cell.basis = None
+    for cohort in cohorts:
+        if angles.get(id(cohort), 0.0) > min(TYPICAL_ANGLES * typical, MAX_OUTLIER_ANGLE):
+            cohort.basis = None
 
 
-def _angle(cell: Cohort, bases: Sequence[Tensor]) -> float:
-    """Root mean square angle (radians) between a cell's directions and its rounds' spans."""
-    assert cell.basis is not None
-    seen = sum(float((bases[place].T @ cell.basis).pow(2).sum()) for place in cell.rounds)
-    share = seen / (len(cell.rounds) * cell.basis.shape[1])
+def _angle(cohort: Cohort, bases: Sequence[Tensor]) -> float:
+    """Root mean square angle (radians) between a cohort's directions and its rounds' spans."""
+    assert cohort.basis is not None
+    seen = sum(float((bases[place].T @ cohort.basis).pow(2).sum()) for place in cohort.rounds)
+    share = seen / (len(cohort.rounds) * cohort.basis.shape[1])
     return float(max(0.0, 1 - share) ** 0.5)
 
 
-def _useful(cell: Cohort, batches: Sequence[Tensor]) -> list[int]:
-    """Few of a cell's rounds that still have no other sample in common."""
-    if len(cell.rounds) <= MAX_SPANS:
-        return cell.rounds
-    common = set(batches[cell.rounds[0]].tolist())
-    chosen = [cell.rounds[0]]
-    for place in cell.rounds[1:]:
+def _useful(cohort: Cohort, batches: Sequence[Tensor]) -> list[int]:
+    """Few of a cohort's rounds that still have no other sample in common."""
+    if len(cohort.rounds) <= MAX_SPANS:
+        return cohort.rounds
+    common = set(batches[cohort.rounds[0]].tolist())
+    chosen = [cohort.rounds[0]]
+    for place in cohort.rounds[1:]:
         smaller = common & set(batches[place].tolist())
         if len(smaller) < len(common) or len(chosen) < 3:
             chosen.append(place)
             common = smaller
-        if len(common) == len(cell.members) and len(chosen) >= MAX_SPANS:
+        if len(common) == len(cohort.members) and len(chosen) >= MAX_SPANS:
             break
-    return chosen if len(common) == len(cell.members) else cell.rounds
+    return chosen if len(common) == len(cohort.members) else cohort.rounds
 
 
 def meet(
@@ -315,26 +315,26 @@ def meet(
 
 
 def _add_pairs(
-    cells: Sequence[Cohort],
+    cohorts: Sequence[Cohort],
     rounds_seen: Sequence[RoundGradient],
     batches: Sequence[Tensor],
     factor: Factor,
     slack: float,
 ) -> None:
-    """In every round whose live samples are all in known cells, share the gradient out among the cells.
+    """In every round whose live samples are all in known cohorts, share the gradient out among the cohorts.
 
-    With slack a round counts too if what is outside the known cells is at most that share of its gradient.
+    With slack a round counts too if what is outside the known cohorts is at most that share of its gradient.
     """
     of_round: list[list[Cohort]] = [[] for _ in batches]
-    for cell in cells:
-        for place in cell.rounds:
-            of_round[place].append(cell)
+    for cohort in cohorts:
+        for place in cohort.rounds:
+            of_round[place].append(cohort)
     for place, shape in enumerate(rounds_seen):
-        present = [cell for cell in of_round[place] if cell.basis is not None]
-        size = sum(cell.basis.shape[1] for cell in present if cell.basis is not None)
+        present = [cohort for cohort in of_round[place] if cohort.basis is not None]
+        size = sum(cohort.basis.shape[1] for cohort in present if cohort.basis is not None)
         if not present or (size < shape.left.shape[1] and not slack):
-            continue  # some sample of this round is in no known cell, and its part cannot be separated from the others'
-        joined = torch.cat([cell.basis for cell in present if cell.basis is not None], dim=1)
+            continue  # a sample of this round is in no known cohort; its part cannot be separated from the others'
+        joined = torch.cat([cohort.basis for cohort in present if cohort.basis is not None], dim=1)
         other, errors = _other_factor(shape, joined, factor)
         left, right = (joined, other) if factor == "v" else (other.T, joined.T)  # [d2, m], [m, d1]
         # The bias gradient is the sum of the v: which combination of the left factors, fixes the scales. [m]
@@ -348,32 +348,32 @@ def _add_pairs(
             # A black tile's v is missing here, and with it the lengths of all others are a little wrong.
             floor = max(floor, outside, float((left @ total - shape.bias).norm() / shape.bias.norm()))
         start = 0
-        for cell in present:
-            assert cell.basis is not None
-            own = slice(start, start + cell.basis.shape[1])
+        for cohort in present:
+            assert cohort.basis is not None
+            own = slice(start, start + cohort.basis.shape[1])
             start = own.stop
             # A basis may hold directions of another sample, whose share would then be missing from that sample's sum:
             # such rounds are passed over.
-            if not any(other.covered.intersection(cell.members) for other in present):
-                cell.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * floor))
+            if not any(other.covered.intersection(cohort.members) for other in present):
+                cohort.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * floor))
 
 
-def _collect(cells: Sequence[Cohort], samples: int, d1: int, d2: int, tolerances: Tolerances) -> Recovered:
+def _collect(cohorts: Sequence[Cohort], samples: int, d1: int, d2: int, tolerances: Tolerances) -> Recovered:
     found = Recovered.nothing(samples, d2, d1)
-    for cell in cells:
-        if not cell.meets:
+    for cohort in cohorts:
+        if not cohort.meets:
             continue
-        if cell.basis is None:
+        if cohort.basis is None:
             # The spans of its rounds have no common direction: its samples have zero gradient.
-            found.zero_gradient[cell.members] = True
-            found.v_known[cell.members] = True
-        elif cell.pairs:
-            _settle(cell, found, tolerances)
+            found.zero_gradient[cohort.members] = True
+            found.v_known[cohort.members] = True
+        elif cohort.pairs:
+            _settle(cohort, found, tolerances)
     return found
 
 
 def _uncovered(
-    cell: Cohort,
+    cohort: Cohort,
     found: Recovered,
     rounds_seen: Sequence[RoundGradient],
     batches: Sequence[Tensor],
@@ -382,36 +382,36 @@ def _uncovered(
     """Find anew the factor whose basis may hold some of another sample; the dual of the basis, and so the other factor,
     is right. Needs a round of which all samples are known.
     """
-    for place in cell.rounds:
+    for place in cohort.rounds:
         live = batches[place][~found.zero_gradient[batches[place]]]
         if not bool(found.known[live].all()):
             continue
         # The factor whose basis is right is now the known one.
         known: tuple[Tensor, Factor] = (found.h[live].T, "h") if factor == "v" else (found.v[live].T, "v")
         rows, _ = _other_factor(rounds_seen[place], *known)
-        own = torch.isin(live, torch.tensor(cell.members))
+        own = torch.isin(live, torch.tensor(cohort.members))
         (found.v if factor == "v" else found.h)[live[own]] = rows[own]
         return
     if factor == "v":
-        found.v[cell.members], found.v_known[cell.members] = 0.0, False
+        found.v[cohort.members], found.v_known[cohort.members] = 0.0, False
     else:
-        found.known[cell.members] = False
+        found.known[cohort.members] = False
 
 
-def _settle(cell: Cohort, found: Recovered, tolerances: Tolerances) -> None:
-    """Average a cell's rounds, split it, and note how far the rounds disagree."""
+def _settle(cohort: Cohort, found: Recovered, tolerances: Tolerances) -> None:
+    """Average a cohort's rounds, split it, and note how far the rounds disagree."""
     # Rounds are averaged by one over the variance of their error.
-    weight = torch.tensor([1 / max(error, 1e-30) ** 2 for *_, error in cell.pairs], dtype=torch.float64)
+    weight = torch.tensor([1 / max(error, 1e-30) ** 2 for *_, error in cohort.pairs], dtype=torch.float64)
     weight = weight / weight.sum()
     # Rounds share the basis, so their factors can be averaged; where they differ is the error, seen without the truth.
-    lefts, rights, totals, _ = zip(*cell.pairs, strict=True)
+    lefts, rights, totals, _ = zip(*cohort.pairs, strict=True)
     left, right, total = (torch.tensordot(weight, torch.stack(parts), 1) for parts in (lefts, rights, totals))
-    apart = max(_apart(pair, cell.pairs[0]) for pair in cell.pairs)
+    apart = max(_apart(pair, cohort.pairs[0]) for pair in cohort.pairs)
     v, h, certain = split(left, right, total, tolerance=tolerances.negative)
-    if certain and apart < tolerances.apart and len(h) == len(cell.members):
-        found.v[cell.members], found.h[cell.members] = v, h
-        found.known[cell.members] = found.v_known[cell.members] = True
-        found.spread[cell.members] = max(apart, 1e-7)
+    if certain and apart < tolerances.apart and len(h) == len(cohort.members):
+        found.v[cohort.members], found.h[cohort.members] = v, h
+        found.known[cohort.members] = found.v_known[cohort.members] = True
+        found.spread[cohort.members] = max(apart, 1e-7)
 
 
 def _apart(a: Pair, b: Pair) -> float:

@@ -77,7 +77,7 @@ class Partitions(Design):
 
     With B batches per partition, sample `n = a K + c` is in batch `a` of the first partition. The second cuts the
     samples into runs of K after sorting by `(c, a)`, the third after sorting by `((a + c) mod B, c)`. For N = 800 and
-    K = 40 two partitions leave cells of two samples, three tell all samples apart.
+    K = 40 two partitions leave cohorts of two samples, three tell all samples apart.
 
     >>> design = Partitions(samples=800, batch_size=40)
     >>> codes = {tuple(t for t in range(60) if n in design.indices(t)) for n in (0, 20, 41)}
