@@ -239,6 +239,7 @@ def zero_rows(v: Tensor, known: Tensor) -> Tensor:
 
     Rounding of float32 gradients leaves up to a tenth of `FLOAT32_ZERO` in rows that are exactly zero.
     """
+    # Zero is a matter of the largest row: gradients of float32 leave some rounding everywhere.
     norms = v.norm(dim=1)
     scale = norms[known].max() if bool(known.any()) else norms.new_tensor(1.0)
     zero: Tensor = norms <= FLOAT32_ZERO * scale
@@ -262,6 +263,7 @@ def step_two(v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     thin = v.shape[0] <= v.shape[1]
     left, values, right = torch.linalg.svd((v / scale[:, None]).T, full_matrices=not thin)  # [d2, r], [r], [k, k]
     rank = int((values > 1e-7 * values[0]).sum())
+    # pinv(V_s^T) = R^T S^-1 L^T over the directions that count; the columns' own lengths are taken back.
     inverse = (right[:rank].T / values[:rank]) @ left[:, :rank].T / scale[:, None]  # [k, d2]
     # Samples with a part in the null space of V_s^T are not determined: their row may hold any amount of it.
     rows_known = right[rank:].pow(2).sum(0) < FLOAT64_FLOOR
@@ -322,5 +324,6 @@ def groups(batches: Sequence[Tensor], samples: int) -> Tensor:
     >>> groups([torch.tensor([0, 1, 2]), torch.tensor([0, 3])], 4).tolist()
     [2, 1, 1, 0]
     """
+    # Column n of the table says which rounds hold sample n: equal columns are one cohort.
     which: Tensor = torch.unique((mean_table(batches, samples) > 0).T, dim=0, return_inverse=True)[1]
     return which

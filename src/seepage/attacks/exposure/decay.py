@@ -129,6 +129,7 @@ def decay_of_rows(
     if names is None or names[0] not in delta or names[0] not in before or len(before[names[0]]) < 2:
         return None
     weight, bias = names
+    # The rows of a cross-entropy's gradient add up to 0, so decay alone moves their sum: sum dW = -a sum W. [k]
     still, moved = (tensors[weight].double().sum(0) for tensors in (before, delta))
     # Least squares of moved = -a still, with its standard error from what is left.
     size = float(still.square().sum())
@@ -139,6 +140,7 @@ def decay_of_rows(
     if not 0 < share < 1 or not explained or share < FEWEST_DEVIATIONS * error:
         return None
     vectors = _vectors_too(before, delta, bias, share)
+    # Layers of their own rate or none: by directions that no gradient moves, else by <W, G> = <W', G'>.
     shown, balances = _of_others(weight, share, before, delta, vectors=vectors is not False)
     rest = median(shown.values()) if shown else share  # of layers that show nothing
     shown |= dict.fromkeys((name for name in exempt if name in delta and name not in shown), 0.0)
@@ -323,7 +325,7 @@ def _of_block(start: Float[Tensor, "m d"], moved: Float[Tensor, "m d"]) -> float
         off = moved + share * start
         if not bool(off.isfinite().all()):
             return None  # a stranger's numbers
-        left, _, right = torch.linalg.svd(off, full_matrices=False)
+        left, _, right = torch.linalg.svd(off, full_matrices=False)  # of D + a W, the gradient's part at this share
         # In these directions, left and right, the gradient is nothing.
         free, freely = (left[:, half:].T @ one @ right[half:].T for one in (start, moved))
         size = float(free.square().sum())

@@ -169,23 +169,24 @@ def indexed_rounds(transcript: Transcript) -> IndexedRounds | None:
         return None
     batches, layers = opened
     samples = int(torch.cat(batches).max()) + 1
-    table = mean_table(batches, samples)
+    table = mean_table(batches, samples)  # S: 1 / K_t at the samples of round t, so that S V = B. [T, N]
     known = determined(table)
     rounds = range(len(batches))
     first, moving = params_of(transcript, 0), weights_move(transcript)
     found = []
     biases = [] if moving else read_biases(transcript, rounds, layers)
-    vs = [step_one(batches, bias, samples)[0] for bias in biases]
+    vs = [step_one(batches, bias, samples)[0] for bias in biases]  # V of each layer, by least squares. [N, d2]
     bounds = _bounds(transcript, table, batches, layers, vs, biases) if bool(known.all()) and not moving else {}
     for m, layer in enumerate(layers):
         rank, silent = None, 0
         if not moving:
+            # A row of zeros would count against theorem 2's rank V = N, and is told apart.
             silent = int(zero_rows(vs[m], known).sum())
             rank = _rank(vs[m][known & ~zero_rows(vs[m], known)])
         printed, bound = bounds.get(m, (None, None))
         neurons = first[layer.weight].shape[0]
         found.append(IndexedLayer(layer.name, layer.weight, layer.bias, neurons, rank, silent, printed, bound))
-    rank = int(torch.linalg.matrix_rank(table))
+    rank = int(torch.linalg.matrix_rank(table))  # theorem 1 asks for N
     largest = max(len(batch) for batch in batches)
     return IndexedRounds(len(batches), largest, samples, rank, int(known.sum()), moving, tuple(found))
 

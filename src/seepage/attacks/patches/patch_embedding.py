@@ -160,6 +160,7 @@ class PatchEmbedding(Attack):
     def run(self, seen: PatchGradients, *, seed: int, progress: Progress) -> Reconstruction:
         solved, labels = seen.solved, seen.labels
         image = seen.image(solved)
+        # The certificate: the network's own update at this image against the observed one, up to one factor.
         error, factor = math.inf, 1.0
         if labels is not None:
             error, factor = vouch(seen.attacked, image, labels, multiple=None)

@@ -57,6 +57,7 @@ class _Peeling:
         """Slopes of those layers whose slopes are the same for other images, by their places."""
         places = list(range(self.head))
         # Two made-up batches: slopes that agree come from known activations alone, whatever the images are.
+        # Slopes that two unrelated batches share depend on no image: every mask between them and the head is held.
         first, second = (self.slopes(self.run(images), places) for images in self.images)
         alike = {}
         for place, one, other in zip(places, first, second, strict=True):
@@ -93,6 +94,7 @@ class _Peeling:
         readers: dict[int, list[int]] = {}
         for place in sure:
             read = activation_of(seen, seen.layers[place].input)
+            # A weight that two layers share has the sum of their gradients, which neither explains alone.
             if read is not None and read not in self.held and names.count(names[place]) == 1:
                 readers.setdefault(read, []).append(place)
         for read in sorted(readers, reverse=True):
@@ -134,10 +136,11 @@ class _Peeling:
 
     def keep(self, place: int, value: Tensor, on: Tensor, errors: Tensor) -> None:
         self.held[place] = Held(on, (value * on).to(self.images[0]))
-        self.noise[place] = errors.flatten(1).square().mean(1).sqrt()
+        self.noise[place] = errors.flatten(1).square().mean(1).sqrt()  # root mean square of each example. [n]
 
     def passes_all(self, place: int) -> bool:
         """Whether the logits depend on an image only by way of this activation."""
+        # With this activation alone held, two unrelated batches give the same logits only if nothing goes around it.
         held = {place: self.held[place]}
         first, second = (self.run(images, held).layers[self.head].output for images in self.images)
         return bool((first - second).norm() < FLOAT32_ZERO * first.norm())
@@ -195,6 +198,7 @@ def peel(
     if not through:
         return None
     place, seen = through[0], state.run(images[:n])
+    # The gradient of the mean loss in the activation a: (df / da)^T s, from s in the head's features f.
     features = seen.layers[state.head].input.flatten(1)
     (signal,) = torch.autograd.grad(features, seen.activations[place].output, head.signal.to(features))
     value = state.held[place].value

@@ -108,7 +108,7 @@ class LinearMap:
     def outputs(self, reading: Float[Tensor, "k d"]) -> Float[Tensor, "k out"]:
         """What the map makes of `[k, unknowns]` inputs, before the activation."""
         if isinstance(self.module, nn.Linear):
-            made = reading @ self.weight.T
+            made = reading @ self.weight.T  # [k, in] @ [in, out]
         else:
             made = self._convolved(reading.reshape(-1, *self.shape)).flatten(1)
         return made + self.spread_bias(made.shape[1])
@@ -143,6 +143,7 @@ class LinearMap:
         """
         if isinstance(self.module, nn.Linear):
             size = output_gradient.norm().clamp(min=1e-300)
+            # k^T k x / |k| = G^T k / |k|: one equation for each unknown.
             return size * torch.eye(self.unknowns).to(output_gradient), gradient.T @ output_gradient / size
         # dL/dW[o, c, i, j] = sum over places l of k[o, l] x[patch l at c, i, j]: linear in x, one column per basis
         # vector, [o c i j, unknowns] in all.
@@ -282,7 +283,7 @@ class Chain:
 
     def to_inputs(self, readings: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
         """From what the first layer reads to flattened inputs, before any normalization."""
-        inputs: Tensor = (readings - self.shift) / self.scale
+        inputs: Tensor = (readings - self.shift) / self.scale  # what comes before the first layer is scale * x + shift
         return inputs
 
 
@@ -300,6 +301,7 @@ def solved(parts: Iterable[tuple[Tensor, Tensor]], rcond: float) -> tuple[Tensor
     # gelsd decomposes by singular values: the minimum-norm solution, and the rank.
     found = torch.linalg.lstsq(a, b[:, None], rcond=rcond, driver="gelsd")
     x = found.solution[:, 0]
+    # |A x - b| / |b|: how much of what was asked for the solution does not explain.
     residual = float((a @ x - b).norm() / b.norm().clamp(min=1e-300))
     return x.to(systems[0][0]), int(found.rank), residual
 

@@ -59,7 +59,7 @@ class JacobianDamping(Defense):
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         true = {name: update.tensors[name].to(client.params[name]) for name in client.params}
         pull, push = derivatives(client)
-        leak = float(pull(true).square().sum())
+        leak = float(pull(true).square().sum())  # |J^T g|^2: what the undefended update would give a matching attack
         if self.beta == 0 or leak == 0:
             return update
         # c = beta |g|^2 / |J^T g|^2, the ratio of the units of the two terms.
@@ -73,6 +73,7 @@ class JacobianDamping(Defense):
         own = _flat(true)
         rest = own - system(own)  # [parameters]
         if rest.norm() > self.tolerance * own.norm():
+            # The tolerance is of |g|, that of the solver of its right-hand side.
             share = float(self.tolerance * own.norm() / rest.norm())
             own = own + conjugate_gradients(system, rest, steps=self.steps, tolerance=share)
         solved = _named(own, true)

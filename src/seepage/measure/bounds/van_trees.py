@@ -74,12 +74,13 @@ class InformationSpectrum:
     def of(cls, gram: Tensor, prior: GaussianPrior) -> "InformationSpectrum":
         """From J^T J `[n d, n d]`."""
         half = prior.root(gram)  # rows: J^T J S, as S is symmetric
-        both = prior.root(half.T.contiguous())
+        both = prior.root(half.T.contiguous())  # S J^T J S, symmetric but for rounding
         values, vectors = torch.linalg.eigh((both + both.T) / 2)
         return cls(values.clamp(min=0), prior.root(vectors.T.contiguous()).T.square(), len(prior.energies))
 
     def least_error(self, deviation: float) -> LeastError:
         """The least error at a noise; at 0 what rounding to single precision does not let through is hidden."""
+        # Share of each direction's variance that the update leaves open: the eigenvalues of (I + S J^T J S / s^2)^-1.
         if deviation > 0:
             left = 1 / (1 + self.values / deviation**2)
         else:
@@ -118,6 +119,7 @@ def estimated_error(
     if steps < LEAST_STEPS:
         return None
 
+    # K = (S^-2 + J^T J / s^2)^-1 = S (I + S J^T J S / s^2)^-1 S, so K w = S z with (I + S J^T J S / s^2) z = S w.
     def system(z: Tensor) -> Tensor:
         return z + prior.root(jacobian.gram(prior.root(z))) / deviation**2
 
@@ -142,6 +144,7 @@ def _summary(found: Tensor, converged: bool) -> LeastError:
     """From `[probes, n]` estimates."""
     from scipy.stats import t
 
+    # Student's interval of the mean over probes, which are independent and alike.
     totals = found.mean(1)
     mean, error = float(totals.mean()), float(totals.std()) / math.sqrt(len(totals))
     reach = float(t.ppf(0.975, len(totals) - 1)) * error
@@ -163,6 +166,7 @@ def counted_error(numbers: int, prior: GaussianPrior) -> float:
     >>> counted_error(3, prior)
     0.0625
     """
+    # The trace of a covariance less its part in any k directions is at least its smallest d - k eigenvalues.
     variances = prior.variances().sort(descending=True).values
     return float(variances[numbers:].sum()) / (len(prior.energies) * prior.size)
 

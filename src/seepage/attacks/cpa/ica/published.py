@@ -42,6 +42,7 @@ class Objective:
             offsets: `[n, 1]` their means; total variation, L1 and sign are of the sources with means.
             shape: `(C, H, W)` where the sources are images.
         """
+        # The published terms with their signs: the search goes down, and negentropy is to be large (eq. 7).
         n = len(rows)
         total = rows.new_zeros(())
         if self.negentropy:
@@ -123,6 +124,7 @@ class Unmixing(Resumable):
 
     def step(self) -> float:
         """One Adam step; the objective before it."""
+        # On whitened mixtures unit rows give sources of variance 1; nothing but eq. 8 keeps them apart.
         unit = torch.nn.functional.normalize(self.rows, dim=1)
         value = self._objective(unit, unit @ self._white, unit @ self._offsets, self._shape)
         self.rows.grad = torch.autograd.grad(value, self.rows)[0]
@@ -136,5 +138,5 @@ class Unmixing(Resumable):
     def sources(self) -> Tensor:
         """`[n, d]` the sources as they stand, up to order, sign and scale."""
         unit = torch.nn.functional.normalize(self.rows.detach(), dim=1)
-        found: Tensor = unit @ self._white + unit @ self._offsets
+        found: Tensor = unit @ self._white + unit @ self._offsets  # the means come back: an image is not centered
         return found
