@@ -139,6 +139,7 @@ class _CutRound:
         client, batch = knowledge.client, Batch(inputs, labels)
         rules, round_ = (client, client.first_order_rule()), (knowledge.model, observed.params, batch)
         whole, first = (rule(*round_, buffers=observed.buffers) for rule in rules)
+        # The difference of weights through all steps, as the mean of the gradients at w_0, w_1, ...; and that at w_0.
         through, alone = client.as_gradient(whole, len(batch)), first.tensors
         return {name: through[name] - alone[name] for name in observed.update.tensors}
 
@@ -160,9 +161,11 @@ class _CutRound:
             slopes = (logits.softmax(1) - F.one_hot(labels, logits.shape[1])) / len(labels)  # D
             features = torch.linalg.lstsq(slopes.T, gradient[self.head[0]].double()).solution  # D^T F = dL/dW
         traces = features.abs() > FLOAT32_NETWORK * features.abs().amax(1, keepdim=True)
+        # No feature behind a ReLU is negative: those which are show the error of all, root mean square. [n, 1]
         negative = traces & (features < 0)
         error = ((features * negative).square().sum(1) / negative.sum(1).clamp(min=1)).sqrt()[:, None]
         on, near_zero = traces & (features > OPEN * error), traces & (features.abs() <= OPEN * error)
+        # The gradient in the features is D W at the units that are on.
         parts = (features.clamp(min=0).to(inputs), on, near_zero, traces & ~on, (slopes @ weight * on).to(inputs))
         value, on, near_zero, near, signal = (part.unflatten(1, self.structure.shape) for part in parts)
         return Known(value, on, near_zero, near, signal, torch.ones_like(value), one_sided=True)

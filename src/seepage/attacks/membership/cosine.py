@@ -21,6 +21,7 @@ class _Cosine(Detector):
     def statistics(self, observed: Round, templates: Tensor) -> Tensor:
         """`[k]` cosines g'u / (|g| |u|)."""
         update = self.gradients.entries_of(observed)
+        # The update of one mean gradient is u = sum_i g_i / n: a member's g makes up a part of it, another's does not.
         lengths: Tensor = templates.norm(dim=1) * update.norm()
         cosines: Tensor = (templates @ update) / lengths.clamp_min(1e-30)
         return cosines
@@ -31,6 +32,7 @@ class _Difference(_Cosine):
     def statistics(self, observed: Round, templates: Tensor) -> Tensor:
         """`[k]` decreases 2 s g'u - s^2 |g|^2, for a share s."""
         update, share = self.gradients.entries_of(observed), 1 / (observed.batch_size or 1)
+        # |u|^2 - |u - s g|^2 = 2 s g'u - s^2 |g|^2
         return 2 * share * (templates @ update) - (share * templates).square().sum(1)
 
 

@@ -44,6 +44,7 @@ class _Span(Detector):
                 "use matched_filter, or a batch smaller than the number of inputs",
             )
         basis = parts.right[:rank]  # [rank, d], orthonormal
+        # What of each x, of norm 1, is left outside the row space: x - B'B x. [k, d]
         outside: Tensor = templates - (templates @ basis.T) @ basis
         shares: Tensor = outside.norm(dim=1).clamp_min(1e-12)
         return -shares.log10()

@@ -13,8 +13,9 @@ COLOR_DEVIATIONS = (1.0, 0.4, 0.2)
 def cosine_basis(size: int) -> Tensor:
     """`[size, size]` the orthonormal discrete cosine transform, one frequency per row."""
     k = torch.arange(size, dtype=torch.float64)
+    # cos(pi (x + 1/2) f / size): rows are frequencies f, columns places x; the first row is constant.
     basis = torch.cos(math.pi * (k[None] + 0.5) * k[:, None] / size) * math.sqrt(2 / size)
-    basis[0] /= math.sqrt(2)
+    basis[0] /= math.sqrt(2)  # so that B B^T = I
     return basis.float()
 
 
@@ -46,6 +47,7 @@ class NaturalSpectrum:
 
     def coefficients(self, x: Tensor) -> Tensor:
         """`[n, C, H, W]` cosine coefficients of opponent colors, not yet divided by their deviation."""
+        # B_h X B_w^T for each channel, and then channels to opponent colors.
         return torch.einsum("ij,njhw->nihw", self.colors, self.rows @ x @ self.columns.T)
 
     def image(self, coefficients: Tensor) -> Tensor:
@@ -54,6 +56,7 @@ class NaturalSpectrum:
 
     def precision(self, x: Tensor) -> Tensor:
         """`K^-T K^-1 x`: the inverse of the covariance, applied to `[n, C, H, W]`."""
+        # K = U diag(deviation) with an orthogonal U (cosines and colors), so K^-T K^-1 = U diag(deviation^-2) U^T.
         return self.image(self.coefficients(x) / self.deviation.square())
 
     def samples(self, count: int, draw: Generator) -> Tensor:
@@ -68,6 +71,7 @@ class NaturalSpectrum:
         contrast = torch.rand((count, 1, 1, 1), generator=draw) * 0.3 + 0.05
         x = x / x.flatten(1).std(1).clamp(min=1e-12)[:, None, None, None] * contrast
         levels = torch.rand((count, 1, 1, 1), generator=draw) * 0.3 + 0.1
+        # Every second image: each value four fifths of the way to its level.
         x[::2] = (0.8 * (x / levels).round() * levels + 0.2 * x)[::2]
         brightness = 0.5 + 0.2 * torch.randn((count, 1, 1, 1), generator=draw)
         tint = 0.06 * torch.randn((count, channels, 1, 1), generator=draw)
