@@ -1,6 +1,7 @@
 """`seepage reproduce`: from a recipe with a paper's numbers to records, to the terminal and to the book."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,24 @@ def recipes(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def records(item: str = "cpa-table-7", folder: str = "results/reproduce") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(folder) / f"{item}.jsonl").read_text().splitlines()]
+
+
+def unsteady(tables: Mapping[str, Any], *, data: str, seed: int, show: Any) -> list[Value]:
+    """Numbers that grow with one seed and fall with another."""
+    numbers = ((0.0, 1.0, 2.0), (0.0, 2.0, 3.0), (0.0, -0.5, 1.5))[seed]
+    return [Value(row="x^2", column=x, ours=number) for x, number in enumerate(numbers)]
+
+
+def test_the_list_says_which_open_claims_are_decided_soonest(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("reproduce", "fedleak/figure-9", "--seeds", 3)
+    assert "Open claims" not in cli("reproduce").out
+    monkeypatch.setattr(sys.modules[__name__], "squares", unsteady)
+    cli("reproduce", "fedleak/figure-9", "--seeds", 3, "--out", "others")
+    (price,) = cli("reproduce", "--json").json["open"]
+    assert (price["item"], price["claims"]) == ("fedleak/figure-9", 1)
+    assert price["minutes"] == price["seeds"] > 3  # a minute each
+    said = f"fedleak/figure-9, 1 claim by --seeds {price['seeds']}, about {price['seeds']} min of one core"
+    assert said in " ".join(cli("reproduce").out.split())
 
 
 def test_the_list_says_what_each_takes(cli: Cli) -> None:

@@ -2,16 +2,22 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from seepage.base.words import plural
 from seepage.cli.options import DeviceOption, PrintOptions, WorkerOptions, running_on
 from seepage.errors import SeepageError, unknown
 
 if TYPE_CHECKING:
     from seepage.papers import Done, Item, Job, Record, Size
+
+
+MOST_PRICES = 6
+"""Items whose open claims the list names."""
 
 
 def reproduce(
@@ -136,8 +142,9 @@ def _print_list(results: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from seepage.cli.console import open_console
-    from seepage.papers import list_items, read_records
+    from seepage.papers import list_items, prices, read_records
 
+    open_claims = prices([*list_items().values()], results)
     listed = [
         {
             "item": item.id,
@@ -149,7 +156,7 @@ def _print_list(results: Path, as_json: bool) -> None:
         for item in list_items().values()
     ]
     if as_json:
-        print(json.dumps({"schema": 1, "items": listed}))
+        print(json.dumps({"schema": 1, "items": listed, "open": [asdict(price) for price in open_claims]}))
         return
     table = Table(box=None, pad_edge=False)
     for head in ("item", "title", "small", "paper", "measured"):
@@ -161,6 +168,12 @@ def _print_list(results: Path, as_json: bool) -> None:
         print(f"\n{_nowhere(results)}")
     else:
         print(f"\nmeasured: which sizes lie in {results}; the verdicts are in the book (--book FOLDER)")
+    for number, price in enumerate(open_claims[:MOST_PRICES]):
+        claims = plural(price.claims, "claim")
+        lead = "Open claims of the small size, the cheapest first: " if not number else "  then "
+        print(
+            f"{lead}{price.item}, {claims} by --seeds {price.seeds}, about {max(1, price.minutes):.0f} min of one core"
+        )
     print("Run some: seepage reproduce cafe/table-3, or all of a paper: seepage reproduce cafe")
 
 

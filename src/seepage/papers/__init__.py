@@ -5,7 +5,7 @@ RESULTS/PAPER-ITEM.jsonl  what was measured: a line per row, column, size and da
 BOOK/PAPER.md             both, side by side, with a verdict on each claim
 """
 
-from seepage.papers.book import write_book
+from seepage.papers.book import Price, prices, write_book
 from seepage.papers.items import PAPERS, SIZES, Item, Size, find_item, find_items, list_items
 from seepage.papers.lines import Line
 from seepage.papers.others import OTHERS, Other
@@ -23,6 +23,7 @@ __all__ = [
     "Judged",
     "Line",
     "Other",
+    "Price",
     "Record",
     "Size",
     "Value",
@@ -32,6 +33,7 @@ __all__ = [
     "judge_paper",
     "list_items",
     "plan",
+    "prices",
     "read_records",
     "reproduce",
     "write_book",

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import inf
 from pathlib import Path
@@ -176,6 +177,35 @@ def judged_of(item: Item, records: Sequence[Record]) -> list[tuple[Claim, dict[s
     return [
         (claim, {judged.size: judged for judged in judge(claim, item.lines, columns, records)}) for claim in item.claims
     ]
+
+
+@dataclass(frozen=True)
+class Price:
+    """What would decide open claims of an item at the small size.
+
+    Attributes:
+        item: The item's id.
+        claims: How many of them.
+        seeds: Seeds in all, if the numbers spread as they do.
+        minutes: Of one core, for all of these seeds.
+    """
+
+    item: str
+    claims: int
+    seeds: int
+    minutes: float
+
+
+def prices(items: Sequence[Item], results: Path) -> list[Price]:
+    """For each item with open claims how to decide the most of them for the time, the cheapest by claim first."""
+    found = []
+    for item in items:
+        at = [judged["small"] for _, judged in judged_of(item, read_records(results, item.id)) if "small" in judged]
+        needed = sorted(n for one in at if one.verdict == "cannot tell" if (n := seeds_to_decide(one)) is not None)
+        each = item.needs["small"].total
+        options = [Price(item.id, count, seeds, seeds * each) for count, seeds in enumerate(needed, 1)]
+        found += sorted(options, key=lambda price: price.minutes / price.claims)[:1]
+    return sorted(found, key=lambda price: price.minutes / price.claims)
 
 
 EXAMPLES = 2
