@@ -34,6 +34,12 @@ def resnet(options: str) -> str:
     return f"ResNet-{given['depth']}, width {given['width']}"
 
 
+def local_steps(client: str) -> str:
+    """Steps and rate of a FedAvg client, by its `repr`."""
+    rate, steps = re.search(r"lr=([\d.]+)", client), re.search(r"steps=(\d+)", client)
+    return f"{steps[1]} at {rate[1]}" if rate and steps else client
+
+
 def pooled(rows: Sequence[Row], share: str, of: str) -> Share:
     """Hits of all seeds together."""
     return Share.count(sum(round(row[share] * row[of]) for row in rows), sum(row[of] for row in rows))
