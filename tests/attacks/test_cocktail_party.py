@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seepage import Batch, GaussianNoise, Inapplicable, Reconstruction, SeepageError, attack, build, record
 from seepage.attacks.base import SingleRound
-from seepage.attacks.cpa import cocktail_party
+from seepage.attacks.cpa import fast
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.network import NetworkCut
 from seepage.attacks.network.mixing_layer import find_layer
@@ -81,13 +81,13 @@ def test_a_few_inputs_without_any_structure_come_back_from_the_models_zeros_alon
 
 def test_random_starts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restarts from one and the same rotation would cost time and find nothing new."""
-    starts, draw = list[Tensor](), cocktail_party.random_rotation
+    starts, draw = list[Tensor](), fast.random_rotation
 
     def noted(size: int, generator: torch.Generator, like: Tensor) -> Tensor:
         starts.append(draw(size, generator, like))
         return starts[-1]
 
-    monkeypatch.setattr(cocktail_party, "random_rotation", noted)
+    monkeypatch.setattr(fast, "random_rotation", noted)
     batch = Batch(torch.rand((3, 1, 6, 6), generator=torch.Generator().manual_seed(1)), torch.arange(3))
     attack(record(model(24, shape=(1, 6, 6)), batch), CocktailParty(enough=2.0, restarts=3))  # never enough
     assert len(starts) == 3

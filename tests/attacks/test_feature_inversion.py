@@ -13,7 +13,8 @@ from torch import nn
 from seepage import Batch, Inapplicable, attack, record
 from seepage.attacks.base import Checkpoint, ignore
 from seepage.attacks.cpa.cocktail_party import CocktailParty
-from seepage.attacks.cpa.feature_inversion import Embedding, FeatureInversion, cpa_fia, in_order
+from seepage.attacks.cpa.feature_distance import Embedding
+from seepage.attacks.cpa.feature_inversion import FeatureInversion, cpa_fia, in_order
 from seepage.base.nn import state_of
 from seepage.federation.data import load
 from seepage.federation.models import fc2

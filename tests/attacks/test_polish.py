@@ -6,14 +6,8 @@ from torch import Tensor, nn
 
 from seepage import Batch, FedSGD
 from seepage.attacks.cpa.ica import difference_fields, unmix
-from seepage.attacks.cpa.refinement import (
-    Mixture,
-    anneal,
-    factored,
-    refine,
-    sensitivity,
-    stages_for,
-)
+from seepage.attacks.cpa.mixture import Mixture
+from seepage.attacks.cpa.refinement import anneal, factored, refine, sensitivity, stages_for
 from seepage.attacks.network import NetworkCut
 from seepage.base.algebra.lowrank import low_rank
 from seepage.base.nn import state_of

@@ -9,7 +9,8 @@ from scripts import script
 from seepage.attacks.base import Checkpoint, Inapplicable, Silent
 from seepage.attacks.cafe import Cafe, InversionSettings
 from seepage.attacks.cafe.invert import gauss_newton, invert, reads_input, residual
-from seepage.attacks.cafe.published import TABLE_9, TABLE_9_TILE, PublishedCafe, PublishedRun, RowAdam
+from seepage.attacks.cafe.published import PublishedCafe, PublishedRun, RowAdam
+from seepage.attacks.cafe.table_9 import TABLE_9, TABLE_9_TILE
 from seepage.base.nn import frozen_randomness, state_of
 from seepage.federation.clients import FedSGD
 from seepage.federation.data import load

@@ -6,19 +6,18 @@ gradient at the first fully connected layer, step II the layer's input, step III
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
-from seepage.attacks.cafe import closed_form, defense_aware, moving, subspaces
-from seepage.attacks.cafe.invert import InversionSettings, gauss_newton, invert, reads_input, residual
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.cafe import closed_form, defense_aware, subspaces
+from seepage.attacks.cafe.invert import InversionSettings
 from seepage.attacks.cafe.label_inference import infer_labels
+from seepage.attacks.cafe.step_three import ReadRounds, StepThree
 from seepage.attacks.cafe.steps import (
     Recovered,
-    SeenRounds,
     determined,
     identifiable,
     mean_table,
@@ -27,16 +26,13 @@ from seepage.attacks.cafe.steps import (
     weights_move,
     window,
 )
-from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape, true_representations
-from seepage.base.checkpoint import Resumable
+from seepage.attacks.cafe.target_layers import true_representations
 from seepage.base.nn import in_mode
 from seepage.base.registry import attacks
 from seepage.federation.types import Knowledge, Reconstruction, Tensors, Transcript
 
 __all__ = ["Cafe", "Recovered", "InversionSettings", "true_representations"]
 
-ROUGH_RESIDUAL = 0.03
-"""Residual of step III accepted as a starting point while the weights move and h is known only roughly."""
 MAX_DRIFT = 0.05
 """Largest relative change of all weights over the used rounds for which the attack corrects."""
 CONSISTENT_MISFIT, MAX_SWAP_MISFIT = 1e-2, 0.05
@@ -44,33 +40,6 @@ CONSISTENT_MISFIT, MAX_SWAP_MISFIT = 1e-2, 0.05
 that was separated inside a cohort may be mixed up with another and is dropped."""
 SOLVED_SHARE = 0.99
 """Share of the identifiable samples that must be certain for the attack to have ended as it should."""
-CHUNK_SAMPLES = 100
-"""Number of samples of one party that are inverted between two checkpoints."""
-
-
-@dataclass(frozen=True)
-class _ReadRounds(SeenRounds):
-    """The rounds that are used.
-
-    Attributes:
-        repeats: Rounds that repeat the batch of another and are left out.
-        moving: Whether the weights change between them.
-        total: Rounds in all.
-    """
-
-    repeats: int
-    moving: bool
-    total: int
-
-
-class _Inverted(Resumable):
-    """What step III has found, piece by piece: all pieces of the first party, then those of the next."""
-
-    kept = ("inputs", "residuals")
-
-    def __init__(self) -> None:
-        self.inputs: list[Tensor] = []
-        self.residuals: list[Tensor] = []
 
 
 @attacks.register(
@@ -127,7 +96,7 @@ class Cafe(Attack):
     invert: bool = True
     entries: Literal["auto", "all", "unforged"] = "auto"
 
-    def examine(self, transcript: Transcript) -> _ReadRounds:
+    def examine(self, transcript: Transcript) -> ReadRounds:
         """The target layers and the batches' indices after validation; repeated batches are dropped."""
         opening = open_rounds(transcript, self.samples)
         unforged = self._unforged(transcript.knowledge)
@@ -151,7 +120,7 @@ class Cafe(Attack):
             _refuse_training(transcript, opening.params, fresh[-1])
         batches = [opening.batches[t] for t in fresh]
         own = {**vars(opening), "numbers": fresh, "batches": batches}
-        return _ReadRounds(**own, repeats=repeats, moving=moving, total=len(opening.batches))
+        return ReadRounds(**own, repeats=repeats, moving=moving, total=len(opening.batches))
 
     def adapts(self, knowledge: Knowledge) -> bool:
         """Whether it sets forged entries aside because it knows that some are sent."""
@@ -167,7 +136,7 @@ class Cafe(Attack):
         """Steps I and II alone: V and H of every party."""
         return self._recover(self.prepare(transcript))[0]
 
-    def _recover(self, view: _ReadRounds) -> tuple[list[Recovered], tuple[Tensor, Tensor] | None]:
+    def _recover(self, view: ReadRounds) -> tuple[list[Recovered], tuple[Tensor, Tensor] | None]:
         found = self._steps(view)
         inferred = None
         if view.knowledge.softmax_labels:
@@ -180,25 +149,25 @@ class Cafe(Attack):
                 one.known &= ~wrong
         return found, inferred
 
-    def _steps(self, view: _ReadRounds) -> list[Recovered]:
+    def _steps(self, view: ReadRounds) -> list[Recovered]:
         if self._unforged(view.knowledge):
             return defense_aware.solve(view)
         if self._least_squares(view):
             return closed_form.solve(view, weight_rounds=self.weight_rounds)
         return subspaces.solve(view, moving=view.moving)
 
-    def _least_squares(self, view: _ReadRounds) -> bool:
+    def _least_squares(self, view: ReadRounds) -> bool:
         if self.mode != "auto" or view.moving:
             return self.mode == "least_squares"
         table = mean_table(view.batches, view.samples)
         drawn = table.sum(0) > 0
         return len(table) >= int(drawn.sum()) and bool(determined(table)[drawn].all())
 
-    def run(self, view: _ReadRounds, *, seed: int, progress: Progress) -> Reconstruction:
+    def run(self, view: ReadRounds, *, seed: int, progress: Progress) -> Reconstruction:
         with in_mode(view.knowledge.model, training=False):  # once for the thousands of small passes of step III
             return self._found(view, seed, progress)
 
-    def _found(self, view: _ReadRounds, seed: int, progress: Progress) -> Reconstruction:
+    def _found(self, view: ReadRounds, seed: int, progress: Progress) -> Reconstruction:
         found, inferred = self._recover(view)
         notes = _notes(view, found, inferred)
         chosen = identifiable(found).nonzero().squeeze(1)
@@ -215,9 +184,10 @@ class Cafe(Attack):
             return Reconstruction(
                 features, labels, "feature", chosen, _open(found, chosen), inner=_inner(found, chosen), notes=notes
             )
-        inputs, residuals = self._invert(view, found, chosen, seed, progress)
+        third = StepThree(view, found, chosen, tuple(self.steps), self.polish, self.certain, self.corrections, seed)
+        inputs, residuals = third.inverted(progress)
         if view.moving and self.corrections:
-            inputs, residuals = self._follow(view, found, chosen, inputs, seed)
+            inputs, residuals = third.followed(inputs)
         sure = int((residuals <= self.certain).sum())
         notes += (f"{sure} of {len(chosen)} samples are certain: their features fit to {self.certain:g}",)
         return Reconstruction(
@@ -237,103 +207,6 @@ class Cafe(Attack):
         first = transcript[0]
         pairs = true_representations(transcript.knowledge, first.params, first.buffers, inputs, labels)
         return {"v": torch.cat([v for v, _ in pairs], 1), "h": torch.cat([h for _, h in pairs], 1)}
-
-    def _invert(
-        self, view: _ReadRounds, found: Sequence[Recovered], chosen: Tensor, seed: int, progress: Progress
-    ) -> tuple[Tensor, Tensor]:
-        """Step III for every party, chunk by chunk, with a checkpoint after each."""
-        knowledge = view.knowledge
-        search = InversionSettings(
-            steps=tuple(self.steps), polish=self.polish, certain=ROUGH_RESIDUAL if view.moving else self.certain
-        )
-        pieces = chosen.split(CHUNK_SAMPLES)
-        parties = list(zip(view.layers, found, strict=True))
-        like = view.params[view.layers[0].weight]
-        done = _Inverted()
-
-        def advance(step: int) -> float:
-            layer, one = parties[step // len(pieces)]
-            blank = like.new_zeros(1, *block_shape(layer, knowledge.input_shape))
-            x, left = self._invert_piece(view, layer, one, pieces[step % len(pieces)], blank, search, seed)
-            done.inputs.append(x)
-            done.residuals.append(left)
-            return float(left.max())
-
-        if run_resumable(done, len(pieces) * len(parties), advance, progress, every=1)[1]:
-            raise KeyboardInterrupt  # some party's part of every sample is missing
-        starts = range(0, len(done.inputs), len(pieces))
-        blocks = [torch.cat(done.inputs[start : start + len(pieces)]) for start in starts]
-        residuals = [torch.cat(done.residuals[start : start + len(pieces)]) for start in starts]
-        whole = assemble(view.layers, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
-        return whole, torch.stack(residuals).amax(0)
-
-    def _follow(
-        self, view: _ReadRounds, found: Sequence[Recovered], chosen: Tensor, inputs: Tensor, seed: int
-    ) -> tuple[Tensor, Tensor]:
-        """Where the weights move: correct h by what the guessed inputs say of the moves, and the inputs by h again."""
-        knowledge, model = view.knowledge, view.knowledge.model
-        low = knowledge.value_range[0]
-        whole = inputs.new_full((view.samples, *inputs.shape[1:]), low)
-        whole[chosen] = inputs
-        blocks = [whole[(slice(None), *layer.block)].clone() for layer in view.layers]
-        rounds_seen = subspaces.read_gradients(view)
-        residuals = inputs.new_ones(len(view.layers), view.samples)
-        search = InversionSettings(polish=self.polish)
-        for turn in range(self.corrections):
-            moves = moving.drifts(view, blocks)
-            for m, (layer, one) in enumerate(zip(view.layers, found, strict=True)):
-                one.h = moving.correct(one, rounds_seen[m], view.batches, moves[m])
-                rows = chosen[one.known[chosen]]
-                features = partial(layer.features, model, view.params, view.buffers)
-                for piece in rows.split(CHUNK_SAMPLES):
-                    targets = one.h[piece].to(inputs)
-                    blocks[m][piece] = gauss_newton(features, targets, blocks[m][piece], knowledge.value_range, search)
-                    residuals[m, piece] = residual(features, targets, blocks[m][piece])
-                if turn == self.corrections // 2:
-                    # h is now accurate enough to detect samples whose search is stuck at a wrong input.
-                    bad = residuals[m, rows] > max(self.certain, 3 * float(residuals[m, rows].median()))
-                    stuck = rows[bad.to(rows.device)]
-                    again, left = self._again(view, layer, one, stuck, blocks[m], seed)
-                    better = left < residuals[m, stuck]
-                    moved = stuck[better.to(stuck.device)]
-                    blocks[m][moved], residuals[m, moved] = again[better], left[better]
-        whole = assemble(view.layers, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
-        return whole[chosen], residuals.amax(0)[chosen]
-
-    def _again(
-        self, view: _ReadRounds, layer: TargetLayer, one: Recovered, rows: Tensor, blocks: Tensor, seed: int
-    ) -> tuple[Tensor, Tensor]:
-        """A fresh search for some samples of one party."""
-        if not len(rows):
-            return blocks[rows], blocks.new_zeros(0)
-        features = partial(layer.features, view.knowledge.model, view.params, view.buffers)
-        search = InversionSettings(steps=tuple(self.steps[-1:]), polish=self.polish, certain=self.certain)
-        return invert(features, one.h[rows].to(blocks), blocks[:1], view.knowledge.value_range, search, seed=seed + 1)
-
-    def _invert_piece(
-        self,
-        view: _ReadRounds,
-        layer: TargetLayer,
-        one: Recovered,
-        piece: Tensor,
-        like: Tensor,
-        search: InversionSettings,
-        seed: int,
-    ) -> tuple[Tensor, Tensor]:
-        targets = one.h[piece].to(like)
-        live = ~one.zero_gradient[piece]
-        # A sample with v = 0 leaves no trace; guess the darkest input, for which a ReLU network's gradient vanishes.
-        x = like.new_full((len(piece), *like.shape[1:]), view.knowledge.value_range[0])
-        residuals = like.new_ones(len(piece), device="cpu")  # samples with zero gradient are never certain
-        features = partial(layer.features, view.knowledge.model, view.params, view.buffers)
-        if reads_input(features, like):
-            x[live] = targets[live].reshape(-1, *like.shape[1:])
-            residuals[live] = one.spread[piece][live].to(residuals)
-        elif bool(live.any()):
-            key = seed + 1000003 * view.layers.index(layer) + int(piece[0])
-            found, left = invert(features, targets[live], like, view.knowledge.value_range, search, seed=key)
-            x[live], residuals[live] = found, left.to(residuals)
-        return x, residuals
 
 
 def _inner(found: Sequence[Recovered], chosen: Tensor) -> Tensors:
@@ -361,7 +234,7 @@ def _open(found: Sequence[Recovered], chosen: Tensor) -> frozenset[Literal["orde
     return frozenset({"order"}) if len(group.unique()) < len(group) else frozenset()
 
 
-def _notes(view: _ReadRounds, found: Sequence[Recovered], inferred: tuple[Tensor, Tensor] | None) -> tuple[str, ...]:
+def _notes(view: ReadRounds, found: Sequence[Recovered], inferred: tuple[Tensor, Tensor] | None) -> tuple[str, ...]:
     known = identifiable(found)
     silent = torch.stack([one.zero_gradient for one in found]).any(0)
     live = torch.cat([(one.h[one.known] > 0).double().mean(1) for one in found])

@@ -1,36 +1,26 @@
 """Feature inversion: find images whose embeddings are those that CPA recovers (CPA+FIA, CPA+FIA+GMA)."""
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress, run_resumable
-from seepage.attacks.cpa.cocktail_party import CocktailParty, Mixed
-from seepage.attacks.reading.decoding import AT_ONCE, Decoder, NaturalSpectrum
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.cpa.cocktail_party import CocktailParty
+from seepage.attacks.cpa.fast import Mixed
+from seepage.attacks.cpa.feature_distance import Embedding, FeatureDistance, NormalPixels, SecondOrder
+from seepage.attacks.reading.decoding import AT_ONCE
 from seepage.attacks.search.distances import Cosine
 from seepage.attacks.search.engine import GradientMatching
 from seepage.attacks.search.labels import LABEL_RULES
 from seepage.attacks.search.objective import MatchingObjective
 from seepage.attacks.search.optimizers import Adam, Schedule
-from seepage.attacks.search.parameters import Pixels, SearchSpace
 from seepage.attacks.search.priors import TotalVariation
-from seepage.attacks.search.problem import Evaluation, Extra, Problem
-from seepage.base.checkpoint import Resumable
-from seepage.base.nn import calls_in_pass
-from seepage.base.nn import generator as draws
+from seepage.attacks.search.problem import Problem
 from seepage.base.registry import attacks
-from seepage.federation.types import Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.federation.types import Knowledge, Reconstruction, Round, Transcript
 
-ITERATIONS = 25
-"""L-BFGS iterations of one step of the second-order search."""
-MOST_COEFFICIENTS = 2**26
-"""Coefficients of a decoder, embedding values times pixels, above which the second-order search starts near grey."""
-FADING = (1e-2, 1e-3, 1e-4)
-"""Weights of the prior in the second-order search, each for a third of the steps."""
 SAVE_INTERVAL = 10
 """Steps between two checkpoints. With a large network, a hundredth of all steps can take an hour."""
 
@@ -118,7 +108,7 @@ class FeatureInversion(Attack):
         if self.search == "adam":
             made = self._matched(features, knowledge, observed, found.labels, seed, images)
         else:
-            made = _SecondOrder(features, knowledge, self.steps, seed).run(images)
+            made = SecondOrder(features, knowledge, self.steps, seed).run(images)
         objective = features.of_each(made.inputs)
         agreement = f"embeddings agree to a mean cosine of {1 - float(objective.mean()):.4f}"
         return replace(made, labels=None, objective=objective, notes=(*found.notes, *made.notes, agreement))
@@ -151,7 +141,7 @@ class FeatureInversion(Attack):
             optimizer=Adam(lr=self.lr),
             steps=self.steps,
             # Normal about the middle of the value range; a quarter of the range is one unit of the search.
-            parameters=_Noise(mean=(low + high) / 2, std=spread, seed=seed),
+            parameters=NormalPixels(mean=(low + high) / 2, std=spread, seed=seed),
             schedule=self.schedule,
             project=True,
             tolerance=0.0,
@@ -209,21 +199,6 @@ def _unpacked(kept: Checkpoint) -> Reconstruction:
     return Reconstruction(kept.tensors["found/inputs"], labels, space="feature", notes=tuple(kept.facts["notes"]))
 
 
-@dataclass(frozen=True, eq=False)
-class Embedding:
-    """The part of a model in front of a named layer."""
-
-    model: nn.Module
-    layer: str
-    params: Tensors
-    buffers: Tensors
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """`[k, *shape]` images to the `[k, e]` inputs of the layer."""
-        calls = calls_in_pass(self.model, [self.layer], self.params, images, buffers=self.buffers)
-        return calls[self.layer][0].input.flatten(1)
-
-
 def in_order(known: Tensor | None, counted: Tensor | None) -> Tensor | None:
     """Labels in the order of the embeddings: first those known for each embedding, then the rest of the batch's.
 
@@ -241,137 +216,6 @@ def in_order(known: Tensor | None, counted: Tensor | None) -> Tensor | None:
         if label in left:
             left.remove(label)
     return torch.cat([known, torch.tensor(left, dtype=known.dtype, device=known.device)])[: len(counted)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Noise(Pixels):
-    """Pixels that start normal, clamped to the value range from the start."""
-
-    seed: int
-
-    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
-        space = super().start(batch_size, knowledge, like, draws(self.seed, "images"))
-        return replace(space, unknowns=space.project(space.unknowns))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureDistance:
-    """Mean over n images of one minus the cosine of embeddings, plus the distance of a matching problem (eq. 12).
-
-    Attributes:
-        network: Images to embeddings `[n, e]`.
-        targets: `[k, e]`; images beyond the first k have none, and count 0.
-        update: The matching problem; None: eq. 11 alone.
-    """
-
-    network: Embedding
-    targets: Tensor
-    update: Problem | None = None
-
-    def of_each(self, images: Tensor) -> Tensor:
-        """`[n]` one minus the cosine of embeddings."""
-        with torch.no_grad():
-            return torch.cat([self._apart(part, target) for part, target in self._parts(images)])
-
-    def evaluate(self, inputs: Tensor, labels: Tensor, extra: Extra | None = None) -> Evaluation:
-        total, gradients = 0.0, []
-        for part, target in self._parts(inputs):  # a sum over images, so a chunk at a time has the same gradients
-            leaf = part.detach().requires_grad_()
-            known = target.abs().amax(1) > 0
-            value = self._apart(leaf, target).where(known, 0.0).sum() / len(inputs)
-            gradients.append(torch.autograd.grad(value, leaf)[0])
-            total += value.item()
-        gradient = torch.cat(gradients)  # [n, *shape]
-        if self.update is not None:
-            matched = self.update.evaluate(inputs, labels)
-            total, gradient = total + matched.value, gradient + matched.by_inputs
-        return Evaluation(total, gradient, None)
-
-    def distance_at(self, inputs: Tensor, labels: Tensor) -> float:
-        return self.evaluate(inputs, labels).value
-
-    def _apart(self, images: Tensor, targets: Tensor) -> Tensor:
-        return 1 - torch.nn.functional.cosine_similarity(self.network(images), targets)
-
-    def _parts(self, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        missing = len(images) - len(self.targets)
-        padded = torch.cat([self.targets, self.targets.new_zeros(missing, self.targets.shape[1])])
-        return zip(images.split(AT_ONCE), padded.split(AT_ONCE), strict=True)
-
-
-class _SecondOrder(Resumable):
-    """The same by L-BFGS, in coefficients of a natural spectrum: `x = 1/2 + K u`, in units of the value range.
-
-        |f(x) - t|^2 / |t|^2 + mu |u|^2 / d + |x - clamp(x)|^2 / d,        mu from `FADING`, first to last
-
-    An optimizer is made anew for each step of `ITERATIONS` iterations, so that images alone are a checkpoint.
-    """
-
-    kept = ("unit", "history")
-
-    def __init__(self, features: FeatureDistance, knowledge: Knowledge, steps: int, seed: int) -> None:
-        self.network, self.targets = features.network, features.targets
-        self.low, self.high = knowledge.value_range
-        self.steps = max(1, steps // ITERATIONS)
-        shape = knowledge.input_shape
-        self.spectrum = NaturalSpectrum(shape).to(self.targets)
-        if self.targets.shape[1] * math.prod(shape) <= MOST_COEFFICIENTS:
-            draw = draws(seed, "decoder")
-            unit = Decoder(self._maps, shape, draw, at_once=min(16, AT_ONCE))(self.targets[:, :, None, None])
-        else:
-            start = torch.randn((len(self.targets), *shape), generator=draws(seed, "images")).to(self.targets)
-            unit = 0.5 + 0.04 * (start / 4).clamp(-0.5, 0.5)  # near mid-grey
-        self.unit = unit.detach().clone()  # images in units of the value range, [k, *shape]
-        self.history: list[tuple[int, float]] = []
-
-    def run(self, progress: Progress) -> Reconstruction:
-        step, interrupted = run_resumable(self, self.steps, self.step, progress, note=self.note, every=1)
-        return Reconstruction(
-            inputs=self.low + (self.high - self.low) * self.unit,
-            status="interrupted" if interrupted else "exhausted",
-            history=tuple(self.history),
-            cost={"steps": step, "evaluations": step},
-        )
-
-    def note(self, step: int, value: float) -> None:
-        self.history.append((step, value))
-
-    def _maps(self, unit: Tensor) -> Tensor:
-        """Features without positions `[n, e, 1, 1]` of images in [0, 1]."""
-        return self.network(self.low + (self.high - self.low) * unit)[:, :, None, None]
-
-    def step(self, done: int) -> float:
-        """`ITERATIONS` iterations, chunk by chunk; the mean objective after them."""
-        mu = FADING[min(len(FADING) * done // self.steps, len(FADING) - 1)]
-        values = []
-        for part, target in zip(self.unit.split(AT_ONCE), self.targets.split(AT_ONCE), strict=True):
-            images, value = self._searched(part, target, mu)
-            part.copy_(images)
-            values.append(value)
-        return sum(values) / len(self.unit)
-
-    def _searched(self, start: Tensor, target: Tensor, mu: float) -> tuple[Tensor, float]:
-        """Images `[k, *shape]` in [0, 1] after some iterations, and the sum of their objectives."""
-        deviation, d = self.spectrum.deviation, start[0].numel()
-        u = (self.spectrum.coefficients(start - 0.5) / deviation).contiguous().requires_grad_()
-        optimizer = torch.optim.LBFGS([u], max_iter=ITERATIONS, history_size=ITERATIONS, line_search_fn="strong_wolfe")
-        size = target.square().sum(1).clamp(min=1e-12)
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            x = 0.5 + self.spectrum.image(deviation * u)
-            apart = (self._maps(x)[:, :, 0, 0] - target).square().sum(1) / size
-            outside = (x - x.clamp(0, 1)).square().flatten(1).sum(1) / d
-            value = (apart + mu * u.square().flatten(1).sum(1) / d + 10 * outside).sum()
-            value.backward()
-            assert u.grad is not None
-            u.grad = u.grad.contiguous()
-            return value.detach()
-
-        with torch.enable_grad():
-            optimizer.step(closure)
-        value = float(closure())
-        return (0.5 + self.spectrum.image(deviation * u.detach())).clamp(0, 1), value
 
 
 @attacks.register(

@@ -140,6 +140,7 @@ def _by_blocks(slope: Derivative, count: int, shape: tuple[int, int, int]) -> Ca
 
     def applied(rest: Tensor) -> Tensor:
         flat = rest.transpose(0, 1).reshape(count, n * m, 1)
-        return (inverse @ flat).view(count, n, m).transpose(0, 1)
+        moved: Tensor = (inverse @ flat).view(count, n, m).transpose(0, 1)
+        return moved
 
     return applied

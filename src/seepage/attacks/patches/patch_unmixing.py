@@ -156,12 +156,14 @@ class PatchUnmixing(Attack):
         ordered_labels, off = summed.in_order(patches, labels), float("inf")
         if ordered_labels is None:
             return best
-        for turn, (patches, now) in enumerate(sharpened(summed, patches, span, ordered_labels)):
+        for turn, (moved, now) in enumerate(sharpened(summed, patches, span, ordered_labels)):
             progress.report(ROUNDS + turn, ROUNDS + self.steps, now)
             standing, off = now > STANDING * off, min(now, off)
-            images = summed.images(patches).clamp(low, high)
+            images = summed.images(moved).clamp(low, high)
             if now == off:
-                note = f"after {turn} Gauss-Newton steps the position embedding's gradient is off by {now:.1e} of its size"
+                note = (
+                    f"after {turn} Gauss-Newton steps the position embedding's gradient is off by {now:.1e} of its size"
+                )
                 best = Sharpened(images, ordered_labels, notes=(note,))
             whole = low + (high - low) * ((images - low) / (high - low) * LEVELS).round() / LEVELS
             error, _ = vouch(attacked, whole, ordered_labels)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Checkpoint
-from seepage.attacks.cafe.published import TABLE_9, PublishedCafe
+from seepage.attacks.cafe.published import PublishedCafe
+from seepage.attacks.cafe.table_9 import TABLE_9
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.resolve import resolve_cases
 from seepage.base.nn import forward, generator, in_mode

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks import Attack, CocktailParty
-from seepage.attacks.cpa.feature_inversion import Embedding
+from seepage.attacks.cpa.feature_distance import Embedding
 from seepage.attacks.cpa.ica import IMAGES
 from seepage.attacks.network.mixing_layer import find_layer
 from seepage.audit.recipe.resolve import resolve_cases
