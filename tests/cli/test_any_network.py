@@ -545,3 +545,12 @@ def test_the_default_audit_attacks_a_network_of_ones_own_as_it_is(
     tables = tables_of(known.pop("recipe", None), SimulationOptions(**known))
     swept = tables.get("grid", {}).get("training.steps", [tables.get("training", {}).get("steps", 0)])
     assert set(swept) == steps
+
+
+def test_the_default_audit_unmixes_two_images_of_a_vision_transformer(cli: Cli) -> None:
+    model = "vit:patch=32,width=32,depth=1,heads=2,hidden=32"
+    sized = ("--set=data.size=64", "--batch-size=2", "--set=batch.count=1", "--set=training.steps=0")
+    found = cli("audit", "--model", model, *sized, "--out=run", "--no-pictures", "--jobs=1", "--json")
+    (row,) = [row for row in found.json["rows"] if row["attack"] == "patch_unmixing"]
+    assert row["scores"]["recovered"] == {"mean": 1.0, "median": None, "low": None, "high": None, "n": 2}
+    assert found.json["verdict"].startswith("LEAKS")
