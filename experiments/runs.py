@@ -89,7 +89,9 @@ def keep_run(study: str, folder: Path) -> None:
         known = Row.model_validate(written)
         row = {**written, **known.numbers(), "outcome": known.phrase}
         asked = (*ROW, *recipe.get("score", {}).get("metrics", ()))
-        kept(row, "attack", "psnr", {key: row.get(key) for key in asked}, tuned.get(row["attack"], {}))
+        sure = written.get("certified")
+        proofs = {} if sure is None else {"certified": sure["n"], "falsely": sure["wrong"]}
+        kept(row, "attack", "psnr", {key: row.get(key) for key in asked}, proofs, tuned.get(row["attack"], {}))
 
 
 def keep_frontier(study: str, folder: Path) -> None:
