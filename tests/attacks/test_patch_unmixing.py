@@ -71,6 +71,8 @@ def test_one_image_too_many_images_and_noise_are_refused() -> None:
         PatchUnmixing().check(seen(1))
     with pytest.raises(Inapplicable, match="at most 3"):
         PatchUnmixing().check(seen(4, width=12, heads=2))
+    with pytest.raises(Inapplicable, match="208 patches of 768 values"):
+        PatchUnmixing().check(seen(13, patch=16, width=208))
     model = build(Architecture("vit", FOUR), (3, 64, 64), 13)
     with pytest.raises(Inapplicable, match="weakest direction"):
         PatchUnmixing().check(record(model, photographs(2), defense=GaussianNoise(sigma=1e-2)))

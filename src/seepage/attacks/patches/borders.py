@@ -64,14 +64,24 @@ def ordered(patches: Tensor, board: Board, unit: float = 1.0) -> Tensor:
         ]
     )  # [b, n, n]
     image = torch.arange(n).repeat(len(patches), 1)  # [P, n]: the image of each patch, within its joined part
-    part = torch.arange(len(patches))
-    while len(part.unique()) > 1:
-        joined = [_join(part, image, board, costs, int(number)) for number in part.unique()]
-        _, p, q, turn = max((one for one in joined if one is not None), key=lambda one: one[0])
+    part = list(range(len(patches)))
+    touching = [[b for b, pair in enumerate(board.pairs.tolist()) if p in pair] for p in part]  # borders of each part
+    joins: dict[int, _Join] = {}
+    while len(left := sorted(set(part))) > 1:
+        for number in left:
+            if number not in joins:
+                joins[number] = _join(part, image, board, costs, touching[number], number)
+        surest = max((joins[number] for number in left), key=lambda one: one.margin)
+        kept, gone = part[surest.p], part[surest.q]
         # The images of q's part are renumbered so that they are those of p's.
-        mask = part == part[q]
-        image[mask] = turn[image[mask]]
-        part[mask] = int(part[p])
+        for place in range(len(part)):
+            if part[place] == gone:
+                image[place], part[place] = surest.turn[image[place]], kept
+        touching[kept] = sorted({*touching[kept], *touching[gone]})
+        # Only the joins of the new part and of its neighbors have changed.
+        for b in touching[kept]:
+            for place in board.pairs[b].tolist():
+                joins.pop(part[place], None)
     for _ in range(10):
         before = image.clone()
         for p in range(len(patches)):
@@ -119,25 +129,39 @@ def _best(cost: Tensor) -> tuple[Tensor, float]:
     return columns, margin
 
 
-def _join(
-    part: Tensor, image: Tensor, board: Board, costs: Tensor, number: int
-) -> tuple[float, int, int, Tensor] | None:
-    """The surest way to join a part to another: its margin, a place of each, and how images are renumbered."""
+@dataclass(frozen=True, eq=False)
+class _Join:
+    """The surest way to join a part to another.
+
+    Attributes:
+        margin: How much dearer it becomes where one of its pairs is forbidden.
+        p: A place of the part.
+        q: A place of the other.
+        turn: `[n]` how the images of the other are renumbered.
+    """
+
+    margin: float
+    p: int
+    q: int
+    turn: Tensor
+
+
+def _join(part: list[int], image: Tensor, board: Board, costs: Tensor, touching: list[int], number: int) -> _Join:
+    """The surest way to join a part, which has the borders `touching`, to another."""
     sums: dict[int, tuple[Tensor, int, int]] = {}
-    for (one, other), cost in zip(board.pairs.tolist(), costs, strict=True):
-        for p, q, c in ((one, other, cost), (other, one, cost.T)):
-            if int(part[p]) == number and int(part[q]) != number:
+    for b in touching:
+        one, other = board.pairs[b].tolist()
+        for p, q, c in ((one, other, costs[b]), (other, one, costs[b].T)):
+            if part[p] == number and part[q] != number:
                 # By images of both parts: c[a, b] is between patch a of p and patch b of q.
                 by_image = c[image[p].argsort()][:, image[q].argsort()]
-                total, _, _ = sums.get(int(part[q]), (torch.zeros_like(c), p, q))
-                sums[int(part[q])] = (total + by_image, p, q)
-    if not sums:
-        return None
+                total, _, _ = sums.get(part[q], (torch.zeros_like(c), p, q))
+                sums[part[q]] = (total + by_image, p, q)
     choices = []
     for total, p, q in sums.values():
         columns, margin = _best(total)  # image a of the part goes with image columns[a] of the other
-        choices.append((margin, p, q, columns.argsort()))
-    return max(choices, key=lambda one: one[0])
+        choices.append(_Join(margin, p, q, columns.argsort()))
+    return max(choices, key=lambda one: one.margin)
 
 
 def leveled(mixture: PatchMixture, rows: Tensor, board: Board, image: Tensor, unit: float = 1.0) -> Tensor:
