@@ -69,7 +69,7 @@ def test_every_attack_defense_and_recipe_has_its_page(builder: ModuleType, monke
     module("generated", monkeypatch).add_generated(staged)
     wanted = {f"attacks/{name}.md" for name in ATTACKS} | {f"defenses/{name}.md" for name in DEFENSES}
     assert wanted <= set(staged.pages)
-    assert "::: seepage.attacks.linear.LinearLeak" in staged.pages["attacks/linear.md"]
+    assert "::: seepage.attacks.linear.linear.LinearLeak" in staged.pages["attacks/linear.md"]
     index = staged.pages["attacks/index.md"]
     assert [name for name in ATTACKS if f"| [`{name}`]({name}.md) |" not in index] == []
     assert "Phong et al. 2017" in index

@@ -46,6 +46,7 @@ class LinearEquations(Attack):
         peel: Whether found examples are taken away and the rest looked at again.
 
     Example:
+        >>> import torch
         >>> from seepage import Architecture, Batch, attack, build, record
         >>> images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         >>> seen = record(build(Architecture("mlp3"), (1, 8, 8), 4), Batch(images, torch.arange(6) % 4))

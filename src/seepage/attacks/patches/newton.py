@@ -81,7 +81,8 @@ class SummedTokens:
         """The labels in the order of the images, by which S is nearest; None where too many orders would be tried."""
         if math.factorial(len(labels)) > MOST_ORDERS:
             return None
-        orders = [labels[list(order)] for order in permutations(range(len(labels)))]
+        known = labels.tolist()
+        orders = [torch.tensor(order, device=labels.device) for order in permutations(known)]
         return min(orders, key=lambda order: float((self(patches, order) - self.observed).norm()))
 
 
