@@ -5,9 +5,10 @@
 
 Each command whose script and subcommand are still in the tree (`finished.toml` has the others) is run by itself, in
 an empty folder that links to this checkout; files of data are looked for in the folder of `--data`. A row is the same
-if its number agrees to a thousandth, or to half a dB where it is a PSNR; times are not compared. One line for each
-command goes to `--out`: rows that are the same, and those that differ with both numbers. Commands in that file are
-not run again. A command that takes longer than `--limit` seconds is stopped, and its rows until then are compared.
+if its number agrees to a thousandth, or to half a dB where it is a PSNR, or if both are errors of rounding; times are
+not compared. One line for each command goes to `--out`: rows that are the same, and those that differ with both
+numbers. Commands in that file are not run again. A command that takes more than `--limit` seconds of a processor is
+stopped, and its rows until then are compared.
 """
 
 import json
@@ -30,10 +31,14 @@ from seepage.papers.records import RESULTS, Record, read_file
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ("cpu_s", "seconds", "cpu_seconds", "ms", "solving_s", "steps_per_second")
 """Metrics that are times of a machine, and no results."""
+KILLED = (137, 152, -9, -24)
+"""Exit codes of a command that is stopped at its limit of processor time."""
 CLOSE = 1e-3
 """Relative difference up to which two numbers are the same: rows keep four digits."""
 CLOSE_DB = 0.5
 """The same for a PSNR or a gain in dB, which moves with the last bits of a search."""
+ROUNDING = 1e-4
+"""A relative error below this is rounding, whose size is that of the processor's last bits."""
 
 
 def recorded(only: tuple[str, ...]) -> dict[str, list[Record]]:
@@ -66,11 +71,13 @@ def same(metric: str, old: float | None, new: float | None) -> bool:
     """Whether two numbers of a metric are the same."""
     if old is None or new is None:
         return old is new
+    if metric == "error" and max(abs(old), abs(new)) < ROUNDING:
+        return True
     close = CLOSE_DB if "psnr" in metric or metric.endswith("db") else CLOSE * max(abs(old), abs(new))
     return abs(old - new) <= close
 
 
-def run_again(text: str, data: Path, limit: float) -> tuple[list[Record], str]:
+def run_again(text: str, data: Path, limit: int) -> tuple[list[Record], str]:
     """The records that a command makes now, and the last line it printed where it fails."""
     files = {path.name: path for path in data.iterdir()}
     words = [sys.executable, *shlex.split(text)[1:]]
@@ -83,11 +90,13 @@ def run_again(text: str, data: Path, limit: float) -> tuple[list[Record], str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         problem = ""
         try:
-            subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=limit, check=True)
-        except subprocess.TimeoutExpired:
-            problem = f"over {limit:g} s"
+            subprocess.run(
+                ["bash", "-c", f"ulimit -t {limit}; {shlex.join(words)}"],
+                cwd=folder, env=env, capture_output=True, text=True, check=True,
+            )  # fmt: skip
         except subprocess.CalledProcessError as error:
-            problem = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1][:200]
+            last = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1][:200]
+            problem = f"over {limit} s" if "ulimit" in last or "Killed" in last or error.returncode in KILLED else last
         found = [record for path in sorted((Path(folder) / RESULTS).rglob("*.jsonl")) for record in read_file(path)]
         return found, problem
 
@@ -100,7 +109,7 @@ def differences(old: list[Record], new: list[Record]) -> Iterator[tuple[str, str
             yield record.row, record.metric, record.value, fresh[key].value
 
 
-def main(*, data: Path, out: Path, limit: float = 300.0, only: tuple[str, ...] = ()) -> None:
+def main(*, data: Path, out: Path, limit: int = 300, only: tuple[str, ...] = ()) -> None:
     done = {line["command"] for line in read_lines(out)}
     for text, old in sorted(recorded(only).items()):
         if text in done:
