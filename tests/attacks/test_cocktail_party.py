@@ -333,6 +333,29 @@ def test_embeddings_behind_a_relu_come_back(n: int, least: float) -> None:
         assert bool((cosines.max(1).values[found.certified] > 0.9999).all())
 
 
+def test_without_a_bias_and_a_relu_the_sign_of_embeddings_is_open_too() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(3, 24, 3),
+            nn.Tanh(),
+            nn.AvgPool2d(3),
+            nn.Flatten(),
+            nn.Linear(2400, 48, bias=False),
+            nn.Linear(48, 13),
+        )
+    batch = photographs(6)
+    found = attack(record(net, batch), CocktailParty())
+    assert found.ambiguity == {"order", "sign", "scale"}
+    assert "scale and sign are not known" in found.notes  # embeddings are not stretched to the range of images
+    with torch.no_grad():
+        truth = torch.nn.functional.normalize(net[:4](batch.inputs), dim=1)
+    cosines = torch.nn.functional.normalize(found.inputs, dim=1) @ truth.T
+    assert cosines.abs().max(1).values.min() > 0.3
+    sparse = attack(record(embedding_net(), batch), CocktailParty(scale="range"))
+    assert sparse.ambiguity == {"order", "scale"}  # a ReLU's outputs are not negative
+
+
 def test_labels_of_embeddings_come_in_their_order() -> None:
     net, batch = embedding_net(), photographs(4)
     found = attack(record(net, batch), CocktailParty())

@@ -114,7 +114,7 @@ def test_activations_labels_and_features_are_the_networks_own() -> None:
     order = away.argmin(1)
     assert sorted(order.tolist()) == [0, 1, 2, 3]
     assert float(away.amin(1).max()) < 1e-5
-    assert found.labels.tolist() == batch.labels[order].tolist()
+    assert found.labels.tolist() == batch.labels[order].tolist() == sorted(batch.labels.tolist())
     features = calls[found.head][0].input.double()
     assert torch.allclose(found.features, features[order], rtol=1e-4, atol=1e-6)
     assert found.misfit < 1e-4

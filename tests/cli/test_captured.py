@@ -113,7 +113,7 @@ def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
     torch.save(model.state_dict(), "back.pt")
     asked = ("attack", "sent.pt", "back.pt", "--lr=0.1", "--model=pooled:make", "--attack=linear", "--out=run")
     found = cli(*asked, code=2)
-    said = "input shape: 3,32,32, to which the weights fit, as they do 3,28,28 and others"
+    said = "input shape: 3,32,32, to which the weights fit, as they do 3,28,28 and perhaps others"
     assert said in found.out
     assert said in (home / "run" / "report.html").read_text()
     assert "--shape" in found.out.partition(said)[2]
@@ -363,7 +363,7 @@ def test_a_certificate_that_proves_false_is_said_in_the_terminal(cli: Cli, home:
     # The paper says what the guesses were scored with: the file given last, and once.
     (scored,) = [file for file in json.loads((home / "run/env.json").read_text())["files"] if file["name"] == "--truth"]
     assert scored["sha256"] == hashlib.sha256((home / "mine.npz").read_bytes()).hexdigest()
-    assert scored["sha256"][:16] in annex(statement.state(open_run(home / "run")), digest="0")
+    assert scored["sha256"][:16] in annex(statement.evidence_of(open_run(home / "run")), digest="0")
 
 
 def test_a_truth_scores_nothing_while_another_process_writes(cli: Cli, home: Path, captured: Tensor) -> None:

@@ -12,7 +12,7 @@ from tests.helpers.rows import put
 from seepage.report.evidence.annex import annex
 from seepage.report.evidence.junit import junit
 from seepage.report.evidence.markdown import model_card, summary
-from seepage.report.evidence.statement import state
+from seepage.report.evidence.statement import evidence_of
 from seepage.report.run import open_run
 
 Build = Callable[..., Path]
@@ -32,7 +32,7 @@ def test_the_evidence_tells_certified_features_from_certified_examples(
     run = build_run(tmp_path, truth=False)
     change(run, lambda result: put(result["rows"][0], certified_guesses=1, space=space, returned=1))
     opened = open_run(run)
-    evidence = state(opened)
+    evidence = evidence_of(opened)
     assert sum(case.certified for case in evidence.cases) == found
     assert sum(case.certified_features for case in evidence.cases) == (not found)
     assert any(one.state == "leaks" for one in evidence.findings) == found
@@ -44,9 +44,15 @@ def test_the_evidence_tells_certified_features_from_certified_examples(
 
 def test_the_annex_tells_the_time_of_the_attacks_from_that_of_the_run(tmp_path: Path, build_run: Build) -> None:
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",))
-    page = annex(state(open_run(run)), digest="0")
+    page = annex(evidence_of(open_run(run)), digest="0")
     assert re.search(r"1 min 15 s, .*1\.2 s", page)  # of env.json and of the row
     assert "updates of fc2 on album</title>" in page
+
+
+def test_the_subject_names_every_model_of_the_run(tmp_path: Path, build_run: Build, change: Change) -> None:
+    run = build_run(tmp_path, cases=("one", "two"))
+    change(run, lambda result: [case.update(model=name) for case, name in zip(result["cases"], "ab", strict=True)])
+    assert evidence_of(open_run(run)).subject == "updates of a on album, b on album"
 
 
 SUMMARY = {"words": "not tried: said", "case": None}
@@ -71,7 +77,7 @@ def test_the_annex_says_what_may_be_signed(
 ) -> None:
     run = build_run(tmp_path, level=level)
     change(run, lambda result: result.update(edit))
-    evidence = state(open_run(run))
+    evidence = evidence_of(open_run(run))
     assert said in (evidence.may_sign or "")
     assert ("Look at the pictures" in (evidence.may_sign or "")) is (level in ("nothing", "partial"))
     for page in (annex(evidence, digest="0"), summary(evidence)):
@@ -83,24 +89,24 @@ def test_a_limit_that_an_attack_exceeds_is_not_to_be_signed(tmp_path: Path, buil
     bound = {"summary": [{"name": "upper_bound", "tried": True, **SUMMARY}]}
     flag = {"name": "bound-exceeded", "severity": "warning", "message": "An attack does better.", "case": None}
     change(run, lambda result: result.update(bound, warnings=[{**flag, "attack": None}]))
-    assert "The upper bound" not in (state(open_run(run)).may_sign or "")
+    assert "The upper bound" not in (evidence_of(open_run(run)).may_sign or "")
 
 
 def test_a_captured_model_is_on_no_data_that_anybody_knows(tmp_path: Path, build_run: Build) -> None:
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
-    assert state(open_run(run)).subject == "updates of fc2"
+    assert evidence_of(open_run(run)).subject == "updates of fc2"
 
 
 def test_the_annex_says_how_many_classes_and_how_the_labels_were_known(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear", "dlg"))
-    evidence = state(open_run(run))
+    evidence = evidence_of(open_run(run))
     assert "Labels: of 2 classes, not known to the attacker." in annex(evidence, digest="0")
     change(run, lambda result: [row["known"].append("labels") for row in result["rows"][:1]])
-    assert "Labels: of 2 classes, known to 1 of 2 attacks." in annex(state(open_run(run)), digest="0")
+    assert "Labels: of 2 classes, known to 1 of 2 attacks." in annex(evidence_of(open_run(run)), digest="0")
     change(run, lambda result: [row["known"].append("labels") for row in result["rows"][1:]])
-    assert "Labels: of 2 classes, known to the attacker." in annex(state(open_run(run)), digest="0")
+    assert "Labels: of 2 classes, known to the attacker." in annex(evidence_of(open_run(run)), digest="0")
 
 
 def test_labels_that_were_read_off_an_update_are_counted_as_inferred_and_not_printed(
@@ -109,7 +115,7 @@ def test_labels_that_were_read_off_an_update_are_counted_as_inferred_and_not_pri
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
     inferred = {"batch size": "3, from the rank of 1.weight", "labels": "classes 0 (2), 1 (1), from the last bias"}
     change(run, lambda result: result["cases"][0].update(inferred=inferred))
-    page = annex(state(open_run(run)), digest="0")
+    page = annex(evidence_of(open_run(run)), digest="0")
     assert "Labels: of 2 classes, not known to the attacker but inferred" in page
     assert re.search(r"inferred .* did not know: batch size, labels", page)
     assert "classes 0 (2)" not in page  # the labels themselves are private
@@ -120,15 +126,15 @@ def test_attacks_that_cannot_apply_are_told_from_those_that_were_not_tried(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:
     run = build_run(tmp_path)
-    before = state(open_run(run)).not_tried
+    before = evidence_of(open_run(run)).not_tried
     assert any("that this run did not ask for: " in item and "lora" in item for item in before)  # nobody looked
     assert not any("apply to no case" in item for item in before)
     refused = {"lora": "the model has no low-rank adapter", "cafe": "the indices are not known"}
     change(run, lambda result: result["cases"][0].update(refusals=refused))
-    assert state(open_run(run)).not_tried == before  # the other case was not looked at
+    assert evidence_of(open_run(run)).not_tried == before  # the other case was not looked at
     change(run, lambda result: result["cases"][1].update(refusals={"lora": "the model has no low-rank adapter"}))
-    (asked,) = [item for item in state(open_run(run)).not_tried if "did not ask for" in item]
-    (barred,) = [item for item in state(open_run(run)).not_tried if "apply to no case" in item]
+    (asked,) = [item for item in evidence_of(open_run(run)).not_tried if "did not ask for" in item]
+    (barred,) = [item for item in evidence_of(open_run(run)).not_tried if "apply to no case" in item]
     assert barred.endswith(": lora")
     assert "cafe" in asked
     assert "lora" not in asked
@@ -142,7 +148,7 @@ def test_the_annex_names_the_files_that_were_judged(tmp_path: Path, build_run: B
         {"case": "another", "what": "returned weights", "name": "OTHER", "sha256": "ef" * 32},
     ]
     change(run, lambda env: env.update(files=files), "env.json")
-    evidence = state(open_run(run))
+    evidence = evidence_of(open_run(run))
     assert [one.sha256 for one in evidence.cases[0].judged_files] == ["ab" * 32, "cd" * 32]
     page = annex(evidence, digest="0")
     assert "(<b>BEFORE</b>) <code>abababababababab</code>" in page
@@ -151,8 +157,8 @@ def test_the_annex_names_the_files_that_were_judged(tmp_path: Path, build_run: B
 
 
 def test_a_catalog_entry_that_fits_alike_is_said_once(tmp_path: Path, build_run: Build) -> None:
-    page = unescape(annex(state(open_run(build_run(tmp_path))), digest="0"))
-    for one in state(open_run(tmp_path)).references:
+    page = unescape(annex(evidence_of(open_run(build_run(tmp_path))), digest="0"))
+    for one in evidence_of(open_run(tmp_path)).references:
         assert page.count(one.fits) == 1
 
 
@@ -162,9 +168,9 @@ def test_guesses_that_nobody_could_score_were_tried_all_the_same(
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
     side = {"name": "reconstruction", "tried": False, "words": "not known: no guess could be scored"}
     change(run, lambda result: result.update(summary=[side]))
-    assert not any("reconstruction of examples" in item for item in state(open_run(run)).not_tried)
+    assert not any("reconstruction of examples" in item for item in evidence_of(open_run(run)).not_tried)
     change(run, lambda result: put(result["rows"][0], status="inapplicable", outcome="does not apply"))
-    assert any("reconstruction of examples" in item for item in state(open_run(run)).not_tried)
+    assert any("reconstruction of examples" in item for item in evidence_of(open_run(run)).not_tried)
 
 
 def test_what_a_closed_form_gives_is_told_from_what_attacks_brought_back(
@@ -172,11 +178,11 @@ def test_what_a_closed_form_gives_is_told_from_what_attacks_brought_back(
 ) -> None:
     """An undefended case had 4 of 4 examples beside the verdict's 8 of 8: the closed form of the first update alone."""
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("dlg",))
-    assert "in closed form" not in annex(state(open_run(run)), digest="0")
+    assert "in closed form" not in annex(evidence_of(open_run(run)), digest="0")
     side = {"name": "upper_bound", "tried": False, "words": "no bound: no stage of the defense is a mechanism"}
     change(run, lambda result: result["cases"][0].update(exposed_examples=3, exposed_of=3))
     change(run, lambda result: result.update(summary=[side]))
-    evidence = state(open_run(run))
+    evidence = evidence_of(open_run(run))
     assert evidence.cases[0].exact_words.startswith("3 of 3 [")
     page = annex(evidence, digest="0")
     assert page.count("of the first update, in closed form") >= 2  # recovered, exactly
@@ -200,17 +206,17 @@ def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
 
     change(run, doubt)
     opened = open_run(run)
-    evidence = state(opened)
+    evidence = evidence_of(opened)
     assert [case.caveats for case in evidence.cases] == [[wrong, ask], *[[ask]] * (len(evidence.cases) - 1)]
     page = annex(evidence, digest="0")
     assert f"{wrong} ({evidence.cases[0].title}) 1 more" in page
     change(run, lambda result: [case.update(caveats=[ask]) for case in result["cases"]])
-    page = annex(state(open_run(run)), digest="0")
+    page = annex(evidence_of(open_run(run)), digest="0")
     assert page.count("No attack here explains") == 1  # of every case, so said once and of none
     assert "--loss" not in page, "what to do about it is not for print"
     for text in (summary(evidence), model_card(evidence)):
         assert text.count("\n\nContradicted: a batch of 2.") == 1
         assert text.count(f"\n\n{ask}\n\n") == 1
     change(run, lambda result: result["cases"][0].update(caveats=[wrong, "Contradicted: b.", "Contradicted: c."]))
-    page = annex(state(open_run(run)), digest="0")
+    page = annex(evidence_of(open_run(run)), digest="0")
     assert ("Contradicted: c." in page, "3 more" in page) == (False, True)

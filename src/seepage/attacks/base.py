@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from seepage.base.checkpoint import Checkpoint, Resumable, run_steps
 from seepage.base.nn import first_layer, input_layer, vocabulary_of
 from seepage.errors import Inapplicable, short
-from seepage.federation.fitting import not_sent
+from seepage.federation.sent_tensors import not_sent
 from seepage.federation.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
 __all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent", "ignore", "run_resumable"]

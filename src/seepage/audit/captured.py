@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from seepage.attacks.exposure.inference import infer_sizes
+from seepage.audit.captured_network import TAKEN_FOR
 from seepage.audit.folder import Run, claim, take, undone_on_mistake
-from seepage.audit.network import TAKEN_FOR
 from seepage.audit.observe import SIZE_UNKNOWN, Files, observe_files
 from seepage.audit.recipe.resolve import run_name
 from seepage.audit.recipe.trust import own_code

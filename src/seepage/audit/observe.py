@@ -17,7 +17,7 @@ from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
 from seepage.attacks.exposure.running_statistics import BatchStatistics, batch_statistics, statistics_words
 from seepage.attacks.exposure.step_sizes import adaptive_step
-from seepage.audit.network import UNTOLD, find_network
+from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.recipe.parts import problems_of
 from seepage.base.nn import as_inputs, in_mode, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import Spec, models
@@ -25,10 +25,10 @@ from seepage.base.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.federation.clients import FedAvg, FedSGD, OwnStep, make_client
 from seepage.federation.clients.fedavg import MOST_STEPS
-from seepage.federation.fitting import check_finite, check_fits
 from seepage.federation.models.naming import in_own_names
 from seepage.federation.models.trial import sigmoid_words
 from seepage.federation.models.weights import load_weights, read_state
+from seepage.federation.sent_tensors import check_finite, check_fits
 from seepage.federation.transcript.foreign import check_batch_size
 from seepage.federation.transcript.recorded import save_transcript
 from seepage.federation.types import Architecture, ClientUpdate, Target, Tensors, Transcript, Update
@@ -141,7 +141,7 @@ def observe_files(
         if not (bare and str(error).startswith(UNTOLD)):
             raise
         raise SeepageError(f"{error}, and the learning rate with --lr, if you know it") from error
-    model, input_shape, outputs, said = network.model, network.input_shape, network.outputs, dict(network.said)
+    model, input_shape, outputs, said = network.model, network.input_shape, network.outputs, dict(network.inferred)
     check_batch_size(batch_size, list(input_shape), "--batch-size")
     sent = in_own_names(sent, model, str(files.answer))
     personal = _personal(architecture, model, in_own_names(state, model, str(files.before)), sent, files)

@@ -66,7 +66,7 @@ def verdict(
     doubtful = inconclusive(rows, cases, flags)
     beside = _without_defense(rows, cases)
     every, rows = rows, [row for row in rows if row.case in named]
-    others, tokens = [row for row in rows if row.space != "token"], identified_tokens(rows, judged)
+    others, tokens = [row for row in rows if row.space != "token"], identified_tokens_words(rows, judged)
     score = f"seepage report RUN --truth FOLDER{' --trust' if own_code else ''}"
     if tokens and not any(row.gave_result for row in others):
         level, text = "unscored", _silent(rows, named)  # of cases, not of attacks that do not apply
@@ -93,7 +93,7 @@ def _with_closed_forms(
     whole = f"{away} of its {of} examples" if of > 1 else "its one example"
     if "batch size" in (most.inferred or {}):
         whole = f"{away} of its {of} or more examples"
-    more = f" So it does in {_cases(len(given) - 1, 'further')}." if len(given) > 1 else ""
+    more = f" Examples are revealed in {_cases(len(given) - 1, 'further')}, too." if len(given) > 1 else ""
     said = f"In closed form, with no attack, the first update of {most.heading} reveals {whole} exactly.{more}"
     if level in ("exact", "certified"):
         return level, f"{text} {said}"
@@ -499,13 +499,13 @@ def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
     ).strip()
 
 
-def identified_tokens(rows: Sequence[Row], cases: Sequence[Case]) -> str:
+def identified_tokens_words(rows: Sequence[Row], cases: Sequence[Case]) -> str:
     r"""Sentences on the distinct tokens of the texts that were identified; empty where none were.
 
     >>> share = {"mean": 0.99, "low": 0.95, "high": 0.998, "n": 200}
     >>> row = Row(case="a", attack="token_set", outcome="tokens_identified", space="token", returned=198,
     ...     certified={"n": 190, "wrong": 0}, scores={"token_recall": share, "token_precision": share | {"mean": 1.0}})
-    >>> print(identified_tokens([row], [Case(name="a", title="net")]).replace("texts, ", "texts,\n"))
+    >>> print(identified_tokens_words([row], [Case(name="a", title="net")]).replace("texts, ", "texts,\n"))
     TOKENS IDENTIFIED. On net token_set identifies 198 of 200 distinct tokens of the client's texts,
     none wrong [95 %, 100 %]. Which stood together, in what order and how often stays open.
     """
@@ -521,22 +521,22 @@ def identified_tokens(rows: Sequence[Row], cases: Sequence[Case]) -> str:
             f"{best.certified_tokens:,} of them certified"
         )
     else:
-        false = best.identified_tokens - round(precision.mean * best.identified_tokens)
+        wrong = best.identified_tokens - round(precision.mean * best.identified_tokens)
         frequent = where.baseline("frequent", "token_recall")
         beside = "" if frequent is None else f"; as many of the most frequent public tokens are {frequent:.0%} of them"
         words = (
             (
                 f"{round(recall.mean * recall.n):,} of {recall.n:,} distinct tokens of the client's texts, "
-                f"{f'{false:,} wrong' if false else 'none wrong'} [{recall.low:.0%}, {recall.high:.0%}]{beside}"
+                f"{f'{wrong:,} wrong' if wrong else 'none wrong'} [{recall.low:.0%}, {recall.high:.0%}]{beside}"
             )
             .replace("%,", " %,")
             .replace("%]", " %]")
             .replace("% of", " % of")
         )
     more = len({row.case for row in found}) - 1
-    further = f" So it does in {_cases(more, 'further')}." if more else ""
-    open_ = "Which stood together, in what order and how often stays open."
-    return f"TOKENS IDENTIFIED. On {where.heading} {best.attack} identifies {words}. {open_}{further}"
+    further = f" Tokens were identified in {_cases(more, 'further')}, too." if more else ""
+    unknown = "Which stood together, in what order and how often stays open."
+    return f"TOKENS IDENTIFIED. On {where.heading} {best.attack} identifies {words}. {unknown}{further}"
 
 
 def contradicted(epsilons: Sequence[EpsilonRow], cases: Sequence[Case]) -> str:
@@ -551,7 +551,7 @@ def contradicted(epsilons: Sequence[EpsilonRow], cases: Sequence[Case]) -> str:
     if not wrong:
         return ""
     first = wrong[0]
-    more = f" So it is in {len(wrong) - 1} further cases." if len(wrong) > 1 else ""
+    more = f" A claim is contradicted in {_cases(len(wrong) - 1, 'further')}, too." if len(wrong) > 1 else ""
     claims = " and ".join(first.contradicted)
     return f"CONTRADICTED. On {named[first.case].heading} {claims} by measuring the defense.{more}"
 

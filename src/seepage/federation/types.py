@@ -19,19 +19,26 @@ r"""The words of this package, and the way of a batch through it. Everything els
                                                          |
                                 report.html, grid.png, the gate, the frontier, the results book
 
-An attack receives a `Transcript`, never a `Batch`: the truth is out of its reach by type. Elsewhere in `seepage`:
-`audit.simulate.setting.Setting`, `federation.clients.step.Client`, `measure.metrics.scores.Score`, `audit.row.Row`.
+Of several clients that were summed, `Round` has the mean of their updates. A reconstruction attack receives a
+`Transcript`, never the private `Batch`: the truth is out of its reach by type. A membership test is given candidates
+and public examples besides; `exposure.exclusivity` and `exposure.landscape` are probes for whoever owns the batch.
+Elsewhere in `seepage`: `audit.simulate.setting.Setting`, `federation.clients.step.Client`,
+`measure.metrics.scores.Score`, `audit.row.Row`.
 
-Who may import whom, as the stages of the drawing follow each other: a folder uses those before it and none after.
+Who may import whom, in the order of imports, which is not that of the drawing: a folder uses those before it and none
+after. Attacks, except `exposure`, use no data, no transcripts on disk, no metrics and no bounds.
 
-    base         mathematics, files, the registry; nothing of learning
-    federation   data, models, clients, defenses, transcripts, truth: everything above the word Attack
+    errors.py    the errors that a user sees
+    base         names, storage, networks as functions, linear algebra, worker processes
+    federation   data, models, clients, defenses, transcripts, truth: all that exists before an attack starts
     measure      how close a guess is; bounds and epsilon
     attacks      reconstruction, membership, exposure: what reads a transcript
-    api.py       `record`, `attack`, `score`: the drawing for one batch, from code
-    audit        recipe, simulate, attack, score, verdict: the drawing for a run folder; testing: contracts of own parts
+    api.py       `record`, `observe`, `attack`, `score`: the drawing for one batch, from code
+    audit        recipe, simulate, attack, score, verdict: the drawing for a run folder
+    testing      contracts of parts of one's own
     report       page, evidence, frontier: what is made of a finished run
-    recorder     beside a real training, makes `observed/`;   papers: published numbers beside ours
+    recorder     beside a real training, makes `observed/`
+    papers       published numbers beside ours; recorder and papers do not import each other
     cli          the commands
 """
 
@@ -47,7 +54,7 @@ from torch import Generator, Tensor, nn
 from seepage.base.registry import Spec
 from seepage.base.storage import Tensors as Tensors
 from seepage.errors import SeepageError
-from seepage.federation.fitting import SentTensors, check_finite, check_fits
+from seepage.federation.sent_tensors import SentTensors, check_finite, check_fits
 
 Architecture = Spec
 """How a model is built again: `fc2`, `torchvision:resnet18` or `module:factory`, with options."""
@@ -70,7 +77,7 @@ StepGradient = Callable[[Tensors, Tensor], Tensors]
 
 @dataclass(frozen=True)
 class Batch:
-    """Private examples of one client. Only clients, metrics and the audit ever hold one.
+    """Examples with their labels: a client's private ones, or an attacker's dummy, candidate or public ones.
 
     Attributes:
         inputs: `[n, *shape]`, float, in the data's value range (images: `[n, C, H, W]` in [0, 1]).

@@ -12,9 +12,9 @@ from seepage.attacks.exposure.decay import WeightDecay, decay_of_rows
 from seepage.base.nn import as_inputs, forward, in_mode, last_linear
 from seepage.base.storage import LazyTensors
 from seepage.errors import SeepageError, short
-from seepage.federation.fitting import check_finite, check_fits
 from seepage.federation.models.naming import renamed, tied_names
 from seepage.federation.models.weights import stripped
+from seepage.federation.sent_tensors import check_finite, check_fits
 from seepage.federation.types import Tensors
 
 Part = Literal["params", "buffers", "frozen"]

@@ -225,11 +225,11 @@ class FastRun:
         )
 
     def _finish(self, found: Unmixed) -> Reconstruction:
-        rows, scaled = self._scaled(found)
+        rows, unknown = self._scaled(found)
         assert self.layer.reads_input is not None
         low, high = self.knowledge.value_range
         inputs = self.layer.reads_input.to_inputs(rows @ found.right, self.knowledge.input_shape)
-        if not scaled:
+        if unknown:
             inputs = stretch(rows @ found.right, self.knowledge)
         scores = found.scores
         if scores is not None:
@@ -243,7 +243,7 @@ class FastRun:
             labels=None if found.labels is None else found.labels[order],
             objective=None if scores is None else scores[order].float(),
             certified=certified,
-            ambiguity=frozenset[Ambiguity]({"order"} if scaled else {"order", "sign", "scale"}),
+            ambiguity=frozenset[Ambiguity]({"order", *unknown}),
             cost={"evaluations": 1},
             notes=(*self.notes, *self._notes(len(rows), certified)),
         )
@@ -252,20 +252,23 @@ class FastRun:
     def _certifiable(self) -> bool:
         return self._exact and len(self.spectrum.left) >= MIN_CERTIFYING_UNITS
 
-    def _scaled(self, found: Unmixed) -> tuple[Tensor, bool]:
-        """Rows with scale and sign from the bias gradient, where there is one and the noise allows it."""
+    def _scaled(self, found: Unmixed) -> tuple[Tensor, frozenset[Ambiguity]]:
+        """Rows with scale and sign from the bias gradient, and which of the two stay unknown: both without a bias."""
+        stretched = "" if self.layer.reads_input is None else ": each example is stretched to the value range"
         if self.bias is None or self.scale == "range":
-            self.notes.append("scale and sign are not known: each example is stretched to the value range")
-            return found.rows, False
+            self.notes.append(f"scale and sign are not known{stretched}")
+            return found.rows, frozenset[Ambiguity]({"sign", "scale"})
         # columns @ ones = bias gradient, by least squares: rounding outside the span is left out. [r]
         columns = self.spectrum.keep(len(found.rows)).columns
         ones = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
         # rows @ ones = 1 where the scale is right (see `Mixture.ones`): dividing by it sets scale and sign. [r]
         size = found.rows @ ones
         if self.scale == "auto" and self.noisy:
-            self.notes.append("the update is noisy: the bias gives each example's sign, the value range its scale")
-            return found.rows * size.sign()[:, None], False
-        return over_size(found.rows, size), True
+            self.notes.append(
+                f"the update is noisy: the bias suggests each example's sign, its scale is not known{stretched}"
+            )
+            return found.rows * size.sign()[:, None], frozenset[Ambiguity]({"sign", "scale"})
+        return over_size(found.rows, size), frozenset[Ambiguity]()
 
     def _notes(self, r: int, certified: Tensor | None) -> Sequence[str]:
         stated = self.observed.batch_size
@@ -308,16 +311,18 @@ class FastRun:
             view, labels = self._refined_features(mixture, kept, first), first.labels
             scores = None if view is None else self._scores(mixture, view)
         rows = rows if view is None else view.rows
-        scaled, known = self._scaled(Unmixed(kept.right, rows))
+        scaled, unknown = self._scaled(Unmixed(kept.right, rows))
         # Embeddings in the layer's own units: scaled rows [r, r] times right singular vectors [r, e].
         features = scaled @ kept.right
         if self.layer.sparse:
             # A non-negative source fixes its own sign.
+            unknown -= {"sign"}
             flip = features.relu().norm(dim=1) < (-features).relu().norm(dim=1)
             features = torch.where(flip[:, None], -features, features).relu()
         zeros = zero_share(rows @ kept.right)
         # A ReLU's embedding is known by its exact zeros; where the model itself can check it, that is the better score.
-        mismatch = 1 - zeros if scores is None else scores
+        objective = 1 - zeros if scores is None else scores
+        # None where nothing could be certified; images (`_finish`) say False of each instead, which a gate reads alike.
         certified = None if scores is None or not self._certifiable else scores < EXACT
         if certified is not None:
             # What was set to zero after the unmixing may have left the span of what the layer read, [r, e].
@@ -327,9 +332,9 @@ class FastRun:
             inputs=features.to(self.gradient[self.layer.weight]),
             labels=labels if view is None else view.labels,
             space="feature",
-            objective=mismatch.float() if self.layer.sparse or view is not None else None,
+            objective=objective.float() if self.layer.sparse or view is not None else None,
             certified=certified,
-            ambiguity=frozenset[Ambiguity]({"order"} if known else {"order", "scale"}),
+            ambiguity=frozenset[Ambiguity]({"order", *unknown}),
             notes=(
                 *self.notes,
                 *self._notes(len(rows), certified),

@@ -48,7 +48,7 @@ from seepage.base.rounding import FLOAT32_SAME
 from seepage.base.storage import LazyTensors
 from seepage.base.words import plural
 from seepage.errors import Inapplicable, SeepageError
-from seepage.federation.fitting import check_finite
+from seepage.federation.sent_tensors import check_finite
 from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.federation.transcript.simulated import OneRound

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from seepage.attacks.base import MATCHING, Inapplicable
 from seepage.base.adapters import inside_adapters
 from seepage.base.nn import InputLayer, as_inputs, calls_in_pass, generator, input_layer
-from seepage.federation.fitting import not_sent
+from seepage.federation.sent_tensors import not_sent
 from seepage.federation.types import Knowledge, Round
 
 MIN_ZEROS = 0.05

@@ -12,7 +12,7 @@ from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.text.moved_rows import MovedRows, moved_rows
 from seepage.base.nn import first_layer, forward, generator, in_mode, padding_row, vocabulary_of
 from seepage.base.registry import attacks
-from seepage.federation.fitting import not_sent
+from seepage.federation.sent_tensors import not_sent
 from seepage.federation.types import Knowledge, Reconstruction, Round, Transcript
 
 

@@ -18,7 +18,7 @@ from seepage.base.storage import read_json, read_tensors, write_json, write_tens
 from seepage.errors import Diverged, SeepageError
 from seepage.federation.clients import mean_update
 from seepage.federation.clients.step import Client
-from seepage.federation.fitting import check_fits
+from seepage.federation.sent_tensors import check_fits
 from seepage.federation.types import Batch, ClientUpdate, Defense, Tensors, Update
 
 Lookup = Callable[[Tensor], Batch]

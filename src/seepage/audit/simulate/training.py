@@ -15,8 +15,8 @@ from seepage.base.nn import called, forward, generator, in_mode
 from seepage.base.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
 from seepage.federation.clients.losses import target_of
-from seepage.federation.fitting import check_fits
 from seepage.federation.models.weights import load_weights, pretrained_state, read_state
+from seepage.federation.sent_tensors import check_fits
 from seepage.federation.types import Architecture, Batch, Tensors
 
 WIDE_START = 0.5

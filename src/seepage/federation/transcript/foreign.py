@@ -16,7 +16,7 @@ from seepage.errors import SeepageError, short, unknown
 from seepage.federation.clients import CLIENTS, make_client
 from seepage.federation.clients.losses import check_target
 from seepage.federation.defenses import DEFENSES, joined
-from seepage.federation.fitting import LARGEST_VALUE, largest_value
+from seepage.federation.sent_tensors import LARGEST_VALUE, largest_value
 from seepage.federation.types import Architecture, ClientUpdate, Defense, SideInformation, Target, Tensors
 
 MAX_INPUT_VALUES = 2**28

@@ -38,8 +38,8 @@ from seepage.base.storage import (
 from seepage.errors import SeepageError, short, unknown
 from seepage.federation.clients import client_options
 from seepage.federation.defenses import defense_tables
-from seepage.federation.fitting import check_fits, not_sent
 from seepage.federation.models import MODELS, build, trusted
+from seepage.federation.sent_tensors import check_fits, not_sent
 from seepage.federation.transcript.foreign import (
     Facts,
     check_batch_size,

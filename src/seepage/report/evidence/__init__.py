@@ -11,7 +11,7 @@ from seepage.report.evidence.pack import (
     write_pack,
 )
 from seepage.report.evidence.signing import make_keys
-from seepage.report.evidence.statement import Evidence, state
+from seepage.report.evidence.statement import Evidence, evidence_of
 
 __all__ = [
     "FORMATS",
@@ -21,7 +21,7 @@ __all__ = [
     "export",
     "is_pack",
     "make_keys",
-    "state",
+    "evidence_of",
     "verify_pack",
     "verify_run",
     "write_pack",

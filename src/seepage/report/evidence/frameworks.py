@@ -59,7 +59,7 @@ NEVER = [
 ]
 
 
-def threat_model(known: Collection[str], extra: Collection[str], *, learned_from_alike: bool = False) -> ThreatModel:
+def threat_model(known: Collection[str], extra: Collection[str], *, learned_prior: bool = False) -> ThreatModel:
     """The letter of a run, by the most that any attack of it knew.
 
     A server knows the model, the updates and the client's rule: that is C. Images like the private ones make it D.
@@ -67,7 +67,7 @@ def threat_model(known: Collection[str], extra: Collection[str], *, learned_from
     Args:
         known: Everything that any attack knew.
         extra: The part of it that is beyond the protocol.
-        learned_from_alike: Whether an attack brought a network that was trained on such images.
+        learned_prior: Whether an attack brought a network that was trained on such images.
 
     >>> threat_model(["model", "client rule", "update"], []).letter
     'C'
@@ -75,7 +75,7 @@ def threat_model(known: Collection[str], extra: Collection[str], *, learned_from
     >>> found.letter, found.beyond
     ('D', ['labels'])
     """
-    alike = learned_from_alike or any("auxiliary" in word for word in extra)
+    alike = learned_prior or any("auxiliary" in word for word in extra)
     letter: Letter = "D" if alike else "C"
     name = "Data-Enhanced Eavesdropper" if alike else "Parameter-Aware Eavesdropper"
     beyond = [word for word in extra if "auxiliary" not in word]

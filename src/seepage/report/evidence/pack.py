@@ -183,7 +183,7 @@ def export(run: Path, name: str, request: PackRequest | None = None) -> str:
 
 def _stated(run: RunFolder, request: PackRequest) -> Evidence:
     """The evidence, in words that act nowhere: many of them are a stranger's."""
-    evidence = statement.state(run, subject=request.subject, auditor=request.auditor)
+    evidence = statement.evidence_of(run, subject=request.subject, auditor=request.auditor)
     return Evidence.model_validate_json(json.dumps(all_spelled(evidence.record())))
 
 

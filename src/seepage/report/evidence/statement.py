@@ -331,7 +331,7 @@ class Evidence(JsonRecord):
         return caveat_lines(self.cases)
 
 
-def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
+def evidence_of(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     """The evidence of a finished run.
 
     Args:
@@ -342,15 +342,17 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     result = run.result
     cases = [_case(run, case, _letter(place)) for place, case in enumerate(result.cases)]
     judged = [case for case in cases if not case.control]
-    tried, found = _attacks(run), reported(findings(result))
-    known = list(dict.fromkeys(word for row in result.rows for word in row.known))
-    extra = list(dict.fromkeys(word for row in result.rows for word in row.side_information))
+    attack_records, audit_findings = _attacks(run), reported(findings(result))
+    known_words = list(dict.fromkeys(word for row in result.rows for word in row.known))
+    side_information = list(dict.fromkeys(word for row in result.rows for word in row.side_information))
     used = [known_attacks.get(_use(name, _uses(run))) for name in run.attacks]
-    alike = any(entry is not None and entry.facts.get("learned_prior") for entry in used)
-    named = sorted({f"{one.model} on {one.data}" if one.data else one.model for one in result.cases if one.model})
+    learned_prior = any(entry is not None and entry.facts.get("learned_prior") for entry in used)
+    models_on_data = sorted(
+        {f"{one.model} on {one.data}" if one.data else one.model for one in result.cases if one.model}
+    )
     facts = {"python": run.env.python, "torch": run.env.torch, "platform": run.env.platform, "device": run.env.device}
     return Evidence(
-        subject=subject or f"updates of {', '.join(named) or 'a captured model'}",
+        subject=subject or f"updates of {', '.join(models_on_data) or 'a captured model'}",
         auditor=auditor or "not stated",
         run=run.name,
         started=run.env.started,
@@ -366,9 +368,9 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         maximum_risk=_maximum(judged),
         average_risk=_average(judged),
         cases=cases,
-        findings=found,
-        attacks=tried,
-        threat_model=threat_model(known, extra, learned_from_alike=alike),
+        findings=audit_findings,
+        attacks=attack_records,
+        threat_model=threat_model(known_words, side_information, learned_prior=learned_prior),
         references=references(
             membership=bool(result.membership),
             epsilon=bool(result.epsilons) or any(case.promise is not None for case in result.cases),
@@ -378,7 +380,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
             for name in ("recovered_likeness", "recovered_gain_db", "recovered_ssim", "exact_db")
             if (value := getattr(result.thresholds, name)) is not None
         },
-        not_tried=_not_tried(run, tried, found),
+        not_tried=_not_tried(run, attack_records, audit_findings),
         may_sign=what_to_sign(result),
         audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],
     )

@@ -44,7 +44,7 @@ def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations
     4. The network's tail on these activations has class probabilities, which must be those of A: that gives the
        factors.
 
-    This needs neither labels nor fewer examples than classes, only more channels than the batch has positions.
+    This uses no known labels and needs no fewer examples than classes, only more channels than the batch has positions.
 
     With batch norm in train mode step 1 is the same. The factors are then those with which the slopes sum to zero over
     the batch, up to one for all, which the gradient of the first norm's bias gives. Steps 2 and 3 go through the norms
@@ -55,6 +55,9 @@ def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations
     Args:
         observed: A round whose update is one plain gradient of cross-entropy.
         knowledge: What the attacker knows.
+
+    Returns:
+        The activations, examples in the order of their labels, which is not that of the batch.
 
     Raises:
         Inapplicable: Where the last layer does not read a pooled map, the batch has too many positions for the
@@ -74,11 +77,13 @@ def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations
     coupled = knowledge.client.batch_coupled(knowledge.model)
     block = (CoupledBlock if coupled else Block).of(AttackedRound(knowledge, observed))
     assert observed.batch_size is not None  # `Block.of` refused it
-    last = deconvolve(block.use(block.last), block.attacked.gradient[f"{block.last}.weight"], observed.batch_size)
+    read, slopes = deconvolve(
+        block.use(block.last), block.attacked.gradient[f"{block.last}.weight"], observed.batch_size
+    )
     if isinstance(block, CoupledBlock):
-        return read_coupled(block, last)
-    logits = block.logit_slopes(last[1], block.last)
-    return _scaled(block, logits, _read_before(block, *last))
+        return read_coupled(block, (read, slopes))
+    logits = block.logit_slopes(slopes, block.last)
+    return _at_scale_of_probabilities(block, logits, _read_before(block, read, slopes))
 
 
 def _read_before(
@@ -99,7 +104,9 @@ def _read_before(
     return rectified(read)
 
 
-def _scaled(block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C H W"]) -> InnerActivations:
+def _at_scale_of_probabilities(
+    block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C H W"]
+) -> InnerActivations:
     """Activations at the scale at which the network has the class probabilities that its gradient says.
 
     Where they do not agree well, the update may be any multiple of the gradient: the one is looked for at which they

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from seepage import Architecture, SeepageError, build
-from seepage.audit.network import find_network
+from seepage.audit.captured_network import find_network
 from seepage.federation.models.files import read_network
 
 Shape = tuple[int, ...]
@@ -24,9 +24,19 @@ def test_the_shapes_that_weights_fit_are_found(shape: Shape, classes: int) -> No
     state = build(architecture, shape, classes).state_dict()
     found = find_network(architecture, state, None, None)
     assert (found.input_shape, found.outputs, found.pools) == (shape, classes, None)
-    assert set(found.said) == {"input shape", "classes"}
+    assert set(found.inferred) == {"input shape", "classes"}
     known = find_network(architecture, state, shape, classes)
-    assert (known.input_shape, known.outputs, known.said) == (shape, classes, {})
+    assert (known.input_shape, known.outputs, known.inferred) == (shape, classes, {})
+
+
+def test_classes_that_the_weights_do_not_tell_are_called_assumed() -> None:
+    architecture = Architecture("fc2", {"hidden": 12})
+    state = dict(build(architecture, (1, 28, 28), 62).state_dict())
+    head = [name for name, tensor in state.items() if len(tensor) == 62]
+    told = find_network(architecture, state, None, None)
+    assert told.inferred["classes"] == "62, to which the weights fit"
+    found = find_network(architecture, {name: one for name, one in state.items() if name not in head}, None, None)
+    assert found.inferred["classes"] == "10, assumed: no last layer is among the weights"
 
 
 def test_where_several_shapes_fit_that_is_said() -> None:
@@ -34,7 +44,7 @@ def test_where_several_shapes_fit_that_is_said() -> None:
     state = {name: torch.empty(t.shape) for name, t in build(architecture, (3, 32, 32), 7).state_dict().items()}
     found = find_network(architecture, state, None, None)
     assert (found.input_shape, found.outputs) == ((3, 32, 32), 7)
-    assert "as they do 3,28,28 and others" in found.said["input shape"]
+    assert "as they do 3,28,28 and perhaps others" in found.inferred["input shape"]
     assert "give it with --shape" in (found.pools or "")
 
 

@@ -54,7 +54,7 @@ class Network:
         model: The network.
         input_shape: Shape of one example.
         outputs: Number of outputs that it was built with, or has, where its factory takes no such number.
-        said: Name of each inferred fact, to its source.
+        inferred: Name of each inferred fact, to its source.
         warned: A sentence on warnings of its factory.
         pools: A sentence where pictures of other sizes fit as well, so that the result depends on the assumed size.
         unfit: Addition to an error about weights that do not fit it; empty where the shape was stated.
@@ -63,7 +63,7 @@ class Network:
     model: nn.Module
     input_shape: Shape
     outputs: int
-    said: Mapping[str, str]
+    inferred: Mapping[str, str]
     warned: str | None = None
     pools: str | None = None
     unfit: str = ""
@@ -83,41 +83,44 @@ def find_network(
     Raises:
         SeepageError: Where it cannot be built or takes no such example, and where nothing tells the shape.
     """
-    heard: list[str] = []
-    sketch = _sketch(architecture, heard, COMMON_SHAPES if shape is None else (shape,), classes or DEFAULT_CLASSES)
-    outputs = classes or _head(sketch, state, DEFAULT_CLASSES)
+    factory_warnings: list[str] = []
+    stated = DEFAULT_CLASSES if classes is None else classes
+    sketch = _sketch(architecture, factory_warnings, COMMON_SHAPES if shape is None else (shape,), stated)
+    head = None if classes is not None else _head(sketch, state, DEFAULT_CLASSES)
+    outputs = stated if head is None else head
     shapes = [shape] if shape is not None else list(_likely(architecture, sketch, state, outputs))
-    found = _Tries(architecture, state, outputs, sketch, as_asked=outputs == (classes or DEFAULT_CLASSES))
-    warned = warned_words(architecture, heard)
-    found.add(shapes)
-    if not found.passing and shape is None:
-        found.add(COMMON_SHAPES)
-    said = {} if classes is not None else {"classes": f"{outputs}, to which the weights fit"}
-    if not found.passing:
-        if found.failed is not None:
-            raise _refusal(architecture, *found.failed, known=shape is not None)
-        taken = shape or next((one for one in shapes if found.builds(one)), COMMON_SHAPES[0])
+    tries = _Tries(architecture, state, outputs, sketch, as_asked=outputs == stated)
+    warned = warned_words(architecture, factory_warnings)
+    tries.add(shapes)
+    if not tries.passing and shape is None:
+        tries.add(COMMON_SHAPES)
+    inferred = {} if classes is not None else {"classes": _source_of_classes(outputs, told=head is not None)}
+    if not tries.passing:
+        if tries.failed is not None:
+            raise _refusal(architecture, *tries.failed, known=shape is not None)
+        taken = shape or next((one for one in shapes if tries.builds(one)), COMMON_SHAPES[0])
         model, unfit = build(architecture, taken, outputs), _unfit(shape, taken, state)
-        return Network(model=model, input_shape=taken, outputs=outputs, said=said, unfit=unfit, warned=warned)
-    taken, model, output = found.passing[0]
+        return Network(model=model, input_shape=taken, outputs=outputs, inferred=inferred, unfit=unfit, warned=warned)
+    taken, model, output = tries.passing[0]
     pools = None
     if shape is None:
         words = ",".join(map(str, taken))
-        said = {"input shape": f"{words}, to which the weights fit", **said}
-        other = next((one for one, *_ in found.passing[1:] if math.prod(one) != math.prod(taken)), None)
+        inferred = {"input shape": f"{words}, to which the weights fit", **inferred}
+        other = next((one for one, *_ in tries.passing[1:] if math.prod(one) != math.prod(taken)), None)
         if other is not None:
             more = ",".join(map(str, other))
-            said["input shape"] += f", as they do {more} and others; {ANOTHER_SHAPE}"
+            inferred["input shape"] += f", as they do {more} and perhaps others; {ANOTHER_SHAPE}"
             pools = (
                 f"{TAKEN_FOR} {words}, and reconstructions are of that shape, though the network takes pictures of any "
                 f"size; {ANOTHER_SHAPE}, such as --shape {more}"
             )
     where, wide = logits_words(output), logits_in(output)
-    said |= {} if where is None else {"logits": where}
+    inferred |= {} if where is None else {"logits": where}
     if classes is None and wide.ndim > 1:
+        # Counted in what the network returns: of a head that is not among the weights, that is what it was built with.
+        inferred["classes"] = _source_of_classes(wide.shape[1], told=head is not None or wide.shape[1] != outputs)
         outputs = wide.shape[1]
-        said["classes"] = f"{outputs}, to which the weights fit"
-    return Network(model=model, input_shape=taken, outputs=outputs, said=said, pools=pools, warned=warned)
+    return Network(model=model, input_shape=taken, outputs=outputs, inferred=inferred, pools=pools, warned=warned)
 
 
 class _Tries:
@@ -222,13 +225,13 @@ def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
     return bool(there) and all(given[name].shape == own[name].shape for name in there)
 
 
-def _head(model: nn.Module, state: Mapping[str, Tensor], asked: int) -> int:
-    """Number of classes of the weights: rows of the last layer of a network built for some number."""
+def _head(model: nn.Module, state: Mapping[str, Tensor], built_for: int) -> int | None:
+    """Number of classes of the weights: rows of the last layer of that many outputs; None: no layer tells."""
     given = _in_names_of(model, state)
     for name, own in reversed(list(model.named_parameters())):
-        if own.ndim and len(own) == asked and name in given and given[name].shape[1:] == own.shape[1:]:
+        if own.ndim and len(own) == built_for and name in given and given[name].shape[1:] == own.shape[1:]:
             return len(given[name])
-    return asked
+    return None
 
 
 # --- likely shapes ------------------------------------------------------------------------------------------------
@@ -294,6 +297,11 @@ def _sides(model: nn.Module, first: nn.Conv2d, channels: int, classes: int) -> l
 
 
 # --- words --------------------------------------------------------------------------------------------------------
+
+
+def _source_of_classes(classes: int, *, told: bool) -> str:
+    """Where a number of classes comes from that nobody stated."""
+    return f"{classes}, to which the weights fit" if told else f"{classes}, assumed: no last layer is among the weights"
 
 
 def _refusal(architecture: Architecture, shape: Shape, error: Untaken, *, known: bool) -> SeepageError:
