@@ -1,6 +1,7 @@
 """What an update tells of how it was made, against updates whose making is known."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,11 @@ from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, FedSGD, build, record
 from seepage.attacks.exposure import LabelLeak, UpdateAnalysis
+from seepage.attacks.exposure.analysis import ANOTHER_RATE, UNKNOWN_RATE
 from seepage.attacks.exposure.inference import infer_size, infer_steps, rate_doubt
+from seepage.audit.observe import Files, observe_files
+from seepage.base.registry import Spec
+from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.types import ClientUpdate, Tensors
 
 SHAPE, CLASSES = (3, 8, 8), 10
@@ -102,6 +107,26 @@ def test_outputs_behind_a_relu_tell_no_rate() -> None:
         assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=1) is None or not isinstance(model, Cut)
 
 
+def test_with_batch_norm_in_train_mode_an_honest_rate_is_never_contradicted(tmp_path: Path) -> None:
+    shape = (3, 16, 16)
+    named, accused = Architecture("convnet", {"width": 8, "batch_norm": True}), 0
+    for seed in range(12):
+        model, draw = build(named, shape, CLASSES, seed=seed), torch.Generator().manual_seed(seed)
+        private = Batch(torch.rand(4, *shape, generator=draw), torch.randperm(CLASSES, generator=draw)[:4])
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        moved = record(model, private, client=FedAvg(lr=0.1, steps=1))[0].update.tensors
+        accused += rate_doubt(model, moved, shape, CLASSES, 0.1) is not None
+        torch.save(before, tmp_path / "before.pt")
+        torch.save({name: before[name] + moved.get(name, 0) for name in before}, tmp_path / "after.pt")
+        for lr, place in ((0.1, tmp_path / f"stated-{seed}"), (None, tmp_path / f"open-{seed}")):
+            files = Files(before=tmp_path / "before.pt", after=tmp_path / "after.pt", lr=lr)
+            observe_files(files, place, architecture=named, client=Spec("fedsgd"), input_shape=shape, needs_rate=False)
+            said = read_facts(place).said
+            assert ANOTHER_RATE not in said
+            assert lr is not None or UNKNOWN_RATE in said or "uncertain" in said["learning rate"]
+    assert accused, "made-up inputs alone contradict honest clients"
+
+
 def test_what_is_told_is_taken() -> None:
     model = net()
     found = infer_steps(model, sent(model, FedAvg(lr=0.01, steps=3)), SHAPE, CLASSES, lr=0.3, steps=7)
@@ -140,6 +165,7 @@ def test_labels_are_named_with_their_counts() -> None:
     assert LabelLeak((1, 3), counts, 0.1, True).source == "classes 1, 3, and perhaps others, from the last bias", (
         "an estimate is no proof"
     )
+    assert LabelLeak((1,), None, None, True, complete=True).source == "class 1, from the last bias"
     assert LabelLeak((1,), None, None, True).source == "class 1, and perhaps others, from the last bias"
     assert LabelLeak((1,), None, None, False).source is None
     assert LabelLeak((), None, None, True).source is None

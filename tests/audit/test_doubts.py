@@ -45,7 +45,7 @@ def test_no_attack_is_called_weak_where_none_ran() -> None:
     away = Row.model_validate({"case": "a", "attack": "x", "outcome": "not_tried"})
     transcript = seen("fc2", FedSGD())
     assert caveats(transcript, [away], None) == []
-    (only,) = caveats(transcript, [away], None, {"stated rate": "moved as at 0.2"})
+    (only,) = caveats(transcript, [away], None, {"another rate": "moved as at 0.2"})
     assert only.startswith("No attack ran. The files themselves speak for this: another learning rate")
 
 

@@ -381,7 +381,7 @@ def test_a_gate_says_what_lets_it_be_judged() -> None:
     silent = row(status="inapplicable", **NO_SCORE)
     with pytest.raises(SeepageError, match="add attacks that apply"):
         violations([silent], Condition("recovered", ">", 0.0))
-    with pytest.raises(SeepageError, match="add an attack that can certify its guesses"):
+    with pytest.raises(SeepageError, match="no attack that ran can certify its guesses"):
         violations([silent, row(returned=3, **NO_SCORE)], Condition("certified", ">", 0.0))
 
 

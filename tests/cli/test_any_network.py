@@ -4,6 +4,7 @@ import importlib
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from safetensors.torch import load_file
 from tests.cli.conftest import Cli
 from torch import Tensor, nn
 
+from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.contents import contents
+from seepage.audit.record import _history
+from seepage.base.registry import Spec
 
 Refused = Callable[..., str]
 
@@ -192,7 +196,7 @@ def test_a_network_of_photographs_is_told_by_its_classes_and_its_first_convoluti
     assert said["classes"].startswith(f"{classes}, ")
     assert shape_of() == (3, side, side)
     # It pools, so that nothing tells the size, and a user must hear of that before and after.
-    assert "and others; if examples have another shape, give it with --shape" in said["input shape"]
+    assert "perhaps others; if examples have another shape, give it with --shape" in said["input shape"]
     assert "though the network takes pictures of any size" in cli(*ASKED, "--model=nets:Wide", "--out=again").err
     assert "input shape" not in cases(cli(*ASKED, "--model=nets:Wide", "--shape=3,40,40", "--out=told", "--json"))
 
@@ -545,6 +549,13 @@ def test_the_default_audit_attacks_a_network_of_ones_own_as_it_is(
     tables = tables_of(known.pop("recipe", None), SimulationOptions(**known))
     swept = tables.get("grid", {}).get("training.steps", [tables.get("training", {}).get("steps", 0)])
     assert set(swept) == steps
+
+
+def test_weights_of_a_factory_of_ones_own_are_not_called_fresh() -> None:
+    own = Recipe(model=Spec("mine:net"))
+    assert _history(own) == "weights it comes with"
+    assert _history(Recipe(model=Spec("fc2"))) == "freshly initialized"
+    assert _history(replace(own, training=replace(own.training, steps=5))) == "weights it comes with, trained 5 steps"
 
 
 def test_the_default_audit_unmixes_two_images_of_a_vision_transformer(cli: Cli) -> None:

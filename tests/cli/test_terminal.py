@@ -134,7 +134,7 @@ def test_what_does_not_apply_is_a_dash_and_a_reason(capsys: pytest.CaptureFixtur
     why = {"status": "inapplicable", "reason": "no bias; use dlg", "outcome": "does not apply"}
     row = {**ROW, **NULLS, "attack": "linear", **why}
     lines = printed(capsys, ROW, row, {**row, "attack": "rgap"})
-    assert "2 attacks do not apply to this model (--why)" in lines
+    assert "2 attacks do not apply here (--why)" in lines
     assert not any(name in line for line in lines for name in ("linear", "rgap", "no bias"))
     lines = printed(capsys, ROW, row, why=True)
     (found,) = [line for line in lines if line.startswith("linear ")]

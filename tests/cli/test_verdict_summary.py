@@ -101,10 +101,12 @@ def test_a_finished_run_without_a_side_cannot_pass_a_gate(run: Path, cli: Cli) -
 def test_bounds_and_measurements_are_kept_when_a_run_goes_on(run: Path, cli: Cli) -> None:
     kept = [run / "private" / "bounds.json", run / "epsilon" / "case.json"]
     before, times = (run / "result.json").read_text(), [path.stat().st_mtime_ns for path in kept]
-    (run / "result.json").unlink()
+    for name in ("result.json", "report.html"):  # as a run that was interrupted has none yet
+        (run / name).unlink()
     cli("audit", str(run / "recipe.toml"), "--out", str(run), "--quiet", "--allow-inconclusive")
     assert [path.stat().st_mtime_ns for path in kept] == times
     assert json.loads((run / "result.json").read_text())["summary"] == json.loads(before)["summary"]
+    assert "since it was resumed" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_without_a_defense_bounds_count_numbers_sent_and_none_is_measured(cli: Cli) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import SingleRound
-from seepage.attacks.exposure.analysis import OTHER_OUTPUTS, UpdateAnalysis, size_doubt
+from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UpdateAnalysis, size_doubt
 from seepage.attacks.exposure.finding import Finding, note, warning
 from seepage.attacks.network import AttackedRound, vouch
 from seepage.audit.attempt import Attempt
@@ -236,7 +236,10 @@ def caveats(
     found, ran = causes(transcript, said or {}), any(row.outcome not in WITHOUT_RUN for row in rows)
     if not (found or ran or contradicts(off)):
         return []
-    words = "No attack here explains the update with the client settings that were stated" if ran else "No attack ran"
+    source = "stated or inferred" if {"learning rate", "local steps"} & set(said or {}) else "stated"
+    words = (
+        f"No attack here explains the update with the client settings that were {source}" if ran else "No attack ran"
+    )
     weak = "The attacks may be too weak, or noise"
     if off is not None and contradicts(off):
         away, multiple = off
@@ -291,12 +294,13 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
         found["missing weights"] = f"other weights than the client's ({said['weights']})"
     if OTHER_OUTPUTS in said:
         found[OTHER_OUTPUTS] = f"another loss than was stated ({said[OTHER_OUTPUTS]})"
-    for name, why in (("stated rate", ""), ("learning rate", "it was inferred, ")):
-        if name in said:
-            found["rate"] = (
-                "another learning rate, number of steps or loss, or Nesterov's momentum "
-                f"({why}{said[name]}): --lr, --steps, --loss"
-            )
+    if ANOTHER_RATE in said:
+        found["rate"] = (
+            f"another learning rate, number of steps or loss, or Nesterov's momentum ({said[ANOTHER_RATE]}): --lr, "
+            "--steps, --loss"
+        )
+    if "learning rate" in said:
+        found["rate"] = f"another learning rate than the inferred one ({said['learning rate']}): --lr, --steps, --loss"
     return found
 
 

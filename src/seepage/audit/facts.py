@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from seepage.attacks.exposure import Exposure, UpdateAnalysis
-from seepage.attacks.exposure.analysis import UNKNOWN_RATE
+from seepage.attacks.exposure.analysis import ANOTHER_RATE, UNKNOWN_RATE
 from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.text.token_set import TokenSet
@@ -150,7 +150,7 @@ class _Reader:
         stated = self.stated is None or "loss" in self.stated
         if labels is not None and self.knowledge.softmax_labels and not (self.signs or stated):
             words += (
-                ", as the last bias adds up to zero: so it does for every loss of the softmax"
+                " assumed: the last bias adds up to zero, as under any loss of the softmax"
                 if labels.sound
                 else "; its last bias would add up to zero without noise and in float32, and does not"
             )
@@ -188,8 +188,8 @@ class _Reader:
         if UNKNOWN_RATE in self.said:
             return self._seen("learning rate", self.said[UNKNOWN_RATE], "unknown", "--lr")
         words = self.said.get("learning rate", "not known" if known is None else f"{known:.3g}")
-        if "stated rate" in self.said:
-            words += f"; but {self.said['stated rate']}"
+        if ANOTHER_RATE in self.said:
+            words += f"; but {self.said[ANOTHER_RATE]}"
         return self._fact("learning rate", words, "unknown" if known is None else "guessed", "--lr")
 
     def _steps(self) -> Fact:
@@ -234,7 +234,10 @@ class _Reader:
             return self._fact("clipping", words, "guessed", option)
         if found is not None:
             return self._seen("clipping", found.message, "guessed", option)
-        return self._seen("clipping", f"the update's norm of {self.look.norm:.3g} tells none", "unknown", option)
+        scaled = self.update.kind == "gradient" and UNKNOWN_RATE not in self.said
+        what = "a gradient" if scaled else "a difference of weights"
+        unsure = ", if the rate is right," if self.moved and "learning rate" in self.said else ""
+        return self._seen("clipping", f"{what} of norm {self.look.norm:.3g}{unsure} tells none", "unknown", option)
 
     def _noise(self) -> Fact:
         found = next((one for one in self.look.defenses if one.name == "noised"), None)
@@ -303,6 +306,6 @@ class _Reader:
         labels = self.look.labels
         source = None if labels is None else labels.source
         if source is not None:
-            yield self._seen("labels", f"at least {source}", "read")
+            yield self._seen("labels", source, "read")
         elif self.knowledge.target == "class" and not self.look.makes_examples:
             yield self._seen("labels", self.look.unread_head or "the last bias names none", "unknown")

@@ -190,7 +190,10 @@ def _remedy(rows: Sequence[Row], condition: Condition) -> str:
     if not any(row.gave_result for row in rows):
         return "add attacks that apply: none of these gave a result, and the table says why"
     if condition.score == "certified" and not any(row.scored for row in rows):
-        return "add an attack that can certify its guesses and applies, such as linear or gauss_newton"
+        return (
+            "no attack that ran can certify its guesses, and --why says why others do not apply; gate a "
+            'simulated client of this model: seepage audit --model … --data … --fail-if "recovered>0"'
+        )
     return "score the run against the truth, name another score, or leave out cases that no attack applies to"
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from seepage.api import observe
 from seepage.attacks.exposure import UpdateAnalysis, sent_words
-from seepage.attacks.exposure.analysis import OTHER_OUTPUTS, UNKNOWN_RATE
+from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UNKNOWN_RATE
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
@@ -175,8 +175,9 @@ def observe_files(
         rule, lr, found = _rule_of_signs(client, steps, adaptive, files.lr)
     said |= found
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
-        doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr)
-        said |= {} if doubt is None else {"stated rate": doubt}
+        certain = not rule.batch_coupled(model)
+        doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr) if certain else None
+        said |= {} if doubt is None else {ANOTHER_RATE: doubt}
     said |= {} if decay is None else {"weight decay": decay.words(None if UNKNOWN_RATE in said else lr)}
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
@@ -373,7 +374,7 @@ def _rule(
     rule = make_client(client)
     # Steps and rate are read off the softmax's share in the last bias, which other losses do not have.
     tells = update.tensors if rule.softmax_gradient else {}
-    found = infer_steps(model, tells, *sizes, lr=files.lr, steps=steps)
+    found = infer_steps(model, tells, *sizes, lr=files.lr, steps=steps, coupled=rule.batch_coupled(model))
     if found is None and not needs_rate:
         return rule, 1.0, {UNKNOWN_RATE: "not known, and the last bias does not tell it"}
     if found is None:

@@ -19,7 +19,7 @@ from seepage.audit.row import Case, DrawnRounds
 from seepage.audit.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, taken_outputs
 from seepage.audit.simulate.training import accuracy
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
-from seepage.base.registry import Spec
+from seepage.base.registry import Spec, models
 from seepage.base.schema import parse
 from seepage.base.storage import SCHEMA, check_schema, check_space, make_private, read_json, write_json
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
@@ -252,6 +252,8 @@ def _history(recipe: Recipe) -> str:
     """Sentence about the initialization and training of the model."""
     plan = recipe.training
     words = [f"weights {Path(plan.weights).name}"] if plan.weights else ["wide start"] if plan.init == "wide" else []
+    if not words and models.is_foreign(recipe.model.use):
+        words = ["weights it comes with"]  # code of one's own, or a saved network, may bring trained ones
     words += [f"trained {plan.steps} steps"] if plan.steps else []
     if recipe.federation is not None and recipe.federation.rounds:
         words.append(f"{recipe.federation.rounds} rounds of {recipe.federation.clients} clients ({recipe.partition})")

@@ -89,6 +89,7 @@ def run(
         check_installed()
     started = time.time()
     check_space(folder, MIN_FREE_BYTES)
+    resumed = (folder / "recipe.toml").exists()
     with locked(folder) as made:
         finished = claim(folder, "recipe.toml", text, sweeps=True, reuse=reuse)  # by another process, meanwhile
         if finished and not (retry_failed and forget_failures(folder)):
@@ -112,7 +113,7 @@ def run(
         bound_cases(sources, recipes, show)
         measure_cases(sources, recipes, folder, show)
         found = environment(command, started, recipes[0].device, plan.jobs)
-        write_json(folder / "env.json", found | {"threads": plan.threads})
+        write_json(folder / "env.json", found | {"threads": plan.threads} | ({"resumed": True} if resumed else {}))
         return Run(folder, summarize(sources, recipes, folder, show, tuned), fresh=True)
 
 

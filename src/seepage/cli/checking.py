@@ -235,7 +235,8 @@ def _matching_words(found: "Matching") -> str:
     near = next(at for at in found.cosines if at.noise == PROBE_NOISE)
     made_up = ", on a made-up batch in place of the client's" if found.made_up else ""
     words = f"gradient matching {MEANING[found.outlook]}{made_up} (cosine {near.cosine:.2f} at noise {near.noise:g}"
-    more = [f"{at.cosine:.2f} at {at.noise:g}" for at in found.cosines if at is not near]
+    others = sorted((at for at in found.cosines if at is not near), key=lambda at: at.noise)
+    more = [f"{at.cosine:.2f} at {at.noise:g}" for at in others]
     return "; ".join([words, *more, f"by chance {found.chance:.3f})"])
 
 

@@ -139,8 +139,10 @@ def conclude(result: "Result", *, allow: bool) -> None:
     """
     if allow or not result.is_open:
         return
-    why = "nothing could be scored" if result.verdict_level == "unscored" else "the run is inconclusive"
+    unscored = result.verdict_level == "unscored"
+    why = "nothing could be scored" if unscored else "the run is inconclusive"
+    remedy = "score it with seepage report RUN --truth FILE" if unscored else "do what the verdict says"
     raise SeepageError(
-        f"{why}, so it is not known what can be reconstructed, as the verdict says; mend that, "
-        "or end with 0 all the same with --allow-inconclusive"
+        f"{why}, so it is not known what can be reconstructed; {remedy}, or end with exit code 0 all the same with "
+        "--allow-inconclusive"
     )

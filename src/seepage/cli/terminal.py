@@ -179,10 +179,10 @@ def _counted(folded: Sequence[Row]) -> list[str]:
     """A line in place of the rows of attacks that do not apply.
 
     >>> _counted([Row(case="a", attack="x", status="inapplicable", outcome="does_not_apply")] * 3)
-    ['3 attacks do not apply to this model (--why)']
+    ['3 attacks do not apply here (--why)']
     """
     one = len(folded) == 1
-    return [f"{len(folded)} attack{' does' if one else 's do'} not apply to this model (--why)"] if folded else []
+    return [f"{len(folded)} attack{' does' if one else 's do'} not apply here (--why)"] if folded else []
 
 
 def _print_reasons(console: PlainConsole, result: Result, *, why: bool) -> None:

@@ -23,7 +23,10 @@ SHOWN = ("psnr", "ssim")
 
 
 class Environment(JsonRecord):
-    """Versions, platform and command of the run, and the files that it attacked where they lie outside of it."""
+    """Versions, platform and command of the run, and the files that it attacked where they lie outside of it.
+
+    Of a run that was interrupted and `resumed`, `started` and `seconds` are those of its last part.
+    """
 
     seepage: str | None = None
     python: str | None = None
@@ -35,6 +38,7 @@ class Environment(JsonRecord):
     command: str | None = None
     started: str | None = None
     seconds: float | None = None
+    resumed: bool = False
     files: list[JudgedFile] = []
 
 

@@ -63,6 +63,8 @@ FEWEST_VALUES = 64
 """Values of an example from which as many outputs are taken for an example, and not for classes."""
 OTHER_OUTPUTS = "other outputs"
 """Name of the fact that parameters moved on which the network's outputs do not depend."""
+ANOTHER_RATE = "another rate"
+"""Name of the fact that the update contradicts the learning rate that was stated."""
 UNKNOWN_RATE = "unknown rate"
 """Name of the fact that nothing shows the learning rate, so that the update is a gradient up to a factor."""
 NEEDS = Needs(linear_in_gradient="no layer has a closed form")
@@ -353,7 +355,10 @@ class UpdateAnalysis:
             return None
         size = self.observed.batch_size if scaled and self.explained_step else None
         rounding = self._label_rounding() if scaled else 0.0
-        return label_leak(gradient, self.knowledge, size, rounding, lower_bound="batch size" in self._guessed)
+        inferred = "batch size" in self._guessed
+        found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred)
+        whole = found is not None and not inferred and len(found.present) == self.observed.batch_size
+        return replace(found, complete=True) if found is not None and whole else found
 
     @cached_property
     def head(self) -> Head | None:
@@ -399,7 +404,7 @@ class UpdateAnalysis:
         update, rule = self.observed.update, self.knowledge.client
         if update.kind != "gradient" or rule.batch_coupled(self.knowledge.model):
             return False
-        if {"learning rate", UNKNOWN_RATE, "local steps", "stated rate"} & set(self._guessed):
+        if {"learning rate", UNKNOWN_RATE, "local steps", ANOTHER_RATE} & set(self._guessed):
             return False
         bias = self._last_bias
         return rule.one_logit or bias is None or sums_to_zero(self._read[0][bias], self._sum_rounding(bias))

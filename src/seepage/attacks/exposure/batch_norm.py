@@ -92,7 +92,7 @@ def batch_norm_findings(leaks: Sequence[BatchNormLeak]) -> list[ClosedForm]:
         found.append(
             ClosedForm(
                 name="batch-variance",
-                message=f"the batch's variance in {one.read} of {own} channels",
+                message=f"the batch's variance in {one.read} of {own} channels, by the gradient alone",
                 evidence={"norm": one.norm, "mode": one.mode, "variances": one.read, "channels": own},
                 limit="It is the whole batch's; of single examples it says nothing by itself.",
                 tensors=(f"{one.norm}.weight",) if one.read else (),

@@ -177,8 +177,8 @@ def _countable(observed: Round, knowledge: Knowledge) -> tuple[str, int]:
         raise Inapplicable("the model has no fully connected layer with one output per class", "use another probe")
     if knowledge.client.batch_coupled(knowledge.model):
         raise Inapplicable(
-            "batch norm in train mode makes each equation one of the whole batch: gauss_newton reads the blocks of a "
-            "residual network there, and how far it comes is not counted",
+            "batch norm in train mode ties the examples of a batch together, so that how far gauss_newton comes is not "
+            "known before it has run",
             "run gauss_newton",
         )
     if observed.batch_size is None:

@@ -51,13 +51,15 @@ def infer_steps(
     *,
     lr: float | None,
     steps: int | None,
+    coupled: bool = False,
 ) -> InferredSteps | None:
     """Learning rate and local steps of plain SGD from the last bias; None: it does not show them.
 
     The bias of a class that is not in the batch moves by minus `lr` times its softmax value, in each step. On a network
     that is not yet sure of anything, that value is close to the one of made-up inputs. So the classes that moved down
     the furthest, relative to it, all by the same share, were absent, and that share is `lr * steps`: too small where
-    the softmax changed on the way.
+    the softmax changed on the way. With batch norm in train mode the softmax depends on the batch, and that of made-up
+    inputs is a rough stand-in: the estimate is called uncertain.
 
     Args:
         model: At the weights that were sent out.
@@ -66,6 +68,7 @@ def infer_steps(
         num_classes: Classes of the model.
         lr: Learning rate, if known.
         steps: Steps, if known.
+        coupled: Whether examples reach into one another's gradients, as through batch norm in train mode.
 
     Raises:
         SeepageError: Where the learning rate is so small that the update would take more than `MAX_STEPS` steps.
@@ -81,8 +84,9 @@ def infer_steps(
     """
     if lr is not None and steps is not None:
         return InferredSteps(lr, steps, {})
-    travel, name = _last_travel(model, delta, input_shape, num_classes)
+    travel, name = _last_travel(model, delta, input_shape, num_classes, coupled=coupled)
     where = f"by how far {name} moved at the classes that are in no example"
+    where += "; uncertain, as batch norm in train mode gives every batch another softmax" if coupled else ""
     if lr is not None:
         if travel is None:
             return InferredSteps(lr, 1, {"local steps": UNSHOWN_STEPS})
@@ -107,7 +111,9 @@ def infer_steps(
 def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], classes: int, lr: float) -> str | None:
     """That the last bias moved as at another rate than the stated one for one step; None where it does not say so.
 
-    Nesterov's momentum m makes a first step `1 + m` times as long, and several steps taken for one do so too.
+    Nesterov's momentum m makes a first step `1 + m` times as long, and several steps taken for one do so too. Not for
+    examples that reach into one another's gradients: with batch norm in train mode the softmax of made-up inputs says
+    too little of the client's own to contradict anybody.
 
     Args:
         model: At the weights that were sent out.
@@ -116,28 +122,28 @@ def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], c
         classes: Of the model.
         lr: As stated.
     """
-    travel, _ = _last_travel(model, delta, input_shape, classes)
+    travel, _ = _last_travel(model, delta, input_shape, classes, coupled=False)
     if travel is None or abs(travel / lr - 1) <= SHARE_TOLERANCE:
         return None
     return f"classes that are in no example moved as at about {travel:.2g} in one step, and {lr:.3g} was stated"
 
 
 def _last_travel(
-    model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], classes: int
+    model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], classes: int, *, coupled: bool
 ) -> tuple[float | None, str | None]:
     """`lr * steps` from the last bias, or None, and the bias's name."""
     names = last_linear(model, classes)
     if names is None or names[1] is None or names[1] not in delta:
         return None, None
-    return _travel(-delta[names[1]].double(), _usual(model, input_shape, names[0])), names[1]
+    return _travel(-delta[names[1]].double(), _usual(model, input_shape, names[0], coupled=coupled)), names[1]
 
 
-def _usual(model: nn.Module, input_shape: tuple[int, ...], last: str) -> Tensor | None:
+def _usual(model: nn.Module, input_shape: tuple[int, ...], last: str, *, coupled: bool) -> Tensor | None:
     """Mean softmax `[classes]` of the model on made-up inputs; None where that is not of what its last layer returns.
 
     The slope of that layer's bias at a class that is in no example is not its softmax value then.
     """
-    head = head_of(model, {}, input_shape, last, count=PROBE_COUNT)
+    head = head_of(model, {}, input_shape, last, count=PROBE_COUNT, training=coupled)
     return head.softmax if head.kind == "outputs" else None
 
 

@@ -46,6 +46,7 @@ def head_of(
     *,
     buffers: Mapping[str, Tensor] | None = None,
     count: int = 2,
+    training: bool = False,
 ) -> Head:
     """What the layer with this weight is to the model's outputs.
 
@@ -56,6 +57,7 @@ def head_of(
         weight: Name of the layer's weight.
         buffers: As of `forward`.
         count: Made-up inputs: noise at several brightnesses.
+        training: Whether batch norm takes its statistics from them.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU())
     >>> head_of(net, {}, (2, 2), "1.weight").kind, head_of(net[:2], {}, (2, 2), "1.weight").kind
@@ -67,7 +69,7 @@ def head_of(
     noise = torch.rand((count, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
     levels = torch.linspace(0.1, 0.9, count, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
     probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(state[weight])
-    with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, [layer]) as calls:
+    with torch.enable_grad(), in_mode(model, training=training), captured_calls(model, [layer]) as calls:
         outputs = forward(model, state, as_inputs(model, probes), buffers=None if buffers is None else dict(buffers))
     softmax = outputs.detach().double().softmax(1)
     found = calls.get(layer, [])
@@ -101,6 +103,7 @@ class LabelLeak:
         sound: Whether the entries of the bias gradient sum to zero, as those of an unchanged cross-entropy gradient
             do; where only their signs are left, whether there are both; else `present` and `counts` are not to be
             believed.
+        complete: Whether no other class can be there, as there are no more examples than classes named.
     """
 
     present: tuple[int, ...]
@@ -109,6 +112,7 @@ class LabelLeak:
     sound: bool
     least: tuple[int, ...] | None = None
     most: tuple[int, ...] | None = None
+    complete: bool = False
 
     @property
     def believed(self) -> bool:
@@ -124,7 +128,7 @@ class LabelLeak:
         named = [f"{c}{self._interval(c)}" for c in first]
         more = f" and {len(self.present) - len(first)} more" if len(self.present) > len(first) else ""
         kind = "class" if len(self.present) == 1 else "classes"
-        others = ", and perhaps others" if self.least is None else ""
+        others = "" if self.complete or self.least is not None else ", and perhaps others"
         return f"{kind} {', '.join(named)}{more}{others}, from the last bias"
 
     @property

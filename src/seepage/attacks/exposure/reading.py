@@ -44,7 +44,9 @@ def read_off(victim: Victim) -> Victim:
         if decay is not None:
             said["weight decay"], decayed = decay.words(None), dict(decay.shares)
     freed = update.without_decay(victim.params, decayed).tensors if own.softmax_gradient else {}
-    found = infer_steps(model, freed, knowledge.input_shape, outputs, lr=None, steps=steps)
+    found = infer_steps(
+        model, freed, knowledge.input_shape, outputs, lr=None, steps=steps, coupled=own.batch_coupled(model)
+    )
     if found is None:
         raise SeepageError(
             f"the training step {short(own.name)} was run, and what it sent does not tell its learning rate to an "

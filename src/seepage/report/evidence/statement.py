@@ -239,7 +239,7 @@ class Evidence(JsonRecord):
         auditor: Who says so.
         run: Name of the run folder.
         started: When the run was started.
-        seconds: Wall time of the run.
+        seconds: Wall time of the run; of its last part, where it was interrupted and `resumed`.
         tool: `seepage` and its version.
         environment: Versions and machine.
         seed: The seed of all randomness.
@@ -267,6 +267,7 @@ class Evidence(JsonRecord):
     run: str
     started: str | None
     seconds: float | None
+    resumed: bool = False
     tool: str
     environment: dict[str, str]
     seed: int | None
@@ -357,6 +358,7 @@ def evidence_of(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evid
         run=run.name,
         started=run.env.started,
         seconds=run.env.seconds,
+        resumed=run.env.resumed,
         tool=f"seepage {run.env.seepage or 'of an unknown version'}",
         environment={name: value for name, value in facts.items() if value},
         seed=run.seed if type(run.seed) is int else None,
