@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torchmetrics.functional.image import total_variation
 
 from seepage import FedSGD, Inapplicable
 from seepage.attacks.search.optimizers import LBFGS, Adam, Schedule, make_schedule
@@ -32,6 +31,8 @@ def test_total_variation_is_the_mean_of_neighbours_differences(r: int, n: int, c
 
 
 def test_total_variation_on_squares_is_torchmetrics_one_per_neighbour_pair() -> None:
+    from torchmetrics.functional.image import total_variation  # seconds, for the one worker that runs this
+
     x = torch.rand((2, 5, 3, 8, 8), generator=torch.Generator().manual_seed(0))
     pairs = 5 * 3 * 8 * 7
     expected = torch.stack([total_variation(images, reduction="sum") / pairs for images in x])

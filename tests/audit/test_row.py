@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,6 +95,8 @@ TABLES: dict[str, Any] = {
 
 
 def test_a_run_fits_the_schema_and_has_one_noise_baseline(tmp_path: Path) -> None:
+    import jsonschema  # seconds, for the one worker that runs this
+
     found = run(TABLES, out=tmp_path / "run", jobs=1).result
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     jsonschema.validate(written, json_schema())
@@ -109,6 +110,8 @@ def test_a_run_fits_the_schema_and_has_one_noise_baseline(tmp_path: Path) -> Non
 
 
 def test_the_schema_refuses_what_no_run_writes() -> None:
+    import jsonschema  # seconds, for the one worker that runs this
+
     row = Row(case="a", attack="x", outcome=Outcome.EXACT)
     good = Result(
         verdict="", verdict_level="exact", rows=[row], cases=[Case(name="a", promise=Guarantee())],

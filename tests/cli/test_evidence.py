@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 import torch.nn.functional as F
@@ -230,6 +229,8 @@ def test_openssl_checks_the_same_signature(pack: Path, key: Path) -> None:
 
 
 def test_evidence_and_result_follow_the_published_schemas(pack: Path) -> None:
+    import jsonschema  # seconds, for the one worker that runs this
+
     for name in ("evidence", "result"):
         schema = json.loads((ROOT / "docs" / f"{name}.schema.json").read_text())
         assert json.loads((pack / f"{name}.schema.json").read_text()) == schema

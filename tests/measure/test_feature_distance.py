@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torchmetrics.functional.image.lpips import _LPIPS
 
 from seepage.attacks.exposure.diagnostics import metric_diagnostics
 from seepage.audit import run as audit
@@ -31,6 +30,8 @@ def images(n: int, seed: int, side: int = 64, channels: int = 3) -> Tensor:
 
 
 def test_it_is_lpips_with_all_weights_one(weights: Path) -> None:
+    from torchmetrics.functional.image.lpips import _LPIPS  # seconds, for the one worker that runs this
+
     oracle = _LPIPS(pretrained=False, net="squeeze", pnet_rand=True).eval()
     own = torch.load(weights, weights_only=True)
     features = [value for name, value in own.items() if name.startswith("features.")]
