@@ -50,10 +50,11 @@ seepage's own algorithm" means that our numbers were made by another algorithm t
 ours, and what the paper says of its own is neither confirmed nor refuted by it. `small` is a size for two cores and
 minutes: fewer steps, smaller networks, fewer images, often packaged pictures in place of the paper's. It is another
 experiment than the paper's, and its words are about itself: **seen in small**, **not seen in small**, **cannot tell
-in small**. What is seen there may be gone at the paper's size, and what is not seen may be there. "9 of 12 no; 3
-not measured" counts comparisons: twelve were measured, in nine the claim fails, and the verdict is about those
-twelve alone. **Not tested**: none was measured. Each paper's page says below a claim why it may come out otherwise
-here.
+in small**. What is seen there may be gone at the paper's size, and what is not seen may be there. "2 yes, 9 no, 1
+open; 3 not measured" counts comparisons: twelve were measured, in nine the claim fails, and the verdict is about
+those twelve alone. One comparison that fails decides against a claim, and the intervals are not adjusted for their
+number. Seeds were added to open claims until they were decided, which leans towards a decision. **Not tested**: none
+was measured. Each paper's page says below a claim why it may come out otherwise here.
 
 Intervals: of two seeds or more, Student's interval of the mean difference, seed by seed; of one seed, from the ends
 of both numbers' intervals over examples or batches (95 %, bootstrap). Older rows of the best guess have no interval
@@ -64,31 +65,34 @@ since its weights were not at hand, SSIM takes its place, and only the order is 
 
 Where there is no effect, an order does not hold: its interval holds zero and excludes half of the difference that
 the paper prints, or **nothing is read**: all that the claim orders by PSNR lies below a flat square of each image's
-mean color, over all of it and the seeds by the interval. An order among failed searches is no order.
+mean color, over all of it and the seeds by the interval. An order among failed searches is no order: where they
+stand in the claim's order all the same, we cannot tell. PSNR over several images says little of any one of them:
+single images may be recovered where nothing is read on average, which the lines *recovered* count.
 
-Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the
-most of several seeds; in FedLeak's Figures 1 and 6 of several images, in its Figure 9 the mean and one deviation.
-Where a paper takes the best guess for each image, the same attack scored with one guess for one image stands below,
-with the share of examples recovered and the PSNR of a flat square of the example's own mean color: what finds
-nothing can still have more dB than the paper's. *Recovered* is counted there by the rule of earlier versions, an
-SSIM of at least 0.6 and 3 dB over that square; by today's rule ([recognized](../concepts/verdict.md#recognized)) many
-more would count.
+Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the most
+of several seeds (of one seed of FedLeak's Figures 1 and 6: of several images); in its Figure 9 the mean and one
+deviation. Where a paper takes the best guess for each image, the same attack scored with one guess for one image
+stands below, with the share of examples recovered and the PSNR of a flat square of the example's own mean color:
+what finds nothing can still have more dB than the paper's. *Recovered* is counted by
+[likeness](../concepts/verdict.md#recognized); *recovered, by SSIM* stands where a row was made before that rule, and
+asks for an SSIM of at least 0.6 and 3 dB over that square, by which fewer count.
 """
 """How verdicts are reached, at the end of the first page."""
 
 SMALL = {
     "cafe": """The small size: 10 to 160 samples of 8 to 32 pixels, where the paper has 800 in batches of 40, and
-300 to 2,000 iterations of its loops in place of 8,000 to 20,000. Tables 3, 6 and 7 and Figures 1, 6 and 8 are
+300 to 3,500 iterations of its loops in place of 8,000 to 20,000. Tables 3, 6 and 7 and Figures 1, 6 and 8 are
 of seepage's closed form, which asks for the same knowledge and is no test of the paper's loops.""",
-    "cpa": """The small size: batches of 2 to 32, where the paper has 8 to 1,024, fully connected networks
+    "cpa": """The small size: batches of 2 to 48, where the paper has 8 to 1,024, fully connected networks
 trained on few images, a VGG-like network of 32 pixels in place of VGG-16 at 224, and 200 to 2,000 steps in
 place of 25,000. SSIM stands in for LPIPS.""",
-    "fedleak": """The small size: Tables 3, 15, 16, 17 and 19 have the paper's regime at a smaller scale, a
-trained ResNet-10 with ReLU of width 16, images of 32 pixels, batches of 1 to 16 and about 1,000 gradients in
-place of 10,000 steps. In it Inverting Gradients has the paper's 9 to 11 dB, and FedLeak the same: on average
-neither gets above the mean color of the images. The other items still have a fresh ConvNet with GELU and images
-of 16 pixels, which is easy: the rivals read it as well, which the paper's they do not. More of the headline
-stands in [FedLeak on ReLU networks](../attacks/fedleak_guided.md).""",
+    "fedleak": """The small size: Tables 3, 15, 16, 17 and 19 have the paper's regime at a smaller scale, a trained
+ResNet-10 with ReLU of width 16, images of 32 pixels, batches of 1 to 16 and about 1,000 gradients (Table 3) or 2,000
+an image in place of 10,000 steps. In it Inverting Gradients has the paper's 9 to 11 dB on CIFAR-10, and FedLeak the
+same: on average neither gets above the mean color of the images. Most other items have a fresh ConvNet with GELU and
+images of 16 pixels, which is easy: the rivals read it as well, which in the paper they do not. Tables 7, 8 and 11
+and Figures 1, 4, 5, 9 and 10 have networks of their own, which their pages name. More of the headline stands in
+[FedLeak on ReLU networks](../attacks/fedleak_guided.md).""",
 }
 """What the small size of each paper is, for its part of the first page."""
 
@@ -143,9 +147,10 @@ def _counts(paper: str, source: str, items: Sequence[Item], found: Mapping[str, 
 
 
 def _count(found: Sequence[Judged]) -> str:
-    """How many, and how many of them by another algorithm than the paper's."""
-    own = sum(one.claim.own for one in found)
-    return f"{len(found)} ({own} by seepage's own algorithm)" if own else str(len(found))
+    """How many; how many of them by another algorithm than the paper's, and by searches that read nothing."""
+    own, unread = sum(one.claim.own for one in found), sum(one.nothing_read for one in found)
+    more = [f"{own} by seepage's own algorithm"] * bool(own) + [f"in {unread} nothing is read"] * bool(unread)
+    return f"{len(found)} ({'; '.join(more)})" if more else str(len(found))
 
 
 def _summary(paper: str, source: str, items: Sequence[Item], found: Mapping[str, Sequence[Record]]) -> str:
@@ -236,8 +241,10 @@ def _compared(item: Item, part: Decided, size: str) -> str:
         against = f"{given} of {right.line.name}"
     else:
         against = f"{given}, the mean color's" if isinstance(right, str) else given
+    lead = f", where a lead of {part.by:g} is claimed" if part.by > 0 and not part.comparison.within else ""
+    data = f" ({left.line.data})" if left.line.data and left.line.data not in left.line.name.lower() else ""
     why = " (no interval)" if part.low is None else ""
-    return f"{left.line.name}, {heads[left.column]}: {mine} against {against}{why}"
+    return f"{left.line.name}{data}, {heads[left.column]}: {mine} against {against}{lead}{why}"
 
 
 def _claims(item: Item, records: Sequence[Record]) -> str:
@@ -264,6 +271,8 @@ def _claims(item: Item, records: Sequence[Record]) -> str:
 def _price(item: Item, judged: Judged) -> str:
     """The cost of closing an open claim."""
     seeds = seeds_to_decide(judged)
+    if judged.nothing_read:
+        return "To close it: no number of seeds, but a search that reads something at this size."
     if seeds is None:
         return f"To close it: more than {MOST_SEEDS} seeds, as the numbers lie on the claim's line."
     needs = item.needs["small" if judged.size == "small" else "paper"]
@@ -349,7 +358,9 @@ def _table(item: Item, size: str, records: Sequence[Record]) -> str:
 
 def _beside(line: Line, at: Mapping[int, Record], columns: Iterable[int]) -> list[tuple[str, list[str]]]:
     """The lines below a row: the audit's own scores, and baseline guesses without an attack."""
-    wanted = {"recovered": "recovered", "mean_color_psnr": "mean color, dB"}
+    # Rows of before today's rule have no likeness.
+    rule = "recovered" if any("likeness" in record.facts for record in at.values()) else "recovered, by SSIM"
+    wanted = {"recovered": rule, "mean_color_psnr": "mean color, dB"}
     if line.metric == "psnr_nearest":
         wanted = {"psnr": "one guess per image, dB", **wanted}
     elif line.metric in ("lpips", "ssim", "cosine", "correlation"):

@@ -6,13 +6,14 @@ between the ends of the two numbers' own intervals over examples or batches. A n
 
 Two rules keep a claim from staying open where there is no effect. An order also fails where its interval holds zero
 and excludes half of the paper's own difference. And where all that a claim orders by PSNR lies below the mean color
-of the images, nothing was read, so that no setting is better than another and the claim does not hold.
+of the images, nothing was read: the claim does not hold, or, where the failed searches stand in its order all the same,
+nobody can tell.
 
 PSNR counts up to `EXACT_DB`: at that, every value of an image of 8 bits is right, and rounding orders the rest. A
 training loss counts up to `DIVERGED`: beyond, how far training went astray is no matter.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Literal
@@ -76,6 +77,7 @@ class Decided:
         seeds: Number of seeds behind the interval; 0 where it is over examples, or there is none.
         least: Half of the difference that the paper prints; a claimed order fails where the interval contains zero and
             its upper end is below this.
+        stands_in: Whether it is of another metric than the row's own, which could not be measured.
     """
 
     comparison: ClaimPart
@@ -88,6 +90,7 @@ class Decided:
     by: float = 0.0
     seeds: int = 0
     least: float = 0.0
+    stands_in: bool = False
 
     @property
     def measured(self) -> bool:
@@ -127,9 +130,12 @@ class Judged:
         found = [part.found for part in self.parts if part.measured]
         if not found:
             return None
-        if self.nothing_read or any(one is False for one in found):
+        as_claimed = all(found)
+        if self.nothing_read:
+            return "cannot tell" if as_claimed else "does not hold"  # an order among failed searches is no order
+        if any(one is False for one in found):
             return "does not hold"
-        return "holds" if all(found) else "cannot tell"
+        return "holds" if as_claimed else "cannot tell"
 
     def count(self, found: bool | None) -> int:
         """Number of measured comparisons with this outcome."""
@@ -159,8 +165,21 @@ def judge(claim: Claim, lines: Sequence[Line], columns: int, records: Sequence[R
         own = [record for record in records if record.size == size]
         if own:
             parts = [part for one in claim.comparisons(lines, columns) for part in _on_each_data(one, own, claim)]
-            found.append(Judged(claim, size, tuple(parts), _above_mean_color(parts, own)))
+            found.append(Judged(claim, size, tuple(_once(parts)), _above_mean_color(parts, own)))
     return found
+
+
+def _once(parts: Sequence[Decided]) -> Iterator[Decided]:
+    """The comparisons; one of a metric that stands in counts where no other one is of the same numbers."""
+    seen = set[tuple[object, ...]]()
+    for part in parts:
+        # Facts are kept to four digits.
+        numbers = (*(None if one is None else round(one, 3) for one in (part.left, part.right)), part.data)
+        if part.stands_in and numbers in seen:
+            yield Decided(part.comparison, None, data=part.data)
+        else:
+            yield part
+        seen.add(numbers)
 
 
 def _above_mean_color(parts: Sequence[Decided], records: Sequence[Record]) -> tuple[float, float] | None:
@@ -301,7 +320,8 @@ def _decide(
     seeds = 0 if exact else len(_shared(left, other))
     least = _half_of_papers(comparison) if cap and not exact and left.metric is None else 0.0
     found = _found(comparison, by, low, high, least)
-    return Decided(comparison, found, left.mean, other.mean, low, high, data, by, seeds, least)
+    stands_in = left.metric is not None
+    return Decided(comparison, found, left.mean, other.mean, low, high, data, by, seeds, least, stands_in)
 
 
 def _shared(left: Number, right: Number) -> list[str]:
@@ -378,6 +398,8 @@ def seeds_to_decide(judged: Judged) -> int | None:
     """
     holding: list[int] = [FEWEST_SEEDS]
     failing: list[int] = []
+    if judged.nothing_read:
+        return None
     for part in judged.parts:
         if not part.measured or part.found is not None:
             continue
@@ -439,10 +461,10 @@ def in_words(judged: Judged) -> str:
     word = small[verdict] if judged.size == "small" else verdict
     if judged.nothing_read and judged.above_mean_color is not None:
         low, high = (-end for end in judged.above_mean_color)
-        return f"{word} (nothing is read: on average {high:.1f} to {low:.1f} dB below the mean color)"
-    counts = {"holds": judged.count(True), "does not hold": judged.count(False), "cannot tell": judged.count(None)}
+        order = "the order is as claimed, but nothing is read" if verdict == "cannot tell" else "nothing is read"
+        return f"{word} ({order}: below the mean color by {high:.1f} to {low:.1f} dB on average, 95 % interval)"
+    counts = {"yes": judged.count(True), "no": judged.count(False), "open": judged.count(None)}
     missing = len(judged.parts) - judged.measured
     rest = f"; {missing} not measured" if missing else ""
-    verb = {"holds": "yes", "does not hold": "no", "cannot tell": "open"}[verdict]
     own = ", by seepage's own algorithm" if judged.claim.own else ""
-    return f"{word}{own} ({counts[verdict]} of {judged.measured} {verb}{rest})"
+    return f"{word}{own} ({', '.join(f'{count} {what}' for what, count in counts.items() if count)}{rest})"
