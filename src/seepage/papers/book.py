@@ -110,7 +110,7 @@ def write_book(results: Path, folder: Path) -> list[Path]:
     Raises:
         SeepageError: Where a file of records is damaged.
     """
-    pages, summary, counts = [], [], []
+    pages, summary, counts, at_size = [], [], [], list[Verdict | None]()
     for paper, source in PAPERS.items():
         items = [item for item in list_items().values() if item.expect.paper == paper]
         found = {item.id: read_records(results, item.id) for item in items}
@@ -121,10 +121,21 @@ def write_book(results: Path, folder: Path) -> list[Path]:
         pages.append(page)
         summary.append(_summary(paper, source, items, found))
         counts += _counts(paper, source, items, found)
+        judged = [sizes for item in items for _, sizes in judged_of(item, found[item.id])]
+        at_size += [sizes["paper"].verdict if "paper" in sizes else None for sizes in judged]
     index = folder / "index.md"
     table = "\n".join([*COUNTED, *counts, ""])
-    write_whole(index, "\n".join(["# Results book\n", OPENING, table, *summary, LEGEND]).rstrip() + "\n")
+    opening = f"{OPENING}\n{_at_size(at_size)}\n"
+    write_whole(index, "\n".join(["# Results book\n", opening, table, *summary, LEGEND]).rstrip() + "\n")
     return [index, *pages]
+
+
+def _at_size(verdicts: Sequence[Verdict | None]) -> str:
+    """How many claims were decided at the papers' own sizes, in a sentence."""
+    found = [f"{verdicts.count('holds')} hold", f"{verdicts.count('does not hold')} do not"]
+    unsure = verdicts.count("cannot tell")
+    found += [f"{unsure} cannot be told"] if unsure else []
+    return f"At the papers' own sizes, of {len(verdicts)} claims {', '.join(found)}, {verdicts.count(None)} were not run."
 
 
 COUNTED = (
