@@ -135,7 +135,8 @@ def _at_size(verdicts: Sequence[Verdict | None]) -> str:
     found = [f"{verdicts.count('holds')} hold", f"{verdicts.count('does not hold')} do not"]
     unsure = verdicts.count("cannot tell")
     found += [f"{unsure} cannot be told"] if unsure else []
-    return f"At the papers' own sizes, of {len(verdicts)} claims {', '.join(found)}, {verdicts.count(None)} were not run."
+    found.append(f"{verdicts.count(None)} were not run")
+    return f"At the papers' own sizes, of {len(verdicts)} claims {', '.join(found)}."
 
 
 COUNTED = (
