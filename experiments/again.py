@@ -7,8 +7,8 @@ Each command whose script and subcommand are still in the tree (`finished.toml` 
 an empty folder that links to this checkout; files of data are looked for in the folder of `--data`. A row is the same
 if its number agrees to a thousandth, or to half a dB where it is a PSNR, or if both are errors of rounding; times are
 not compared. One line for each command goes to `--out`: rows that are the same, and those that differ with both
-numbers. Commands in that file are not run again. A command that takes more than `--limit` seconds of a processor is
-stopped, and its rows until then are compared.
+numbers. Commands in that file are not run again. A command that takes more than `--limit` seconds of a processor in
+one process is stopped, and its rows until then are compared.
 """
 
 import json
@@ -31,7 +31,7 @@ from seepage.papers.records import RESULTS, Record, read_file
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ("cpu_s", "seconds", "cpu_seconds", "ms", "solving_s", "steps_per_second")
 """Metrics that are times of a machine, and no results."""
-KILLED = (137, 152, -9, -24)
+KILLED = (152, -24)
 """Exit codes of a command that is stopped at its limit of processor time."""
 CLOSE = 1e-3
 """Relative difference up to which two numbers are the same: rows keep four digits."""
@@ -45,7 +45,7 @@ def recorded(only: tuple[str, ...]) -> dict[str, list[Record]]:
     """All records of studies by their command, where its script is here (or one of `only`)."""
     finished = tomllib.loads((ROOT / "experiments" / "finished.toml").read_text("utf-8"))["commands"]
     found: dict[str, list[Record]] = defaultdict(list)
-    for path in sorted(RESULTS.glob("*/*.jsonl")):
+    for path in sorted((ROOT / RESULTS).glob("*/*.jsonl")):
         for record in read_file(path) if path.parent.name != "reproduce" else ():
             words = shlex.split(record.command)
             script = Path(words[1]).name if words[:1] == ["python"] and len(words) > 1 else ""
@@ -84,19 +84,19 @@ def run_again(text: str, data: Path, limit: int) -> tuple[list[Record], str]:
     words = [str(files.get(Path(word).name, word)) for word in words]
     words = [str(data) if word.endswith("shared/data") else word for word in words]
     with tempfile.TemporaryDirectory(prefix="seepage-again-") as folder:
-        for name in ("experiments", "src", "tests", "docs", "benchmarks"):
+        for name in ("experiments", "src", "tests"):
             (Path(folder) / name).symlink_to(ROOT / name)
         (Path(folder) / RESULTS).mkdir()
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         problem = ""
         try:
             subprocess.run(
-                ["bash", "-c", f"ulimit -t {limit}; {shlex.join(words)}"],
+                ["bash", "-c", f"ulimit -St {limit}; {shlex.join(words)}"],
                 cwd=folder, env=env, capture_output=True, text=True, check=True,
             )  # fmt: skip
         except subprocess.CalledProcessError as error:
             last = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1][:200]
-            problem = f"over {limit} s" if "ulimit" in last or "Killed" in last or error.returncode in KILLED else last
+            problem = f"over {limit} s" if error.returncode in KILLED else last
         found = [record for path in sorted((Path(folder) / RESULTS).rglob("*.jsonl")) for record in read_file(path)]
         return found, problem
 
@@ -116,7 +116,8 @@ def main(*, data: Path, out: Path, limit: int = 300, only: tuple[str, ...] = ())
             continue
         started = time.monotonic()
         new, problem = run_again(text, data.resolve(), limit)
-        here = keyed(old).keys() & keyed(new).keys()
+        compared = keyed([record for record in old if record.metric not in TIMES])
+        here = compared.keys() & keyed(new).keys()
         differing = list(differences(old, new))
         line = {"command": text, "rows": len(old), "again": len(here), "same": len(here) - len(differing)}
         append_line(out, {**line, "differ": differing, "problem": problem, "s": round(time.monotonic() - started)})

@@ -11,12 +11,18 @@ from seepage import Architecture, Batch, FedAvg, FedSGD, build, record
 from seepage.attacks.exposure import LabelLeak, UpdateAnalysis
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, UNKNOWN_RATE
 from seepage.attacks.exposure.inference import infer_size, infer_steps, rate_doubt
+from seepage.attacks.exposure.labels import label_leak
 from seepage.audit.observe import Files, observe_files
 from seepage.base.registry import Spec
 from seepage.federation.transcript.foreign import read_facts
-from seepage.federation.types import ClientUpdate, Tensors
+from seepage.federation.types import ClientUpdate, Knowledge, Tensors
 
 SHAPE, CLASSES = (3, 8, 8), 10
+
+
+def linear_knowledge(classes: int) -> Knowledge:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, classes))
+    return record(model, Batch(torch.rand(1, 3, 2, 2), torch.zeros(1, dtype=torch.int64))).knowledge
 
 
 def net() -> nn.Module:
@@ -159,12 +165,16 @@ def test_a_network_without_fully_connected_layers_does_not_tell() -> None:
 def test_labels_are_named_with_their_counts() -> None:
     counts = (0, 2, 0, 1)
     sure = LabelLeak((1, 3), counts, 0.1, True, (0, 1, 0, 1), (1, 2, 1, 1))
-    assert sure.source == "classes 1 (1 to 2), 3 (1), from the last bias"
+    assert sure.source == "classes 1 (1 to 2), 3 (1), and perhaps others, from the last bias"
     bounded = LabelLeak((1, 3), counts, 0.1, True, (0, 1, 0, 1))
-    assert bounded.source == "classes 1 (1 or more), 3 (1 or more), from the last bias"
+    assert bounded.source == "classes 1 (1 or more), 3 (1 or more), and perhaps others, from the last bias"
     assert LabelLeak((1, 3), counts, 0.1, True).source == "classes 1, 3, and perhaps others, from the last bias", (
         "an estimate is no proof"
     )
+    hidden = label_leak({"1.bias": torch.tensor([-0.4, -0.2, 0.3, 0.3])}, linear_knowledge(4), 4)
+    assert hidden.source == "classes 0 (2 to 3), 1 (1 to 2), and perhaps others, from the last bias", "one more example"
+    whole = label_leak({"1.bias": torch.tensor([-0.4, -0.3, 0.35, 0.35])}, linear_knowledge(4), 4)
+    assert whole.source == "classes 0 (2), 1 (2), from the last bias"
     assert LabelLeak((1,), None, None, True, complete=True).source == "class 1, from the last bias"
     assert LabelLeak((1,), None, None, True).source == "class 1, and perhaps others, from the last bias"
     assert LabelLeak((1,), None, None, False).source is None

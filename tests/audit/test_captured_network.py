@@ -39,6 +39,14 @@ def test_classes_that_the_weights_do_not_tell_are_called_assumed() -> None:
     assert found.inferred["classes"] == "10, assumed: no last layer is among the weights"
 
 
+def test_a_hidden_layer_of_as_many_rows_is_no_head() -> None:
+    architecture = Architecture("fc2", {"hidden": 10})
+    state = dict(build(architecture, (1, 28, 28), 62).state_dict())
+    bare = {name: tensor for name, tensor in state.items() if len(tensor) != 62}
+    assert "assumed" in find_network(architecture, bare, None, None).inferred["classes"]
+    assert find_network(architecture, state, None, None).outputs == 62
+
+
 def test_where_several_shapes_fit_that_is_said() -> None:
     architecture = Architecture("torchvision:resnet18")
     state = {name: torch.empty(t.shape) for name, t in build(architecture, (3, 32, 32), 7).state_dict().items()}

@@ -197,7 +197,7 @@ def test_seeds_give_a_mean_between_the_least_and_the_most(cli: Cli) -> None:
     assert first["seeds"] == {"1": 1.0, "2": 2.0, "3": 3.0}
     assert first["command"] == "seepage reproduce fedleak/figure-9 --size small --seed 1 --seeds 3"
     assert first["made"]["device"] == "cpu"
-    seen = "seen in small (2 of 2 yes): The square grows."
+    seen = "seen in small (2 yes): The square grows."
     assert cli("reproduce", "fedleak/figure-9", "--seeds=3", "--quiet").out == f"fedleak/figure-9: {seen}\n"
     cli("reproduce", "fedleak/figure-9", "--quiet")
     assert CALLS == [1, 2, 3, 0], "what is there is not made again"
@@ -228,7 +228,7 @@ differs = "One equation has one unknown."
 """
     (recipes / "cpa/item.toml").write_text(RECIPE.replace("\n[small]\n", claims))
     found = cli("reproduce", "cpa/table-7", "--jobs=1", "--seeds=2", "--book=book", "--quiet")
-    assert "cpa/table-7: not seen in small (1 of 1 no): It is not exact." in found.out
+    assert "cpa/table-7: not seen in small (1 no): It is not exact." in found.out
     known = cli("reproduce", "cpa/table-7", "--jobs=1", "--seeds=2", "--json").json["items"][0]["claims"]
     assert [(one["verdict"], one["size"], one["measured"], one["fail"]) for one in known] == [
         ("holds", "small", 1, 0),
@@ -236,11 +236,11 @@ differs = "One equation has one unknown."
     ]
     assert known[0]["data"] == ["digits"]
     shown = " ".join(cli("reproduce", "cpa/table-7", "--jobs=1", "--seeds=2").out.split())
-    assert "It is not exact. (nowhere) not seen in small (1 of 1 no): closed form, MNIST, 1:" in shown
+    assert "It is not exact. (nowhere) not seen in small (1 no): closed form, MNIST, 1:" in shown
     page = (home / "book/cpa.md").read_text()
-    assert "In a smaller experiment, on digits: **not seen in small (1 of 1 no)**" in page
+    assert "In a smaller experiment, on digits: **not seen in small (1 no)**" in page
     assert "One equation has one unknown." in page
-    assert "| A batch of one is read. | not run | seen in small (1 of 1 yes) |" in (home / "book/index.md").read_text()
+    assert "| A batch of one is read. | not run | seen in small (1 yes) |" in (home / "book/index.md").read_text()
 
 
 def test_a_folder_of_data_is_searched_by_name(cli: Cli, home: Path) -> None:

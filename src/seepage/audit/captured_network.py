@@ -94,7 +94,7 @@ def find_network(
     tries.add(shapes)
     if not tries.passing and shape is None:
         tries.add(COMMON_SHAPES)
-    inferred = {} if classes is not None else {"classes": _source_of_classes(outputs, told=head is not None)}
+    inferred = {} if classes is not None else {"classes": _source_of_classes(outputs, head, outputs)}
     if not tries.passing:
         if tries.failed is not None:
             raise _refusal(architecture, *tries.failed, known=shape is not None)
@@ -117,8 +117,8 @@ def find_network(
     where, wide = logits_words(output), logits_in(output)
     inferred |= {} if where is None else {"logits": where}
     if classes is None and wide.ndim > 1:
-        # Counted in what the network returns: of a head that is not among the weights, that is what it was built with.
-        inferred["classes"] = _source_of_classes(wide.shape[1], told=head is not None or wide.shape[1] != outputs)
+        head = _head(model, state, wide.shape[1])  # of a network that takes no number of classes, its own
+        inferred["classes"] = _source_of_classes(wide.shape[1], head, outputs)
         outputs = wide.shape[1]
     return Network(model=model, input_shape=taken, outputs=outputs, inferred=inferred, pools=pools, warned=warned)
 
@@ -226,12 +226,14 @@ def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
 
 
 def _head(model: nn.Module, state: Mapping[str, Tensor], built_for: int) -> int | None:
-    """Number of classes of the weights: rows of the last layer of that many outputs; None: no layer tells."""
-    given = _in_names_of(model, state)
-    for name, own in reversed(list(model.named_parameters())):
-        if own.ndim and len(own) == built_for and name in given and given[name].shape[1:] == own.shape[1:]:
-            return len(given[name])
-    return None
+    """Number of classes of the weights: rows of the last layer with that many; None: it is not among the weights."""
+    own, given = dict(model.named_parameters()), _in_names_of(model, state)
+    last = next((name for name in reversed(own) if own[name].ndim and len(own[name]) == built_for), None)
+    if last is None:
+        return None
+    layer = last.rpartition(".")[0]
+    rows = [name for name in own if name.rpartition(".")[0] == layer and name in given and own[name].ndim]
+    return next((len(given[name]) for name in rows if given[name].shape[1:] == own[name].shape[1:]), None)
 
 
 # --- likely shapes ------------------------------------------------------------------------------------------------
@@ -299,9 +301,13 @@ def _sides(model: nn.Module, first: nn.Conv2d, channels: int, classes: int) -> l
 # --- words --------------------------------------------------------------------------------------------------------
 
 
-def _source_of_classes(classes: int, *, told: bool) -> str:
-    """Where a number of classes comes from that nobody stated."""
-    return f"{classes}, to which the weights fit" if told else f"{classes}, assumed: no last layer is among the weights"
+def _source_of_classes(classes: int, head: int | None, built_for: int) -> str:
+    """Where a number of classes comes from that nobody stated: the weights, the network's own code, or nothing."""
+    if head is not None:
+        return f"{classes}, to which the weights fit"
+    if classes != built_for:
+        return f"{classes}, as the network is built"
+    return f"{classes}, assumed: no last layer is among the weights"
 
 
 def _refusal(architecture: Architecture, shape: Shape, error: Untaken, *, known: bool) -> SeepageError:

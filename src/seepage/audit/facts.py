@@ -236,7 +236,7 @@ class _Reader:
             return self._seen("clipping", found.message, "guessed", option)
         scaled = self.update.kind == "gradient" and UNKNOWN_RATE not in self.said
         what = "a gradient" if scaled else "a difference of weights"
-        unsure = ", if the rate is right," if self.moved and "learning rate" in self.said else ""
+        unsure = ", if the rate is right," if scaled and self.moved and "learning rate" in self.said else ""
         return self._seen("clipping", f"{what} of norm {self.look.norm:.3g}{unsure} tells none", "unknown", option)
 
     def _noise(self) -> Fact:

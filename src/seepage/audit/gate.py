@@ -189,7 +189,7 @@ def _remedy(rows: Sequence[Row], condition: Condition) -> str:
     """The remedy where no row of a case has the score of a condition."""
     if not any(row.gave_result for row in rows):
         return "add attacks that apply: none of these gave a result, and the table says why"
-    if condition.score == "certified" and not any(row.scored for row in rows):
+    if condition.score == "certified" and any(row.outcome is Outcome.NOT_SCORED for row in rows):
         return (
             "no attack that ran can certify its guesses, and --why says why others do not apply; gate a "
             'simulated client of this model: seepage audit --model … --data … --fail-if "recovered>0"'

@@ -89,11 +89,11 @@ def run(
         check_installed()
     started = time.time()
     check_space(folder, MIN_FREE_BYTES)
-    resumed = (folder / "recipe.toml").exists()
     with locked(folder) as made:
         finished = claim(folder, "recipe.toml", text, sweeps=True, reuse=reuse)  # by another process, meanwhile
         if finished and not (retry_failed and forget_failures(folder)):
             return Run(folder, read_result(folder), fresh=False)
+        resumed = (folder / "observed").exists()
         with undone_on_mistake(made):
             take(folder, "recipe.toml", text)
             if budget is not None and budget.minutes == recipes[0].minutes and read_budget(folder) is None:

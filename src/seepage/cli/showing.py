@@ -139,9 +139,11 @@ def conclude(result: "Result", *, allow: bool) -> None:
     """
     if allow or not result.is_open:
         return
-    unscored = result.verdict_level == "unscored"
-    why = "nothing could be scored" if unscored else "the run is inconclusive"
-    remedy = "score it with seepage report RUN --truth FILE" if unscored else "do what the verdict says"
+    from seepage.audit.outcome import Outcome
+
+    why = "nothing could be scored" if result.verdict_level == "unscored" else "the run is inconclusive"
+    guesses = any(row.outcome is Outcome.NOT_SCORED for row in result.rows)
+    remedy = "score it with seepage report RUN --truth FILE" if guesses else "see the verdict for what would tell"
     raise SeepageError(
         f"{why}, so it is not known what can be reconstructed; {remedy}, or end with exit code 0 all the same with "
         "--allow-inconclusive"

@@ -110,7 +110,7 @@ def write_book(results: Path, folder: Path) -> list[Path]:
     Raises:
         SeepageError: Where a file of records is damaged.
     """
-    pages, summary, counts, at_size = [], [], [], list[Verdict | None]()
+    pages, summary, counts, at_size, claims = [], [], [], list[Judged](), 0
     for paper, source in PAPERS.items():
         items = [item for item in list_items().values() if item.expect.paper == paper]
         found = {item.id: read_records(results, item.id) for item in items}
@@ -122,21 +122,25 @@ def write_book(results: Path, folder: Path) -> list[Path]:
         summary.append(_summary(paper, source, items, found))
         counts += _counts(paper, source, items, found)
         judged = [sizes for item in items for _, sizes in judged_of(item, found[item.id])]
-        at_size += [sizes["paper"].verdict if "paper" in sizes else None for sizes in judged]
+        at_size += [sizes["paper"] for sizes in judged if "paper" in sizes]
+        claims += len(judged)
     index = folder / "index.md"
     table = "\n".join([*COUNTED, *counts, ""])
-    opening = f"{OPENING}\n{_at_size(at_size)}\n"
+    opening = f"{OPENING}\n{_at_size(at_size, claims)}\n"
     write_whole(index, "\n".join(["# Results book\n", opening, table, *summary, LEGEND]).rstrip() + "\n")
     return [index, *pages]
 
 
-def _at_size(verdicts: Sequence[Verdict | None]) -> str:
+def _at_size(judged: Sequence[Judged], claims: int) -> str:
     """How many claims were decided at the papers' own sizes, in a sentence."""
-    found = [f"{verdicts.count('holds')} hold", f"{verdicts.count('does not hold')} do not"]
-    unsure = verdicts.count("cannot tell")
-    found += [f"{unsure} cannot be told"] if unsure else []
-    found.append(f"{verdicts.count(None)} were not run")
-    return f"At the papers' own sizes, of {len(verdicts)} claims {', '.join(found)}."
+    words: dict[Verdict, str] = {"holds": "hold", "does not hold": "do not", "cannot tell": "cannot be told"}
+    found = {what: [one for one in judged if one.verdict == verdict] for verdict, what in words.items()}
+    said = []
+    for what, some in found.items():
+        number, *more = _count(some).split(" ", 1)
+        said += [" ".join([number, what, *more])] if some else []
+    untested = claims - sum(map(len, found.values()))
+    return f"At the papers' own sizes, of {claims} claims {', '.join(said)}; {untested} were not tested."
 
 
 COUNTED = (
@@ -275,7 +279,7 @@ def _claims(item: Item, records: Sequence[Record]) -> str:
                 lines += [f"    - {_price(item, one)}"] if one.verdict == "cannot tell" else []
             elif size == "paper":
                 lines.append(f"    - {head}: not run; {item.needs['paper']}.")
-        if any(one.verdict == "does not hold" for one in judged.values()):
+        if any(one.verdict == "does not hold" or one.nothing_read for one in judged.values()):
             lines.append(f"    - {' '.join(claim.differs.split())}")
     return "\n".join([*lines, ""])
 

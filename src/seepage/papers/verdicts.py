@@ -171,15 +171,17 @@ def judge(claim: Claim, lines: Sequence[Line], columns: int, records: Sequence[R
 
 def _once(parts: Sequence[Decided]) -> Iterator[Decided]:
     """The comparisons; one of a metric that stands in counts where no other one is of the same numbers."""
-    seen = set[tuple[object, ...]]()
+
+    def numbers(part: Decided) -> tuple[str, str, str]:  # facts are kept to four digits
+        return f"{part.left or 0:.3g}", f"{part.right or 0:.3g}", part.data
+
+    seen = {numbers(part) for part in parts if part.measured and not part.stands_in}
     for part in parts:
-        # Facts are kept to four digits.
-        numbers = (*(None if one is None else round(one, 3) for one in (part.left, part.right)), part.data)
-        if part.stands_in and numbers in seen:
+        if part.stands_in and numbers(part) in seen:
             yield Decided(part.comparison, None, data=part.data)
-        else:
-            yield part
-        seen.add(numbers)
+            continue
+        seen.add(numbers(part))
+        yield part
 
 
 def _above_mean_color(parts: Sequence[Decided], records: Sequence[Record]) -> tuple[float, float] | None:
@@ -459,12 +461,13 @@ def in_words(judged: Judged) -> str:
     if verdict is None:
         return "not tested"
     word = small[verdict] if judged.size == "small" else verdict
-    if judged.nothing_read and judged.above_mean_color is not None:
-        low, high = (-end for end in judged.above_mean_color)
-        order = "the order is as claimed, but nothing is read" if verdict == "cannot tell" else "nothing is read"
-        return f"{word} ({order}: below the mean color by {high:.1f} to {low:.1f} dB on average, 95 % interval)"
-    counts = {"yes": judged.count(True), "no": judged.count(False), "open": judged.count(None)}
     missing = len(judged.parts) - judged.measured
     rest = f"; {missing} not measured" if missing else ""
     own = ", by seepage's own algorithm" if judged.claim.own else ""
+    if judged.nothing_read and judged.above_mean_color is not None:
+        low, high = (-end for end in judged.above_mean_color)
+        order = "the order is as claimed, but nothing is read" if verdict == "cannot tell" else "nothing is read"
+        by = f"by {high:.1f} to {low:.1f} dB on average, 95 % interval"
+        return f"{word}{own} ({order}: below the mean color {by}{rest})"
+    counts = {"yes": judged.count(True), "no": judged.count(False), "open": judged.count(None)}
     return f"{word}{own} ({', '.join(f'{count} {what}' for what, count in counts.items() if count)}{rest})"

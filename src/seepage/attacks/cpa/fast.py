@@ -256,7 +256,8 @@ class FastRun:
         """Rows with scale and sign from the bias gradient, and which of the two stay unknown: both without a bias."""
         stretched = "" if self.layer.reads_input is None else ": each example is stretched to the value range"
         if self.bias is None or self.scale == "range":
-            self.notes.append(f"scale and sign are not known{stretched}")
+            what = "scale is" if self.layer.sparse else "scale and sign are"  # what a ReLU gives is not negative
+            self.notes.append(f"{what} not known{stretched}")
             return found.rows, frozenset[Ambiguity]({"sign", "scale"})
         # columns @ ones = bias gradient, by least squares: rounding outside the span is left out. [r]
         columns = self.spectrum.keep(len(found.rows)).columns

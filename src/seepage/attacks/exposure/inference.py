@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seepage.attacks.exposure.analysis import UpdateAnalysis
 from seepage.attacks.exposure.labels import head_of
 from seepage.base.algebra.rows import LEAST_ALIKE
-from seepage.base.nn import last_linear
+from seepage.base.nn import has_batch_norm, last_linear
 from seepage.errors import SeepageError
 from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.transcript.recorded import list_transcripts, open_transcript
@@ -86,7 +86,9 @@ def infer_steps(
         return InferredSteps(lr, steps, {})
     travel, name = _last_travel(model, delta, input_shape, num_classes, coupled=coupled)
     where = f"by how far {name} moved at the classes that are in no example"
-    where += "; uncertain, as batch norm in train mode gives every batch another softmax" if coupled else ""
+    if coupled:
+        norms = "batch norm in train mode gives every batch another softmax"
+        where += f"; uncertain, as {norms if has_batch_norm(model) else 'examples reach into one another'}"
     if lr is not None:
         if travel is None:
             return InferredSteps(lr, 1, {"local steps": UNSHOWN_STEPS})

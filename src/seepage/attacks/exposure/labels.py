@@ -103,7 +103,7 @@ class LabelLeak:
         sound: Whether the entries of the bias gradient sum to zero, as those of an unchanged cross-entropy gradient
             do; where only their signs are left, whether there are both; else `present` and `counts` are not to be
             believed.
-        complete: Whether no other class can be there, as there are no more examples than classes named.
+        complete: Whether no other class can be there: no more examples than classes named, or than proved ones.
     """
 
     present: tuple[int, ...]
@@ -128,7 +128,7 @@ class LabelLeak:
         named = [f"{c}{self._interval(c)}" for c in first]
         more = f" and {len(self.present) - len(first)} more" if len(self.present) > len(first) else ""
         kind = "class" if len(self.present) == 1 else "classes"
-        others = "" if self.complete or self.least is not None else ", and perhaps others"
+        others = "" if self.complete else ", and perhaps others"
         return f"{kind} {', '.join(named)}{more}{others}, from the last bias"
 
     @property
@@ -203,7 +203,8 @@ def label_leak(
     if int(least.sum()) > batch_size or float(bias.clamp(min=0).sum()) > 1 + FLOAT32_ZERO:
         return LabelLeak(present, None, None, sound)  # no mean of softmax minus label is so large: another rate
     most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
-    return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most)
+    proved = not lower_bound and int(least.sum()) == batch_size
+    return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most, proved)
 
 
 def _last_bias(tensors: Mapping[str, Tensor], knowledge: Knowledge) -> Tensor | None:
