@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.helpers.rows import put
 
+from seepage.report import write_report
 from seepage.report.evidence.annex import annex
 from seepage.report.evidence.junit import junit
 from seepage.report.evidence.markdown import model_card, summary
@@ -47,6 +48,15 @@ def test_the_annex_tells_the_time_of_the_attacks_from_that_of_the_run(tmp_path: 
     page = annex(evidence_of(open_run(run)), digest="0")
     assert re.search(r"1 min 15 s, .*1\.2 s", page)  # of env.json and of the row
     assert "updates of fc2 on album</title>" in page
+
+
+def test_a_page_without_the_private_examples_does_not_say_that_it_shows_them(tmp_path: Path, build_run: Build) -> None:
+    for truth, shows in (
+        (True, "private examples and what could be"),
+        (False, "what could be reconstructed of private"),
+    ):
+        run = build_run(tmp_path / str(truth), truth=truth)
+        assert shows in write_report(run).read_text(encoding="utf-8")
 
 
 def test_the_subject_names_every_model_of_the_run(tmp_path: Path, build_run: Build, change: Change) -> None:

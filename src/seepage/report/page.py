@@ -19,7 +19,7 @@ from seepage.report.first_screen import MOST_PAIRS, best_examples, system_under_
 from seepage.report.human_study import open_judged
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
-from seepage.report.pictures import LARGEST_SIDE, Guesses, Pictures, Place, data_uri, open_pictures
+from seepage.report.pictures import LARGEST_SIDE, Guesses, Pictures, Place, data_uri, open_pictures, truth_folder
 from seepage.report.records import Records, open_records
 from seepage.report.run import RunFolder, open_run
 from seepage.report.table import HEADINGS, MatrixEntry, RowTexts, further_metrics, is_muted
@@ -174,6 +174,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "command": run.env.command if pictures else run.shown_command,
         "recipe": run.recipe if pictures or run.recipe is None else shown_recipe(run.recipe),
         "kind": kind,
+        "shows_truth": any(truth_folder(run, case) for case in run.cases),
         "certified": any(row.certified_examples for row in run.rows),
         "targets": {case.target for case in run.cases},
         "tuned": [row.words for row in run.result.tuned],
