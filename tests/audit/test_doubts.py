@@ -46,7 +46,7 @@ def test_no_attack_is_called_weak_where_none_ran() -> None:
     transcript = seen("fc2", FedSGD())
     assert caveats(transcript, [away], None) == []
     (only,) = caveats(transcript, [away], None, {"another rate": "moved as at 0.2"})
-    assert only.startswith("No attack ran. The files themselves speak for this: another learning rate")
+    assert only.startswith("No attack ran. What the files show may be why: another learning rate")
 
 
 def test_smoothed_labels_and_class_weights_belong_to_the_loss() -> None:

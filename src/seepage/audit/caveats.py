@@ -254,7 +254,7 @@ def caveats(
         words = f"Contradicted by the truth: the update of the true examples is off by {share_words(away)} of its size"
         weak = "Noise"
     if found:
-        return [f"{words}. The files themselves speak for this: {'; '.join(found.values())}."]
+        return [f"{words}. What the files show may be why: {'; '.join(found.values())}."]
     return [
         f"{words}. {weak} or rounding may hide it; or a setting that was stated or inferred is wrong. The options that "
         f"change it, where seepage attack or seepage record is given the files: {'; '.join(_questions(transcript))}."
