@@ -18,7 +18,7 @@ from seepage.audit.row import Case, Row
 from seepage.errors import Problems, SeepageError
 from seepage.papers import PAPERS, SIZES, Item, Size, find_item, find_items, list_items, plan
 from seepage.papers.book import _anchor
-from seepage.papers.items import item_of
+from seepage.papers.items import ItemNeeds, item_of
 from seepage.papers.run import _own_data, _value
 
 RECIPE = """
@@ -128,6 +128,7 @@ def test_what_it_takes_is_said_in_words() -> None:
     item = of()
     assert str(item.needs["small"]) == "about 1 min, 2 GiB"
     assert str(item.needs["paper"]) == "about 3 h, 2 GiB, a GPU"
+    assert str(ItemNeeds(hours=30, gib=4, timed=True)) == "about 30 h of one core, by timed steps, 4 GiB"
 
 
 @pytest.mark.parametrize(

@@ -142,9 +142,10 @@ def _print_list(results: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from seepage.cli.console import open_console
-    from seepage.papers import list_items, prices, read_records
+    from seepage.papers import list_items, prices, prices_at_size, read_records
 
-    open_claims = prices([*list_items().values()], results)
+    every = [*list_items().values()]
+    open_claims, untested = prices(every, results), prices_at_size(every, results)
     listed = [
         {
             "item": item.id,
@@ -153,10 +154,11 @@ def _print_list(results: Path, as_json: bool) -> None:
             "paper": str(item.needs["paper"]),
             "measured": ", ".join(dict.fromkeys(record.size or "" for record in read_records(results, item.id))) or "-",
         }
-        for item in list_items().values()
+        for item in every
     ]
     if as_json:
-        print(json.dumps({"schema": 1, "items": listed, "open": [asdict(price) for price in open_claims]}))
+        priced = [asdict(price) for price in [*open_claims, *untested]]
+        print(json.dumps({"schema": 1, "items": listed, "open": priced}))
         return
     table = Table(box=None, pad_edge=False)
     for head in ("item", "title", "small", "paper", "measured"):
@@ -168,12 +170,15 @@ def _print_list(results: Path, as_json: bool) -> None:
         print(f"\n{_nowhere(results)}")
     else:
         print(f"\nmeasured: which sizes lie in {results}; the verdicts are in the book (--book FOLDER)")
-    for number, price in enumerate(open_claims[:MOST_PRICES]):
-        claims = plural(price.claims, "claim")
-        lead = "Open claims of the small size, the cheapest first: " if not number else "  then "
-        print(
-            f"{lead}{price.item}, {claims} by --seeds {price.seeds}, about {max(1, price.minutes):.0f} min of one core"
-        )
+    for lead, found in (
+        ("Open claims of the small size, the cheapest first: ", open_claims),
+        ("Claims that were not tested at the paper's size, the cheapest first: ", untested),
+    ):
+        for price in found[:MOST_PRICES]:
+            by = f" by --seeds {price.seeds}" if price.size == "small" else ""
+            time = f"{max(1, price.minutes):.0f} min" if price.minutes < 120 else f"{price.minutes / 60:.0f} h"
+            print(f"{lead}{price.item}, {plural(price.claims, 'claim')}{by}, about {time} of one core")
+            lead = "  then "
     print("Run some: seepage reproduce cafe/table-3, or all of a paper: seepage reproduce cafe")
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from seepage.base.storage import write_whole
 from seepage.papers.claims import At, Claim
 from seepage.papers.draw import draw
-from seepage.papers.items import PAPERS, Item, list_items
+from seepage.papers.items import PAPERS, Item, Size, list_items
 from seepage.papers.lines import Line
 from seepage.papers.markdown import as_code, as_words
 from seepage.papers.others import OTHERS
@@ -202,16 +202,18 @@ def judged_of(item: Item, records: Sequence[Record]) -> list[tuple[Claim, dict[s
 
 @dataclass(frozen=True)
 class Price:
-    """What would decide open claims of an item at the small size.
+    """What would decide open claims of an item at the small size, or test claims for the first time at the paper's.
 
     Attributes:
         item: The item's id.
+        size: `small` or `paper`.
         claims: How many of them.
-        seeds: Seeds in all, if the numbers spread as they do.
+        seeds: Seeds in all, if the numbers spread as they do; one for what was not run.
         minutes: Of one core, for all of these seeds.
     """
 
     item: str
+    size: Size
     claims: int
     seeds: int
     minutes: float
@@ -224,9 +226,23 @@ def prices(items: Sequence[Item], results: Path) -> list[Price]:
         at = [judged["small"] for _, judged in judged_of(item, read_records(results, item.id)) if "small" in judged]
         needed = sorted(n for one in at if one.verdict == "cannot tell" if (n := seeds_to_decide(one)) is not None)
         each = item.needs["small"].total
-        options = [Price(item.id, count, seeds, seeds * each) for count, seeds in enumerate(needed, 1)]
-        found += sorted(options, key=lambda price: price.minutes / price.claims)[:1]
-    return sorted(found, key=lambda price: price.minutes / price.claims)
+        options = [Price(item.id, "small", count, seeds, seeds * each) for count, seeds in enumerate(needed, 1)]
+        found += sorted(options, key=_by_claim)[:1]
+    return sorted(found, key=_by_claim)
+
+
+def prices_at_size(items: Sequence[Item], results: Path) -> list[Price]:
+    """For each item that was not run at the paper's size and whose steps were timed its price, as in `prices`."""
+    found = []
+    for item in items:
+        judged = [sizes for _, sizes in judged_of(item, read_records(results, item.id))]
+        untested, needs = sum("paper" not in sizes for sizes in judged), item.needs["paper"]
+        found += [Price(item.id, "paper", untested, 1, needs.total)] if untested and needs.timed else []
+    return sorted(found, key=_by_claim)
+
+
+def _by_claim(price: Price) -> float:
+    return price.minutes / price.claims
 
 
 EXAMPLES = 2

@@ -43,6 +43,8 @@ class ItemNeeds:
         gib: Memory in GiB.
         gpu: Whether it needs a GPU to finish in that time.
         measured: Whether the time is that of a run of one seed on all its data; else it is an estimate.
+        timed: Whether the estimate is of one core, by a few timed steps of each search
+            (`benchmarks/paper_prices.py`).
     """
 
     minutes: float = 0.0
@@ -50,6 +52,7 @@ class ItemNeeds:
     gib: float = 2.0
     gpu: bool = False
     measured: bool = False
+    timed: bool = False
 
     @property
     def total(self) -> float:
@@ -57,7 +60,8 @@ class ItemNeeds:
         return self.minutes + 60 * self.hours
 
     def __str__(self) -> str:
-        return f"{self.time()}, {self.gib:g} GiB{', a GPU' if self.gpu else ''}"
+        where = " of one core, by timed steps" * self.timed
+        return f"{self.time()}{where}, {self.gib:g} GiB{', a GPU' if self.gpu and not self.timed else ''}"
 
     def time(self, runs: int = 1) -> str:
         """The time of so many runs in words.

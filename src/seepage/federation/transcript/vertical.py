@@ -167,8 +167,10 @@ class IndexedVictim:
         """Some tensors of round `t`, equal to those of the whole round, without computing the others."""
         params, batch, rule = self.params_at(t), self.batch(t), self.knowledge.client
         tensorwise = self.defense is None or self.defense.tensorwise
-        # Another client rule may do more than one gradient, and another defense may look at all tensors together.
-        if not isinstance(rule, TrainingRule) or not rule.single_gradient or not tensorwise:
+        # Another client rule may do more than one gradient, and another defense may look at all tensors together. Where
+        # the server trains, its step asks for the whole update in any case.
+        trained = self.server.optimizer != "none"
+        if trained or not isinstance(rule, TrainingRule) or not rule.single_gradient or not tensorwise:
             whole = rule.as_gradient(self._update(t, params), len(batch))
             return {name: whole[name] for name in names}
         model = self.knowledge.model

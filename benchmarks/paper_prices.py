@@ -1,0 +1,153 @@
+"""CPU time of the papers' tables and figures at their own size, from a few steps of each search.
+
+    python benchmarks/paper_prices.py --data ../shared/data [--only cafe/table-2 ...] [--limit 900]
+
+Each item runs in a process of its own as `seepage reproduce ITEM --size paper --jobs 1` does, on one data set, but
+every search makes `FEW` steps, and every training of CAFE's server as many rounds; the rest is counted at the time of
+those. All else (training the network, recording, scoring) runs whole. So the sum is the time at most: searches that
+end early are counted to their end. One line of results/papers/prices.jsonl per item and data set: hours of one core,
+and the peak of memory. Items that have one are not run again. An item that takes more than `--limit` processor seconds
+even so is stopped and has no line.
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from seepage.attacks import base
+from seepage.errors import SeepageError
+from seepage.federation.transcript.vertical import IndexedVictim
+from seepage.papers.items import find_item, list_items
+from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.run import data_name, plan, run_job
+
+PRICES = "papers/prices"
+"""The study that the prices are kept in."""
+NAMES = ("mnist", "cifar10", "svhn", "cifar100", "tiny_imagenet", "imagenet", "ham10000", "lc25000", "faces_yale")
+"""The papers' data sets, as files are called."""
+FEW = 4
+"""Steps of a search that are made; the first may be slower and is not counted for the others."""
+
+
+class Extrapolated:
+    """Processor seconds of the steps that were left out."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def run_steps(
+        self,
+        first: int,
+        steps: int,
+        advance: Callable[[int], float],
+        record: Callable[[int, float], None],
+        *,
+        every: int | None = None,
+        ended: Callable[[], bool] = lambda: False,
+    ) -> tuple[int, bool]:
+        """In place of `seepage.base.checkpoint.run_steps`: the first steps, and the last one's record."""
+        del every
+        step, value, begun = first, 0.0, 0.0
+        while step < min(steps, first + FEW) and not ended():
+            value = advance(step)
+            step += 1
+            begun = begun or time.process_time()
+        if step < steps and not ended():
+            self.seconds += (steps - step) * (time.process_time() - begun) / (FEW - 1)
+        record(steps, value)
+        return steps, False
+
+    def params_at(self, whole: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+        """In place of `IndexedVictim.params_at`: rounds up to `FEW`, and each later one counted when first reached."""
+        reached: dict[int, tuple[int, float]] = {}
+
+        def few(victim: Any, t: int) -> Any:
+            if victim.server.optimizer == "none" or t <= FEW:
+                return whole(victim, t)
+            if id(victim) not in reached:
+                whole(victim, 1)
+                begun = time.process_time()
+                whole(victim, FEW)
+                reached[id(victim)] = (FEW, (time.process_time() - begun) / (FEW - 1))
+            known, each = reached[id(victim)]
+            self.seconds += max(0, t - known) * each
+            reached[id(victim)] = (max(t, known), each)
+            return whole(victim, FEW)
+
+        return few
+
+
+def price(item: str, name: str, file: str) -> None:
+    """Measure and keep the price of one item on one data set, in this process."""
+    left_out = Extrapolated()
+    base.run_steps = left_out.run_steps
+    IndexedVictim.params_at = left_out.params_at(IndexedVictim.params_at)  # type: ignore[method-assign]
+    begun = time.process_time()
+    jobs, _ = plan([find_item(item)], "paper", given(name, file), [0], {"device": "cpu"})
+    (job,) = (job for job in jobs if job.paper_data == name)
+    with tempfile.TemporaryDirectory() as folder:
+        run_job(job, "paper", out=Path(folder), jobs=1)
+    run = time.process_time() - begun
+    keep_measured(
+        PRICES,
+        item,
+        "core_hours",
+        (run + left_out.seconds) / 3600,
+        data=data_name(job),
+        command=f"python benchmarks/paper_prices.py --data ../shared/data --only {item}",
+        paper_data=name,
+        run_hours=run / 3600,
+    )
+
+
+def given(name: str, file: str) -> dict[str, Path]:
+    return {name: Path(file)} if file else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=())
+    parser.add_argument("--limit", type=int, default=900)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        price(*asked.one)
+        return
+    files = {name: path for path in sorted(asked.data.iterdir()) for name in names_of(path)}
+    for item in list_items().values():
+        if (asked.only and item.id not in asked.only) or item.expect.kind == "constants":
+            continue
+        for name in item.data:
+            file = str(files.get(name, ""))
+            known = read_file(RESULTS / f"{PRICES}.jsonl")
+            if any((record.row, record.facts["paper_data"]) == (item.id, name) for record in known):
+                continue
+            try:
+                plan([item], "paper", given(name, file), [0])
+            except SeepageError as error:
+                print(f"{item.id}: {error}")
+                continue
+            words = [sys.executable, __file__, "--data", str(asked.data), "--one", item.id, name, file]
+            run = subprocess.run(words, preexec_fn=lambda: limit(asked.limit), check=False)
+            if run.returncode:
+                print(f"{item.id} on {name}: no price, it ended with {run.returncode}", flush=True)
+
+
+def names_of(path: Path) -> tuple[str, ...]:
+    """What the papers' data sets in a file are called: `tiny_imagenet_64.npz` is tiny_imagenet."""
+    return tuple(name for name in NAMES if f"{path.stem}_".startswith(f"{name}_") and path.suffix in (".npz", ".zip"))
+
+
+def limit(seconds: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+
+
+if __name__ == "__main__":
+    main()
