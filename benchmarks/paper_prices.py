@@ -3,11 +3,11 @@
     python benchmarks/paper_prices.py --data ../shared/data [--only cafe/table-2 ...] [--limit 900]
 
 Each item runs in a process of its own as `seepage reproduce ITEM --size paper --jobs 1` does, on one data set, but
-every search makes `FEW` steps, and every training of CAFE's server as many rounds; the rest is counted at the time of
-those. All else (training the network, recording, scoring) runs whole. So the sum is the time at most: searches that
-end early are counted to their end. One line of results/papers/prices.jsonl per item and data set: hours of one core,
-and the peak of memory. Items that have one are not run again. An item that takes more than `--limit` processor seconds
-even so is stopped and has no line.
+every search and every training makes `FEW` steps, and CAFE's server as many rounds; the rest is counted at the time of
+those. All else (federations before the attack, closed forms, recording, scoring) runs whole. So the sum is the time at
+most: searches that end early are counted to their end. One line of results/papers/prices.jsonl per item and data set:
+hours of one core, and the peak of memory. Items that have one are not run again. An item that takes more than
+`--limit` processor seconds even so is stopped and has no line.
 """
 
 import argparse
@@ -17,10 +17,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from seepage.attacks import base
+from seepage.audit.simulate import setting
+from seepage.audit.simulate.training import Training, TrainingCheckpoint
 from seepage.errors import SeepageError
 from seepage.federation.transcript.vertical import IndexedVictim
 from seepage.papers.items import find_item, list_items
@@ -31,6 +34,7 @@ PRICES = "papers/prices"
 """The study that the prices are kept in."""
 NAMES = ("mnist", "cifar10", "svhn", "cifar100", "tiny_imagenet", "imagenet", "ham10000", "lc25000", "faces_yale")
 """The papers' data sets, as files are called."""
+NO_CHECKPOINT = TrainingCheckpoint()
 FEW = 4
 """Steps of a search that are made; the first may be slower and is not counted for the others."""
 
@@ -63,6 +67,21 @@ class Extrapolated:
         record(steps, value)
         return steps, False
 
+    def train(self, whole: Callable[..., Any]) -> Callable[..., Any]:
+        """In place of `train` of a simulated setting: the first steps."""
+
+        def few(model: Any, state: Any, batches: Any, pool: Any, plan: Training, **given: Any) -> Any:
+            if plan.steps <= 2 * FEW:
+                return whole(model, state, batches, pool, plan, **given)
+            given |= {"checkpoint": NO_CHECKPOINT}
+            whole(model, state, batches, pool, replace(plan, steps=1), **given)
+            begun = time.process_time()
+            found = whole(model, state, batches, pool, replace(plan, steps=FEW), **given)
+            self.seconds += (plan.steps - FEW) * (time.process_time() - begun) / FEW
+            return found
+
+        return few
+
     def params_at(self, whole: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
         """In place of `IndexedVictim.params_at`: rounds up to `FEW`, and each later one counted when first reached."""
         reached: dict[int, tuple[int, float]] = {}
@@ -86,6 +105,7 @@ class Extrapolated:
 def price(item: str, name: str, file: str) -> None:
     """Measure and keep the price of one item on one data set, in this process."""
     left_out = Extrapolated()
+    setting.train = left_out.train(setting.train)
     base.run_steps = left_out.run_steps
     IndexedVictim.params_at = left_out.params_at(IndexedVictim.params_at)  # type: ignore[method-assign]
     begun = time.process_time()

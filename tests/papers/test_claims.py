@@ -21,7 +21,7 @@ from seepage.federation.data import is_packaged
 from seepage.papers import OTHERS, Item, Record, judge, judge_paper, list_items
 from seepage.papers.claims import Claim
 from seepage.papers.items import item_of
-from seepage.papers.verdicts import Judged, in_words, seeds_to_decide, student
+from seepage.papers.verdicts import Judged, in_words, is_outweighed, seeds_to_decide, student
 
 ROOT = Path(__file__).parents[2]
 
@@ -533,6 +533,17 @@ def test_an_open_claim_names_the_seeds_that_would_close_it(mean: float, count: i
         reach = [stats.t.ppf(0.975, n - 1) * 1.5 / math.sqrt(n) for n in (count - 1, count)]
         assert reach[0] > abs(mean - 2) >= reach[1]
     assert seeds_to_decide(ours(item, {"x": [{"value": 0.0}, {"value": mean}, 0.0]})) == 3
+
+
+@pytest.mark.parametrize(("last", "count"), [(4.0, 9), (-400.0, None)])
+def test_where_one_seed_outweighs_the_others_no_number_of_seeds_is_named(last: float, count: int | None) -> None:
+    item = made(PEAK, {"x": [1.0, 4.0, 1.0]})
+    values = [1.5, 4.5, 3.0, 4.5, 1.5, last]
+    seeds = dict(zip("012345", values, strict=True))
+    moved = {"value": sum(values) / 6, "interval": (min(values), max(values)), "seeds": seeds}
+    flat = {"value": 0.0, "interval": (0.0, 0.0), "seeds": dict.fromkeys("012345", 0.0)}
+    judged = ours(item, {"x": [flat, moved, 0.0]})
+    assert (seeds_to_decide(judged), is_outweighed(judged)) == (count, count is None)
 
 
 def test_two_that_are_both_exact_are_not_told_apart() -> None:

@@ -26,6 +26,7 @@ from seepage.papers.verdicts import (
     Judged,
     Verdict,
     in_words,
+    is_outweighed,
     judge,
     seeds_to_decide,
 )
@@ -305,6 +306,8 @@ def _price(item: Item, judged: Judged) -> str:
     seeds = seeds_to_decide(judged)
     if judged.nothing_read:
         return "To close it: no number of seeds, but a search that reads something at this size."
+    if seeds is None and is_outweighed(judged):
+        return "To close it: no number of seeds that these tell of, since single ones outweigh all others."
     if seeds is None:
         return f"To close it: more than {MOST_SEEDS} seeds, as the numbers lie on the claim's line."
     needs = item.needs["small" if judged.size == "small" else "paper"]

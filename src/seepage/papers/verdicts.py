@@ -16,6 +16,7 @@ training loss counts up to `DIVERGED`: beyond, how far training went astray is n
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
+from statistics import median
 from typing import Literal
 
 from seepage.papers.claims import At, Claim, ClaimPart
@@ -78,6 +79,7 @@ class Decided:
         least: Half of the difference that the paper prints; a claimed order fails where the interval contains zero and
             its upper end is below this.
         stands_in: Whether it is of another metric than the row's own, which could not be measured.
+        outweighed: Whether one seed outweighs all others in the spread, so that it tells of no larger number of seeds.
     """
 
     comparison: ClaimPart
@@ -91,6 +93,7 @@ class Decided:
     seeds: int = 0
     least: float = 0.0
     stands_in: bool = False
+    outweighed: bool = False
 
     @property
     def measured(self) -> bool:
@@ -322,8 +325,8 @@ def _decide(
     seeds = 0 if exact else len(_shared(left, other))
     least = _half_of_papers(comparison) if cap and not exact and left.metric is None else 0.0
     found = _found(comparison, by, low, high, least)
-    stands_in = left.metric is not None
-    return Decided(comparison, found, left.mean, other.mean, low, high, data, by, seeds, least, stands_in)
+    stands_in, outweighed = left.metric is not None, not exact and _outweighed(_by_seed(left, other, top))
+    return Decided(comparison, found, left.mean, other.mean, low, high, data, by, seeds, least, stands_in, outweighed)
 
 
 def _shared(left: Number, right: Number) -> list[str]:
@@ -362,14 +365,33 @@ def _found(comparison: ClaimPart, by: float, low: float | None, high: float | No
     return False if high < by - _ROUNDING or (low <= 0 <= high < least and by >= 0) else None
 
 
+def _by_seed(left: Number, right: Number, top: float) -> list[float]:
+    """Left minus right of each seed that both have, both counted up to `top`."""
+    mine, other = left.seeds or {}, right.seeds or {}
+    return [min(mine[seed], top) - min(other[seed], top) for seed in sorted(mine.keys() & other.keys())]
+
+
+def _outweighed(values: Sequence[float]) -> bool:
+    """Whether one of five numbers or more makes up over half of their squared deviations from the median.
+
+    >>> _outweighed([1.0, 2.0, 3.0, 4.0, 1e9]), _outweighed([1.0, 2.0, 3.0, 4.0, 5.0])
+    (True, False)
+    """
+    if len(values) < FEWEST_TO_WEIGH:
+        return False
+    middle = median(values)
+    squares = [(value - middle) ** 2 for value in values]
+    return 2 * max(squares) > sum(squares) > 0
+
+
 def _difference(left: Number, right: Number, top: float, exact: bool) -> tuple[float | None, float | None]:
     """The interval of left minus right, both counted up to `top`."""
     if exact:
         difference = min(left.mean, top) - min(right.mean, top)
         return difference, difference
-    seeds = sorted((left.seeds or {}).keys() & (right.seeds or {}).keys())
-    if len(seeds) > 1 and left.seeds and right.seeds:
-        return student([min(left.seeds[seed], top) - min(right.seeds[seed], top) for seed in seeds])
+    differences = _by_seed(left, right, top)
+    if len(differences) > 1:
+        return student(differences)
     a, b = _interval(left, top), _interval(right, top)
     if a is None or b is None:
         return None, None
@@ -391,12 +413,17 @@ FEWEST_SEEDS = 3
 """What a claim takes that has fewer: of two the interval reaches nine deviations to each side, of three 2.5."""
 
 
+FEWEST_TO_WEIGH = 5
+"""Seeds from which on it is asked whether one outweighs the others; of three one often does by chance."""
+
+
 def seeds_to_decide(judged: Judged) -> int | None:
     """With about how many seeds an open claim would be decided, if its numbers kept their mean and their spread.
 
     With `d` the mean of a difference and `s` its deviation over the seeds, the interval of `n` of them is
     `d -+ t(n - 1) s / sqrt(n)`: the smallest `n` that leaves none of the claim's comparisons open, or that decides
-    one of them against it. None where that is above `MOST_SEEDS`.
+    one of them against it. None where that is above `MOST_SEEDS`, as it is for a comparison in which one seed
+    outweighs the others.
     """
     holding: list[int] = [FEWEST_SEEDS]
     failing: list[int] = []
@@ -413,11 +440,16 @@ def seeds_to_decide(judged: Judged) -> int | None:
     return most if most <= MOST_SEEDS else None
 
 
+def is_outweighed(judged: Judged) -> bool:
+    """Whether single seeds outweigh all others in what leaves a claim open: then its mean does not settle."""
+    return any(part.measured and part.found is None and part.outweighed for part in judged.parts)
+
+
 def _until_decided(part: Decided) -> tuple[int, bool | None]:
     """The number of seeds that would decide a comparison, and how; one more than `MOST_SEEDS` where none would."""
     from scipy.stats import t
 
-    if part.low is None or part.high is None:
+    if part.low is None or part.high is None or part.outweighed:
         return MOST_SEEDS + 1, None
 
     def half(count: int) -> float:  # of the interval, in deviations
