@@ -298,7 +298,7 @@ def said(found: Sequence[bool | str | None], size: str, above: Ends = None) -> s
         return "not tested"
     if above is not None and above[1] < 0:
         ordered = all(one is True for one in measured)
-        order = "the order is as claimed, but nothing is read" if ordered else "nothing is read"
+        order = "as claimed, but nothing is read" if ordered else "nothing is read"
         by = f"by {-above[1]:.1f} to {-above[0]:.1f} dB on average, 95 % interval"
         return f"{WORDS[size][2 if ordered else 1]} ({order}: below the mean color {by})"
     kind = 1 if False in measured else 2 if None in measured else 0
@@ -507,6 +507,8 @@ def test_an_order_among_numbers_below_the_mean_color_is_none(mean_color: float, 
     other = ours(item, {"x": [high, low, 0.0]})
     assert other.verdict == "does not hold", "the other way round it does not hold, read or not"
     assert seeds_to_decide(judged) == (None if word == "cannot tell" else 3), "no number of seeds reads anything"
+    close = made({"relation": "close", "rows": ["x"], "margin": 9.0}, {"x": [1.0, 5.0, 1.0]})
+    assert ours(close, {"x": [low, high, low]}).verdict == word, "nor is a likeness"
     level = made({"relation": "level", "rows": ["x"], "side": "better", "level": 10}, {"x": [11.0, 11.0, 11.0]})
     held = ours(level, {"x": [low, high, of_seeds([15.0, 15.0, 15.1], mean_color)]})
     assert held.verdict == "holds", "a level is no order"

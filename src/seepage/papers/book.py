@@ -66,8 +66,8 @@ since its weights were not at hand, SSIM takes its place, and only the order is 
 
 Where there is no effect, an order does not hold: its interval holds zero and excludes half of the difference that
 the paper prints, or **nothing is read**: all that the claim orders by PSNR lies below a flat square of each image's
-mean color, over all of it and the seeds by the interval. An order among failed searches is no order: where they
-stand in the claim's order all the same, we cannot tell. PSNR over several images says little of any one of them:
+mean color, over all of it and the seeds by the interval. An order among failed searches is no order, and their
+likeness none: where they stand as claimed all the same, we cannot tell. PSNR over several images says little of any one of them:
 single images may be recovered where nothing is read on average, which the lines *recovered* count.
 
 Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the most

@@ -195,7 +195,7 @@ def _above_mean_color(parts: Sequence[Decided], records: Sequence[Record]) -> tu
     cells = dict[tuple[int, int, str], Record]()
     for part in parts:
         left, right = part.comparison.left, part.comparison.right
-        if not isinstance(right, At) or part.comparison.within or not left.line.metric.startswith("psnr"):
+        if not isinstance(right, At) or not left.line.metric.startswith("psnr"):
             return None
         for at in (left, right) if part.measured else ():
             record = _record_at(at, records, part.data)
@@ -498,7 +498,7 @@ def in_words(judged: Judged) -> str:
     own = ", by seepage's own algorithm" if judged.claim.own else ""
     if judged.nothing_read and judged.above_mean_color is not None:
         low, high = (-end for end in judged.above_mean_color)
-        order = "the order is as claimed, but nothing is read" if verdict == "cannot tell" else "nothing is read"
+        order = "as claimed, but nothing is read" if verdict == "cannot tell" else "nothing is read"
         by = f"by {high:.1f} to {low:.1f} dB on average, 95 % interval"
         return f"{word}{own} ({order}: below the mean color {by}{rest})"
     counts = {"yes": judged.count(True), "no": judged.count(False), "open": judged.count(None)}

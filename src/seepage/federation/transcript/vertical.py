@@ -6,6 +6,7 @@ are recomputed from `(seed, t)` at each access; the weights are frozen, or train
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Literal
 
 import torch
@@ -18,6 +19,9 @@ from seepage.federation.clients.base import leaves_of
 from seepage.federation.clients.step import Client
 from seepage.federation.transcript.designs import Design
 from seepage.federation.types import Batch, ClientView, Defense, Knowledge, LocalProblem, Round, Tensors, Update
+
+MOST_SNAPSHOTS = 64
+"""Snapshots of the weights that are held in memory; with Adam each has three times their size."""
 
 # --- the weights while rounds go on --------------------------------------------------------------------------------
 
@@ -91,7 +95,8 @@ class IndexedVictim:
         defense: What the parties do to their update.
         seed: Seeds the defense, together with `t`.
         server: How the server updates the weights.
-        keep: Number of rounds between two snapshots of the weights, from which earlier rounds are recomputed.
+        keep: Number of rounds between two snapshots of the weights, from which earlier rounds are recomputed; where
+            that would be more than `MOST_SNAPSHOTS`, as many rounds as leave that number.
     """
 
     knowledge: Knowledge
@@ -133,6 +138,7 @@ class IndexedVictim:
         """The weights that the server sends in round `t`."""
         if self.server.optimizer == "none":
             return self.params
+        every = max(self.keep, ceil(self.rounds / MOST_SNAPSHOTS))
         best = max((known for known in self._states if known <= t), default=0)
         state = self._states.get(best) or _State(0, self.params)
         while state.t < t:
@@ -140,10 +146,10 @@ class IndexedVictim:
             state = _stepped(
                 state, self.knowledge.client.as_gradient(update, len(self.design.indices(state.t))), self.server
             )
-            if state.t % self.keep == 0:
+            if state.t % every == 0:
                 self._states[state.t] = state
         # The last state asked for is kept beside the snapshots, so that going through the rounds takes one step each.
-        for known in [known for known in self._states if known % self.keep]:
+        for known in [known for known in self._states if known % every]:
             del self._states[known]
         self._states[t] = state
         return state.params
