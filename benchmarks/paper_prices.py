@@ -4,10 +4,11 @@
 
 Each item runs in a process of its own as `seepage reproduce ITEM --size paper --jobs 1` does, on one data set, but
 every search and every training makes `FEW` steps, and CAFE's server as many rounds; the rest is counted at the time of
-those. All else (federations before the attack, closed forms, recording, scoring) runs whole. So the sum is the time at
-most: searches that end early are counted to their end. One line of results/papers/prices.jsonl per item and data set:
-hours of one core, and the peak of memory. Items that have one are not run again. An item that takes more than
-`--limit` processor seconds even so is stopped and has no line.
+those. All else (federations before the attack, closed forms, scoring) runs whole. An estimate: searches that end early
+are counted to their end; nested loops are counted at the rate of their first step, which is the quickest; records on
+the way are not counted; the peak of memory lacks snapshots of moving weights. One line of results/papers/prices.jsonl
+per item and data set: hours of one core. Items that have one are not run again. An item that takes more than `--limit`
+processor seconds even so is stopped and has no line.
 """
 
 import argparse
@@ -44,6 +45,7 @@ class Extrapolated:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.rounds = 0  # of a server that trains, which the steps of a search have counted
 
     def run_steps(
         self,
@@ -64,6 +66,7 @@ class Extrapolated:
             begun = begun or time.process_time()
         if step < steps and not ended():
             self.seconds += (steps - step) * (time.process_time() - begun) / (FEW - 1)
+        self.rounds = max(self.rounds, steps)
         record(steps, value)
         return steps, False
 
@@ -84,7 +87,7 @@ class Extrapolated:
 
     def params_at(self, whole: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
         """In place of `IndexedVictim.params_at`: rounds up to `FEW`, and each later one counted when first reached."""
-        reached: dict[int, tuple[int, float]] = {}
+        reached: dict[int, tuple[Any, int, float]] = {}  # holds the victims, so that no id is used twice
 
         def few(victim: Any, t: int) -> Any:
             if victim.server.optimizer == "none" or t <= FEW:
@@ -93,10 +96,10 @@ class Extrapolated:
                 whole(victim, 1)
                 begun = time.process_time()
                 whole(victim, FEW)
-                reached[id(victim)] = (FEW, (time.process_time() - begun) / (FEW - 1))
-            known, each = reached[id(victim)]
-            self.seconds += max(0, t - known) * each
-            reached[id(victim)] = (max(t, known), each)
+                reached[id(victim)] = (victim, FEW, (time.process_time() - begun) / (FEW - 1))
+            _, known, each = reached[id(victim)]
+            self.seconds += max(0, t - max(known, self.rounds)) * each
+            reached[id(victim)] = (victim, max(t, known), each)
             return whole(victim, FEW)
 
         return few
@@ -140,7 +143,7 @@ def main() -> None:
     if asked.one:
         price(*asked.one)
         return
-    files = {name: path for path in sorted(asked.data.iterdir()) for name in names_of(path)}
+    files = {name: path for path in sorted(asked.data.iterdir(), reverse=True) for name in names_of(path)}
     for item in list_items().values():
         if (asked.only and item.id not in asked.only) or item.expect.kind == "constants":
             continue

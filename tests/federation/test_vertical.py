@@ -16,7 +16,7 @@ from seepage.federation.transcript.vertical import IndexedVictim, ServerStep
 from seepage.federation.types import Batch, Knowledge
 
 
-def _victim(design, rounds=6, *, server=None, seed=0):
+def _victim(design, rounds=6, *, server=None, seed=0, keep=64):
     draw = torch.Generator().manual_seed(seed)
     data = Batch(
         torch.rand(design.samples, 1, 8, 8, generator=draw),
@@ -26,7 +26,7 @@ def _victim(design, rounds=6, *, server=None, seed=0):
         model = vertical((1, 8, 8), 3, hidden=12, channels=2)
     params, buffers = state_of(model)
     knowledge = Knowledge(model, FedSGD(), (1, 8, 8), 3, known=frozenset({"indices"}))
-    return IndexedVictim(knowledge, params, data, design, rounds, buffers, server=server or ServerStep())
+    return IndexedVictim(knowledge, params, data, design, rounds, buffers, server=server or ServerStep(), keep=keep)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,14 @@ def test_batches_as_large_as_the_data_are_refused():
         RandomDraws(samples=4, batch_size=4)
 
 
-def test_rounds_are_the_same_in_any_order_and_select_is_part_of_them():
-    transcript = _victim(RandomDraws(samples=9, batch_size=4, seed=2)).transcript()
+@pytest.mark.parametrize("server", [ServerStep(), ServerStep(optimizer="adam", lr=1e-2)])
+def test_rounds_are_the_same_in_any_order_and_select_is_part_of_them(server, monkeypatch):
+    monkeypatch.setattr("seepage.federation.transcript.vertical.MOST_SNAPSHOTS", 2)
+    victim = _victim(RandomDraws(samples=9, batch_size=4, seed=2), 9, server=server, keep=1)
+    transcript = victim.transcript()
     first = transcript[5]
+    transcript[8]
+    assert len(victim._states) <= 3, "two snapshots and the last one asked for"
     transcript[1]
     again = transcript[5]
     assert all(torch.equal(first.update.tensors[n], again.update.tensors[n]) for n in first.params)

@@ -537,15 +537,35 @@ def test_an_open_claim_names_the_seeds_that_would_close_it(mean: float, count: i
     assert seeds_to_decide(ours(item, {"x": [{"value": 0.0}, {"value": mean}, 0.0]})) == 3
 
 
-@pytest.mark.parametrize(("last", "count"), [(4.0, 9), (-400.0, None)])
-def test_where_one_seed_outweighs_the_others_no_number_of_seeds_is_named(last: float, count: int | None) -> None:
+@pytest.mark.parametrize("level", [False, True])
+@pytest.mark.parametrize("last", [4.0, -4000.0])
+def test_where_one_seed_outweighs_the_others_no_number_of_seeds_is_named(last: float, level: bool) -> None:
     item = made(PEAK, {"x": [1.0, 4.0, 1.0]})
-    values = [1.5, 4.5, 3.0, 4.5, 1.5, last]
-    seeds = dict(zip("012345", values, strict=True))
-    moved = {"value": sum(values) / 6, "interval": (min(values), max(values)), "seeds": seeds}
-    flat = {"value": 0.0, "interval": (0.0, 0.0), "seeds": dict.fromkeys("012345", 0.0)}
+    if level:
+        item = made(
+            {"relation": "level", "rows": ["x"], "side": "better", "level": 2, "only": [1]}, {"x": [1.0, 4.0, 1.0]}
+        )
+    values = [*[-1.5, 4.5, 10.5] * 5, last]
+    moved = {"value": sum(values) / 16, "seeds": {str(seed): value for seed, value in enumerate(values)}}
+    flat = {"value": 0.0, "seeds": dict.fromkeys(map(str, range(16)), 0.0)}
     judged = ours(item, {"x": [flat, moved, 0.0]})
-    assert (seeds_to_decide(judged), is_outweighed(judged)) == (count, count is None)
+    assert judged.verdict == "cannot tell"
+    assert (seeds_to_decide(judged) is None, is_outweighed(judged)) == (last < 0, last < 0)
+
+
+def test_that_failed_searches_are_not_known_to_be_alike_decides_nothing() -> None:
+    item = made({"relation": "close", "rows": ["x"], "margin": 1.0, "only": [0, 1]}, {"x": [1.0, 1.5, 1.0]})
+    apart, spread = of_seeds([15.0, 15.1, 15.2], 25.0), of_seeds([14.0, 16.0, 18.5], 25.0)
+    judged = ours(item, {"x": [apart, spread, 0.0]})
+    assert (judged.verdict, judged.nothing_read) == ("cannot tell", True)
+    assert ours(item, {"x": [apart, of_seeds([19.0, 19.1, 19.3], 25.0), 0.0]}).verdict == "does not hold"
+
+
+def test_a_comparison_shows_the_means_that_it_compares() -> None:
+    """Of the seeds that both numbers have, where one has more."""
+    item = made(ORDER, {"x": [1.0, 5.0, 1.0]})
+    (part,) = ours(item, {"x": [of_seeds([1.0, 2.0]), of_seeds([4.0, 6.0, 50.0]), 0.0]}).parts
+    assert (part.left, part.right, part.seeds) == (5.0, 1.5, 2)
 
 
 def test_two_that_are_both_exact_are_not_told_apart() -> None:

@@ -128,7 +128,10 @@ def test_what_it_takes_is_said_in_words() -> None:
     item = of()
     assert str(item.needs["small"]) == "about 1 min, 2 GiB"
     assert str(item.needs["paper"]) == "about 3 h, 2 GiB, a GPU"
-    assert str(ItemNeeds(hours=30, gib=4, timed=True)) == "about 30 h of one core, by timed steps, 4 GiB"
+    assert (
+        str(ItemNeeds(hours=30, gib=4, timed=True))
+        == "about 30 h of one core (estimated from a few timed steps), 4 GiB"
+    )
 
 
 @pytest.mark.parametrize(

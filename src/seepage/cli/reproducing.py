@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 MOST_PRICES = 6
-"""Items whose open claims the list names."""
+"""Items whose open claims the list names, and as many with untested ones."""
 
 
 def reproduce(
@@ -157,8 +157,8 @@ def _print_list(results: Path, as_json: bool) -> None:
         for item in every
     ]
     if as_json:
-        priced = [asdict(price) for price in [*open_claims, *untested]]
-        print(json.dumps({"schema": 1, "items": listed, "open": priced}))
+        priced = {"open": list(map(asdict, open_claims)), "untested": list(map(asdict, untested))}
+        print(json.dumps({"schema": 1, "items": listed, **priced}))
         return
     table = Table(box=None, pad_edge=False)
     for head in ("item", "title", "small", "paper", "measured"):
@@ -172,7 +172,7 @@ def _print_list(results: Path, as_json: bool) -> None:
         print(f"\nmeasured: which sizes lie in {results}; the verdicts are in the book (--book FOLDER)")
     for lead, found in (
         ("Open claims of the small size, the cheapest first: ", open_claims),
-        ("Claims that were not tested at the paper's size, the cheapest first: ", untested),
+        ("Not tested at the paper's size, of the items whose steps were timed, the cheapest first: ", untested),
     ):
         for price in found[:MOST_PRICES]:
             by = f" by --seeds {price.seeds}" if price.size == "small" else ""

@@ -54,8 +54,9 @@ experiment than the paper's, and its words are about itself: **seen in small**, 
 in small**. What is seen there may be gone at the paper's size, and what is not seen may be there. "2 yes, 9 no, 1
 open; 3 not measured" counts comparisons: twelve were measured, in nine the claim fails, and the verdict is about
 those twelve alone. One comparison that fails decides against a claim, and the intervals are not adjusted for their
-number. Seeds were added to open claims until they were decided, which leans towards a decision. **Not tested**: none
-was measured. Each paper's page says below a claim why it may come out otherwise here.
+number. Where a claim was open, seeds were often added to the numbers that left it open, which leans towards a
+decision; a comparison takes the seeds that both of its numbers have. **Not tested**: none was measured. Each paper's
+page says below a claim why it may come out otherwise here.
 
 Intervals: of two seeds or more, Student's interval of the mean difference, seed by seed; of one seed, from the ends
 of both numbers' intervals over examples or batches (95 %, bootstrap). Older rows of the best guess have no interval
@@ -64,11 +65,12 @@ claim open. PSNR counts up to {EXACT_DB:g} dB: beyond, every value of an image o
 orders the numbers; a training loss up to {DIVERGED:g}: beyond, training has failed. Where LPIPS was not measured,
 since its weights were not at hand, SSIM takes its place, and only the order is judged, not by how much.
 
-Where there is no effect, an order does not hold: its interval holds zero and excludes half of the difference that
-the paper prints, or **nothing is read**: all that the claim orders by PSNR lies below a flat square of each image's
-mean color, over all of it and the seeds by the interval. An order among failed searches is no order, and their
-likeness none: where they stand as claimed all the same, we cannot tell. PSNR over several images says little of any one of them:
-single images may be recovered where nothing is read on average, which the lines *recovered* count.
+Where there is no effect, an order does not hold: its interval holds zero and excludes half of the difference that the
+paper prints, or **nothing is read**: all that the claim orders by PSNR lies below a flat square of each image's mean
+color, over all of it and the seeds by the interval. An order among failed searches is no order, and that they are
+alike says nothing either: where they are as claimed all the same, we cannot tell. PSNR over several images says
+little of any one of them: single images may be recovered where nothing is read on average, which the lines
+*recovered* count.
 
 Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the most
 of several seeds (of one seed of FedLeak's Figures 1 and 6: of several images); in its Figure 9 the mean and one
@@ -233,11 +235,12 @@ def prices(items: Sequence[Item], results: Path) -> list[Price]:
 
 
 def prices_at_size(items: Sequence[Item], results: Path) -> list[Price]:
-    """For each item that was not run at the paper's size and whose steps were timed its price, as in `prices`."""
+    """For each item with timed steps, and claims that were not tested at the paper's size, its price as in `prices`."""
     found = []
     for item in items:
         judged = [sizes for _, sizes in judged_of(item, read_records(results, item.id))]
-        untested, needs = sum("paper" not in sizes for sizes in judged), item.needs["paper"]
+        tested = [sizes["paper"].verdict for sizes in judged if "paper" in sizes]
+        untested, needs = len(judged) - sum(verdict is not None for verdict in tested), item.needs["paper"]
         found += [Price(item.id, "paper", untested, 1, needs.total)] if untested and needs.timed else []
     return sorted(found, key=_by_claim)
 
@@ -306,8 +309,11 @@ def _price(item: Item, judged: Judged) -> str:
     seeds = seeds_to_decide(judged)
     if judged.nothing_read:
         return "To close it: no number of seeds, but a search that reads something at this size."
-    if seeds is None and is_outweighed(judged):
-        return "To close it: no number of seeds that these tell of, since single ones outweigh all others."
+    if is_outweighed(judged):
+        return (
+            "To close it: nobody can say how many seeds, since one of these lies further out than all others together, "
+            "and their mean has not settled."
+        )
     if seeds is None:
         return f"To close it: more than {MOST_SEEDS} seeds, as the numbers lie on the claim's line."
     needs = item.needs["small" if judged.size == "small" else "paper"]
@@ -341,7 +347,7 @@ def _section(item: Item, records: Sequence[Record], results: Path, folder: Path)
         own = list(group)
         parts.append(_table(item, size, own))
         parts += _figures(item, size, own, results, folder)
-        parts.append(_made(own))
+        parts.append(_made(item, size, own))
         parts.append(_used(own))
     if not records:
         rest = "" if item.needs["paper"].total == 0 else f"; the paper's size: {item.needs['paper']}"
@@ -438,8 +444,8 @@ def number_of(value: float | None) -> str:
     return f"{value:.{DECIMALS}f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
 
 
-def _made(records: Sequence[Record]) -> str:
-    """The commands that produced a table, and the machine."""
+def _made(item: Item, size: str, records: Sequence[Record]) -> str:
+    """The commands that produced a table, and the machine; which numbers, where a command has fewer than another."""
     found = {
         (r.command, str(r.made.get("torch")), str(r.made.get("device")), str(r.made.get("started", ""))[:10]): None
         for r in records
@@ -447,7 +453,17 @@ def _made(records: Sequence[Record]) -> str:
     commands: dict[str, str] = {}
     for command, torch, device, day in found:
         commands[command] = as_words(f"torch {torch}, {device}, {day}")
-    return "\n".join(f"{as_code(command)} ({where})\n" for command, where in commands.items())
+    cells = {command: [r for r in records if r.command == command] for command in commands}
+    most = {data: max(len(own) for own in cells.values() if own[0].data == data) for data in {r.data for r in records}}
+    heads = item.columns("small" if size == "small" else "paper")
+    lines = []
+    for command, where in commands.items():
+        own = cells[command]
+        rows = {row: [heads[r.column] for r in own if r.row == row] for row in dict.fromkeys(r.row for r in own)}
+        named = "; ".join(f"{row}: {', '.join(columns)}" for row, columns in rows.items())
+        of = f", {named}" if len(own) < most[own[0].data] else ""
+        lines.append(f"{as_code(command)} ({where}){of}\n")
+    return "\n".join(lines)
 
 
 def _used(records: Sequence[Record]) -> str:

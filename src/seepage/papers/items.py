@@ -60,7 +60,7 @@ class ItemNeeds:
         return self.minutes + 60 * self.hours
 
     def __str__(self) -> str:
-        where = " of one core, by timed steps" * self.timed
+        where = " of one core (estimated from a few timed steps)" * self.timed
         return f"{self.time()}{where}, {self.gib:g} GiB{', a GPU' if self.gpu and not self.timed else ''}"
 
     def time(self, runs: int = 1) -> str:

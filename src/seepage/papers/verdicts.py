@@ -5,16 +5,16 @@ mean difference over the seeds, each seed's numbers being of the same examples a
 between the ends of the two numbers' own intervals over examples or batches. A number with neither decides nothing.
 
 Two rules keep a claim from staying open where there is no effect. An order also fails where its interval holds zero
-and excludes half of the paper's own difference. And where all that a claim orders by PSNR lies below the mean color
-of the images, nothing was read: the claim does not hold, or, where the failed searches stand in its order all the same,
-nobody can tell.
+and excludes half of the paper's own difference. And where all that a claim compares by PSNR lies below the mean color
+of the images, nothing was read: an order does not hold, or, where the failed searches stand in it all the same, nobody
+can tell; nor can anybody where they are alike, as a claim of no effect has it.
 
 PSNR counts up to `EXACT_DB`: at that, every value of an image of 8 bits is right, and rounding orders the rest. A
 training loss counts up to `DIVERGED`: beyond, how far training went astray is no matter.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 from statistics import median
 from typing import Literal
@@ -79,7 +79,8 @@ class Decided:
         least: Half of the difference that the paper prints; a claimed order fails where the interval contains zero and
             its upper end is below this.
         stands_in: Whether it is of another metric than the row's own, which could not be measured.
-        outweighed: Whether one seed outweighs all others in the spread, so that it tells of no larger number of seeds.
+        outweighed: Whether one seed outweighs all others in the spread, so that the spread does not say how many seeds
+            would decide it.
     """
 
     comparison: ClaimPart
@@ -108,8 +109,8 @@ class Judged:
         claim: The claim.
         size: `small` or `paper`.
         parts: All of its comparisons.
-        above_mean_color: Interval of the PSNR that it orders less the mean color's, in dB, on average over its cells;
-            None where one of these is above, where it orders something else, or with fewer than two seeds.
+        above_mean_color: Interval of the PSNR that it compares less the mean color's, in dB, on average over its cells;
+            None where one of these is above, where it compares something else, or with fewer than two seeds.
     """
 
     claim: Claim
@@ -124,7 +125,7 @@ class Judged:
 
     @property
     def nothing_read(self) -> bool:
-        """Whether all that it orders lies below the mean color of the images, on average by the interval."""
+        """Whether all that it compares lies below the mean color of the images, on average by the interval."""
         return self.above_mean_color is not None and self.above_mean_color[1] < 0
 
     @property
@@ -135,7 +136,10 @@ class Judged:
             return None
         as_claimed = all(found)
         if self.nothing_read:
-            return "cannot tell" if as_claimed else "does not hold"  # an order among failed searches is no order
+            # An order among failed searches is no order. That they are alike says nothing, and nor does that they are
+            # not known to be.
+            unlike = any(one is False for one in found) or not all(part.comparison.within for part in self.parts)
+            return "does not hold" if unlike and not as_claimed else "cannot tell"
         if any(one is False for one in found):
             return "does not hold"
         return "holds" if as_claimed else "cannot tell"
@@ -188,7 +192,7 @@ def _once(parts: Sequence[Decided]) -> Iterator[Decided]:
 
 
 def _above_mean_color(parts: Sequence[Decided], records: Sequence[Record]) -> tuple[float, float] | None:
-    """Student's interval, over the seeds, of the mean over all ordered cells of PSNR less the mean color's, in dB.
+    """Student's interval, over the seeds, of the mean over all compared cells of PSNR less the mean color's, in dB.
 
     None where a cell lies above the mean color, in the mean over its seeds.
     """
@@ -326,7 +330,16 @@ def _decide(
     least = _half_of_papers(comparison) if cap and not exact and left.metric is None else 0.0
     found = _found(comparison, by, low, high, least)
     stands_in, outweighed = left.metric is not None, not exact and _outweighed(_by_seed(left, other, top))
-    return Decided(comparison, found, left.mean, other.mean, low, high, data, by, seeds, least, stands_in, outweighed)
+    mine, others = (_over(one, _shared(left, other)) for one in (left, other))
+    return Decided(comparison, found, mine, others, low, high, data, by, seeds, least, stands_in, outweighed)
+
+
+def _over(number: Number, seeds: Sequence[str]) -> float:
+    """The mean over some of its seeds; the number itself where it has none, or all of them are asked for."""
+    own = number.seeds or {}
+    if not own or not seeds or own.keys() == set(seeds):
+        return number.mean
+    return sum(own[seed] for seed in seeds) / len(seeds)
 
 
 def _shared(left: Number, right: Number) -> list[str]:
@@ -366,15 +379,18 @@ def _found(comparison: ClaimPart, by: float, low: float | None, high: float | No
 
 
 def _by_seed(left: Number, right: Number, top: float) -> list[float]:
-    """Left minus right of each seed that both have, both counted up to `top`."""
+    """Left minus right, both counted up to `top`, of each seed that both have; of each of the left, less a level."""
     mine, other = left.seeds or {}, right.seeds or {}
+    if not other:
+        return [min(value, top) - min(right.mean, top) for value in mine.values()]
     return [min(mine[seed], top) - min(other[seed], top) for seed in sorted(mine.keys() & other.keys())]
 
 
 def _outweighed(values: Sequence[float]) -> bool:
-    """Whether one of five numbers or more makes up over half of their squared deviations from the median.
+    """Whether one of fifteen numbers or more makes up over half of their squared deviations from the median.
 
-    >>> _outweighed([1.0, 2.0, 3.0, 4.0, 1e9]), _outweighed([1.0, 2.0, 3.0, 4.0, 5.0])
+    >>> few = [float(number) for number in range(14)]
+    >>> _outweighed([*few, 1e9]), _outweighed([*few, 14.0])
     (True, False)
     """
     if len(values) < FEWEST_TO_WEIGH:
@@ -390,7 +406,7 @@ def _difference(left: Number, right: Number, top: float, exact: bool) -> tuple[f
         difference = min(left.mean, top) - min(right.mean, top)
         return difference, difference
     differences = _by_seed(left, right, top)
-    if len(differences) > 1:
+    if len(differences) > 1 and right.seeds:
         return student(differences)
     a, b = _interval(left, top), _interval(right, top)
     if a is None or b is None:
@@ -413,8 +429,9 @@ FEWEST_SEEDS = 3
 """What a claim takes that has fewer: of two the interval reaches nine deviations to each side, of three 2.5."""
 
 
-FEWEST_TO_WEIGH = 5
-"""Seeds from which on it is asked whether one outweighs the others; of three one often does by chance."""
+FEWEST_TO_WEIGH = 15
+"""Seeds from which on it is asked whether one outweighs the others. In normal numbers one of five does three times in
+four, and one of fifteen once in twenty."""
 
 
 def seeds_to_decide(judged: Judged) -> int | None:
@@ -441,8 +458,9 @@ def seeds_to_decide(judged: Judged) -> int | None:
 
 
 def is_outweighed(judged: Judged) -> bool:
-    """Whether single seeds outweigh all others in what leaves a claim open: then its mean does not settle."""
-    return any(part.measured and part.found is None and part.outweighed for part in judged.parts)
+    """Whether no number of seeds is named for the sole reason that one seed outweighs the others."""
+    parts = tuple(replace(part, outweighed=False) for part in judged.parts)
+    return seeds_to_decide(judged) is None and seeds_to_decide(replace(judged, parts=parts)) is not None
 
 
 def _until_decided(part: Decided) -> tuple[int, bool | None]:

@@ -95,8 +95,8 @@ class IndexedVictim:
         defense: What the parties do to their update.
         seed: Seeds the defense, together with `t`.
         server: How the server updates the weights.
-        keep: Number of rounds between two snapshots of the weights, from which earlier rounds are recomputed; where
-            that would be more than `MOST_SNAPSHOTS`, as many rounds as leave that number.
+        keep: Least number of rounds between two snapshots of the weights, from which earlier rounds are recomputed;
+            more where there would be over `MOST_SNAPSHOTS`.
     """
 
     knowledge: Knowledge
@@ -170,7 +170,7 @@ class IndexedVictim:
         return Client(self.knowledge.client, self.defense, self.seed)
 
     def gradients(self, t: int, names: Collection[str]) -> Tensors:
-        """Some tensors of round `t`, equal to those of the whole round, without computing the others."""
+        """Some tensors of round `t`, equal to those of the whole round; without the others where weights are frozen."""
         params, batch, rule = self.params_at(t), self.batch(t), self.knowledge.client
         tensorwise = self.defense is None or self.defense.tensorwise
         # Another client rule may do more than one gradient, and another defense may look at all tensors together. Where
@@ -193,7 +193,7 @@ class IndexedVictim:
 
 @dataclass(frozen=True)
 class IndexedTranscript:
-    """A transcript whose rounds are computed at access; single tensors of a round can be computed alone.
+    """A transcript whose rounds are computed at access; where weights are frozen, single tensors of one alone.
 
     Attributes:
         knowledge: What the attacker knows.
