@@ -1,6 +1,7 @@
 """The results book: one page per paper with every table and figure, its claims, the paper's numbers and ours."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -453,15 +454,16 @@ def _made(item: Item, size: str, records: Sequence[Record]) -> str:
     commands: dict[str, str] = {}
     for command, torch, device, day in found:
         commands[command] = as_words(f"torch {torch}, {device}, {day}")
-    cells = {command: [r for r in records if r.command == command] for command in commands}
-    most = {data: max(len(own) for own in cells.values() if own[0].data == data) for data in {r.data for r in records}}
     heads = item.columns("small" if size == "small" else "paper")
     lines = []
     for command, where in commands.items():
-        own = cells[command]
-        rows = {row: [heads[r.column] for r in own if r.row == row] for row in dict.fromkeys(r.row for r in own)}
-        named = "; ".join(f"{row}: {', '.join(columns)}" for row, columns in rows.items())
-        of = f", {named}" if len(own) < most[own[0].data] else ""
+        own = [r for r in records if r.command == command]
+        beside = Counter(r.command for r in records if r.data == own[0].data)
+        rows = {
+            row: ", ".join(heads[r.column] for r in own if r.row == row) for row in dict.fromkeys(r.row for r in own)
+        }
+        named = "; ".join(f"{row}: {columns}" for row, columns in rows.items())
+        of = f", {named}" if beside[command] < max(beside.values()) else ""
         lines.append(f"{as_code(command)} ({where}){of}\n")
     return "\n".join(lines)
 
