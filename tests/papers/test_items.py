@@ -19,7 +19,10 @@ from seepage.errors import Problems, SeepageError
 from seepage.papers import PAPERS, SIZES, Item, Size, find_item, find_items, list_items, plan
 from seepage.papers.book import _anchor
 from seepage.papers.items import ItemNeeds, item_of
+from seepage.papers.records import read_file
 from seepage.papers.run import _own_data, _value
+
+ROOT = Path(__file__).parents[2]
 
 RECIPE = """
 name = "t"
@@ -196,6 +199,13 @@ def test_every_table_and_figure_of_the_papers_is_there() -> None:
 def test_every_shipped_item_resolves_and_its_rows_name_what_is_there() -> None:
     sizes = ((f"{item.id}, {size}", (item, size)) for item in list_items().values() for size in SIZES)
     check_each(sizes, rows_name_what_is_there)
+
+
+def test_times_by_timed_steps_are_those_of_their_rows() -> None:
+    rows = read_file(ROOT / "results/papers/prices.jsonl")
+    timed = {item.id: item.needs["paper"].total / 60 for item in list_items().values() if item.needs["paper"].timed}
+    hours = {name: sum(row.value or 0.0 for row in rows if row.row == name) for name in timed}
+    assert hours == pytest.approx(timed, rel=0.1)
 
 
 def rows_name_what_is_there(case: tuple[Item, Size]) -> None:
