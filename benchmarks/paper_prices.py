@@ -25,6 +25,7 @@ from typing import Any
 from seepage.attacks import base
 from seepage.audit.simulate import setting
 from seepage.audit.simulate.training import Training, TrainingCheckpoint
+from seepage.cli.reproducing import data_at_hand
 from seepage.errors import SeepageError
 from seepage.federation.transcript.vertical import IndexedVictim
 from seepage.papers.items import find_item, list_items
@@ -33,8 +34,6 @@ from seepage.papers.run import data_name, plan, run_job
 
 PRICES = "papers/prices"
 """The study that the prices are kept in."""
-NAMES = ("mnist", "cifar10", "svhn", "cifar100", "tiny_imagenet", "imagenet", "ham10000", "lc25000", "faces_yale")
-"""The papers' data sets, as files are called."""
 NO_CHECKPOINT = TrainingCheckpoint()
 FEW = 4
 """Steps of a search that are made; the first may be slower and is not counted for the others."""
@@ -143,7 +142,7 @@ def main() -> None:
     if asked.one:
         price(*asked.one)
         return
-    files = {name: path for path in sorted(asked.data.iterdir(), reverse=True) for name in names_of(path)}
+    files = data_at_hand([str(asked.data)])
     for item in list_items().values():
         if (asked.only and item.id not in asked.only) or item.expect.kind == "constants":
             continue
@@ -161,11 +160,6 @@ def main() -> None:
             run = subprocess.run(words, preexec_fn=lambda: limit(asked.limit), check=False)
             if run.returncode:
                 print(f"{item.id} on {name}: no price, it ended with {run.returncode}", flush=True)
-
-
-def names_of(path: Path) -> tuple[str, ...]:
-    """What the papers' data sets in a file are called: `tiny_imagenet_64.npz` is tiny_imagenet."""
-    return tuple(name for name in NAMES if f"{path.stem}_".startswith(f"{name}_") and path.suffix in (".npz", ".zip"))
 
 
 def limit(seconds: int) -> None:

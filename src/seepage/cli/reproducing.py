@@ -56,7 +56,7 @@ def reproduce(
         # The cheapest first, so that a run that is stopped has measured the most.
         chosen = sorted(room.find_items(items), key=lambda item: item.needs[size].total)
         changes = _device(chosen, size, device)
-        work, missing = room.plan(chosen, size, _given(data or []), range(seed, seed + seeds), changes)
+        work, missing = room.plan(chosen, size, data_at_hand(data or []), range(seed, seed + seeds), changes)
         if not printed.silent:
             _say_before(work, missing, size)
         with running_on(workers.on) as runner, progress_bar(off=printed.silent) as show:
@@ -75,7 +75,7 @@ def reproduce(
         raise SeepageError(f"{len(failed)} of {len(ended)} failed: {failed[0].item.id}: {failed[0].failed}")
 
 
-def _given(entries: Sequence[str]) -> dict[str, Path]:
+def data_at_hand(entries: Sequence[str]) -> dict[str, Path]:
     """The data sets at hand, by the papers' names for them."""
     from seepage.papers import list_items
 
@@ -176,8 +176,7 @@ def _print_list(results: Path, as_json: bool) -> None:
     ):
         for price in found[:MOST_PRICES]:
             by = f" by --seeds {price.seeds}" if price.size == "small" else ""
-            time = f"{max(1, price.minutes):.0f} min" if price.minutes < 120 else f"{price.minutes / 60:.0f} h"
-            print(f"{lead}{price.item}, {plural(price.claims, 'claim')}{by}, about {time} of one core")
+            print(f"{lead}{price.item}, {plural(price.claims, 'claim')}{by}, {price.time} of one core")
             lead = "  then "
     print("Run some: seepage reproduce cafe/table-3, or all of a paper: seepage reproduce cafe")
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from seepage.base.storage import write_whole
 from seepage.papers.claims import At, Claim
 from seepage.papers.draw import draw
-from seepage.papers.items import PAPERS, Item, Size, list_items
+from seepage.papers.items import PAPERS, Item, ItemNeeds, Size, list_items
 from seepage.papers.lines import Line
 from seepage.papers.markdown import as_code, as_words
 from seepage.papers.others import OTHERS
@@ -222,6 +222,11 @@ class Price:
     claims: int
     seeds: int
     minutes: float
+
+    @property
+    def time(self) -> str:
+        """The time in words."""
+        return ItemNeeds(minutes=self.minutes).time()
 
 
 def prices(items: Sequence[Item], results: Path) -> list[Price]:
