@@ -40,8 +40,8 @@ def tuned() -> Lines:
         for one in plan["tried"]:
             scored = [f"{row['psnr']:.1f}", f"{row['ssim']:.2f}"] if one["options"] == plan["chosen"] else ["", ""]
             options = ", ".join(f"{name} = {value:g}" for name, value in one["options"].items())
-            body.append([row["data"], f"`{row['attack']}`", options, f"{one['value']:.1f}", *scored])
-    heads = ["data", "attack", "tried", "dB on the other batch", "dB, scored batches", "SSIM, scored batches"]
+            body.append([row["data"], row["history"], f"`{row['attack']}`", options, f"{one['value']:.1f}", *scored])
+    heads = ["data", "network", "attack", "tried", "dB on the other batch", "dB, scored batches", "SSIM, scored batches"]
     return [*table(heads, body), *commands(rows)]
 
 

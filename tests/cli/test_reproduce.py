@@ -128,7 +128,7 @@ def test_the_list_says_which_claims_of_the_papers_size_are_tested_soonest(cli: C
     own.write_text(OWN.replace('columns = ["0"', 'needs = { hours = 8, timed = true }\ncolumns = ["0"'))
     (price,) = cli("reproduce", "--json").json["untested"]
     assert price == {"item": "fedleak/figure-9", "size": "paper", "claims": 1, "seeds": 1, "minutes": 480.0}
-    said = "were timed, the cheapest first: fedleak/figure-9, 1 claim, about 8 h of one core"
+    said = "were timed, the cheapest for each claim first: fedleak/figure-9, 1 claim, about 8 h of one core"
     assert said in " ".join(cli("reproduce").out.split())
     cli("reproduce", "fedleak/figure-9", "--size", "paper")
     assert not cli("reproduce", "--json").json["untested"], "it was run"

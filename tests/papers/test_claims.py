@@ -19,9 +19,10 @@ from seepage.audit.recipe.files import find_recipe
 from seepage.errors import Problems
 from seepage.federation.data import is_packaged
 from seepage.papers import OTHERS, Item, Record, judge, judge_paper, list_items
+from seepage.papers.book import examples_of
 from seepage.papers.claims import Claim
 from seepage.papers.items import item_of
-from seepage.papers.verdicts import Judged, in_words, is_outweighed, seeds_to_decide, student
+from seepage.papers.verdicts import Judged, in_words, is_outweighed, seeds_to_decide, student, until_decided
 
 ROOT = Path(__file__).parents[2]
 
@@ -228,7 +229,7 @@ class Oracle:
         if found is None and kind == "better" and isinstance(other, Mapping) and not left[3] and by is not None:
             sign = -1 if row.get("better") == "less" else 1
             half = sign * (printed(row, column) - printed(other, second)) / 2
-            if by >= 0 and low <= 0 <= high < half:  # False of a NaN
+            if by == 0 and low <= 0 <= high < half:  # False of a NaN
                 return False
         return found
 
@@ -492,6 +493,27 @@ ORDER = {"relation": "columns", "rows": ["x"], "pairs": [[1, 0]]}
 def test_no_difference_is_an_answer_once_half_of_the_papers_is_excluded(better: Sequence[float], word: str) -> None:
     item = made(ORDER, {"x": [1.0, 5.0, 1.0]})
     assert ours(item, {"x": [of_seeds([15.0, 15.0, 15.0]), of_seeds(better), 0.0]}).verdict == word
+
+
+@pytest.mark.parametrize(
+    ("better", "word"),
+    [
+        ([14.9, 15.1, 15.6], "cannot tell"),  # 0.2 +- 0.9 dB, which holds the claimed lead of 1
+        ([15.1, 14.9, 15.2], "does not hold"),  # 0.1 +- 0.4 dB, which does not
+    ],
+)
+def test_a_claimed_lead_fails_only_where_the_interval_excludes_it(better: Sequence[float], word: str) -> None:
+    item = made(ORDER | {"by": 1.0}, {"x": [1.0, 5.0, 1.0]})  # half of the paper's difference is 2
+    assert ours(item, {"x": [of_seeds([15.0, 15.0, 15.0]), of_seeds(better), 0.0]}).verdict == word
+
+
+def test_a_claims_line_shows_first_what_holds_it_open_the_longest() -> None:
+    item = made({"relation": "columns", "rows": ["x"], "pairs": [[1, 0], [2, 0]]}, {"x": [1.0, 1.1, 1.1]})
+    soon, late = [15.5, 15.4, 14.95], [14.8, 15.1, 15.2]
+    judged = ours(item, {"x": [of_seeds([15.0, 15.0, 15.0]), of_seeds(soon), of_seeds(late)]})
+    first, second = judged.parts
+    assert judged.verdict == "cannot tell" and until_decided(first) < until_decided(second)
+    assert re.search(r"\b15\.03 .*; .*\b15\.28 ", examples_of(item, judged))
 
 
 @pytest.mark.parametrize(

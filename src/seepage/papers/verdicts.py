@@ -4,10 +4,10 @@ A comparison is decided by the 95 % interval of the difference. With two seeds o
 mean difference over the seeds, each seed's numbers being of the same examples and weights. With one seed it runs
 between the ends of the two numbers' own intervals over examples or batches. A number with neither decides nothing.
 
-Two rules keep a claim from staying open where there is no effect. An order also fails where its interval holds zero
-and excludes half of the paper's own difference. And where all that a claim compares by PSNR lies below the mean color
-of the images, nothing was read: an order does not hold, or, where the failed searches stand in it all the same, nobody
-can tell; nor can anybody where they are alike, as a claim of no effect has it.
+Two rules keep a claim from staying open where there is no effect. An order without a margin also fails where its
+interval holds zero and excludes half of the paper's own difference. And where all that a claim compares by PSNR lies
+below the mean color of the images, nothing was read: an order does not hold, or, where the failed searches stand in it
+all the same, nobody can tell; nor can anybody where they are alike, as a claim of no effect has it.
 
 PSNR counts up to `EXACT_DB`: at that, every value of an image of 8 bits is right, and rounding orders the rest. A
 training loss counts up to `DIVERGED`: beyond, how far training went astray is no matter.
@@ -76,8 +76,8 @@ class Decided:
         data: The data set that was used.
         by: Margin that the claim requires.
         seeds: Number of seeds behind the interval; 0 where it is over examples, or there is none.
-        least: Half of the difference that the paper prints; a claimed order fails where the interval contains zero and
-            its upper end is below this.
+        least: Half of the difference that the paper prints; a claimed order without a margin fails where the interval
+            contains zero and its upper end is below this.
         stands_in: Whether it is of another metric than the row's own, which could not be measured.
         outweighed: Whether one seed outweighs all others in the spread, so that the spread does not say how many seeds
             would decide it.
@@ -375,7 +375,7 @@ def _found(comparison: ClaimPart, by: float, low: float | None, high: float | No
         return None  # both exact, or the same: neither is the better one
     if low >= by - _ROUNDING:
         return True
-    return False if high < by - _ROUNDING or (low <= 0 <= high < least and by >= 0) else None
+    return False if high < by - _ROUNDING or (low <= 0 <= high < least and by == 0) else None
 
 
 def _by_seed(left: Number, right: Number, top: float) -> list[float]:
@@ -451,7 +451,7 @@ def seeds_to_decide(judged: Judged) -> int | None:
             continue
         if part.seeds < FEWEST_SEEDS:
             return FEWEST_SEEDS
-        count, found = _until_decided(part)
+        count, found = until_decided(part)
         (failing if found is False else holding).append(count)
     most = min(failing) if failing else max(holding)
     return most if most <= MOST_SEEDS else None
@@ -463,11 +463,11 @@ def is_outweighed(judged: Judged) -> bool:
     return seeds_to_decide(judged) is None and seeds_to_decide(replace(judged, parts=parts)) is not None
 
 
-def _until_decided(part: Decided) -> tuple[int, bool | None]:
+def until_decided(part: Decided) -> tuple[int, bool | None]:
     """The number of seeds that would decide a comparison, and how; one more than `MOST_SEEDS` where none would."""
     from scipy.stats import t
 
-    if part.low is None or part.high is None or part.outweighed:
+    if part.low is None or part.high is None or part.seeds < 2 or part.outweighed:
         return MOST_SEEDS + 1, None
 
     def half(count: int) -> float:  # of the interval, in deviations
