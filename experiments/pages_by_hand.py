@@ -41,7 +41,8 @@ def tuned() -> Lines:
             scored = [f"{row['psnr']:.1f}", f"{row['ssim']:.2f}"] if one["options"] == plan["chosen"] else ["", ""]
             options = ", ".join(f"{name} = {value:g}" for name, value in one["options"].items())
             body.append([row["data"], row["history"], f"`{row['attack']}`", options, f"{one['value']:.1f}", *scored])
-    heads = ["data", "network", "attack", "tried", "dB on the other batch", "dB, scored batches", "SSIM, scored batches"]
+    scores = ["dB on the other batch", "dB, scored batches", "SSIM, scored batches"]
+    heads = ["data", "network", "attack", "tried", *scores]
     return [*table(heads, body), *commands(rows)]
 
 

@@ -512,7 +512,8 @@ def test_a_claims_line_shows_first_what_holds_it_open_the_longest() -> None:
     soon, late = [15.5, 15.4, 14.95], [14.8, 15.1, 15.2]
     judged = ours(item, {"x": [of_seeds([15.0, 15.0, 15.0]), of_seeds(soon), of_seeds(late)]})
     first, second = judged.parts
-    assert judged.verdict == "cannot tell" and until_decided(first) < until_decided(second)
+    assert judged.verdict == "cannot tell"
+    assert until_decided(first) < until_decided(second)
     assert re.search(r"\b15\.03 .*; .*\b15\.28 ", examples_of(item, judged))
 
 

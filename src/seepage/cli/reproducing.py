@@ -172,7 +172,10 @@ def _print_list(results: Path, as_json: bool) -> None:
         print(f"\nmeasured: which sizes lie in {results}; the verdicts are in the book (--book FOLDER)")
     for lead, found in (
         ("Open claims of the small size, the cheapest for each claim first: ", open_claims),
-        ("Not tested at the paper's size, of the items whose steps were timed, the cheapest for each claim first: ", untested),
+        (
+            "Not tested at the paper's size, of items whose steps were timed, the cheapest for each claim first: ",
+            untested,
+        ),
     ):
         for price in found[:MOST_PRICES]:
             by = f" by --seeds {price.seeds}" if price.size == "small" else ""

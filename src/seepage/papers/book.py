@@ -34,9 +34,9 @@ from seepage.papers.verdicts import (
 )
 
 OPENING = """For each table and figure of three papers: the claims that it supports there, tested on numbers of
-ours. Every number in their tables was made by the command below it and lies in `results/reproduce/`. **The small
-size is a different experiment** of minutes on two cores: it neither confirms nor refutes a paper. [How to read
-it](#how-to-read-it) is at the end.
+ours. Every number of ours in the tables was made by the command below its table (before its recipe was changed where
+a note says so) and lies in `results/reproduce/`. **The small size is a different experiment** of minutes on two cores:
+it neither confirms nor refutes a paper. [How to read it](#how-to-read-it) is at the end.
 """
 """What the first page begins with, before the counts."""
 
@@ -110,15 +110,15 @@ FOREWORDS = {
 authors' deposit (Zenodo 10.5281/zenodo.15532455, read in a public mirror); [how they
 differ](../attacks/matching.md#two-fedleaks). Of the headline, Table 3, one half is seen here and one is not. Inverting
 Gradients has about the paper's 9 to 10 dB on CIFAR-10, on a trained ResNet-10 with ReLU and with its published weight
-of total variation; a larger weight gives it 10 to 13. FedLeak's 18 to 23 dB are reached by neither algorithm, and its
-lead of 7.5 dB in no cell; none was run for the paper's 10,000 steps.
+of total variation; a larger weight gives it 10 to 13. FedLeak's 18 to 23 dB are reached by neither algorithm on a
+network with ReLU, and its lead of 7.5 dB in no cell; Table 3 has a twentieth of the paper's steps here.
 
 The deposit brings one demo, whose victim is none of the tables': a fresh ResNet-18 with sigmoids in place of ReLUs
 and batch norm in train mode, 16 images of 128 pixels, labels known. Its notebook shows five runs of 22.0 to 22.9 dB,
-after a median filter, the best guess for each image: what [a thumbnail of 16 to 20 pixels a
+after a median filter, the best guess for each image: about what [a thumbnail of 16 to 20 pixels a
 side](../attacks/matching.md#what-could-not-be-reproduced) of the same images has. On a small victim of that kind
-the deposit's algorithm recovers here as well (32.7 dB, four photographs of 32 pixels, one seed).
-What the last layers of a network with ReLU give away without such a search is in [FedLeak on ReLU
+the deposit's algorithm recovers here as well (32.7 dB, four photographs of 32 pixels, one seed). What the last layers
+of a network with ReLU give away without such a search is in [FedLeak on ReLU
 networks](../attacks/fedleak_guided.md).
 """,
 }
@@ -291,9 +291,17 @@ def examples_of(item: Item, judged: Judged) -> str:
         return ""
     parts = [part for part in judged.parts if part.measured and part.found is shown[judged.verdict]]
     if judged.verdict == "cannot tell":
-        parts.sort(key=lambda part: until_decided(part)[0], reverse=True)  # what holds the claim open the longest first
+        parts.sort(key=_furthest_from_holding)
     more = f"; and {len(parts) - EXAMPLES} more" if len(parts) > EXAMPLES else ""
     return "; ".join(_compared(item, part, judged.size) for part in parts[:EXAMPLES]) + more
+
+
+def _furthest_from_holding(part: Decided) -> tuple[int, float]:
+    """Puts first what takes the most seeds to decide; of as many, what lies furthest on the other side of the claim."""
+    if part.low is None or part.high is None:
+        return -until_decided(part)[0], 0.0
+    middle = (part.low + part.high) / 2
+    return -until_decided(part)[0], (-middle if part.comparison.at_most else middle) - part.by
 
 
 def _compared(item: Item, part: Decided, size: str) -> str:

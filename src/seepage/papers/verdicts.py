@@ -362,7 +362,8 @@ def _half_of_papers(comparison: ClaimPart) -> float:
 def _found(comparison: ClaimPart, by: float, low: float | None, high: float | None, least: float = 0.0) -> bool | None:
     """Whether an interval of the difference lies on the claim's side; None where it lies on both.
 
-    An interval that holds zero and ends below `least` says that there is no effect of the size the paper has.
+    Without a margin, an interval that holds zero and ends below `least` says that there is no effect of the size the
+    paper has.
     """
     if low is None or high is None:
         return None
