@@ -118,8 +118,8 @@ and batch norm in train mode, 16 images of 128 pixels, labels known. Its noteboo
 after a median filter, the best guess for each image: about what [a thumbnail of 16 to 20 pixels a
 side](../attacks/matching.md#what-could-not-be-reproduced) of the same images has. On a small victim of that kind
 the deposit's algorithm is ahead of Inverting Gradients by 9 dB here (28 against 19, three batches of four images,
-2,000 gradients each), and the text's is not (18). What the last layers of a network with ReLU give away without such a search is in [FedLeak on ReLU
-networks](../attacks/fedleak_guided.md).
+2,000 gradients each), and the text's is not (18). What the last layers of a network with ReLU give away without such
+a search is in [FedLeak on ReLU networks](../attacks/fedleak_guided.md).
 """,
 }
 """What a paper's page says first, where its numbers need it."""
