@@ -81,28 +81,27 @@ def run_resumable(
     every: int | None = None,
     ended: Callable[[], bool] = lambda: False,
 ) -> tuple[int, bool]:
-    """`run_steps` from the search's checkpoint to its end; each record is reported and a checkpoint of it saved.
+    """`run_steps` from the search's checkpoint to its end; as it goes it is reported, and its checkpoints are saved.
 
     Args:
         search: Whose state is saved, and restored before the first step.
         steps: Steps in all.
         advance: Makes one step, given the number of steps before it, and returns the objective.
         progress: Shows the search, and keeps its checkpoints.
-        note: Called with each record before the checkpoint is made, such as to append it to the search's history.
-        every: Steps between two records; None: a hundredth of all.
+        note: Called before the checkpoint is made, at the same steps in every run: for the search's history.
+        every: Steps between two notes; None: a hundredth of all.
         ended: Whether the search is over early.
 
     Returns:
         The steps made in all, and whether they were interrupted.
     """
 
-    def record(step: int, value: float) -> None:
-        note(step, value)
+    def show(step: int, value: float) -> None:
         progress.report(step, steps, value)
         progress.save(search.checkpoint(step))
 
     first = search.resume(progress.load())
-    return run_steps(first, steps, advance, record, every=every, ended=ended)
+    return run_steps(search, first, steps, advance, note, show, every=every, ended=ended)
 
 
 @dataclass(frozen=True)
@@ -291,21 +290,6 @@ class Attack(ABC):
     needs: ClassVar[Needs] = Needs()
     rounds: ClassVar[Literal["one", "all"]] = "one"
     certifies: ClassVar[bool] = True
-
-    @property
-    def passes(self) -> int:
-        """Evaluations of the update that its search makes at most, from which its time is estimated.
-
-        0 where it has no option `steps` that could be cut: it is run as it is, whatever it takes.
-        """
-        return 0
-
-    def fitted(self, transcript: Transcript) -> "Attack":
-        """This attack with the settings that it takes for this transcript, from which its time is estimated.
-
-        Most have none that depend on it.
-        """
-        return self
 
     @final
     def check(self, transcript: Transcript) -> None:

@@ -1,10 +1,12 @@
 """Run attacks on recorded rounds in parallel. A worker process gets only folders that an attacker may read."""
 
 import json
+import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,27 +15,30 @@ import torch
 
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipTest
-from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt, tried
-from seepage.audit.budget import SOON, Estimate, Planner, Searching, estimated, load_optimizers, read_budget
+from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt, stopped_after, tried
 from seepage.audit.candidates import FILE
-from seepage.audit.case import RunBudget
 from seepage.audit.decided import decided_by, in_stages, not_needed
 from seepage.audit.membership import judge_members, save_judgment
+from seepage.audit.outcome import Status
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.record import case_folders, is_all_recorded, is_skipped
+from seepage.base.clock import Limit, limited
 from seepage.base.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.base.lock import scratch
 from seepage.base.nn import generator
 from seepage.base.progress import Doing, ProgressCallback, no_progress
 from seepage.base.registry import Spec
-from seepage.errors import SeepageError
 from seepage.federation.transcript.foreign import Facts, read_facts
 from seepage.federation.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.types import Architecture, Reconstruction, Transcript
 
-READS_ROWS = "linear"
-"""The attack that certifies what closed forms reveal row by row."""
+LEAST_SECONDS = 1.0
+"""Time for which searches that were stopped are not taken up again."""
+NO_GUESS = -1
+"""Number of steps of an attack that the clock stopped before there was anything to show."""
+NO_GUESS_YET = "its time was over before it had a first guess; the same command again goes on, with as many minutes"
+"""The reason for such an attack."""
 POLL_SECONDS = 0.3
 """Seconds between polls of the workers' progress."""
 
@@ -109,7 +114,9 @@ class Task:
     Attributes:
         source: The recorded rounds; without the truth.
         folder: The run folder.
-        note: What a reader should know of how it was run.
+        clock: When the attacks of the run end; on the machine of the run alone.
+        seconds: Time that it has, from its start.
+        steps: Steps after which it ends, to repeat what the clock of another run once stopped; None: it has its time.
     """
 
     case: str
@@ -120,7 +127,9 @@ class Task:
     device: str
     source: Source
     folder: Path
-    note: str = ""
+    clock: "RunClock | None" = None
+    seconds: float = math.inf
+    steps: int | None = None
 
     @property
     def title(self) -> str:
@@ -142,7 +151,20 @@ class Task:
 
     @property
     def done(self) -> bool:
-        return has_attempt(self.outcome)
+        """Whether there is an outcome that is not to be taken up again."""
+        return has_attempt(self.outcome) and stopped_after(self.outcome) in (None, self.steps)
+
+    @property
+    def searches(self) -> bool:
+        """Whether it is a search, which has a share of the time and gets better with it; a closed form is not."""
+        attack = ATTACKS.build(self.part)
+        return bool(getattr(attack, "steps", None) or getattr(getattr(attack, "search", None), "steps", None))
+
+    def begun(self) -> "Task":
+        """This task as it is handed to a worker: with the time that it has."""
+        if self.clock is None:
+            return self
+        return replace(self, clock=None, seconds=self.clock.share(self))
 
     @property
     def progress(self) -> FolderProgress:
@@ -155,23 +177,37 @@ class Task:
         """Run the attack and save the attempt. An exception in the attack is saved as well, so the others continue."""
         torch.set_num_threads(threads)
         attack: Attack = ATTACKS.build(self.part)
+        if self.steps == NO_GUESS:
+            save_attempt(Attempt("not_tried", repr(attack), None, NO_GUESS_YET, stopped=NO_GUESS), self.outcome)
+            return
         transcript = self.source.open(self.device)
-        outcome = self._attempt(attack, OneRound(transcript, self.t) if attack.rounds == "one" else transcript)
-        if outcome.status == "interrupted":
+        with limited(self.seconds, self.steps) as limit:
+            outcome = self._attempt(
+                attack, OneRound(transcript, self.t) if attack.rounds == "one" else transcript, limit
+            )
+        if outcome.status == "interrupted" and not limit.over:
             raise KeyboardInterrupt
         save_attempt(outcome, self.outcome)
-        self.progress.clear()
+        if not limit.over:
+            self.progress.clear()
 
-    def _attempt(self, attack: Attack, transcript: Transcript) -> Attempt:
+    def _attempt(self, attack: Attack, transcript: Transcript, limit: Limit) -> Attempt:
         """The attack's reconstruction with its wall-clock and processor seconds, or the reason why there is none."""
 
         def attacked() -> Reconstruction:
             found = attack(transcript, seed=self.seed, progress=self.progress)
             check_reconstruction(found, transcript)
-            return replace(found, notes=(*found.notes, self.note)) if self.note else found
+            return found
 
-        found, status, reason, spent = tried(attacked)
-        return Attempt(status if found is None else found.status, repr(attack), found, reason, *spent)
+        try:
+            found, ended, reason, spent = tried(attacked)
+        except KeyboardInterrupt:
+            if not limit.over:
+                raise
+            return Attempt("not_tried", repr(attack), None, NO_GUESS_YET, stopped=NO_GUESS)
+        status: Status = ended if found is None else found.status
+        stopped = limit.steps if limit.over and status == "interrupted" else None
+        return Attempt(status, repr(attack), found, reason, *spent, stopped=stopped)
 
     def serialized(self) -> "SerializedAttack":
         """The attack with the files it may read."""
@@ -185,6 +221,14 @@ class MembershipTask(Task):
     @property
     def is_attack(self) -> bool:
         return False
+
+    @property
+    def searches(self) -> bool:
+        return False
+
+    @property
+    def done(self) -> bool:
+        return has_attempt(self.outcome)
 
     @property
     def outcome(self) -> Path:
@@ -222,7 +266,7 @@ class SerializedAttack:
 
     def __post_init__(self) -> None:
         alone = replace(self.task.source, private=None, recipe=None)
-        object.__setattr__(self, "task", replace(self.task, source=alone))
+        object.__setattr__(self, "task", replace(self.task, source=alone, clock=None))
 
     @property
     def key(self) -> str:
@@ -262,15 +306,14 @@ def check_reconstruction(found: object, transcript: Transcript) -> None:
 class _Meter:
     """Sums up the progress of all tasks from the lines that the workers append to their logs."""
 
-    def __init__(self, tasks: Sequence[Task], log: Path, show: ProgressCallback) -> None:
+    def __init__(self, tasks: Sequence[Task], log: Path, show: ProgressCallback, until: float = math.inf) -> None:
         self.shares = {(task.case, task.name, task.t): 0.0 for task in tasks}
         self.several = len({task.case for task in tasks}) > 1
-        self.show = show
+        self.show, self.until, self.latest = show, until, Doing()
         self.follower = LogFollower(log, log.stat().st_size if log.exists() else 0)
 
     def look(self) -> None:
         """Read the new lines and show the total progress."""
-        latest = Doing()
         for line in self.follower.fresh().splitlines():
             event = _event(line)
             if event is None:
@@ -278,14 +321,20 @@ class _Meter:
             key = (event["case"], event["attack"], event["round"])
             if key in self.shares and self.shares[key] < 1:
                 self.shares[key] = event["done"] / max(1, event["total"]) * 0.99
-            latest = Doing(f"{event['attack']} on {event['case']}" if self.several else str(event["attack"]))
-        self.show(sum(self.shares.values()), len(self.shares), latest)
+            name = f"{event['attack']} on {event['case']}" if self.several else str(event["attack"])
+            at = None if event.get("objective") is None else f"objective {event['objective']:.3g}"
+            step = f"step {event['done']:,} of at most {event['total']:,}"
+            self.latest = Doing(", ".join(filter(None, (name, step, at))))
+        left = None if math.isinf(self.until) else max(0.0, self.until - time.monotonic())
+        self.show(sum(self.shares.values()), len(self.shares), replace(self.latest, left=left))
 
     def finish(self, task: Work) -> None:
         assert isinstance(task, Task)
         self.shares[task.case, task.name, task.t] = 1.0
-        # A task that began here, and left a checkpoint, may have ended on another machine.
-        task.progress.clear()
+        if (
+            stopped_after(task.outcome) is None
+        ):  # a task that began here, and left a checkpoint, may have ended elsewhere
+            task.progress.clear()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -313,6 +362,11 @@ def _event(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return event if isinstance(event, dict) and event.keys() >= {"case", "attack", "round", "done", "total"} else None
+
+
+def load_optimizers() -> None:
+    """Import what torch loads at the first use of an optimizer, which takes a second or more."""
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
 def attack_names(parts: Sequence[Spec]) -> list[str]:
@@ -356,7 +410,8 @@ def attack_cases(
     show: ProgressCallback = no_progress,
     *,
     on: Executor | None = None,
-    tell: Callable[[str], None] | None = None,
+    until: float = math.inf,
+    repeated: Mapping[str, int] | None = None,
 ) -> Plan:
     """Run every attack on every round of every case that has no outcome yet.
 
@@ -367,8 +422,9 @@ def attack_cases(
         jobs: Number of attacks that run in parallel; None: one per core.
         show: Called with progress messages.
         on: Executor that runs the attacks; None: worker processes on this machine.
-        tell: Called, before the attacks begin, with how long their searches take, where that is over some seconds;
-            None: no estimate is made.
+        until: When the attacks end, by `time.monotonic`: what is still searching then is stopped with its best guess,
+            and goes on where it stood when this is called again. Infinite: all come to their own end.
+        repeated: Steps after which attacks end whatever the time, by case, attack and round: as in a run before.
 
     Returns:
         Number of attacks that ran in parallel on the device of the first case.
@@ -377,80 +433,97 @@ def attack_cases(
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
         KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command resumes from them.
     """
-    queues = _queues(sources, recipes, folder)
+    queues = _queues(sources, recipes, folder, repeated or {})
     todo = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
     executor = on or LocalExecutor()
     # Cases are grouped by device; the groups run in turn, each with the parallelism that suits its device.
     devices = dict.fromkeys(recipe.device for recipe in recipes)
     counts = {device: sum(task.device == device for task in todo) for device in devices}
     plans = {device: executor.plan(jobs, count, device) for device, count in counts.items()}
-    known: dict[str, float] = {}
-    if todo and tell is not None:
-        found, known = _estimate(queues, plans[recipes[0].device].jobs, recipes[0].minutes, SOON)
-        if found.seconds > SOON:
-            tell(found.line)
     if todo:
-        meter = _Meter(todo, folder / "progress.jsonl", show)
+        meter = _Meter(todo, folder / "progress.jsonl", show, until)
         with meter.watched():
             for device, plan in plans.items():
                 group = [queue for queue in queues if queue.recipe.device == device]
-                planner = None
-                if recipes[0].minutes is not None:
-                    budget = read_budget(folder) or RunBudget(minutes=recipes[0].minutes)
-                    planner = Planner(budget, folder, plan.jobs, known)
                 with executor.kept(plan) as runner:
-                    for stage in _stages(group, planner, meter.finish):
-                        runner.run(_dearest_first(stage) if plan.jobs > 1 else stage, plan, folder, meter.finish)
+                    _in_time(group, runner, plan, folder, meter, RunClock(until, plan.jobs))
     return plans[recipes[0].device]
 
 
-def estimate(
-    sources: Sequence[Source],
-    recipes: Sequence[Recipe],
-    jobs: int | None = None,
-    on: Executor | None = None,
-    *,
-    revealed: Collection[str] = (),
-) -> Estimate:
-    """Estimated time of the searches of `attack_cases`; arguments as there. Nothing is attacked or written.
+def _in_time(
+    queues: Sequence["_CaseQueue"], runner: Executor, plan: Plan, folder: Path, meter: "_Meter", clock: "RunClock"
+) -> None:
+    """Run all tasks, stage by stage; then, in whatever time is left, those again that the clock has stopped."""
 
-    Args:
-        sources: The cases.
-        recipes: The recipe of each case.
-        jobs: Number of attacks that run in parallel; None: one per core.
-        on: Executor that would run the attacks; None: worker processes on this machine.
-        revealed: Names of the cases whose every example closed forms reveal: nothing behind `linear` is needed there.
+    def finish(work: Work) -> None:
+        assert isinstance(work, Task)
+        clock.end(work)
+        meter.finish(work)
+
+    def carry_out(tasks: Sequence[Task]) -> None:
+        timed = [replace(task, clock=clock) for task in tasks]
+        runner.run(_dearest_first(timed) if plan.jobs > 1 else timed, plan, folder, finish)
+
+    clock.waiting = sum(task.searches for queue in queues for stage in queue.stages for task in stage if not task.done)
+    for own in _places(queues):
+        if tasks := [task for queue, place in own for task in queue.left(place, clock, meter.finish)]:
+            carry_out(tasks)
+    while clock.left > LEAST_SECONDS:
+        again = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
+        clock.waiting = len(again)
+        if not again:
+            break
+        carry_out(again)
+
+
+@dataclass
+class RunClock:
+    """How the time that is left is shared among the searches of a run.
+
+    Attributes:
+        until: When it is over, by `time.monotonic`.
+        jobs: Tasks that run side by side.
+        waiting: Searches that are still to come.
+        running: Searches that have begun and have not ended.
     """
-    with scratch() as folder:
-        queues = _queues(sources, recipes, folder)
-        count = sum(len(stage) for queue in queues for stage in queue.stages)
-        plan = (on or LocalExecutor()).plan(jobs, count, recipes[0].device)
-        queues = [queue.through(READS_ROWS) if queue.source.name in revealed else queue for queue in queues]
-        return _estimate(queues, plan.jobs, recipes[0].minutes)[0]
+
+    until: float
+    jobs: int
+    waiting: int = 0
+    running: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; infinite where there is no limit."""
+        return max(0.0, self.until - time.monotonic())
+
+    def share(self, task: Task) -> float:
+        """Seconds that a task has which begins now: all that is left, of a search an even share of it."""
+        if not task.is_attack:
+            return math.inf
+        if not task.searches:
+            return self.left
+        with self._lock:
+            several = max(1, self.waiting + self.running)
+            self.waiting, self.running = self.waiting - 1, self.running + 1
+        return self.left * min(1.0, self.jobs / several)
+
+    def end(self, task: Task) -> None:
+        """A task has ended."""
+        if task.searches:
+            with self._lock:
+                self.running -= 1
 
 
-def _estimate(
-    queues: Sequence["_CaseQueue"], jobs: int, minutes: float | None, soon: float = 0.0
-) -> tuple[Estimate, dict[str, float]]:
-    """How long the searches that are yet to run take, together and by attack; and each by its key."""
-    stages = [
-        _searches(task for queue, place in own for task in queue.stages[place] if not task.done)
-        for own in _places(queues)
-    ]
-    total, seconds = estimated(stages, jobs, soon)
-    names: dict[str, float] = {}
-    for one in (one for stage in stages for one in stage if seconds.get(one.key)):
-        names[one.name] = names.get(one.name, 0.0) + seconds[one.key]
-    found = {name: round(took, 1) for name, took in names.items()}
-    return Estimate(seconds=round(total, 1), searches=found, minutes=minutes), seconds
-
-
-def _queues(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) -> list["_CaseQueue"]:
+def _queues(
+    sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, repeated: Mapping[str, int]
+) -> list["_CaseQueue"]:
     # Each attack is constructed once, not once per case.
     made = {repr(spec): spec for recipe in recipes for spec in recipe.attack}
     attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
     pairs = [(source, recipe) for source, recipe in zip(sources, recipes, strict=True) if not source.skipped]
-    return [_CaseQueue.of(source, recipe, attacks, folder) for source, recipe in pairs]
+    return [_CaseQueue.of(source, recipe, attacks, folder, repeated) for source, recipe in pairs]
 
 
 @dataclass(frozen=True)
@@ -468,7 +541,14 @@ class _CaseQueue:
     stages: tuple[list[Task], ...]
 
     @classmethod
-    def of(cls, source: Source, recipe: Recipe, attacks: Mapping[str, Attack], folder: Path) -> "_CaseQueue":
+    def of(
+        cls,
+        source: Source,
+        recipe: Recipe,
+        attacks: Mapping[str, Attack],
+        folder: Path,
+        repeated: Mapping[str, int],
+    ) -> "_CaseQueue":
         """The tasks of one case; `attacks` are by the `repr` of their specs."""
         specs = dict(zip(attack_names(recipe.attack), recipe.attack, strict=True))
         made = {name: (spec.use, attacks[repr(spec)]) for name, spec in specs.items()}
@@ -476,6 +556,8 @@ class _CaseQueue:
             name: [_task(Task, source, recipe, folder, name, spec, t) for t in range(source.rounds(made[name][1]))]
             for name, spec in specs.items()
         }
+        for own in tasks.values():
+            own[:] = [replace(task, steps=repeated.get(str(task.outcome.relative_to(folder)))) for task in own]
         order = [list(specs)] if recipe.all_attacks else in_stages(made)
         stages = [[task for name in names for task in tasks[name]] for names in order]
         if recipe.membership is not None and (source.observed / FILE).exists():
@@ -484,18 +566,14 @@ class _CaseQueue:
             stages[-1] += [_task(MembershipTask, source, recipe, folder, name, part) for name, part in named]
         return cls(source, recipe, tuple(stages))
 
-    def through(self, attack: str) -> "_CaseQueue":
-        """The stages up to the one of this attack; all where it is not among them, or where all attacks run."""
-        at = [number for number, stage in enumerate(self.stages) if any(task.part.use == attack for task in stage)]
-        return replace(self, stages=self.stages[: at[0] + 1]) if at and not self.recipe.all_attacks else self
-
-    def left(self, number: int, finish: Callable[[Task], None]) -> list[Task]:
+    def left(self, number: int, clock: RunClock, finish: Callable[[Task], None]) -> list[Task]:
         """The tasks of a stage that still have to run.
 
         For each attack that need not run, an outcome `not_needed` with the reason is written, and `finish` is called.
 
         Args:
             number: Index of the stage.
+            clock: On which what is left out takes no time.
             finish: Called with each task that is left out.
         """
         tasks = [task for task in self.stages[number] if not task.done]
@@ -513,6 +591,7 @@ class _CaseQueue:
         needless = [task for task in tasks if task.is_attack and not ATTACKS.is_foreign(task.part.use)]
         for task in needless:
             save_attempt(Attempt("not_needed", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
+            clock.waiting -= task.searches
             finish(task)
         return [task for task in tasks if task not in needless]
 
@@ -525,78 +604,6 @@ def _places(queues: Sequence[_CaseQueue]) -> list[list[tuple[_CaseQueue, int]]]:
     most = max((len(queue.stages) for queue in queues), default=0)
     own = [[(queue, number - most + len(queue.stages)) for queue in queues] for number in range(most)]
     return [[(queue, place) for queue, place in stage if place >= 0] for stage in own]
-
-
-def _stages(
-    queues: Sequence[_CaseQueue], planner: Planner | None, finish: Callable[[Task], None]
-) -> Iterator[list[Task]]:
-    """The tasks of all cases, stage by stage; a stage's tasks are chosen once the stages before it are done."""
-    for own in _places(queues):
-        tasks = [task for queue, place in own for task in queue.left(place, finish)]
-        if planner is not None:
-            tasks = _within(planner, tasks, finish)
-        if tasks:
-            yield tasks
-
-
-def _within(planner: Planner, tasks: Sequence[Task], finish: Callable[[Task], None]) -> list[Task]:
-    """The tasks that fit the time budget, with their steps cut to it.
-
-    For each other task an outcome `not_tried` with the reason is written, and `finish` is called.
-    """
-    planner.plan(_searches(tasks))
-    found = []
-    for task in tasks:
-        cut = planner.budget.of(task.case, task.name) if task.is_attack else None
-        if cut is None:
-            found.append(task)
-        elif cut.steps:
-            found.append(replace(task, part=task.part.with_options(steps=cut.steps), note=cut.words))
-        else:
-            reason = f"{cut.words}, which --minutes {planner.budget.minutes:g} does not have; --all runs every attack"
-            save_attempt(Attempt("not_tried", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
-            finish(task)
-    return found
-
-
-def _searches(tasks: Iterable[Task]) -> list[Searching]:
-    """The planner's entries for these tasks: one for each case and attack; membership tests have none."""
-    by_attack: dict[tuple[str, str], list[Task]] = {}
-    for task in tasks:
-        if task.is_attack:
-            by_attack.setdefault((task.case, task.name), []).append(task)
-    return [_searching(own) for own in by_attack.values()]
-
-
-def _searching(tasks: Sequence[Task]) -> Searching:
-    """The planner's entry for one attack on one case.
-
-    Args:
-        tasks: The attack's tasks, one per round; all of the same case and the same attack, so that the first one stands
-            for all of them.
-    """
-    first = tasks[0]
-    attack = ATTACKS.build(first.part)
-
-    def open_first_round() -> Transcript:
-        transcript = first.source.open(first.device)
-        return OneRound(transcript, first.t) if attack.rounds == "one" else transcript
-
-    def with_steps(steps: int) -> Attack | None:
-        try:
-            return ATTACKS.build(first.part.with_options(steps=steps))
-        except SeepageError:  # the attack has no option `steps`, or does not accept so few
-            return None
-
-    return Searching(
-        case=first.case,
-        name=first.name,
-        attack=attack,
-        rounds=len(tasks),
-        seed=first.seed,
-        opened=open_first_round,
-        fewer=with_steps,
-    )
 
 
 def _dearest_first(tasks: Sequence[Task]) -> list[Task]:

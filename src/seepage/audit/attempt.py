@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Checkpoint
 from seepage.audit.row import Status
+from seepage.base.clock import current_limit
 from seepage.base.schema import JsonRecord, parse
 from seepage.base.storage import SCHEMA, append_line, check_schema, read_json, read_tensors, write_json, write_tensors
 from seepage.errors import Inapplicable, SeepageError
@@ -34,6 +35,7 @@ class Attempt:
         seconds: Wall time of the attack alone.
         cpu_seconds: Processor time of the attack alone; unlike wall time, hardly affected by other load.
         attack: The attack's `repr`.
+        stopped: Steps after which the clock stopped it, with its checkpoint kept; None: it ended by itself.
     """
 
     status: Status
@@ -42,6 +44,7 @@ class Attempt:
     reason: str | None = None
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+    stopped: int | None = None
 
 
 def tried(call: Callable[[], T]) -> tuple[T | None, Literal["ok", "inapplicable", "error"], str | None, Spent]:
@@ -77,6 +80,7 @@ def save_attempt(outcome: Attempt, path: Path) -> None:
         "reason": outcome.reason,
         "seconds": round(outcome.seconds, 3),
         "cpu_seconds": round(outcome.cpu_seconds, 3),
+        "stopped": outcome.stopped,
     }
     if found is not None:
         optional = {name: getattr(found, name) for name in ("labels", "indices", "objective", "certified")}
@@ -101,6 +105,7 @@ class _Facts(JsonRecord):
     reason: str | None
     seconds: float
     cpu_seconds: float
+    stopped: int | None = None
 
 
 class _FactsOfResult(_Facts):
@@ -125,10 +130,10 @@ def open_attempt(path: Path) -> Attempt:
     check_schema(facts, file)
     if "space" not in facts:
         read = parse(_Facts, facts, str(file))
-        return Attempt(read.status, read.attack, None, read.reason, read.seconds, read.cpu_seconds)
+        return Attempt(read.status, read.attack, None, read.reason, read.seconds, read.cpu_seconds, read.stopped)
     known = parse(_FactsOfResult, facts, str(file))
     found = _reconstruction(known, path.with_suffix(".safetensors"))
-    return Attempt(known.status, known.attack, found, known.reason, known.seconds, known.cpu_seconds)
+    return Attempt(known.status, known.attack, found, known.reason, known.seconds, known.cpu_seconds, known.stopped)
 
 
 def _reconstruction(facts: _FactsOfResult, path: Path) -> Reconstruction:
@@ -189,6 +194,11 @@ def has_attempt(path: Path) -> bool:
     return path.with_suffix(".json").exists()
 
 
+def stopped_after(path: Path) -> int | None:
+    """Steps after which the clock stopped the attempt at this path; None where there is none, or it ended by itself."""
+    return read_json(path.with_suffix(".json")).get("stopped") if has_attempt(path) else None
+
+
 @dataclass(frozen=True)
 class FolderProgress:
     """Progress of an attack, stored in a run folder: one line per report, and the latest checkpoint.
@@ -219,6 +229,7 @@ class FolderProgress:
         # Two files cannot be renamed atomically together; a checkpoint whose two files disagree is ignored.
         if int(tensors.pop("step").item()) != facts["step"]:
             return None
+        current_limit().steps = facts.pop("steps_in_all")
         return Checkpoint(tensors, facts)
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -226,7 +237,7 @@ class FolderProgress:
             return
         step = torch.tensor(int(checkpoint.facts["step"]))
         write_tensors(self.checkpoint.with_suffix(".safetensors"), {**checkpoint.tensors, "step": step})
-        write_json(self.checkpoint.with_suffix(".json"), checkpoint.facts)
+        write_json(self.checkpoint.with_suffix(".json"), {**checkpoint.facts, "steps_in_all": current_limit().steps})
         self._saved_at[:] = [time.monotonic()]
 
     def clear(self) -> None:

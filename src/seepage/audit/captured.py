@@ -178,7 +178,6 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
             request.seed,
             *([named] if named else []),
             *["all"] * request.all_attacks,
-            *([request.minutes] if request.minutes else []),
         ]
     )
     folder = request.out or Path("runs") / run_name(f"{text}{asked}", "attack")

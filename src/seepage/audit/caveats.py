@@ -16,6 +16,7 @@ from seepage.audit.outcome import Outcome
 from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
 from seepage.base.nn import has_batch_norm
 from seepage.base.registry import Spec
+from seepage.base.words import plural
 from seepage.errors import Inapplicable
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.base import TrainingRule
@@ -38,6 +39,10 @@ def attack_diagnostics(row: Row, *, contradicted: bool = False) -> list[Finding]
     if row.status == "diverged":
         words = f"{name} diverged (NaN or infinite objective); its score is no evidence of safety."
         found.append(warning("diverged", words))
+    if row.status == "interrupted":
+        made = "" if row.cost.steps is None else f" after {plural(row.cost.steps, 'step')}"
+        words = f"{name} was stopped at the deadline{made}, still improving; the same command goes on from there."
+        found.append(note("stopped", words))
     if row.status == "exhausted":
         words = f"{name} was still improving when its {row.cost.steps} steps ended"
         if row.cost.steps is None:

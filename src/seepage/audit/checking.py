@@ -1,10 +1,11 @@
-"""A check before attacking, in seconds: what is known of a client, what its update reveals in closed form, whether
-gradient matching is likely to succeed, and how long the attacks would take. No attack runs, and no attack reads this.
+"""A check before attacking, in seconds: what is known of a client, what its update reveals in closed form, and whether
+gradient matching is likely to succeed. No attack runs, and no attack reads this.
 
-files, a folder or a recipe --> observed/ --> facts, closed forms, outlook, time        (nothing is kept on disk)
+files, a folder or a recipe --> observed/ --> facts, closed forms, outlook              (nothing is kept on disk)
                                 private/  --> outlook beside the truth; where there is none, beside a made-up batch
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +19,15 @@ from seepage.attacks.exposure.landscape import DEFAULT_NOISES, PROBE_NOISE, Outl
 from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.search.distances import Cosine
 from seepage.attacks.search.problem import Problem
-from seepage.audit.attack import Source, estimate, own_source
-from seepage.audit.budget import PASS, Estimate, update_seconds
+from seepage.audit.attack import Source, own_source
 from seepage.audit.captured import Capture
 from seepage.audit.facts import Fact, facts_of, keys_fact
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.record import named_case
-from seepage.audit.recorded import AttackRequest, read_through, recipe_of
+from seepage.audit.recorded import read_through
 from seepage.audit.run import record_only
+from seepage.base.clock import OutOfTime, limited
 from seepage.base.lock import scratch
 from seepage.base.nn import generator, vocabulary_of
 from seepage.base.progress import ProgressCallback, no_progress
@@ -46,10 +47,7 @@ DRAWS, MADE_UP_DRAWS = 6, 3
 Fewer for a made-up batch, since its outlook is an estimate in any case.
 """
 MOST_SECONDS = 5.0
-"""Time in seconds that the outlook at a made-up batch may take, estimated from the time of one update.
-
-A check is to end in seconds; where it would not, no outlook is given.
-"""
+"""Time in seconds that the outlook at a made-up batch may take: a check is to end in seconds."""
 
 
 class NoiseCosine(JsonRecord):
@@ -124,12 +122,10 @@ class Checks:
 
     Attributes:
         cases: One per recorded case.
-        estimate: Time that attacks on all of them would take; None: not asked for.
         skipped: Title of each case that could not be recorded, to the reason.
     """
 
     cases: tuple[Check, ...]
-    estimate: Estimate | None
     skipped: Mapping[str, str]
 
 
@@ -140,22 +136,19 @@ class Look:
     Attributes:
         t: Index of the round, from 0.
         thorough: As in `seepage.exposure`.
-        timed: Whether the attacks' searches are timed.
         show: Called with progress messages.
     """
 
     t: int = 0
     thorough: bool = False
-    timed: bool = True
     show: ProgressCallback = no_progress
 
 
-def check_capture(capture: Capture, request: AttackRequest, look: Look, *, named: bool = True) -> Checks:
+def check_capture(capture: Capture, look: Look, *, named: bool = True) -> Checks:
     """Check one update captured as files. This runs the user's own code where the capture names it as the model.
 
     Args:
         capture: The files and what the user stated of them.
-        request: The attacks whose run time is estimated.
         look: Options of the check.
         named: Whether the user named the model, so that it counts as stated.
 
@@ -170,14 +163,14 @@ def check_capture(capture: Capture, request: AttackRequest, look: Look, *, named
         known = capture.known | ({"model"} if named else set())
         source = Source("case", place / "observed", None, trust=True)
         keys = keys_fact(capture.files.before, source.open("cpu").knowledge.model)
-        return _looked_at([source], _recipes([source], request), look, known=known, keys=keys)
+        return _looked_at([source], _recipes([source]), look, known=known, keys=keys)
 
 
 def check_folder(
     folder: Path,
-    request: AttackRequest,
     look: Look,
     *,
+    trust: bool = False,
     model: Architecture | None = None,
     batch_size: int | None = None,
 ) -> Checks:
@@ -185,8 +178,8 @@ def check_folder(
 
     Args:
         folder: An `observed/` folder, one with several below it, or a run folder.
-        request: The attacks whose run time is estimated, and whether code that the folder names may run.
         look: Options of the check.
+        trust: Whether code that the folder names may run.
         model: Use this model instead of the recorded one.
         batch_size: Batch size to use where the recording states none; None: infer it.
 
@@ -199,16 +192,13 @@ def check_folder(
         size, words = sizes.get(place.name, (batch_size, None))
         private = folder / "private" / place.relative_to(folder).relative_to("observed") if _is_run(folder) else None
         truth = private if private is not None and (private / "truth.safetensors").exists() else None
-        found.append(Source(place.name, place, truth, model, size, trust=request.trust, inferred=words))
+        found.append(Source(place.name, place, truth, model, size, trust=trust, inferred=words))
         read_through(found[-1].open("cpu"))
-    return _looked_at(found, _recipes(found, request), look)
+    return _looked_at(found, _recipes(found), look)
 
 
-def _recipes(sources: Sequence[Source], request: AttackRequest) -> list[Recipe]:
-    """One recipe per source: the attacks whose run time is estimated."""
-    if all(vocabulary_of(source.open("cpu").knowledge.model) is not None for source in sources):
-        request = request.of_texts()
-    return [recipe_of(source, request) for source in sources]
+def _recipes(sources: Sequence[Source]) -> list[Recipe]:
+    return [Recipe(name="check", case=source.name) for source in sources]
 
 
 def _is_run(folder: Path) -> bool:
@@ -251,11 +241,8 @@ def _looked_at(
     pairs = list(zip(sources, recipes, strict=True))
     there = [(source, recipe) for source, recipe in pairs if not source.skipped]
     found = [_check(source, recipe, look, known, keys) for source, recipe in there]
-    exposures = {one.case: one.exposure for one in found}
-    revealed = [name for name, one in exposures.items() if 0 < (one.batch_size or 0) <= one.examples]
-    time_of = estimate(sources, recipes, revealed=revealed) if look.timed and there else None
     skipped = {named_case(recipe).title: _why_skipped(source) for source, recipe in pairs if source.skipped}
-    return Checks(cases=tuple(found), estimate=time_of, skipped=skipped)
+    return Checks(cases=tuple(found), skipped=skipped)
 
 
 def _why_skipped(source: Source) -> str:
@@ -317,7 +304,10 @@ def _matching(look: UpdateAnalysis, truth: Batch | None, seed: int) -> Matching:
         noises = DEFAULT_NOISES if truth is not None else (PROBE_NOISE,)
         problem = Problem.of(seen, knowledge, Cosine(), None)
         draws = MADE_UP_DRAWS if truth is None else DRAWS
-        found = landscape(problem, batch.inputs, batch.labels, noises=noises, draws=draws, seed=seed)
+        with limited(MOST_SECONDS if truth is None else math.inf):
+            found = landscape(problem, batch.inputs, batch.labels, noises=noises, draws=draws, seed=seed)
+    except OutOfTime:
+        return Matching(reason=f"it takes more than {MOST_SECONDS:g} s: one update of the client is slow", made_up=True)
     except SeepageError as error:
         return Matching(reason=error.reason if isinstance(error, Inapplicable) else str(error), made_up=truth is None)
     except (ValueError, RuntimeError) as error:  # such as batch norm on a single value, or a user's network
@@ -337,7 +327,7 @@ def _made_up(look: UpdateAnalysis) -> Batch:
     """A made-up batch of the client's size, with the classes that the update names, else all classes in turn.
 
     Raises:
-        Inapplicable: Where the update does not fit the stated client rule, or the outlook would take too long.
+        Inapplicable: Where the update does not fit the stated client rule.
     """
     knowledge, seen = look.knowledge, look.observed
     remedy = "run the attacks"
@@ -351,9 +341,6 @@ def _made_up(look: UpdateAnalysis) -> Batch:
         raise Inapplicable("the batch size is not known", remedy)
     if knowledge.target != "class" or look.makes_examples:
         raise Inapplicable("targets other than classes are not made up", remedy)
-    seconds = PASS * MADE_UP_DRAWS * update_seconds(look.seen)
-    if seconds > MOST_SECONDS:
-        raise Inapplicable(f"that would take {seconds:.0f} s, as one update of the client takes that long", remedy)
     like, size = next(iter(seen.params.values())), seen.batch_size
     present = look.labels.present if look.labels is not None and look.labels.believed else ()
     classes = torch.tensor(present or range(knowledge.num_classes), device=like.device)

@@ -172,8 +172,8 @@ def _refuse_lost(rows: Sequence[Row], condition: Condition, seen: set[str]) -> N
     untried = [row.attack for row in rows if row.outcome is Outcome.NOT_TRIED]
     if untried:
         raise SeepageError(
-            f"--fail-if cannot be judged: {_first(dict.fromkeys(untried))} was not tried for want of time; give more "
-            "with --minutes, or --all"
+            f"--fail-if cannot be judged: the time was over before {_first(dict.fromkeys(untried))} had a guess; the "
+            "same command goes on from there, and --minutes gives it more"
         )
     seen = seen | {row.case for row in rows if row.outcome is Outcome.ZERO_UPDATE}
     blind = dict.fromkeys(row.case for row in rows if row.case not in seen)

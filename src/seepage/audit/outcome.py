@@ -7,12 +7,12 @@ from typing import Literal
 Status = Literal[
     "ok", "diverged", "interrupted", "exhausted", "inapplicable", "not_needed", "not_tried", "error"
 ]  # fmt: skip
-"""How an attack ended: the status of its reconstruction, `inapplicable`, `not_needed` where another attack had
-certified every example, `not_tried` where it was passed over for another reason, or `error` for an exception in its
-code."""
+"""How an attack ended: the status of its reconstruction (`interrupted`: stopped at the deadline, still improving),
+`inapplicable`, `not_needed` where another attack had certified every example, `not_tried` where the deadline came
+before there was anything to show, or `error` for an exception in its code."""
 
 PASSED_OVER: tuple[Status, ...] = ("not_needed", "not_tried")
-"""Statuses of attacks that were asked for and not run."""
+"""Statuses of attacks that were asked for and came to no guess for want of need or time."""
 
 
 class Outcome(StrEnum):

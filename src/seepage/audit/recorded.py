@@ -12,14 +12,16 @@ from typing import Any
 from seepage.attacks import ATTACKS
 from seepage.audit.attack import Source, attack_cases
 from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, environment, read_result, take
-from seepage.audit.recipe.case import Recipe, Scoring, check_minutes
+from seepage.audit.recipe.case import Recipe, Scoring
 from seepage.audit.recipe.contents import contents
 from seepage.audit.recipe.files import OF_TEXT
 from seepage.audit.recipe.overrides import change
 from seepage.audit.recipe.parts import seed_problems
 from seepage.audit.recipe.resolve import run_name
 from seepage.audit.recipe.trust import refuse_code
+from seepage.audit.retry import reopened, unfinished
 from seepage.audit.summary import summarize
+from seepage.base.clock import check_minutes, deadline
 from seepage.base.executor import Executor
 from seepage.base.hashing import Hasher
 from seepage.base.lock import held, locked
@@ -64,9 +66,10 @@ class AttackRequest:
         show: Called with progress messages.
         command: The command line, stored with the run.
         trust: Whether to execute model code that the folder names; only for folders from a trusted source.
-        tell: Called with what to know before the attacks begin; None: nobody listens, so that nothing is timed for it.
+        tell: Called with what to know before the attacks begin.
         all_attacks: Whether attacks also run where all examples are certified already.
-        minutes: What the attacks may take, to which searches are cut; None: no limit.
+        minutes: What the whole may take, from `began`; None: no limit.
+        began: When the command began, by `time.monotonic`; None: with the attacks.
         reuse: Whether a run in the folder that this user's seepage did not make is returned, or resumed.
     """
 
@@ -83,6 +86,7 @@ class AttackRequest:
     default: bool = False
     all_attacks: bool = False
     minutes: float | None = None
+    began: float | None = None
     reuse: bool = True
 
     @property
@@ -97,7 +101,7 @@ class AttackRequest:
     def check(self) -> None:
         """Raise `SeepageError` for a device that cannot be used, unknown attacks and options that do not fit them."""
         check_device(self.device)
-        check_minutes(self.minutes, "--minutes")
+        check_minutes(self.minutes)
         for problem in seed_problems(self.seed, "--seed"):
             raise SeepageError(f"{problem}; give a smaller one")
         for spec in self.specs:
@@ -128,7 +132,7 @@ def attack_only(
     Raises:
         SeepageError: For unknown attacks, a folder that is damaged anywhere, and where `out` holds another run.
     """
-    started = time.time()
+    started, until = time.time(), deadline(request.minutes, request.began)
     request.check()
     recorded = RecordedRequest(
         observed=str(observed),
@@ -140,7 +144,6 @@ def attack_only(
         sizes={name: list(size) for name, size in (sizes or {}).items()} or None,
         contents=request_contents(request, model, observed) or None,
         all_attacks=request.all_attacks,
-        minutes=request.minutes,
     )
     sources = _foreign_sources(recorded, trust=request.trust)
     texts = True
@@ -154,17 +157,17 @@ def attack_only(
     recorded = replace(recorded, content=fingerprint([source.observed for source in sources]))
     text = recorded.text
     folder = request.out or Path("runs") / run_name(text, "attack")
-    if claim(folder, "attack.json", text, beside, reuse=request.reuse):
+    goes_on = request.minutes is not None
+    if claim(folder, "attack.json", text, beside, reuse=request.reuse) and not (goes_on and unfinished(folder)):
         return Run(folder, read_result(folder), fresh=False)
     check_space(folder, MIN_FREE_BYTES)
     recipes = [recipe_of(source, request) for source in sources]
     with locked(folder):
-        if claim(
-            folder, "attack.json", text, beside, sweeps=True, reuse=request.reuse
-        ):  # by another process, meanwhile
+        finished = claim(folder, "attack.json", text, beside, sweeps=True, reuse=request.reuse)
+        if finished and not (goes_on and reopened(folder)):  # by another process, meanwhile
             return Run(folder, read_result(folder), fresh=False)
         take(folder, "attack.json", text)
-        plan = attack_cases(sources, recipes, folder, request.jobs, request.show, on=request.on, tell=request.tell)
+        plan = attack_cases(sources, recipes, folder, request.jobs, request.show, on=request.on, until=until)
         found = environment(request.command, started, request.device, plan.jobs)
         judged = files or judged_files({one.name: one.observed for one in sources})
         noted = [one.model_dump() for one in judged]
@@ -179,13 +182,12 @@ def recipe_of(source: Source, request: AttackRequest) -> Recipe:
         seed=request.seed,
         device=request.device,
         all_attacks=request.all_attacks,
-        minutes=request.minutes,
         attack=request.specs,
         case=source.name,
     )
 
 
-OPTIONAL = ("sizes", "contents", "all_attacks", "minutes")
+OPTIONAL = ("sizes", "contents", "all_attacks")
 """Arguments that stand in `attack.json` only where they say something."""
 
 
@@ -202,7 +204,6 @@ class RecordedRequest:
     sizes: dict[str, Any] | None = None
     contents: dict[str, str] | None = None
     all_attacks: bool = False
-    minutes: float | None = None
 
     @property
     def text(self) -> str:

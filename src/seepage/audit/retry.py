@@ -1,5 +1,6 @@
-"""What failed in a finished run, and how only that is run again."""
+"""What of a finished run can be taken up again: attacks that the clock stopped, and what failed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from seepage.base.manifest import refuse_changed
@@ -15,9 +16,7 @@ def forget_failures(folder: Path) -> int:
     """
     failed = failures(folder)
     if failed:
-        # First the result: a run that is killed in between is an unfinished one, and is resumed.
-        with staying_own(folder, finished=False):
-            (folder / "result.json").unlink()
+        _reopen(folder)
         for path in failed:
             path.with_suffix(".safetensors").unlink(missing_ok=True)
             path.unlink()
@@ -27,9 +26,41 @@ def forget_failures(folder: Path) -> int:
 def failures(folder: Path) -> list[Path]:
     """Files of what failed in a run: outcomes of attacks and membership tests, and facts of cases not recorded."""
     refuse_changed(folder)
-    failed = [path for path in _outcomes(folder) if read_json(path).get("status") in ("error", "interrupted")]
+    failed = [path for path in _outcomes(folder) if read_json(path).get("status") == "error"]
     return failed + [path for path in folder.glob("private/**/case.json") if "skipped" in read_json(path)]
 
 
-def _outcomes(folder: Path) -> list[Path]:
-    return [path for part in ("attacks", "membership") for path in sorted(folder.glob(f"{part}/**/*.json"))]
+def reopened(folder: Path) -> bool:
+    """Remove the result of a finished run of which some attacks go on, whose guesses stay; returns whether any do."""
+    if not unfinished(folder):
+        return False
+    _reopen(folder)
+    return True
+
+
+def unfinished(folder: Path) -> bool:
+    """Whether the clock stopped an attack of this run, which can go on; a run that repeats another's steps is done."""
+    return not (folder / REPEATED).exists() and bool(stopped_steps(folder))
+
+
+REPEATED = "steps.json"
+"""File of a run that repeats another one: the steps that its attacks made until the clock stopped them."""
+
+
+def stopped_steps(folder: Path) -> dict[str, int]:
+    """Steps after which the clock stopped attacks of a run, by the path of their outcome without suffix."""
+    refuse_changed(folder)
+    found = {path: read_json(path).get("stopped") for path in _outcomes(folder, ("attacks",))}
+    return {
+        path.relative_to(folder).with_suffix("").as_posix(): steps for path, steps in found.items() if steps is not None
+    }
+
+
+def _reopen(folder: Path) -> None:
+    # A run that is killed from here on is an unfinished one, and is resumed.
+    with staying_own(folder, finished=False):
+        (folder / "result.json").unlink()
+
+
+def _outcomes(folder: Path, parts: Sequence[str] = ("attacks", "membership")) -> list[Path]:
+    return [path for part in parts for path in sorted(folder.glob(f"{part}/**/*.json"))]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from seepage.audit.case import Case, Diagnostic, DrawnRounds, RunBudget, Thresholds, TunedRow, TunedTry
+from seepage.audit.case import Case, Diagnostic, DrawnRounds, Thresholds, TunedRow, TunedTry
 from seepage.audit.outcome import PASSED_OVER, TRACE_OF_TEXT, Outcome, Status, judge_outcome
 from seepage.audit.result_rows import (
     MEMBERSHIP_SCORES,
@@ -350,7 +350,6 @@ class Result(JsonRecord):
         bounds: Upper bounds for every attacker, one per case and bound.
         epsilons: The measured privacy of each case's defense.
         tuned: Options that were chosen on other batches than the scored ones, one per attack that took any.
-        budget: The minutes of the run, where they were too few for something; else None.
         warnings: The diagnostics by which a number of this run may mislead; `flags.json` has the notes as well.
     """
 
@@ -366,7 +365,6 @@ class Result(JsonRecord):
     bounds: list[BoundRow] = []
     epsilons: list[EpsilonRow] = []
     tuned: list[TunedRow] = []
-    budget: RunBudget | None = None
     warnings: list[Diagnostic] = []
 
     @model_validator(mode="after")
@@ -420,7 +418,6 @@ class Result(JsonRecord):
             "bounds": [row.model_dump(mode="json") for row in self.bounds],
             "epsilons": [row.model_dump(mode="json") for row in self.epsilons],
             "tuned": [row.model_dump(mode="json") for row in self.tuned],
-            "budget": None if self.budget is None else self.budget.model_dump(mode="json"),
             "warnings": [flag.model_dump(mode="json") for flag in self.warnings],
         }
 

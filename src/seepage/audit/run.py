@@ -5,7 +5,7 @@ observed/[CASE/]                     all an attacker may read
 private/[CASE/]                      the truth and what only the audit knows
 attacks/[CASE/]ATTACK/000000.*       raw outcomes; a run resumes from what exists
 reconstructions/[CASE/]ATTACK.*      aligned with the truth, for the report
-plan.json                            with minutes: what of the attacks was cut to fit
+steps.json                           of a run that repeats another: how many steps its stopped searches made
 tune/                                with [tune]: a run of its own, on batches that are not scored
 progress.jsonl  scores.jsonl  flags.json  exposure.json  result.json
 """
@@ -17,8 +17,6 @@ from typing import Any
 
 from seepage.audit.attack import attack_cases, own_source, ready_for
 from seepage.audit.bounded import bound_cases
-from seepage.audit.budget import read_budget, write_budget
-from seepage.audit.case import RunBudget
 from seepage.audit.folder import (
     MIN_FREE_BYTES,
     Run,
@@ -35,14 +33,15 @@ from seepage.audit.recipe.contents import run_text
 from seepage.audit.recipe.places import kind_of
 from seepage.audit.recipe.resolve import resolve_cases, run_name
 from seepage.audit.record import record_cases
-from seepage.audit.retry import failures, forget_failures
+from seepage.audit.retry import REPEATED, failures, forget_failures, reopened, stopped_steps, unfinished
 from seepage.audit.row import TunedRow
 from seepage.audit.summary import summarize
 from seepage.audit.tune import TUNING, chosen_options, tuning_tables, with_options
+from seepage.base.clock import check_minutes, deadline
 from seepage.base.executor import Executor
 from seepage.base.lock import locked
 from seepage.base.progress import ProgressCallback, no_progress
-from seepage.base.storage import check_space, write_json
+from seepage.base.storage import check_space, read_json, write_json
 from seepage.measure.privacy.accounting import check_installed
 
 
@@ -55,7 +54,9 @@ def run(
     show: ProgressCallback = no_progress,
     command: str = "",
     retry_failed: bool = False,
-    budget: RunBudget | None = None,
+    minutes: float | None = None,
+    began: float | None = None,
+    repeats: Path | None = None,
     reuse: bool = True,
 ) -> Run:
     """Audit: record every case of a recipe, run every attack on it, score, and write the run folder.
@@ -63,22 +64,29 @@ def run(
     Args:
         tables: A recipe's tables (see `recipe`).
         out: The run folder; None: `runs/NAME-HASH`. A finished run of the same recipe there is returned unchanged,
-            an unfinished one is continued.
+            an unfinished one is continued; so is one whose searches the clock has stopped, where `minutes` are given.
         jobs: Number of attacks that run in parallel; None: one per core.
         on: Executor that runs the attacks, such as `seepage.recorder.ray.cluster()`; None: on this machine.
         show: Called with progress messages.
         command: The command line, stored with the run.
         retry_failed: Whether what failed in a finished run is run again.
-        budget: The plan of an earlier run of the same recipe, to keep to; None: one is made where minutes are given.
+        minutes: What all of it may take, from `began`: what still searches then is stopped with its best guess. None:
+            no limit.
+        began: When the command began, by `time.monotonic`; None: now.
+        repeats: The folder of a run of the same recipe: searches that its clock stopped make as many steps here, so
+            that they give the same bits. None: there is none.
         reuse: Whether a run in the folder that this user's seepage did not make is returned, or resumed.
 
     Raises:
         SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
     """
+    check_minutes(minutes)
+    until, goes_on = deadline(minutes, began), minutes is not None
     recipes = resolve_cases(tables, controls=True)
     text = run_text(tables, recipes)
     folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
-    if claim(folder, "recipe.toml", text, reuse=reuse) and not (retry_failed and failures(folder)):
+    finished = claim(folder, "recipe.toml", text, reuse=reuse)
+    if finished and not ((retry_failed and failures(folder)) or (goes_on and unfinished(folder))):
         return Run(folder, read_result(folder), fresh=False)
     sweep_tables = None if recipes[0].tune is None else tuning_tables(tables, recipes)
     if sweep_tables is not None:
@@ -91,13 +99,15 @@ def run(
     check_space(folder, MIN_FREE_BYTES)
     with locked(folder) as made:
         finished = claim(folder, "recipe.toml", text, sweeps=True, reuse=reuse)  # by another process, meanwhile
-        if finished and not (retry_failed and forget_failures(folder)):
+        if finished and not ((retry_failed and forget_failures(folder)) or (goes_on and reopened(folder))):
             return Run(folder, read_result(folder), fresh=False)
         resumed = (folder / "observed").exists()
         with undone_on_mistake(made):
             take(folder, "recipe.toml", text)
-            if budget is not None and budget.minutes == recipes[0].minutes and read_budget(folder) is None:
-                write_budget(folder, budget)
+            if repeats is not None and not resumed and repeats.resolve() != folder.resolve():
+                made_there = stopped_steps(repeats)
+                if made_there:
+                    write_json(folder / REPEATED, made_there)
             tuned: list[TunedRow] = []
             if sweep_tables is not None:
                 tried = run(
@@ -109,7 +119,10 @@ def run(
             with undone_on_mistake(made):
                 record_cases(recipes, folder, show)
             sources = [own_source(recipe, recipes, folder) for recipe in recipes]
-            plan = attack_cases(sources, recipes, folder, jobs, show, on=workers)
+            repeated = read_json(folder / REPEATED) if (folder / REPEATED).exists() else None
+            plan = attack_cases(
+                sources, recipes, folder, jobs, show, on=workers, until=until, repeated=repeated
+            )  # fmt: skip
         bound_cases(sources, recipes, show)
         measure_cases(sources, recipes, folder, show)
         found = environment(command, started, recipes[0].device, plan.jobs)

@@ -15,7 +15,6 @@ from seepage.attacks.exposure.fingerprints import CHANGES_VALUES
 from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
-from seepage.audit.budget import read_budget
 from seepage.audit.candidates import FILE, open_members
 from seepage.audit.case import Kind
 from seepage.audit.caveats import (
@@ -95,7 +94,7 @@ def summarize(
     flags = [*(flag for _, _, own, *_ in found for flag in own), *weak_claims(epsilons)]
     said_of = without_places([flag.model_dump(mode="json") for flag in flags], places)
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": said_of})
-    scoring, budget = recipes[0].score, read_budget(folder)
+    scoring = recipes[0].score
     result = with_verdict(
         Result(
             run=folder.name if folder.is_absolute() else str(folder),
@@ -108,7 +107,6 @@ def summarize(
             bounds=[row for source, recipe in pairs for row in bound_rows(source, recipe)],
             epsilons=epsilons,
             tuned=list(tuned),
-            budget=budget if budget is not None and budget.cut else None,
             warnings=[flag for flag in flags if flag.severity == "warning"],
         ),
         own_code=_takes_own_code(sources, recipes),

@@ -21,7 +21,7 @@ TUNING = "tune"
 """Folder of the tuning run, within the run folder."""
 MOST_TRIES = 1000
 """Combinations of one attack's options; more count as a mistake."""
-LEFT_OUT = ("tune", "minutes", "membership", "bounds", "epsilon", "frontier", "utility", "expect", "small")
+LEFT_OUT = ("tune", "membership", "bounds", "epsilon", "frontier", "utility", "expect", "small")
 
 
 def tuning_tables(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[str, Any]:

@@ -42,9 +42,23 @@ def with_verdict(
     if level not in ("exact", "recognizable", "certified") and any(row.tells for row in found.membership):
         said.reverse()  # what was found comes first
     first = [contradicted(found.epsilons, cases), false_certificates(found.judged_rows, cases)]
-    words = " ".join(filter(None, (*first, *said, "" if found.budget is None else found.budget.words)))
+    words = " ".join(filter(None, (*first, *said, stopped_words(found.judged_rows))))
     summary = verdict_summary(found, asked, captured=captured)
     return found.model_copy(update={"verdict": words, "verdict_level": level, "summary": summary})
+
+
+def stopped_words(rows: Sequence[Row]) -> str:
+    """What the deadline left open, in a sentence; empty where every attack came to its own end."""
+    going = list(dict.fromkeys(row.attack for row in rows if row.status == "interrupted"))
+    none = [
+        name for name in dict.fromkeys(row.attack for row in rows if row.status == "not_tried") if name not in going
+    ]
+    parts = [
+        f"{', '.join(going)} {'was' if len(going) == 1 else 'were'} still improving" if going else "",
+        f"{', '.join(none)} had no guess yet" if none else "",
+    ]
+    left = " and ".join(filter(None, parts))
+    return f"Stopped at the deadline: {left}; the same command goes on from there." if left else ""
 
 
 def verdict(

@@ -1,6 +1,7 @@
 """Searches that can be stopped and taken up again: the loop over their steps, and how their state travels to disk."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from seepage.base.clock import between_steps, current_limit
 from seepage.base.storage import Tensors
 
 
@@ -23,6 +25,12 @@ RECORDS = 100
 """History entries, progress reports and checkpoints per run: one every `steps / RECORDS` steps."""
 
 
+LASTING = 0.2
+"""Seconds from which on a step is left in the middle where its time is over; the state before it is kept for that."""
+SHOWN_EVERY = 2.0
+"""Seconds, at most and a step, between two reports of a running search."""
+
+
 def record_interval(steps: int) -> int:
     """Steps between two records of a run.
 
@@ -33,41 +41,62 @@ def record_interval(steps: int) -> int:
 
 
 def run_steps(
+    search: "Resumable",
     first: int,
     steps: int,
     advance: Callable[[int], float],
-    record: Callable[[int, float], None],
+    note: Callable[[int, float], None] = lambda step, value: None,
+    show: Callable[[int, float], None] = lambda step, value: None,
     *,
     every: int | None = None,
     ended: Callable[[], bool] = lambda: False,
 ) -> tuple[int, bool]:
-    """Advance a search from step `first` to its end, recording it now and then; Ctrl-C ends it with what there is.
+    """Advance a search from step `first` to its end; the end of its time, or Ctrl-C, ends it with what there is.
+
+    It stops between two steps. A step that lasts is also left in the middle, where it looks at the clock: then the
+    search stands again where it stood before that step, so that what it answers depends on the whole steps alone.
 
     Args:
+        search: Whose state comes back where a step is left in the middle.
         first: Steps made before, by the run whose checkpoint this one resumes.
         steps: Steps in all.
         advance: Makes one step, given the number of steps before it, and returns the objective.
-        record: Given the steps made and the last objective: notes it in the history, reports it, keeps a checkpoint.
-        every: Steps between two records; None: `steps / RECORDS`. The last step is always recorded.
+        note: Given the steps made and the last objective, at the same steps in every run: for the history.
+        show: The same, and in between as time goes by: for progress and checkpoints.
+        every: Steps between two notes; None: `steps / RECORDS`. The last step is always noted.
         ended: Whether the search is over early.
 
     Returns:
         The steps made in all, and whether they were interrupted.
 
-    >>> run_steps(2, 5, lambda step: step / 10, lambda step, value: print(step, value), every=2)
+    >>> run_steps(Resumable(), 2, 5, lambda step: step / 10, lambda step, value: print(step, value), every=2)
     4 0.3
     5 0.4
     (5, False)
     """
-    step, every = first, every or record_interval(steps)
+    step, every, limit = first, every or record_interval(steps), current_limit()
+    kept: Checkpoint | None = None
+    shown, lasts = time.monotonic(), True  # of the first step nobody knows how long it takes
     try:
         while step < steps and not ended():
+            between_steps()
+            begun = time.monotonic()
+            kept = search.checkpoint(step) if lasts else None
+            limit.whole = kept is None
             value = advance(step)
-            step += 1
-            if step % every == 0 or step == steps or ended():
-                record(step, value)
+            limit.whole, kept, now = True, None, time.monotonic()
+            step, lasts = step + 1, now - begun > LASTING
+            due = step % every == 0 or step == steps or ended()
+            if due:
+                note(step, value)
+            if due or now - shown > SHOWN_EVERY:
+                show(step, value)
+                shown = now
     except KeyboardInterrupt:
+        search.resume(kept)
         return step, True
+    finally:
+        limit.whole = True  # an answer is made now
     return step, False
 
 

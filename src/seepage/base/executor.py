@@ -53,6 +53,9 @@ class Work(Protocol):
     def done_file(self) -> Path:
         """The file that it writes last: with it the work is done."""
 
+    def begun(self) -> "Work":
+        """This piece as it is handed out, called just before: where it has a share of what time is left then."""
+
     def run(self, threads: int) -> None:
         """Do it in this process."""
 
@@ -162,7 +165,7 @@ class LocalExecutor:
                     _run_in_workers(workers, works, plan, done)
             else:
                 for work in works:
-                    work.run(plan.threads)
+                    work.begun().run(plan.threads)
                     done(work)
         finally:
             torch.set_num_threads(before)
@@ -212,7 +215,7 @@ def _run_in_workers(pool: ProcessPoolExecutor, works: Sequence[Work], plan: Plan
         with one_at_a_time:
             if not waiting:
                 return
-            future = submit(waiting[0].run, plan.threads)  # where this raises, the piece still waits
+            future = submit(waiting[0].begun().run, plan.threads)  # where this raises, the piece still waits
             work = waiting.popleft()
             given.append((future, work))
         future.add_done_callback(partial(_report_done, done, work))
@@ -232,7 +235,7 @@ def _run_in_workers(pool: ProcessPoolExecutor, works: Sequence[Work], plan: Plan
             if not waiting:
                 break
             work = waiting.popleft()
-        work.run(plan.threads)
+        work.begun().run(plan.threads)
         done(work)
     for future, work in given:
         with _blamed_on_memory(work):

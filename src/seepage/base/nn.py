@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from seepage.base.adapters import inside_adapters
+from seepage.base.clock import look
 from seepage.base.storage import Tensors
 from seepage.errors import SeepageError
 
@@ -158,6 +159,7 @@ def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
     Raises:
         SeepageError: Where batch norm in train mode is given one value per channel, and where no logits come out.
     """
+    look()
     with ExitStack() as stack:
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

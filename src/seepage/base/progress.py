@@ -23,6 +23,7 @@ class Doing:
     Attributes:
         what: What of the phase, such as the attack and its case; empty in `ATTACKING` where nothing new is named.
         phase: What the run is at.
+        left: Seconds until the deadline; None: there is none.
 
     >>> str(Doing("the report", Phase.WRITING)), str(Doing("dlg on fc2"))
     ('writing the report', 'dlg on fc2')
@@ -30,6 +31,7 @@ class Doing:
 
     what: str = ""
     phase: Phase = Phase.ATTACKING
+    left: float | None = None
 
     def __str__(self) -> str:
         return self.what if self.phase is Phase.ATTACKING else f"{self.phase} {self.what}".rstrip()

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from seepage.base.clock import look
+
 MOST_STEPS = 60
 """Steps after which an iteration that has not come to rest is given up; most rest within twenty."""
 
@@ -43,6 +45,7 @@ def conjugate_gradients(
     direction = better = precondition(rest)  # M r
     power = first = _inner(rest, better, by_row)  # r^T M r
     for _ in range(steps):
+        look()
         image = apply(direction)
         bend = _inner(direction, image, by_row)  # d^T A d
         if not (bend > 0).any():

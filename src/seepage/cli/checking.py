@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seepage.cli.capturing import (
-    attack_tables,
     capture_of,
     is_recipe,
     named_tables,
@@ -17,7 +16,7 @@ from seepage.cli.capturing import (
     refuse_own,
     refuse_recorded,
 )
-from seepage.cli.options import MINUTES, AfterArgument, FileOptions, PrintOptions, SimulationOptions, tables_of, typed
+from seepage.cli.options import AfterArgument, FileOptions, PrintOptions, SimulationOptions, tables_of, typed
 from seepage.errors import SeepageError, printable, say
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from seepage.attacks.exposure import Exposure
     from seepage.audit.checking import Check, Checks, Look, Matching
     from seepage.audit.facts import Fact
-    from seepage.audit.recorded import AttackRequest
     from seepage.cli.console import PlainConsole
 
 IN_FACTS = ("labels", "batch-norm")
@@ -73,7 +71,7 @@ def check(
     condition = None if fail_if is None else parse_condition(fail_if, scores=("exposed",))
     folder = Path(source) if source is not None and Path(source).is_dir() else None
     with progress_bar(off=printed.silent) as show:
-        look = Look(t=round_, thorough=thorough, timed=not printed.quiet, show=show)
+        look = Look(t=round_, thorough=thorough, show=show)
         if folder is not None:
             found, words = _of_folder(folder, after, own, facts, look)
         elif is_recipe(source, after, facts):
@@ -85,9 +83,8 @@ def check(
     # Without a rate no attack is begun, and without the batch size most do not apply.
     command += " --lr RATE" * ("learning rate" in unknown) + " --batch-size N" * ("batch size" in unknown)
     if printed.as_json:
-        estimate = None if found.estimate is None else found.estimate.model_dump(mode="json")
         cases = [one.table() for one in found.cases]
-        looked = {"cases": cases, "skipped": dict(found.skipped), "command": command, "time": estimate}
+        looked = {"cases": cases, "skipped": dict(found.skipped), "command": command}
         print(json.dumps({"schema": 1, **looked}, allow_nan=False))
     else:
         _print(found, command, quiet=printed.quiet)
@@ -127,7 +124,7 @@ def _of_folder(
     if own.settings:
         raise SeepageError("--set is for files and recipes; a recorded update is looked at as it is")
     named = None if own.model is None else part_of(own.model, "--model", models)
-    found = check_folder(folder, _request(own), look, model=named, batch_size=own.batch_size)
+    found = check_folder(folder, look, trust=own.trust, model=named, batch_size=own.batch_size)
     return found, ["attack", str(folder), *_spelled(typed(own))]
 
 
@@ -141,16 +138,8 @@ def _of_files(
     refuse_own(own)
     tables = change(named_tables(own, of_files=True), own.settings or [])
     capture = capture_of(before, after, own, facts, tables)
-    found = check_capture(capture, _request(own), look, named=own.model is not None)
+    found = check_capture(capture, look, named=own.model is not None)
     return found, ["attack", str(before), *([str(after)] if after else []), *_spelled(typed(own) | typed(facts))]
-
-
-def _request(own: SimulationOptions) -> "AttackRequest":
-    """The attacks of `seepage attack` where nobody chooses any."""
-    from seepage.audit.recorded import AttackRequest
-
-    attacks = attack_tables(None, {}, None)["attack"]
-    return AttackRequest(attacks=attacks, default=True, minutes=MINUTES, trust=own.trust)
 
 
 def _spelled(options: Mapping[str, Any]) -> Iterator[str]:
@@ -186,8 +175,6 @@ def _print(found: "Checks", command: str, *, quiet: bool) -> None:
     if quiet:
         return
     print(LIMIT)
-    if found.estimate is not None:
-        print(f"time: {found.estimate.line}")
     print(f"attack it with:\n  {printable(command)}")
     open_ = [fact.option for one in found.cases for fact in one.facts if fact.option.startswith("--")]
     if open_:

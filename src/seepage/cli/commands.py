@@ -16,6 +16,7 @@ from seepage.cli.evidence import keygen, pack, verify
 from seepage.cli.frontier import frontier
 from seepage.cli.judging import count, judge
 from seepage.cli.options import (
+    MINUTES,
     AttackerOptions,
     GateOptions,
     JsonOption,
@@ -38,6 +39,7 @@ from seepage.cli.proving import prove
 from seepage.cli.reproducing import reproduce
 from seepage.cli.settings_file import use_settings
 from seepage.cli.showing import check_asked, command_line, conclude, condition_of, gate_on, present, write_pages
+from seepage.cli.stopping import BEGAN
 from seepage.errors import SeepageError, printable, unknown
 
 
@@ -202,15 +204,11 @@ def audit(
     tune_by(tables, tune)
     if attacker.all_attacks:
         tables["all_attacks"] = True
-    given = attacker.time(tables.pop("minutes", None), own.settings)
-    if given is not None:
-        tables["minutes"] = given
     cases = resolve_cases(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
     if dry_run:
         for case in cases:
             print(printable(f"ok: {case.case}: {case.model} on {case.data}, {len(case.attack)} attacks"))
         return
-    from seepage.audit.budget import recorded_plan
     from seepage.audit.run import run
     from seepage.cli.stored import stored_rows
     from seepage.cli.terminal import progress_bar
@@ -226,14 +224,24 @@ def audit(
             show=show,
             command=command_line(),
             retry_failed=retry_failed,
-            budget=recorded_plan(recipe),
+            minutes=attacker.time(MINUTES if recipe is None else None, own.settings),
+            began=BEGAN,
+            repeats=_folder_of(recipe),
             reuse=gate.reuse or (condition is None and gate.baseline is None),
         )
-        write_pages(finished.folder, show, again=retry_failed and finished.fresh, pictures=shown.pictures)
+        write_pages(finished.folder, show, again=finished.fresh, pictures=shown.pictures)
     present(finished, shown, stored=stored_rows(recipe, cases))
     gate_on(finished.result, condition, silent=shown.silent)
     hold_against(finished.result, gate.baseline)
     conclude(finished.result, allow=gate.allow)
+
+
+def _folder_of(recipe: str | None) -> Path | None:
+    """The run folder whose own recipe this is; None where it is no such file."""
+    path = None if recipe is None else Path(recipe)
+    return (
+        path.parent if path is not None and path.name == "recipe.toml" and (path.parent / "attacks").is_dir() else None
+    )
 
 
 def report(

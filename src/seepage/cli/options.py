@@ -268,16 +268,21 @@ class AttackerOptions:
         float | None,
         _attacker(
             "--minutes",
-            help="What the attacks may take: searches that need longer make fewer steps, or are left out, which is "
-            "said; default: 10, and no limit with --all, a recipe of yours, or steps that you state.",
+            help="What the whole command may take: searches that go on longer stop with their best guess, and the same "
+            "command again goes on with them; default: 10, and no limit with --all, a recipe of yours, or steps that "
+            "you state.",
         ),
     ] = None
 
     def time(self, default: float | None, settings: list[str] | None) -> float | None:
-        """Minutes that the attacks may take, with `default` where nothing was typed; None: no limit."""
-        return minutes_of(
-            self.minutes, default, all_attacks=self.all_attacks, parts=self.attack, settings=settings
-        )  # fmt: skip
+        """Minutes that the command may take, with `default` where nothing was typed; None: no limit.
+
+        Who asks for all attacks, or states their steps, wants all of them, whatever they take.
+        """
+        typed = [text for part in self.attack or [] for text in part.replace(",", ":").split(":")[1:]]
+        typed += [text.strip().rpartition(".")[2] for text in settings or [] if text.strip().startswith("attack.")]
+        stated = any(text.partition("=")[0].strip() == "steps" for text in typed)
+        return default if self.minutes is None and not (stated or self.all_attacks) else self.minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -531,34 +536,6 @@ def tune_by(tables: dict[str, Any], tuned: list[str] | None) -> None:
         if not isinstance(plan, dict) or not isinstance(plan.setdefault("options", {}), dict):
             raise SeepageError("[tune] of the recipe is no table with options; correct the recipe")
         plan["options"][key.strip()] = values
-
-
-def minutes_of(
-    minutes: float | None,
-    default: float | None,
-    *,
-    all_attacks: bool,
-    parts: list[str] | None,
-    settings: list[str] | None,
-) -> float | None:
-    """What the attacks may take; None: no limit. Steps that somebody states are never cut.
-
-    Args:
-        minutes: As they were typed.
-        default: Where nothing was typed.
-        all_attacks: Whether all attacks are asked for, whatever they take.
-        parts: Attacks as they were typed, perhaps with options.
-        settings: Settings as they were typed.
-
-    Raises:
-        SeepageError: Where both minutes and steps were typed.
-    """
-    typed = [text for part in parts or [] for text in part.replace(",", ":").split(":")[1:]]
-    typed += [text.strip().rpartition(".")[2] for text in settings or [] if text.strip().startswith("attack.")]
-    stated = any(text.partition("=")[0].strip() == "steps" for text in typed)
-    if stated and minutes is not None:
-        raise SeepageError("--minutes cuts the steps of attacks, and you state them; leave one of the two out")
-    return default if minutes is None and not (stated or all_attacks) else minutes
 
 
 def ask_for(tables: dict[str, Any], more: MeasureOptions, *, defended: bool) -> None:

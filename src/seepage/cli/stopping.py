@@ -2,11 +2,14 @@
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+BEGAN = time.monotonic()
+"""When this command began, as near as it can be told: before PyTorch is imported."""
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """What shells report of a process that a signal ended."""
 

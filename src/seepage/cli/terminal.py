@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -22,10 +22,10 @@ from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.cli.console import PlainConsole, open_console
 from seepage.cli.stored import MARK, Stored
 from seepage.errors import printable
-from seepage.report.formatting import measured_on, number
+from seepage.report.formatting import duration, measured_on, number
 from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, plain_text
 
-LINE_EVERY = 10.0
+LINE_EVERY = 5.0
 """Seconds between progress lines where there is no terminal."""
 
 BASELINES = {"mean_color": "mean color", "grey": "grey", "random": "noise"}
@@ -39,11 +39,11 @@ COUNTED_ATTACKS = 10
 
 @contextmanager
 def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
-    """A bar on a terminal; elsewhere a plain line where there is something new, at most one in `LINE_EVERY` seconds."""
+    """A bar on a terminal; elsewhere a plain line in every `LINE_EVERY` seconds, as far as there is something new."""
     if off:
         yield no_progress
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     drawn = sys.stderr.isatty()
     at, printed, named, things = time.monotonic(), "", Doing("", Phase.RECORDING), 0.0
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not drawn) as bar:
@@ -51,21 +51,19 @@ def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
 
         def show(done: float, total: float, doing: Doing) -> None:
             nonlocal at, printed, named, things
-            before = named.phase, things
+            before, left = (named.phase, things), "" if doing.left is None else f"{duration(doing.left)} left"
             # The meter of the attacks names none where nothing is new: then the last one stands.
             if doing.what or doing.phase is not Phase.ATTACKING or (doing.phase, total) != before:
                 named = Doing(printable(doing.what), doing.phase)
             things = total
             if drawn:
-                if (named.phase, things) != before:
-                    bar.reset(task)  # the time left is estimated from this phase
-                words = ": ".join(filter(None, (named.phase, named.what)))
+                words = ": ".join(filter(None, (named.phase, ", ".join(filter(None, (named.what, left))))))
                 bar.update(task, completed=done, total=total, description=escape(words))
                 return
             count = f"{done:.0f} of {total:g}" if total > 1 else ""
             if named.phase is Phase.ATTACKING and total < COUNTED_ATTACKS:
                 count = f"{done / total:.0%}"
-            line = ": ".join(filter(None, (named.phase, ", ".join(filter(None, (count, named.what))))))
+            line = ": ".join(filter(None, (named.phase, ", ".join(filter(None, (count, named.what, left))))))
             now = time.monotonic()
             if now - at >= LINE_EVERY and line != printed:
                 at, printed = now, line

@@ -274,6 +274,7 @@ class _Dispatch:
     def _send(self, work: Work, serialized: SerializedTask, lines: Any) -> Any:
         if serialized.key not in self._loaded:
             self._loaded[serialized.key] = ray.put(serialized.load())
+        serialized = work.begun().serialized() or serialized
         on_cpu = work.device == "cpu"
         task = ray.remote(_carry_out).options(
             name=work.title,

@@ -13,7 +13,7 @@ STATUSES = {
     "ok": "finished",
     "exhausted": "out of steps",
     "diverged": "diverged",
-    "interrupted": "interrupted",
+    "interrupted": "stopped at the deadline, still improving",
     "error": "failed",
     "inapplicable": "does not apply",
     "not_needed": "not needed",
@@ -95,7 +95,7 @@ class RowTexts:
             time=duration(row.cost.seconds),
             seconds=number(row.cost.seconds),
             outcome=_outcome(row),
-            status=STATUSES[row.status],
+            status="at rest" if row.status == "ok" and row.cost.steps else STATUSES[row.status],
             known=", ".join(row.side_information),
             more=[_further(row, name, brief) for name in further],
         )

@@ -1,6 +1,7 @@
 """The fast mode of the Cocktail Party Attack: unmixing by FastICA and maximum likelihood, then a polish to exact."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -22,6 +23,7 @@ from seepage.attacks.network import CERTIFYING_MISMATCH, EXACT, AttackedRound, N
 from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.mixing_layer import MixingLayer, blurred, stretch
 from seepage.base.algebra.lowrank import CLEAR, LowRank, low_rank
+from seepage.base.clock import between_steps
 from seepage.base.nn import generator, last_linear
 from seepage.federation.types import Ambiguity, Reconstruction
 
@@ -66,27 +68,45 @@ class FastRun:
         self.n = self.observed.batch_size or self.spectrum.rank
         self.noisy = int((self.spectrum.values > min(drop) * self.spectrum.noise).sum()) < self.n / 2
         self.notes: list[str] = []
+        self.found: Unmixed | None = None  # the best so far
+        self.raw: Unmixed | None = None  # the first unmixing, before it is refined
 
     def reconstruction(self) -> Reconstruction:
         if self.layer.reads_input is None:
             return self._features()
+        try:
+            self._unmix()
+        except KeyboardInterrupt:
+            best = self.found or self.raw
+            if best is None:
+                raise
+            return replace(self._finish(best), status="interrupted")
+        assert self.found is not None
+        return self._finish(self.found)
+
+    def _unmix(self) -> None:
         drops = self.drop if self._exact else (1.0 if self.noisy else CLEAR,)
-        best: Unmixed | None = None
         tried: set[int] = set()
         for start, drop in enumerate(drops):
             kept = self._kept(drop)
             if len(kept.values) in tried:
                 continue
             tried.add(len(kept.values))
-            found = self._start(kept, start)
-            best = found if best is None or self._value(found) > self._value(best) else best
-            if not self._exact or self._slow or best.solved >= self.enough * self.n:
+            self._keep(self._start(kept, start))
+            if not self._exact or self._slow or self._solved >= self.enough * self.n:
                 break
-        assert best is not None
-        if self._exact and len(best.rows) <= MAX_RANDOM_START_SOURCES and best.solved < self.enough * self.n:
-            blind = self._blind(self._kept(drops[0]))
-            best = max(best, blind, key=self._value)
-        return self._finish(best)
+        assert self.found is not None
+        if self._exact and len(self.found.rows) <= MAX_RANDOM_START_SOURCES and self._solved < self.enough * self.n:
+            self._keep(self._blind(self._kept(drops[0])))
+
+    @property
+    def _solved(self) -> int:
+        return 0 if self.found is None else self.found.solved
+
+    def _keep(self, found: Unmixed) -> None:
+        """Keep it where it is the best so far; of equals the earlier one. The time may be over here, or go on."""
+        self.found = found if self.found is None or self._value(found) > self._value(self.found) else self.found
+        between_steps()
 
     def _blind(self, kept: LowRank) -> Unmixed:
         """Polish from random starts without an image prior: for few inputs of any kind the model's zeros suffice."""
@@ -144,6 +164,9 @@ class FastRun:
         rows = unmix(fields, draw=generator(self.seed, "unmix", start)).double()
         if not self._refines:
             return Unmixed(kept.right, rows)
+        if self.raw is None:
+            self.raw = Unmixed(kept.right, rows)
+            between_steps()
         mixture = self._mixture(kept)
         # A clipped update is a multiple of the batch's gradient; the columns' lengths against the model's own say
         # which.

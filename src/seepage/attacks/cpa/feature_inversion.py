@@ -71,10 +71,6 @@ class FeatureInversion(Attack):
     schedule: Schedule = "cosine"
     search: Literal["adam", "second_order"] = "adam"
 
-    @property
-    def passes(self) -> int:
-        return self.steps
-
     def examine(self, transcript: Transcript) -> Mixed:
         attacked, layer = self.source.prepare(transcript)
         if layer.reads_input is not None:

@@ -95,10 +95,6 @@ class GaussNewton(Attack):
     layers: int = 1
     rounding: bool = True
 
-    @property
-    def passes(self) -> int:
-        return self.steps * self.inner  # two passes each, forth and back, none of which differentiates twice
-
     def examine(self, transcript: Transcript) -> Seen:
         attacked = AttackedRound.of(transcript)
         knowledge, observed = attacked.knowledge, attacked.observed

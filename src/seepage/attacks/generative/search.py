@@ -62,10 +62,6 @@ class LatentSearch(Attack):
         if self.parameters.weights:
             raise SeepageError("a search without derivatives cannot move a generator's weights; use gias for that")
 
-    @property
-    def passes(self) -> int:
-        return self.steps
-
     def examine(self, transcript: Transcript) -> Transcript:
         if find_spec("cmaes") is None:
             raise Inapplicable(

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from seepage.attacks.generative.networks import Enhancer, UpSampler, decoder, encoder, shrunk, stretched
+from seepage.base.clock import look
 from seepage.base.nn import frozen_randomness, generator
 
 BATCH = 64
@@ -92,6 +93,7 @@ def _batches(images: Tensor, networks: Sequence[nn.Module], steps: int, lr: floa
     parameters = [parameter for network in networks for parameter in network.train().parameters()]
     optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.99))
     for step in range(steps):
+        look()
         optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
         picked = images[torch.randint(len(images), (min(BATCH, len(images)),), generator=draw).to(images.device)]
         if images.shape[1] == 3:

@@ -135,13 +135,6 @@ class GuidedMatching(Attack):
         if self.weight < 0:
             raise SeepageError(f"the weight of what is known cannot be below 0, got {self.weight}; correct the recipe")
 
-    @property
-    def passes(self) -> int:
-        return self.search.passes
-
-    def fitted(self, transcript: Transcript) -> "GuidedMatching":
-        return replace(self, search=self._fitting(transcript.knowledge, transcript[0]), keeps=True)
-
     def examine(self, transcript: Transcript) -> tuple[Knowledge, Round]:
         return self.search.examine(transcript)
 

@@ -1,6 +1,6 @@
 """The images of a vision transformer's batch, unmixed from the gradients of its patch and position embeddings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from seepage.attacks.patches.newton import SummedTokens, sharpened
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.attacks.patches.unmixing import LEAST_CLEARANCE, PatchMixture, separate
 from seepage.attacks.search.labels import Auto
+from seepage.base.clock import between_steps
 from seepage.base.nn import generator
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
@@ -146,6 +147,7 @@ class PatchUnmixing(Attack):
             inputs=found.images,
             labels=found.labels,
             certified=torch.full((n,), found.certified, device=like.device),
+            status="interrupted" if found.interrupted else "ok",
             notes=(
                 f"{n} images of {count} patches were unmixed; tokens of {width} numbers allow {width // count}",
                 f"the weakest direction of their differences stands {clear:.0f} times above the noise",
@@ -163,22 +165,26 @@ class PatchUnmixing(Attack):
         ordered_labels, off = summed.in_order(patches, labels), float("inf")
         if ordered_labels is None:
             return best
-        for turn, (moved, now) in enumerate(sharpened(summed, patches, span, ordered_labels)):
-            progress.report(ROUNDS + turn, ROUNDS + self.steps, now)
-            standing, off = now > STANDING * off, min(now, off)
-            images = summed.images(moved).clamp(low, high)
-            if now == off:
-                note = (
-                    f"after {turn} Gauss-Newton steps the position embedding's gradient is off by {now:.1e} of its size"
-                )
-                best = Sharpened(images, ordered_labels, notes=(note,))
-            whole = low + (high - low) * ((images - low) / (high - low) * LEVELS).round() / LEVELS
-            error, _ = vouch(attacked, whole, ordered_labels)
-            if error < ROUNDED:
-                note = f"images of 8 bits give the update to {error:.1e} of its size, after {turn} Gauss-Newton steps"
-                return Sharpened(whole, ordered_labels, certified=True, notes=(note,))
-            if standing or turn == self.steps:
-                break
+        try:
+            for turn, (moved, now) in enumerate(sharpened(summed, patches, span, ordered_labels)):
+                progress.report(ROUNDS + turn, ROUNDS + self.steps, now)
+                standing, off = now > STANDING * off, min(now, off)
+                images = summed.images(moved).clamp(low, high)
+                if now == off:
+                    off_by = f"the position embedding's gradient is off by {now:.1e} of its size"
+                    note = f"after {turn} Gauss-Newton steps {off_by}"
+                    best = Sharpened(images, ordered_labels, notes=(note,))
+                whole = low + (high - low) * ((images - low) / (high - low) * LEVELS).round() / LEVELS
+                error, _ = vouch(attacked, whole, ordered_labels)
+                if error < ROUNDED:
+                    fits = f"images of 8 bits give the update to {error:.1e} of its size"
+                    note = f"{fits}, after {turn} Gauss-Newton steps"
+                    return Sharpened(whole, ordered_labels, certified=True, notes=(note,))
+                if standing or turn == self.steps:
+                    return best
+                between_steps()
+        except KeyboardInterrupt:
+            return replace(best, interrupted=True)
         return best
 
 
@@ -190,6 +196,7 @@ class Sharpened:
     labels: Tensor | None = None
     certified: bool = False
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
 
 
 def _patches(rows: Tensor, mixture: PatchMixture) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 
 from seepage.attacks.cpa.ica import balanced, difference_fields, unmix
 from seepage.attacks.cpa.ica.unmix import SparseScore, capped, curvature, pair_step
+from seepage.base.clock import look
 
 WIDTH = 0.005
 """Where the density of pixel differences turns from a hump to a tail: patches of photographs are often flat."""
@@ -121,6 +122,7 @@ def likeliest(mixture: PatchMixture, rows: Tensor, steps: int = STEPS) -> Tensor
     fields, score, n = mixture.fields(diagonal=True), SparseScore(width=WIDTH), mixture.images
     precisions, moments = None, torch.empty(0)
     for turn in range(steps):
+        look()
         signals = (rows.float() @ fields.flatten(1)).view(len(rows), *fields.shape[1:])  # [n P, f, places]
         # The score is one of unit signals; the rows themselves keep their scale, which Y fixes.
         size = signals.square().mean((1, 2)).sqrt()

@@ -98,10 +98,6 @@ class GradientMatching(Attack):
             )
 
     @property
-    def passes(self) -> int:
-        return self.steps * self.restarts * (self.optimizer.inner if isinstance(self.optimizer, LBFGS) else 1)
-
-    @property
     def _layer_priors(self) -> tuple[LayerPrior, ...]:
         return tuple(prior for prior in self.priors if isinstance(prior, LayerPrior))
 

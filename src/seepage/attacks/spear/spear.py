@@ -1,7 +1,7 @@
 """SPEAR: a small batch read exactly from a fully connected layer in front of a ReLU, by low rank and zeros."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -11,6 +11,7 @@ from seepage.attacks.base import Attack, Needs, Progress
 from seepage.attacks.spear.layer_part import INSTEAD, FoundBatch, LayerPart
 from seepage.attacks.spear.lifted_linearization import lifted, parted
 from seepage.attacks.spear.sparse_columns import FoundDirections, reweighted, sampled
+from seepage.base.clock import between_steps
 from seepage.base.nn import generator
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
@@ -103,17 +104,21 @@ class Spear(Attack):
         best: FoundBatch | None = None
         tried = 0
         total = self.samples if self.mode == "published" else self.starts
-        for candidates, count, sure in self._candidates(problem, found, seed):
-            tried += count
-            # All n columns of Q are needed at once: X = Q^-1 R has no row that depends on fewer.
-            news = found.vouch(candidates) if sure else found.add(candidates)
-            if news and len(chosen := found.independent()) == problem.span.n:
-                batch = problem.batch(chosen)
-                best = batch if best is None or batch.sure >= best.sure else best
-            certain = 0 if best is None else best.sure
-            progress.report(tried, total, float(problem.span.n - certain))
-            if certain == problem.span.n:
-                break
+        try:
+            for candidates, count, sure in self._candidates(problem, found, seed):
+                tried += count
+                # All n columns of Q are needed at once: X = Q^-1 R has no row that depends on fewer.
+                news = found.vouch(candidates) if sure else found.add(candidates)
+                if news and len(chosen := found.independent()) == problem.span.n:
+                    batch = problem.batch(chosen)
+                    best = batch if best is None or batch.sure >= best.sure else best
+                certain = 0 if best is None else best.sure
+                progress.report(tried, total, float(problem.span.n - certain))
+                if certain == problem.span.n:
+                    break
+                between_steps()
+        except KeyboardInterrupt:
+            return replace(self._reconstruction(problem, found, best, tried), status="interrupted")
         return self._reconstruction(problem, found, best, tried)
 
     def _candidates(

@@ -2,7 +2,6 @@
 
     name = "mine"
     seed = 0
-    minutes = 10                               what the attacks may take: searches are cut to fit; default: no limit
     all_attacks = false                        whether attacks also run where all examples are certified already
     undefended = true                          whether each case with a defense is attacked without it as well
     [data]      use = "album"                  a name or a path, and the options of `data.load`
@@ -117,16 +116,6 @@ class Scoring(RecipeTable, table="score"):
         return Limits(self.recovered_likeness, self.recovered_gain_db, self.exact_db)
 
 
-def check_minutes(minutes: float | None, what: str) -> None:
-    """Raise `SeepageError` for minutes in which nothing could be done."""
-    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
-        raise SeepageError(f"{what} is {minutes:g}; give a number above 0, or leave it out for no limit")
-
-
-MOST_MINUTES = 1e6
-"""Two years; more is no limit, and one is not needed then."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One case of an audit, fully resolved: no grid is left in it."""
@@ -136,7 +125,6 @@ class Recipe:
     seed: int = 0
     device: str = "cpu"
     all_attacks: bool = False
-    minutes: float | None = None
     undefended: bool = False
     data: Spec = Spec("album")  # noqa: RUF009
     model: Spec = Spec("fc2")  # noqa: RUF009
@@ -160,9 +148,6 @@ class Recipe:
     varied: frozenset[str] = frozenset()  # the tables that the grid chose for it
     twin: str | None = None  # the case that is this one without its defense
     control: bool = False  # run for the sake of such a case alone: what is found here is no finding
-
-    def __post_init__(self) -> None:
-        check_minutes(self.minutes, "minutes")
 
     @property
     def architecture(self) -> Spec:

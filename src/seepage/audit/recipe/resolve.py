@@ -37,7 +37,7 @@ _TABLES: dict[str, type[RecipeTable]] = {
         TunePlan, Scoring,
     )
 }  # fmt: skip
-_PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks": bool, "minutes": float,
+_PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks": bool,
                            "undefended": bool}  # fmt: skip
 _LABEL = re.compile(r"[A-Za-z0-9_][\w.-]{0,59}", re.ASCII)
 """Folders are called by labels."""
@@ -122,7 +122,7 @@ def _laid_over(case: Any, base: dict[str, Any], problems: list[str]) -> Recipe |
     if not isinstance(case, Mapping) or not isinstance(case.get("name"), str):
         problems.append('each [[case]] needs a name, such as name = "vertical"')
         return None
-    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", *_ASIDE, "score", "tune", "minutes")]
+    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", *_ASIDE, "score", "tune")]
     if unknowns:
         problems.append(f"the case {case['name']!r} cannot set {', '.join(unknowns)}")
         return None
@@ -154,7 +154,7 @@ def _combinations(grid: Any, problems: list[str]) -> list[dict[str, Any]]:
         if not isinstance(values, list) or not values:
             problems.append(f"grid {key!r} must be a list with at least one value, got {values!r}")
             return [{}]
-        if head not in _KEYS or head in ("grid", "case", *_ASIDE, "name", "score", "minutes"):
+        if head not in _KEYS or head in ("grid", "case", *_ASIDE, "name", "score"):
             problems.append(f"grid {key!r} is no key of a recipe")
             return [{}]
     count = math.prod(len(values) for values in grid.values())

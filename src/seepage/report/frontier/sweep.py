@@ -97,7 +97,6 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[Spec] = ()) -> Sweep:
     choices = _choices(tables.get("frontier") or [dict(table) for table in DEFAULT_STRENGTHS], only)
     # Whoever compares defenses compares the rows of each attack.
     base = {"federation": {"clients": 20, "share": 0.5}, **tables, "all_attacks": True}
-    base.pop("minutes", None)
     base.pop("undefended", None)  # the first entry is
     plain = resolve_cases(base)[0]
     cases = [_case(parts, plain) for parts in choices]

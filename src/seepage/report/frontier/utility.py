@@ -166,6 +166,9 @@ class EntryTraining:
             found["reason"] = str(error)
         write_json(self.done_file, {"schema": SCHEMA, **found})
 
+    def begun(self) -> "EntryTraining":
+        return self
+
     def serialized(self) -> "SerializedTraining":
         return SerializedTraining(self)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from seepage.base.clock import look
 from seepage.base.rounding import FLOAT32_NETWORK
 
 
@@ -47,6 +48,7 @@ def fast_ica(white: Tensor, start: Tensor, *, steps: int = 150, tolerance: float
     """
     rotation = start
     for _ in range(steps):
+        look()
         # Fixed point for every row at once: w <- E[x tanh(w x)] - E[1 - tanh^2(w x)] w, then decorrelate. [n, p]
         squashed = (rotation @ white).tanh_()
         slope = 1 - squashed.square().mean(1)
@@ -124,6 +126,7 @@ def maximum_likelihood(
     precisions, moments = None, torch.empty(0)
     pace, last = 1.0, torch.zeros_like(rows)
     for turn in range(steps):
+        look()
         before, size = rows, signals.square().mean((1, 2)).sqrt()[:, None]
         rows, signals = rows / size, signals / size[:, :, None]
         # Covariances and second derivatives change slowly; the gradient is made anew in every turn.
