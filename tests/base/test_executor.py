@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Self
 
 import pytest
 from hypothesis import given
@@ -84,6 +85,9 @@ class Note:
     def run(self, threads: int) -> None:
         self.done_file.write_text(str(threads))
 
+    def begun(self) -> Self:
+        return self
+
     def serialized(self) -> None:
         return None
 
@@ -147,6 +151,7 @@ WORKERS = """
 from tests.base.test_executor import Square
 import os
 from pathlib import Path
+from typing import Self
 from seepage.base.executor import LocalExecutor, Plan
 works = [Square(Path.cwd() / f"{{n}}.txt", n) for n in range(4)]
 if __name__ == "__main__":
@@ -162,6 +167,7 @@ AHEAD = """with LocalExecutor().ready(2, 4, "cpu", os.getpid) as ready:
 PAIR = """
 from tests.base.test_executor import Meeting
 from pathlib import Path
+from typing import Self
 from seepage.base.executor import LocalExecutor, Plan
 if __name__ == "__main__":
     works = [Meeting(Path.cwd() / one, Path.cwd() / other) for one, other in ("12", "21", "33")]
@@ -185,6 +191,9 @@ class Meeting:
         while not self.other.exists():
             assert time.monotonic() < ends, "the other one waits for this one to end"
             time.sleep(0.05)
+
+    def begun(self) -> Self:
+        return self
 
     def serialized(self) -> None:
         return None
@@ -214,6 +223,9 @@ class Square:
         while self.number == 3 and not self.done_file.with_name("0.txt").exists():
             time.sleep(0.05)  # the last one is this process's, and waits for the first, which is a worker's
         self.done_file.write_text(f"{self.number**2} {os.getpid()}")
+
+    def begun(self) -> Self:
+        return self
 
     def serialized(self) -> None:
         return None

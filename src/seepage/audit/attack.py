@@ -152,7 +152,12 @@ class Task:
     @property
     def done(self) -> bool:
         """Whether there is an outcome that is not to be taken up again."""
-        return has_attempt(self.outcome) and stopped_after(self.outcome) in (None, self.steps)
+        return has_attempt(self.outcome) and not self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its clock stopped it, so that it can go on."""
+        return stopped_after(self.outcome) not in (None, self.steps)
 
     @property
     def searches(self) -> bool:
@@ -227,8 +232,8 @@ class MembershipTask(Task):
         return False
 
     @property
-    def done(self) -> bool:
-        return has_attempt(self.outcome)
+    def stopped(self) -> bool:
+        return False
 
     @property
     def outcome(self) -> Path:
@@ -469,10 +474,10 @@ def _in_time(
         if tasks := [task for queue, place in own for task in queue.left(place, clock, meter.finish)]:
             carry_out(tasks)
     while clock.left > LEAST_SECONDS:
-        again = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
-        clock.waiting = len(again)
+        again = [task for queue in queues for stage in queue.stages for task in stage if task.stopped]
         if not again:
             break
+        clock.waiting = sum(task.searches for task in again)
         carry_out(again)
 
 

@@ -60,7 +60,7 @@ def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
                 words = ": ".join(filter(None, (named.phase, ", ".join(filter(None, (named.what, left))))))
                 bar.update(task, completed=done, total=total, description=escape(words))
                 return
-            count = f"{done:.0f} of {total:g}" if total > 1 else ""
+            count = f"{int(done)} of {total:g}" if total > 1 else ""
             if named.phase is Phase.ATTACKING and total < COUNTED_ATTACKS:
                 count = f"{done / total:.0%}"
             line = ": ".join(filter(None, (named.phase, ", ".join(filter(None, (count, named.what, left))))))

@@ -27,10 +27,12 @@ from seepage.attacks.search.priors import Prior
 from seepage.attacks.search.problem import Evaluation, Local, Problem
 from seepage.attacks.search.search import Restart
 from seepage.base.checkpoint import Resumable, record_interval
-from seepage.base.nn import generator, output_shape, vocabulary_of
+from seepage.base.nn import generator, last_linear, output_shape, vocabulary_of
 from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge, Reconstruction, Round, Status, Transcript
 
+STANDING, PATIENCE = 1e-3, 20
+"""L-BFGS is at rest where the lowest objective fell by less than this share in so many steps of 20 evaluations."""
 FEWEST_STEPS_FOR_TRIAL = 50
 """Steps from which the trial of a first-order step, some three evaluations, pays."""
 
@@ -110,6 +112,7 @@ class GradientMatching(Attack):
                 prior.check(knowledge)
         self.parameters.check(knowledge)
         _check_outputs(knowledge, observed)
+        _check_reaches_input(knowledge, observed)
         labels = labels_by(self.labels, observed, knowledge)
         if labels is not None and len(labels) != observed.batch_size:
             raise Inapplicable(
@@ -182,6 +185,23 @@ def _check_outputs(knowledge: Knowledge, observed: Round) -> None:
         raise Inapplicable(
             f"the model returns outputs of shape {shape} for an example, which is said to have one class",
             "observe or record it again with the target map",
+        )
+
+
+def _check_reaches_input(knowledge: Knowledge, observed: Round) -> None:
+    """Refuse an update in which the head alone has a gradient, as where its weights are zero, or all units are off.
+
+    The loss passes `D W` back to the features, so with W = 0 no layer in front has a gradient, whatever the input is.
+    What is left, `D^T F`, depends on the input through the features F alone, and gives these without a search.
+    """
+    head = last_linear(knowledge.model, knowledge.num_outputs)
+    sent = observed.update.tensors
+    in_front = [tensor for name, tensor in sent.items() if name not in (head or ())]
+    if head is not None and in_front and not any(bool(tensor.any()) for tensor in in_front):
+        raise Inapplicable(
+            f"only {head[0].rpartition('.')[0]}, the last layer, has a gradient: it shows the features in front of it, "
+            "as far as no search is needed, and nothing else of the input",
+            "look at the update of a later round, when its weights are no longer zero",
         )
 
 
@@ -282,6 +302,11 @@ class _MatchingRun(Resumable):
             search.history.append((step, value))
         if search.ended is None and not (math.isfinite(value) and search.is_finite()):
             search.ended = "diverged"
+        # Adam's steps are as long as its rate says, and end with its schedule; L-BFGS comes to rest by itself.
+        search.still = 0 if search.lowest < (1 - STANDING) * search.mark else search.still + 1
+        search.mark = search.lowest if search.still == 0 else search.mark
+        if search.ended is None and isinstance(self.attack.optimizer, LBFGS) and search.still >= PATIENCE:
+            search.ended = "rest"
 
     def _is_explained(self, search: Restart) -> bool:
         """Whether the distance is as small as it seems; float32 rounds some to 0 on the way."""
@@ -357,7 +382,7 @@ class _MatchingRun(Resumable):
         return {"steps": step, "evaluations": sum(search.evaluations for search in self.searches)}
 
     def _status(self, search: Restart) -> Status:
-        if search.ended == "explained":
+        if search.ended in ("explained", "rest"):
             return "ok"
         if search.ended == "diverged":
             return "diverged"

@@ -18,6 +18,8 @@ class Restart(Resumable):
     Attributes:
         lowest: The lowest objective so far; never a score.
         best: Inputs and labels of that point.
+        ended: Why it is over; None: it goes on.
+        still: Steps in which the lowest objective hardly fell below `mark`.
 
     Args:
         space: First unknowns, and how inputs are decoded from them.
@@ -27,7 +29,7 @@ class Restart(Resumable):
         steps: Steps the schedule spans.
     """
 
-    kept = ("free", "optimizer", "schedule", "lowest", "best", "history", "evaluations", "ended")
+    kept = ("free", "optimizer", "schedule", "lowest", "best", "history", "evaluations", "ended", "still", "mark")
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class Restart(Resumable):
         self.history: list[tuple[int, float]] = []
         self.evaluations = 0
         self.ended: str | None = None
+        self.still, self.mark = 0, math.inf
 
     def update_best(self, objective: float, inputs: Tensor, labels: Tensor) -> None:
         """Keep a point if it is the best so far."""
