@@ -51,7 +51,7 @@ def run(out: Path, minutes: float | None = 10.0, repeats: Path | None = None) ->
 
 
 @pytest.fixture
-def stopped_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int | None]]:
+def stopped_at(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """Where the clock stops the next attacks, one after the other, in steps; None: it does not."""
     steps: list[int | None] = []
 
@@ -64,7 +64,7 @@ def stopped_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int | None]]:
     monkeypatch.setattr(attacking, "limited", by_steps)
     # One turn for each: what is stopped is not taken up again by the same command.
     monkeypatch.setattr(attacking, "LEAST_SECONDS", math.inf)
-    yield steps
+    return steps
 
 
 def bits(folder: Path, name: str) -> bytes:
