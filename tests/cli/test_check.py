@@ -95,7 +95,6 @@ def test_a_network_that_ends_in_a_relu_is_no_changed_gradient(cli: Cli, home: Pa
     assert "the span of its 6 private examples" in found.out
     assert re.search(r"^batch size +6 or more, from the rank of first.weight", found.out, re.M)
     assert re.search(r"^labels +the network changes what last returns", found.out, re.M)
-    assert re.search(r"^time: its searches take", found.out, re.M)
 
 
 def test_a_rate_that_nothing_tells_is_unknown_and_asked_for(cli: Cli, captured: None, home: Path) -> None:
@@ -155,29 +154,11 @@ def test_the_command_that_is_printed_is_one_to_type(cli: Cli, captured: None, ho
     asked = ("check", "before.pt", "after.pt", *MODEL, "--lr=0.1", "--steps=1")
     found = cli(*asked)
     assert "No attack was run" in found.out
-    assert "time: none of its searches applies or is needed" in found.out, "linear certifies the one example"
-    assert "time: its searches take seconds (" in cli(*asked, "--batch-size=2").out
     (line,) = re.findall(r"^  (seepage attack .*)$", found.out, re.M)
     assert "--batch-size" in found.out.partition("with what you know of the rest: ")[2]
     assert not list(home.glob("runs*"))
     run = cli(*shlex.split(line)[1:], "--attack=linear", "--out=run", "--json", "--jobs=1")
     assert run.json["verdict_level"] == "certified"
-
-
-def test_the_time_is_told_before_the_attacks_begin(cli: Cli, captured: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is that of the look before."""
-    from seepage.audit import budget
-
-    monkeypatch.setattr(budget, "update_seconds", lambda _: 1.0)
-    monkeypatch.setattr(budget, "timed", lambda search, steps=3: 30.0)
-    asked = ("before.pt", "after.pt", *MODEL, "--lr=0.1", "--steps=1", "--batch-size=2")
-    (before,) = re.findall(r"^time: (its searches take about .*)", cli("check", *asked).out, re.M)
-    # The one search that `check` names, without those that take seconds.
-    attacked = ("attack", *asked, "--attack=gradient_matching", "--no-pictures")
-    assert cli(*attacked, "--out=run").err.splitlines()[0] == before
-    assert "its searches" not in cli(*attacked, "--out=again", "--quiet").err
-    cut = cli(*attacked, "--out=cut", "--minutes=0.1").err.splitlines()[0]
-    assert cut.endswith("are cut to 1 minute: --minutes")
 
 
 def test_a_folder_is_looked_at(cli: Cli, observed: Path) -> None:

