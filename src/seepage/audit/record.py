@@ -1,5 +1,6 @@
 """Record the cases of an audit: train the model, compute the client's updates, write `observed/` and `private/`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -34,6 +35,10 @@ from seepage.federation.transcript.vertical import IndexedVictim
 from seepage.federation.types import Batch, Round, Transcript
 from seepage.measure.metrics import baselines, is_image, psnr, ssim
 from seepage.measure.metrics.text import frequent, frequent_share, rouge, tokens_of
+
+FEWEST_TESTED, MOST_NUMBERS = 16, 2_400_000
+"""Examples that a network's accuracy is measured on at least, where so many are left, and their numbers at most: of
+224 pixels 16 images, of 32 pixels all that were set aside."""
 
 
 def case_folder(folder: Path, part: str, case: str, cases: int) -> Path:
@@ -273,7 +278,9 @@ def _case(setting: Setting, batches: Sequence[Batch]) -> Case:
     of_tokens = isinstance(dataset, TextDataset) and dataset.numbers is None
     defense = recipe.make_defense()
     # Examples that were neither trained on nor attacked; a tiny data set may have none left.
-    test = setting.batch(setting.unseen[:MAX_UNSEEN]) if len(setting.unseen) else None
+    numbers = math.prod(setting.knowledge.input_shape)
+    tested = setting.unseen[: min(MAX_UNSEEN, max(FEWEST_TESTED, MOST_NUMBERS // numbers))]
+    test = setting.batch(tested) if len(tested) else None
     loss = setting.knowledge.client.loss
     right = None if test is None else round(accuracy(setting.model, setting.state, test, loss), 4)
     facts = {
