@@ -68,6 +68,7 @@ class _BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, read: Tensor, running: Any, weight: Any, bias: Any, training: bool, eps: float) -> Tensor:
+        given: Tensor
         given, mean, scale = torch.ops.aten.native_batch_norm(read, weight, bias, *running, training, 0.0, eps)
         state = (read.detach(), weight, *running, mean, scale, training, eps, (True, False, False))
         ctx.slope = lambda grad: torch.ops.aten.native_batch_norm_backward(grad.contiguous(), *state)[0]
