@@ -17,7 +17,7 @@ labels known, against a plain double-backward loop with `Tensor.kthvalue`. One r
 
 `gauss_newton` on images of a data set, batch norm in train mode, beside itself *as before*: each linear model solved to
 a hundredth, PyTorch's own second derivative of batch norm, and what the certificate asks solved to rounding. One turn
-of each; one record of `results/matching/gauss_newton.jsonl`.
+of each; one record of `results/matching/gauss-newton.jsonl`.
 """
 
 import argparse
@@ -140,7 +140,7 @@ def undetermined_to_rounding(own: Search, probe: Tensor, _: float) -> Tensor:
 def beside_itself(options: argparse.Namespace, name: str, batch: int) -> None:
     """Gauss-Newton from its start to its certificate, as it is and as before."""
     images = load(options.data)
-    chosen = torch.tensor(images.private)[torch.randperm(len(images.private), generator=generator(0, "batch"))[:batch]]
+    chosen = images.private[torch.randperm(len(images.private), generator=generator(0, "batch"))[:batch]]
     truth = images.batch(chosen)
     seen = record(network(name), Batch(truth.inputs, truth.labels % 10))
     with ExitStack() as before:
@@ -155,7 +155,7 @@ def beside_itself(options: argparse.Namespace, name: str, batch: int) -> None:
         "exact": {key: score(found, truth).exact for key, found in (("as before", old), ("now", new))},
         "data": options.data.rpartition("/")[2],
     }
-    emit("gauss_newton", f"{name}, batch {batch}", "times_faster", row, model=name, image=32, batch=batch)
+    emit("gauss-newton", f"{name}, batch {batch}", "times_faster", row, model=name, image=32, batch=batch)
     print(row, flush=True)
 
 

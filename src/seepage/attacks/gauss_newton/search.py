@@ -245,21 +245,19 @@ class Search(Resumable):
         def product(v: Tensor) -> Tensor:
             return _joined(*self._normal(point, v))
 
-        shown = product(_joined(probe, torch.zeros_like(point.free)))
-        back = torch.zeros_like(shown)
-        # What is not solved yet counts as not determined: the distance from e falls from iteration to iteration.
-        for tolerance in (NEWTON_SOLVED, FLOAT32_ZERO):
-            back = back + conjugate_gradients(
-                product, shown - product(back), self._inverse(point, FLOAT64_FLOOR),
-                steps=PROBING_INNER, tolerance=tolerance, preconditioned=True,
-            )  # fmt: skip
+        def shares(back: Tensor) -> Tensor:
             # (J^T J)^+ J^T J e is the part of e in J's row space; e less it lies in the null space. Mean over colors.
             left = (probe - _apart(back, point)[0]).square().mean(1, keepdim=True)  # [n, 1, H, W]
             around = F.avg_pool2d(left, NEIGHBORHOOD, 1, NEIGHBORHOOD // 2, count_include_pad=False)
-            shares = around.sqrt().flatten(1).amax(1)
-            if bool((shares < free).all()):
-                break
-        return shares
+            return around.sqrt().flatten(1).amax(1)
+
+        # What is not solved yet counts as not determined: the distance from the solution falls with each iteration.
+        back = conjugate_gradients(
+            product, product(_joined(probe, torch.zeros_like(point.free))), self._inverse(point, FLOAT64_FLOOR),
+            steps=PROBING_INNER, tolerance=FLOAT32_ZERO, preconditioned=True,
+            enough=lambda back: bool((shares(back) < free).all()),
+        )  # fmt: skip
+        return shares(back)
 
     @property
     def _relative(self) -> float:
