@@ -12,26 +12,42 @@ time is compared, which other programs disturb less than the clock on the wall; 
 installed (`attacks.prepare_attack`, `reconstruct`, its preset invertinggradients). `fedleak`: the preset as it stands,
 labels known, against a plain double-backward loop with `Tensor.kthvalue`. One record of
 `results/matching/attacks.jsonl` per network, batch size and objective.
+
+    python benchmarks/speed.py --objectives gauss_newton --nets resnet10 --batches 2 [--data album]
+
+`gauss_newton` on images of a data set, batch norm in train mode, beside itself *as before*: each linear model solved to
+a hundredth, PyTorch's own second derivative of batch norm, and what the certificate asks solved to rounding. One turn
+of each; one record of `results/matching/gauss-newton.jsonl`.
 """
 
 import argparse
 import statistics
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from harness import OBJECTIVES, Step, emit, medians, parsed, plain_fedleak, plain_step, turns, victim
-from torch import nn
+import torch.nn.functional as F
+from harness import OBJECTIVES, Step, emit, medians, network, parsed, plain_fedleak, plain_step, spent, turns, victim
+from torch import Tensor, nn
 
-from seepage import Batch, FedSGD, GradientMatching, Transcript, attack
-from seepage.attacks import fedleak, inverting_gradients
+from seepage import Batch, FedSGD, GradientMatching, Transcript, attack, record, score
+from seepage.attacks import GaussNewton, fedleak, inverting_gradients
+from seepage.attacks.gauss_newton import search
+from seepage.attacks.gauss_newton.search import Search
+from seepage.attacks.network import linearize
+from seepage.attacks.reading.readings import NEWTON_SOLVED
 from seepage.attacks.search.distances import Cosine
 from seepage.attacks.search.problem import Problem
 from seepage.base.nn import frozen_randomness, generator
+from seepage.federation.data import load
+from seepage.federation.types import Reconstruction
 
 OF = ("plain loop", "breaching", "exact", "first order")
+UNDETERMINED = Search.undetermined
 
 
 def own(seen: Transcript, it: GradientMatching, gradients: Any) -> Step:
@@ -117,11 +133,48 @@ def compare(options: argparse.Namespace, name: str, batch: int, objective: str) 
     print(per_step, row["ratio_to_first_order"], flush=True)
 
 
+def undetermined_to_rounding(own: Search, probe: Tensor, _: float) -> Tensor:
+    return UNDETERMINED(own, probe, 0.0)  # no share is below 0: it does not end before
+
+
+def beside_itself(options: argparse.Namespace, name: str, batch: int) -> None:
+    """Gauss-Newton from its start to its certificate, as it is and as before."""
+    images = load(options.data)
+    chosen = images.private[torch.randperm(len(images.private), generator=generator(0, "batch"))[:batch]]
+    truth = images.batch(chosen)
+    seen = record(network(name), Batch(truth.inputs, truth.labels % 10))
+    with ExitStack() as before:
+        before.enter_context(patch.object(search, "ROUGHLY_SOLVED", NEWTON_SOLVED))
+        before.enter_context(patch.object(Search, "undetermined", undetermined_to_rounding))
+        before.enter_context(patch.object(linearize, "_normalize", F.batch_norm))
+        old, old_seconds = timed(seen)
+    new, new_seconds = timed(seen)
+    row = {
+        "times_faster": round(old_seconds / new_seconds, 2),
+        "cpu_s": {"as before": round(old_seconds, 1), "now": round(new_seconds, 1)},
+        "exact": {key: score(found, truth).exact for key, found in (("as before", old), ("now", new))},
+        "data": options.data.rpartition("/")[2],
+    }
+    emit("gauss-newton", f"{name}, batch {batch}", "times_faster", row, model=name, image=32, batch=batch)
+    print(row, flush=True)
+
+
+def timed(seen: Transcript) -> tuple[Reconstruction, float]:
+    """What the attack finds, and the processor's seconds that it takes."""
+    found: list[Reconstruction] = []
+    taken = spent(lambda: found.append(attack(seen, GaussNewton(), seed=0)))
+    return found[0], taken.processor
+
+
 if __name__ == "__main__":
     options = parsed(
-        __doc__, nets=["resnet18"], batches=[1, 8], objectives=list(OBJECTIVES), steps=60, rounds=5, of=list(OF)
+        __doc__, nets=["resnet18"], batches=[1, 8], objectives=list(OBJECTIVES), steps=60, rounds=5, of=list(OF),
+        data="album",
     )  # fmt: skip
     for name in options.nets:
         for batch in options.batches:
             for objective in options.objectives:
-                compare(options, name, batch, objective)
+                if objective == "gauss_newton":
+                    beside_itself(options, name, batch)
+                else:
+                    compare(options, name, batch, objective)

@@ -25,9 +25,19 @@ from seepage.attacks.base import Checkpoint, Silent
 from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.gauss_newton.levels import FIRST_NEARNESS, LAST_NEARNESS, sure_values, to_levels
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
+from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.network.linearize import LayerUse, VictimNetwork
-from seepage.attacks.reading.equations import Equations, EquationWhitening, Known, Structure, slope_matrix
+from seepage.attacks.reading.decoding import NaturalSpectrum
+from seepage.attacks.reading.equations import (
+    Equations,
+    EquationsAt,
+    EquationWhitening,
+    Known,
+    Structure,
+    slope_matrix,
+)
 from seepage.attacks.reading.head import head_features
+from seepage.attacks.reading.readings import NEWTON_SOLVED
 from seepage.base.algebra.derivative import Derivative
 from seepage.base.nn import frozen_randomness, state_of
 from seepage.base.rounding import FLOAT32_NETWORK
@@ -225,6 +235,75 @@ def test_conjugate_gradients_solve_what_a_dense_solver_solves() -> None:
             assert (solved - exact).norm() < 0.05 * exact.norm()
     short = conjugate_gradients(lambda v: matrix @ v, right, lambda v: v, steps=2, tolerance=1e-2)
     assert (short - exact).norm() > 0.05 * exact.norm()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_products_through_batch_norm_are_those_of_its_dense_jacobian(training: bool, affine: bool) -> None:
+    with frozen_randomness(0):
+        norm = nn.BatchNorm2d(3, affine=affine).double()
+        model = nn.Sequential(nn.Conv2d(1, 3, 3), norm, nn.ReLU(), nn.Conv2d(3, 2, 2)).double()
+        norm(torch.randn(4, 3, 2, 2).double())  # running statistics that differ from 0 and 1
+        if affine:
+            nn.init.normal_(norm.weight)
+    x = torch.rand(2, 1, 5, 5, generator=draws(), dtype=torch.float64, requires_grad=True)
+    params, buffers = state_of(model)
+    layers = VictimNetwork(model, params, buffers, 0.0, 1.0, training=training).run(x).layers
+    made = Derivative([layers[1].output], x)
+    model.train(training)
+    expected = torch.autograd.functional.jacobian(model, x).flatten(4).flatten(0, 3)  # by PyTorch's own rules
+    torch.testing.assert_close(layers[1].output, model(x))
+    v = torch.randn(x.shape, generator=draws(1), dtype=torch.float64)
+    w = torch.randn(layers[1].output.shape, generator=draws(2), dtype=torch.float64)
+    torch.testing.assert_close(made.forward(v)[0].flatten(), expected @ v.flatten())
+    torch.testing.assert_close(made.transposed([w]).flatten(), w.flatten() @ expected)
+
+
+def search_of() -> Search:
+    """A search that stands near the truth of equations that determine their images."""
+    made, x = equations("conv", opened=False)
+    return Search(made, NaturalSpectrum(x.shape[1:]).to(x), made.start((x + 0.05).clamp(0, 1)), 100)
+
+
+def test_a_linear_model_is_solved_as_far_as_the_last_one_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With w left of the whole gain by masks, the residual may be `sqrt(w / 10)`; a good model is solved well."""
+    found = search_of()
+    assert found.tolerance == NEWTON_SOLVED
+    reached = {"missing": 0.0}
+    honest = Equations.moved
+
+    def moved(own: Equations, x: Tensor, free: Tensor, before: EquationsAt) -> EquationsAt:
+        there = honest(own, x, free, before)
+        there.residuals = [
+            part + reached["missing"] * old for part, old in zip(there.residuals, before.residuals, strict=True)
+        ]
+        return there
+
+    monkeypatch.setattr(Equations, "moved", moved)
+    found.step()
+    assert found.tolerance < 0.1
+    reached["missing"] = 0.9
+    found.step()
+    assert found.tolerance > 0.1 or found.steps_without_progress
+
+
+def test_what_is_not_determined_is_solved_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, used = search_of(), []
+    honest = Search._normal
+
+    def counted(own: Search, point: EquationsAt, v: Tensor) -> tuple[Tensor, Tensor]:
+        used.append(v)
+        return honest(own, point, v)
+
+    monkeypatch.setattr(Search, "_normal", counted)
+    probe = torch.randn(found.point.x.shape, generator=draws(3), dtype=torch.float64)
+    whole = found.undetermined(probe, 0.0)
+    many = len(used)
+    used.clear()
+    part = found.undetermined(probe, float(whole.max()) + 0.5)
+    assert len(used) < many
+    # What is unsolved counts as free, so that no more is certified.
+    assert bool((part >= whole - 0.05).all())
 
 
 @pytest.mark.parametrize(("reach", "off"), [(0, 1e-6), (1, 0.1)])

@@ -20,6 +20,7 @@ def conjugate_gradients(
     tolerance: float,
     preconditioned: bool = False,
     by_row: bool = False,
+    enough: Callable[[Tensor], bool] = lambda solution: False,
 ) -> Tensor:
     """Solve `apply(x) = target` from zero, for a symmetric positive system; ends at a direction of no curvature.
 
@@ -35,6 +36,7 @@ def conjugate_gradients(
             `(r^T r)^(1/2)`.
         by_row: Whether each row of the first axis is a system of its own; they are solved side by side, and end
             together.
+        enough: Ends as soon as this holds of the solution.
 
     >>> matrix = torch.diag(torch.tensor([1.0, 4.0]))
     >>> conjugate_gradients(lambda x: matrix @ x, torch.ones(2), steps=5, tolerance=1e-6)
@@ -52,6 +54,8 @@ def conjugate_gradients(
             break
         length = _ratio(power, bend).to(target.dtype)
         solution, rest = solution + length * direction, rest - length * image
+        if enough(solution):
+            break
         if not preconditioned and rest.norm() < tolerance * target.norm():
             break
         better = precondition(rest)

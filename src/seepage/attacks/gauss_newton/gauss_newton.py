@@ -227,7 +227,7 @@ class GaussNewton(Attack):
         probe = torch.randn(unit.shape, generator=generator(0, "change")).to(unit)
         certain = seen.vouched(unit, probe, error)
         if bool(certain.any()):  # no part of an image may be free to change
-            certain = certain & (search.undetermined(probe) < FREE).to(unit.device)
+            certain = certain & (search.undetermined(probe, FREE) < FREE).to(unit.device)
         return Reconstruction(
             inputs=seen.network.low + seen.network.span * unit,
             labels=seen.head.labels.to(unit.device),

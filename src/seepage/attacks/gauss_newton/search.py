@@ -33,6 +33,10 @@ GROWTH = 1.5
 """The next step is solved with so many times more iterations where this one went as predicted but was cut short."""
 AS_PREDICTED = 0.3
 """Largest share of the predicted gain that may be missing for a step to have gone as predicted."""
+ROUGHLY_SOLVED = 0.2
+"""Largest relative residual at which the conjugate gradients of a step may end."""
+UNSOLVED = 0.1
+"""What a step leaves unsolved of its gain may be so large a share of that by which the last one missed its own."""
 SHORTER = 0.4
 """A step that does not help is shortened by this."""
 TRIES = 4
@@ -77,6 +81,7 @@ class Search(Resumable):
         rounding_radius: How near to 8-bit values those must lie that are set next, in steps of 8 bits.
         damping: Damping of the next step.
         iterations: Iterations of the conjugate gradients, at most, in the next step.
+        tolerance: Relative residual at which they end.
         preconditioner: Made at the first step with these free values.
         passes: Products with J and its transpose so far.
         steps: Steps with these free values so far.
@@ -86,8 +91,8 @@ class Search(Resumable):
     """
 
     kept: ClassVar[tuple[str, ...]] = (
-        "place", "fixed", "rounding_radius", "damping", "iterations", "passes", "steps",
-        "steps_without_progress", "last_change", "history",
+        "place", "fixed", "rounding_radius", "damping", "iterations", "tolerance", "passes",
+        "steps", "steps_without_progress", "last_change", "history",
     )  # fmt: skip
 
     equations: Equations
@@ -100,6 +105,7 @@ class Search(Resumable):
     rounding_radius: float = FIRST_NEARNESS
     damping: float = FIRST_DAMPING
     iterations: int = FIRST_INNER
+    tolerance: float = NEWTON_SOLVED
     preconditioner: BlockCirculant | None = None
     passes: int = 0
     steps: int = 0
@@ -160,6 +166,7 @@ class Search(Resumable):
         self.equations, self.point = equations, equations.at(x, self.point.free)
         self.damping, self.preconditioner = FIRST_DAMPING, None
         self.steps, self.steps_without_progress, self.last_change = 0, 0, float("inf")
+        self.tolerance = NEWTON_SOLVED
 
     def step(self) -> float:
         """One step. Returns the root of the sum of squared residuals, relative to that of the known quantities."""
@@ -187,7 +194,8 @@ class Search(Resumable):
                 break
             length *= SHORTER
         else:
-            self.damping *= 10  # no length helps: stay, and take a shorter step in a direction nearer to the gradient
+            # No length helps: stay, and take a shorter step in a direction nearer to the gradient.
+            self.damping, self.tolerance = 10 * self.damping, NEWTON_SOLVED
             self.steps_without_progress += 1
             return self._relative
         self.point = self.equations.at(x, free, point)
@@ -199,12 +207,17 @@ class Search(Resumable):
         # Whole steps: the linear model holds, trust it further. Cut short but as predicted: solve the next one longer.
         whole = length == 1
         self.damping = max(self.damping * (0.3 if whole else 1.5), FLOAT64_FLOOR)
-        if whole and cut_short and reached - predicted < AS_PREDICTED * (start - predicted):
+        missing = (reached - predicted) / max(start - predicted, 1e-300)  # share of the predicted gain
+        if whole and cut_short and missing < AS_PREDICTED:
             self.iterations = min(int(self.iterations * GROWTH), self.most)
         self.steps_without_progress = (
             self.steps_without_progress + 1 if self.point.square > (1 - SETTLED) * before else 0
         )
+        # A residual of a share t, as r^T M r measures it, leaves about t^2 of the gain unsolved. Where masks took more
+        # of it, a linear model made anew tells more than this one solved further (Eisenstat and Walker 1996).
+        self.tolerance = min(max((UNSOLVED * abs(missing)) ** 0.5, NEWTON_SOLVED), ROUGHLY_SOLVED)
         if self.steps_without_progress:
+            self.tolerance = NEWTON_SOLVED
             self._reopen()
         return self._relative
 
@@ -216,7 +229,7 @@ class Search(Resumable):
             self.point = self.equations.at(self.point.x, free, self.point)
             self.steps_without_progress = 0
 
-    def undetermined(self, probe: Tensor) -> Tensor:
+    def undetermined(self, probe: Tensor, free: float) -> Tensor:
         """`[n]` how much of a random change of the images the equations do not show, where they show least of it.
 
         What a change e does to the equations is `J e`; least squares give back from that what they determine of it.
@@ -225,21 +238,26 @@ class Search(Resumable):
 
         Args:
             probe: `[n, C, H, W]` standard normal numbers.
+            free: Where all shares are surely below this one, they need not be known any better.
         """
         point = self.point
 
         def product(v: Tensor) -> Tensor:
             return _joined(*self._normal(point, v))
 
-        shown = product(_joined(probe, torch.zeros_like(point.free)))
+        def shares(back: Tensor) -> Tensor:
+            # (J^T J)^+ J^T J e is the part of e in J's row space; e less it lies in the null space. Mean over colors.
+            left = (probe - _apart(back, point)[0]).square().mean(1, keepdim=True)  # [n, 1, H, W]
+            around = F.avg_pool2d(left, NEIGHBORHOOD, 1, NEIGHBORHOOD // 2, count_include_pad=False)
+            return around.sqrt().flatten(1).amax(1)
+
+        # What is not solved yet counts as not determined: the distance from the solution falls with each iteration.
         back = conjugate_gradients(
-            product, shown, self._inverse(point, FLOAT64_FLOOR),
+            product, product(_joined(probe, torch.zeros_like(point.free))), self._inverse(point, FLOAT64_FLOOR),
             steps=PROBING_INNER, tolerance=FLOAT32_ZERO, preconditioned=True,
+            enough=lambda back: bool((shares(back) < free).all()),
         )  # fmt: skip
-        # (J^T J)^+ J^T J e is the part of e in J's row space; e less it lies in the null space. Mean over colors.
-        left = (probe - _apart(back, point)[0]).square().mean(1, keepdim=True)  # [n, 1, H, W]
-        around = F.avg_pool2d(left, NEIGHBORHOOD, 1, NEIGHBORHOOD // 2, count_include_pad=False)
-        return around.sqrt().flatten(1).amax(1)
+        return shares(back)
 
     @property
     def _relative(self) -> float:
@@ -266,7 +284,7 @@ class Search(Resumable):
         # Unknowns are pixels and slopes of open units, of different scales: convergence is measured by r^T M r.
         change = conjugate_gradients(
             product, -_joined(across(pulled + mu * self.spectrum.precision(off)), free),
-            self._inverse(point, self.damping, across), steps=self.iterations, tolerance=NEWTON_SOLVED,
+            self._inverse(point, self.damping, across), steps=self.iterations, tolerance=self.tolerance,
             preconditioned=True,
         )  # fmt: skip
         self.passes += 2 * used

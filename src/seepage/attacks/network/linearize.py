@@ -59,6 +59,39 @@ class _Transposed(torch.autograd.Function):
         return torch.conv2d(grads[0], ctx.weight, None, *ctx.geometry), None, None, None
 
 
+class _BatchNorm(torch.autograd.Function):
+    """Batch norm whose derivative of the derivative costs what the derivative does; PyTorch's own, several times that.
+
+    In a channel, over the N positions of a batch and with what they are normalized to, x, the derivative of the outputs
+    is `gamma / s (I - 1 1^T / N - x x^T / N)`, in eval mode `gamma / s I`: symmetric, so that J v is made as J^T u is.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, read: Tensor, running: Any, weight: Any, bias: Any, training: bool, eps: float) -> Tensor:
+        given: Tensor
+        given, mean, scale = torch.ops.aten.native_batch_norm(read, weight, bias, *running, training, 0.0, eps)
+        state = (read.detach(), weight, *running, mean, scale, training, eps, (True, False, False))
+        ctx.slope = lambda grad: torch.ops.aten.native_batch_norm_backward(grad.contiguous(), *state)[0]
+        return given
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Symmetric.apply(grads[0], ctx.slope), None, None, None, None, None
+
+
+class _Symmetric(torch.autograd.Function):
+    """A symmetric linear map: a slope goes back through it as values go forth."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.slope = apply
+        return apply(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return ctx.slope(grads[0]), None
+
+
 @dataclass(frozen=True, eq=False)
 class LayerUse:
     """One call of a layer with a weight.
@@ -175,6 +208,8 @@ class ForwardPass(TorchFunctionMode):
         given = kwargs or {}
         if func in (F.conv2d, torch.conv2d):
             return self._convolve(*args, **given)
+        if func is F.batch_norm:
+            return _normalize(*args, **given)
         if func is F.linear:
             output = F.linear(*args, **given)
             self.layers.append(LayerUse(args[1], (), args[0], output))
@@ -209,6 +244,22 @@ class ForwardPass(TorchFunctionMode):
         output: Tensor = _Convolution.apply(input, weight, bias, geometry)
         self.layers.append(LayerUse(weight, geometry, input, output))
         return output
+
+
+def _normalize(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    # A batch's own statistics leave the running ones as they are: nothing here reads them afterwards.
+    running = (None, None) if training else (running_mean, running_var)
+    output: Tensor = _BatchNorm.apply(input, running, weight, bias, training, eps)
+    return output
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -251,6 +251,10 @@ def _further_in(inside: _Inside, labels: Int[Tensor, " n"]) -> _Inside:
     if not bool(inside.offset_known.all()):
         raise Inapplicable("it is not known where units are on", REMEDY)
     block = inside.block.previous()
+    before = block.use(block.before)
+    # `solve_coupled` would refuse its first convolution, but only after the second one, which takes long, is solved.
+    if before.weight[:, 0].numel() < len(inside.read) * before.input[0, 0].numel():
+        raise Inapplicable("the block in front reads more positions than its gradient tells", REMEDY)
     first, final, _ = block.norms
     after = block.use(block.last)
     slopes = inside.slopes * (inside.read > 0)
