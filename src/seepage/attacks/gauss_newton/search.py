@@ -43,6 +43,9 @@ TRIES = 4
 """Lengths of one step that are tried."""
 SETTLED = 0.05
 """A step whose objective falls by a smaller share counts as standing still."""
+SLOW_STEPS, SLOW_GAIN = 8, 4.0
+"""A search is at rest, too, where so many steps together lowered its objective by less than this factor: near a
+solution one step does that, and what wrong masks hold up gains little more from hundreds of iterations."""
 PATIENCE = 3
 """Steps that stand still before the search ends."""
 NEGLIGIBLE = 3e-5
@@ -87,12 +90,13 @@ class Search(Resumable):
         steps: Steps with these free values so far.
         steps_without_progress: Steps in a row that stood still.
         last_change: Largest root mean square by which the last step changed an image that is waited for.
+        squares: The sum of squared residuals after each step with these free values.
         history: Each step's number and objective.
     """
 
     kept: ClassVar[tuple[str, ...]] = (
         "place", "fixed", "rounding_radius", "damping", "iterations", "tolerance", "passes",
-        "steps", "steps_without_progress", "last_change", "history",
+        "steps", "steps_without_progress", "last_change", "squares", "history",
     )  # fmt: skip
 
     equations: Equations
@@ -111,6 +115,7 @@ class Search(Resumable):
     steps: int = 0
     steps_without_progress: int = 0
     last_change: float = float("inf")
+    squares: list[float] = field(default_factory=list)
     history: list[tuple[int, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -119,7 +124,9 @@ class Search(Resumable):
     @property
     def ended(self) -> bool:
         """Whether it came to rest: explained, standing still, or more values can be set."""
-        still = self.last_change < NEGLIGIBLE or self.steps_without_progress >= PATIENCE
+        before = self.squares[-1 - SLOW_STEPS] if len(self.squares) > SLOW_STEPS else float("inf")
+        slow = before < SLOW_GAIN * self.point.square
+        still = slow or self.last_change < NEGLIGIBLE or self.steps_without_progress >= PATIENCE
         enough = bool(self.fixed.any()) and self.steps >= STEPS_BETWEEN
         explained = self.steps > 0 and self.point.square < EXPLAINED
         return enough or explained or still
@@ -166,7 +173,7 @@ class Search(Resumable):
         self.equations, self.point = equations, equations.at(x, self.point.free)
         self.damping, self.preconditioner = FIRST_DAMPING, None
         self.steps, self.steps_without_progress, self.last_change = 0, 0, float("inf")
-        self.tolerance = NEWTON_SOLVED
+        self.tolerance, self.squares = NEWTON_SOLVED, []
 
     def step(self) -> float:
         """One step. Returns the root of the sum of squared residuals, relative to that of the known quantities."""
@@ -197,6 +204,7 @@ class Search(Resumable):
             # No length helps: stay, and take a shorter step in a direction nearer to the gradient.
             self.damping, self.tolerance = 10 * self.damping, NEWTON_SOLVED
             self.steps_without_progress += 1
+            self.squares.append(before)
             return self._relative
         self.point = self.equations.at(x, free, point)
         # Images whose signal is next to nothing beside the others' are not waited for: only their features are known,
@@ -219,6 +227,7 @@ class Search(Resumable):
         if self.steps_without_progress:
             self.tolerance = NEWTON_SOLVED
             self._reopen()
+        self.squares.append(self.point.square)
         return self._relative
 
     def _reopen(self) -> None:
