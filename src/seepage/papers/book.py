@@ -445,6 +445,8 @@ def _beside(line: Line, at: Mapping[int, Record], columns: Iterable[int]) -> lis
     wanted = {"recovered": rule, "mean_color_psnr": "mean color, dB"}
     if line.metric == "psnr_nearest":
         wanted = {"psnr": "one guess per image, dB", **wanted}
+    elif line.metric == "psnr_quadrants":
+        wanted = {"psnr": "whole images, dB", **wanted}
     elif line.metric in ("lpips", "ssim", "cosine", "correlation"):
         wanted = {"psnr": "PSNR, dB", "ssim": "SSIM", **wanted}
     lone = [record for record in at.values() if len(record.seeds) > 1 and "by_seed" not in record.facts]
