@@ -25,7 +25,12 @@ from seepage.federation.transcript.vertical import IndexedVictim, ServerStep
 from seepage.federation.types import Batch
 from seepage.papers.special.loops import loss
 
-DEFAULTS = {"conditions": (20, 5, 40, 0), "rivals": (8, 4, 40, 500), "moving": (8, 40, 0, 500)}
+DEFAULTS = {
+    "conditions": (20, 5, 40, 0),
+    "rivals": (8, 4, 40, 500),
+    "moving": (8, 40, 0, 500),
+    "switch": (20, 5, 0, 2500),
+}
 """Samples, batch, rounds and iterations of a command."""
 WHO = {"rivals": ("cafe", *OBJECTIVES), "moving": ("cafe", "first", "dlg")}
 
@@ -81,8 +86,12 @@ def attacked(victim: IndexedVictim, who: str, constants: str, iterations: int, s
     return row | {"objective": [rounded(result.history[place][1]) for place in (0, -1)]}
 
 
+SWITCHES: dict[str, Row] = {"together": {}, "in turn": {"together": False}, "from the start": {"thresholds": ()}}
+"""What the single loop does with the paper's thresholds: step I goes on beside step II, or ends; or none is waited for."""
+
+
 def main(
-    what: Literal["conditions", "rivals", "moving"],
+    what: Literal["conditions", "rivals", "moving", "switch"],
     *,
     data: str,
     samples: int | None = None,
@@ -108,7 +117,7 @@ def main(
     size = size if size or what == "conditions" else 16
     for seed in range(first_seed, first_seed + seeds):
         row: Row = {"data": Path(data).stem, "seed": seed, "samples": samples, "batch": batch, "parties": parties}
-        row |= {"rounds": iterations if what == "moving" else rounds, "hidden": hidden, "channels": channels}
+        row |= {"rounds": rounds or iterations, "hidden": hidden, "channels": channels}
         private = images(data, samples, seed, size)
         options = {"channels": channels, "hidden": hidden}
         if what == "conditions":
@@ -125,6 +134,21 @@ def main(
                 victim = settled(victim, images(data, 200, 10_000, size)) if name == "batch_norm" else victim
                 found = attacked(victim, name, constants or "cifar10", iterations, seed)
                 keep("cafe/rivals", name, "psnr", row | shaped | found | {"size": size})
+        elif what == "switch":
+            design = RandomDraws(samples=samples, batch_size=batch, seed=seed)
+            victim = prepare(private, design, iterations, seed=seed, model_options=options, classes=10)
+            for name, change in SWITCHES.items():
+                attack = PublishedCafe(
+                    loop="single_loop",
+                    constants="mnist",
+                    scaled=True,
+                    iterations=(iterations,),
+                    samples=samples,
+                    **change,
+                )
+                result = attack(victim.transcript(), seed=seed)
+                found = quality(result.inputs, private.inputs[result.indices]) | {"notes": list(result.notes)}
+                keep("cafe/switch", name, "psnr", row | found | {"size": size, "iterations": iterations})
         else:
             for n, rate, name in itertools.product(batches, lr, who):
                 design = RandomDraws(samples=samples, batch_size=n, seed=seed)
