@@ -87,7 +87,7 @@ def attacked(victim: IndexedVictim, who: str, constants: str, iterations: int, s
 
 
 SWITCHES: dict[str, Row] = {"together": {}, "in turn": {"together": False}, "from the start": {"thresholds": ()}}
-"""What the single loop does with the paper's thresholds: step I goes on beside step II, or ends; or none is waited for."""
+"""What the single loop does with the thresholds: step I goes on beside step II, or ends; or it waits for none."""
 
 
 def main(
