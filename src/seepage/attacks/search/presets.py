@@ -251,12 +251,12 @@ def fedleak(
     (`DefenseAware`), which is not of the paper.
 
     Deviations and readings: entries are chosen by the gradient of the weights, as section 4.2 has it (line 5 of
-    Algorithm 1 says of the inputs, which masks pixels of each step; that reads no better:
-    `experiments/recipes/readings.toml`), over all tensors together, and anew at x + phi (line 8 keeps those of x); the
-    labels' gradient is not blended (eq. 9 would); L1 is a mean, as in the paper's own derivation; the activation
-    penalty a mean per layer; phi has length 1e-3, for which no number is given; the best iterate is returned, not
-    the last. Table 16 has its best result at lambda' 0.5, not at the stated 0.7. What each of these readings is
-    worth is measured by `experiments/recipes/readings.toml`.
+    Algorithm 1 says of the inputs, which masks pixels in each step), over all tensors together, and anew at x + phi
+    (line 8 keeps those of x); the labels' gradient is not blended (eq. 9 would); L1 is a mean, as in the paper's own
+    derivation, and total variation too, where its Tables 17 and 19 speak for sums (`l1`, `variation`;
+    docs/attacks/fedleak.md); the activation penalty a mean per layer; phi has length 1e-3, for which no number is
+    given; the best iterate is returned, not the last. Table 16 has its best result at lambda' 0.5, not at the stated
+    0.7. What each of these readings is worth is measured by `experiments/recipes/readings.toml`.
 
     Args:
         ratio: Share of the entries that are matched, 0 to 1: the largest.

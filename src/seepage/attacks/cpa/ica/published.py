@@ -76,7 +76,7 @@ weights that were found without it; on Tiny-ImageNet with n = 32 that changes no
 20.50 dB and 0.84 without; the book's Table 4)."""
 
 EMBEDDINGS = Objective(independence=5.3, temperature=7.7, tv=0.0, l1=5.0, sign=0.13)
-"""The authors' weights for VGG-16 on ImageNet, batch 256; of negentropy as for `IMAGES`, which was not measured here."""
+"""The authors' weights for VGG-16 on ImageNet, batch 256. Of negentropy as for `IMAGES`; here it was not measured."""
 
 
 class Unmixing(Resumable):
