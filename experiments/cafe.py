@@ -17,15 +17,23 @@ from cafe_rivals import OBJECTIVES, RivalCafe
 from common import Clock, Row, clocked, command, flat_square, keep
 from torch import nn
 
+from seepage.attacks.base import ignore
 from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.exposure import indexed_rounds
 from seepage.base.nn import in_mode, state_of
 from seepage.federation.transcript.designs import RandomDraws
 from seepage.federation.transcript.vertical import IndexedVictim, ServerStep
 from seepage.federation.types import Batch
+from seepage.papers.special.lazy import transcript_of
 from seepage.papers.special.loops import loss
 
-DEFAULTS = {"conditions": (20, 5, 40, 0), "rivals": (8, 4, 40, 500), "moving": (8, 40, 0, 500)}
+DEFAULTS = {
+    "conditions": (20, 5, 40, 0),
+    "rivals": (8, 4, 40, 500),
+    "moving": (8, 40, 0, 500),
+    "switch": (20, 5, 0, 2500),
+    "step-one": (800, 40, 820, 16_000),
+}
 """Samples, batch, rounds and iterations of a command."""
 WHO = {"rivals": ("cafe", *OBJECTIVES), "moving": ("cafe", "first", "dlg")}
 
@@ -81,8 +89,27 @@ def attacked(victim: IndexedVictim, who: str, constants: str, iterations: int, s
     return row | {"objective": [rounded(result.history[place][1]) for place in (0, -1)]}
 
 
+def step_one(victim: IndexedVictim, constants: str, iterations: int) -> Row:
+    """What is left of the first party's V by step I alone, and when its objective is first below the paper's 1e-9."""
+    loops = PublishedCafe(constants=constants)  # type: ignore[arg-type]
+    seen = loops.examine(transcript_of(victim))
+    run, true = loops.begun(seen, 0, ignore), truth(victim)[0][0] / len(seen.batches[0])
+    reached, found = None, Row()
+    for t in range(iterations):
+        objective = run.step_one(t)
+        reached = t + 1 if reached is None and objective < loops.thresholds[0] else reached
+        if (t + 1) % 8000 == 0:
+            left = float((run.v[0] - true).norm() / true.norm())
+            found |= {f"error_{t + 1}": rounded(left), f"objective_{t + 1}": rounded(objective)}
+    return found | {"reached": reached, "rank_v": int(torch.linalg.matrix_rank(true))}
+
+
+SWITCHES: dict[str, Row] = {"together": {}, "in turn": {"together": False}, "from the start": {"thresholds": ()}}
+"""What the single loop does with the thresholds: step I goes on beside step II, or ends; or it waits for none."""
+
+
 def main(
-    what: Literal["conditions", "rivals", "moving"],
+    what: Literal["conditions", "rivals", "moving", "switch", "step-one"],
     *,
     data: str,
     samples: int | None = None,
@@ -105,10 +132,10 @@ def main(
     samples, batch, rounds, iterations = (
         given or other for given, other in zip((samples, batch, rounds, iterations), usual, strict=True)
     )
-    size = size if size or what == "conditions" else 16
+    size = size if size or what in ("conditions", "step-one") else 16
     for seed in range(first_seed, first_seed + seeds):
         row: Row = {"data": Path(data).stem, "seed": seed, "samples": samples, "batch": batch, "parties": parties}
-        row |= {"rounds": iterations if what == "moving" else rounds, "hidden": hidden, "channels": channels}
+        row |= {"rounds": rounds or iterations, "hidden": hidden, "channels": channels}
         private = images(data, samples, seed, size)
         options = {"channels": channels, "hidden": hidden}
         if what == "conditions":
@@ -125,6 +152,35 @@ def main(
                 victim = settled(victim, images(data, 200, 10_000, size)) if name == "batch_norm" else victim
                 found = attacked(victim, name, constants or "cifar10", iterations, seed)
                 keep("cafe/rivals", name, "psnr", row | shaped | found | {"size": size})
+        elif what == "step-one":
+            design = RandomDraws(samples=samples, batch_size=batch, seed=seed)
+            for count in (
+                iterations,
+                rounds,
+            ):  # as many different ones as iterations, or fewer that are gone through again
+                victim = prepare(private, design, count, seed=seed, classes=10)  # figure 4's network
+                found = step_one(victim, constants or "mnist", iterations)
+                keep(
+                    "cafe/step-one",
+                    f"{count} rounds",
+                    "error_8000",
+                    row | found | {"rounds": count, "hidden": 256, "channels": 64},
+                )
+        elif what == "switch":
+            design = RandomDraws(samples=samples, batch_size=batch, seed=seed)
+            victim = prepare(private, design, iterations, seed=seed, model_options=options, classes=10)
+            for name, change in SWITCHES.items():
+                attack = PublishedCafe(
+                    loop="single_loop",
+                    constants="mnist",
+                    scaled=True,
+                    iterations=(iterations,),
+                    samples=samples,
+                    **change,
+                )
+                result = attack(victim.transcript(), seed=seed)
+                found = quality(result.inputs, private.inputs[result.indices]) | {"notes": list(result.notes)}
+                keep("cafe/switch", name, "psnr", row | found | {"size": size, "iterations": iterations})
         else:
             for n, rate, name in itertools.product(batches, lr, who):
                 design = RandomDraws(samples=samples, batch_size=n, seed=seed)

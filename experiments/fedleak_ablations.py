@@ -91,6 +91,24 @@ class EntriesKept(Blended):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PixelsMasked(Blended):
+    """`Blended`, of which only the pixels move whose gradient at x is largest: line 5 of Algorithm 1 to the letter.
+
+    Args:
+        ratio: Share of the pixels that move, over the whole batch.
+    """
+
+    ratio: float = 0.5
+
+    def __call__(self, gradients: Gradients, place: Any) -> Gradients:
+        sizes = torch.cat([gradient.abs().flatten() for gradient in gradients[: place.moved]])
+        least = sizes.kthvalue(len(sizes) - max(1, round(self.ratio * len(sizes))) + 1).values
+        turned = super().__call__(gradients, place)
+        masked = [turn * (own.abs() >= least) for turn, own in zip(turned, gradients[: place.moved], strict=False)]
+        return [*masked, *turned[place.moved :]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Regularized(Direction):
     """The gradient of FedLeak's eq. 9 without an approximation: `g + strength H g / |g|`, where H is the Hessian.
 
@@ -120,7 +138,7 @@ class Regularized(Direction):
 def fedleak_read(
     *,
     penalty: Literal["blend", "exact"] = "blend",
-    entries: Literal["anew", "kept"] = "anew",
+    entries: Literal["anew", "kept", "pixels"] = "anew",
     blend_labels: bool = False,
     weight: float = 0.7,
     k: float = 1e-3,
@@ -131,15 +149,18 @@ def fedleak_read(
     Args:
         penalty: Whether the penalty on the gradient (eq. 9) is approximated by the blend (eq. 13), or differentiated
             exactly with lambda = `weight` times `k`, which takes a third derivative.
-        entries: Whether the entries to match are chosen anew further ahead, or kept as line 8 has it.
+        entries: Whether the entries to match are chosen anew further ahead, or kept as line 8 has it; `pixels`: all are
+            matched, and half of the pixels move, those of the largest gradient, as line 5 has it.
         blend_labels: Whether the gradient by labels that are searched for is blended as well.
         weight: As for `fedleak`.
         k: As for `fedleak`.
         options: Others of `fedleak`.
     """
-    plain = fedleak(weight=weight, k=k, **options)
+    plain = fedleak(weight=weight, k=k, **({"ratio": 1.0} if entries == "pixels" else {}), **options)
     if not weight > 0:
         return plain
+    if entries == "pixels":
+        return replace(plain, direction=PixelsMasked(weight=weight, k=k, turns_labels=blend_labels))
     if penalty == "exact":
         return replace(plain, direction=Regularized(strength=weight * k))
     kind = EntriesKept if entries == "kept" else Blended

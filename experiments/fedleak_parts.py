@@ -7,8 +7,9 @@ A victim is a fresh ConvNet with GELU and a batch of images that development did
 compares rules that choose the entries to match: the largest of the dummy (the paper's rule), chance, all, and the best
 that eq. 8 allows, which needs the truth and is no attack. For each rule it keeps mu of eq. 5 along the path, and where
 the path ends. `estimation` is appendix B: how far the inputs of another gradient can be, given how far the gradients
-are, by the smallest singular value of the Jacobian, on a network small enough for the whole of it. What each reading of
-Algorithm 1 is worth is a recipe, `recipes/readings.toml`.
+are, by the smallest singular value of the Jacobian, on a network small enough for the whole of it. `sums` has L1 and
+total variation as means and as sums, over weights of Table 17 and the parts of Table 19, and line 5 of Algorithm 1 at
+its word. What each other reading of Algorithm 1 is worth is a recipe, `recipes/readings.toml`.
 
 One record per variant and seed goes to results/matching/fedleak-parts.jsonl; what is there already is not made again.
 """
@@ -19,16 +20,19 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from common import Clock, Row, clocked, command, draw, flat_square, keep, kept, measure, parts
+from common import Clock, Row, attacked_of, clocked, command, draw, flat_square, keep, kept, measure, parts
+from fedleak_ablations import fedleak_read
 from torch import Tensor
 
-from seepage import Architecture, Batch, FedSGD, build, record
+from seepage import Architecture, Batch, FedSGD, GradientMatching, build, record
+from seepage.attacks.search import fedleak
 from seepage.attacks.search.distances import L1, Cosine, Distance
 from seepage.attacks.search.partial import ChosenEntries
 from seepage.attacks.search.problem import Problem
 from seepage.base.nn import generator
 from seepage.federation.types import Reconstruction, Tensors, Transcript
 from seepage.measure.metrics.image import psnr
+from seepage.papers.special.ablation import fedleak_without_cosine, fedleak_without_l1
 
 STUDY = "matching/fedleak-parts"
 RULES = ("largest in the dummy", "best by eq. 8", "chance", "all")
@@ -108,6 +112,20 @@ def chosen_path(rule: str, batch: Batch, classes: int, width: int, seed: int, st
     return {**measure(found, batch), "mu_first": mus[0], "mu_median": median, "cpu_s": clock.cpu, "steps": steps}
 
 
+def readings(steps: int) -> dict[str, GradientMatching]:
+    """L1 and total variation as means and as sums, by name: both terms, each alone, and weights of Table 17."""
+    how: Row = {"steps": steps, "lr": 0.03, "schedule": "cosine"}
+    found = {"pixels masked": fedleak_read(entries="pixels", **how)}
+    for word in ("mean", "sum"):
+        found[f"{word}s, 1e-5"] = fedleak(l1=word, variation=word, **how)
+        found[f"{word}s, 1e-5, cosine alone"] = fedleak_without_l1(variation=word, **how)
+        found[f"{word}s, 1e-5, L1 alone"] = fedleak_without_cosine(l1=word, variation=word, **how)
+    for tv in (0.0, 1e-1, 1e-4, 1e-3, 1e-2):
+        for word in ("sum", "mean"):
+            found[f"{word}s, {tv:g}"] = fedleak(l1=word, variation=word, tv=tv, **how)
+    return found
+
+
 def jacobian(problem: Problem, inputs: Tensor, labels: Tensor) -> Tensor:
     """`[p, values]` of the gradient by the inputs, a row for each entry of the gradient."""
     function = torch.func.vmap(lambda v: torch.autograd.grad(flat, leaf, v, retain_graph=True)[0])
@@ -140,13 +158,14 @@ def estimation(batch: Batch, classes: int, width: int, seed: int) -> Iterator[Ro
 
 
 def main(
-    table: Literal["choice", "estimation"],
+    table: Literal["choice", "estimation", "sums"],
     *,
     data: str,
     size: int = 16,
     width: int = 16,
     batch: int = 4,
     seeds: int = 1,
+    steps: int = 500,
 ) -> None:
     torch.set_num_threads(1)
     train, test = parts(data, size)
@@ -156,9 +175,14 @@ def main(
         facts = {"table": table, "size": size, "width": width, "batch": batch, "seed": seed, "data": Path(data).stem}
         for row in estimation(private, classes, width, seed) if table == "estimation" else ():
             keep(STUDY, f"estimation: {row['direction']}, {row['distance']}: {where}", "bound", facts | row)
+        for name, attack in readings(steps).items() if table == "sums" else ():
+            if (f"sums: {name}: {where}", str(seed)) not in kept(STUDY):
+                row = attacked_of(attack, victim(private, classes, width, seed), private)
+                row |= {"variant": name, "flat_psnr": float(psnr(flat_square(private.inputs), private.inputs).mean())}
+                keep(STUDY, f"sums: {name}: {where}", "psnr", facts | row | {"steps": steps})
         for rule in RULES if table == "choice" else ():
             if (f"choice: {rule}: {where}", str(seed)) not in kept(STUDY):
-                row = chosen_path(rule, private, classes, width, seed, 500)
+                row = chosen_path(rule, private, classes, width, seed, steps)
                 row |= {"variant": rule, "flat_psnr": float(psnr(flat_square(private.inputs), private.inputs).mean())}
                 keep(STUDY, f"choice: {rule}: {where}", "psnr", facts | row)
 

@@ -14,9 +14,9 @@ SHOWN = 12
 PANELS = (
     ("batch-64", "cocktail_party", "fully connected network, batch of 64: the first 12, reconstructed exactly"),
     (
-        "convnet_size-8_steps-0",
+        "convnet_size-4_steps-0",
         "gauss_newton",
-        "convolutional network with ReLU, batch of 8: all of them, reconstructed exactly",
+        "convolutional network with ReLU, batch of 4: all of them, reconstructed exactly",
     ),
 )
 

@@ -97,6 +97,23 @@ def test_matching_the_gradient_too_brings_the_images_closer() -> None:
     assert decibels[1.0] > decibels[0.0]
 
 
+def test_equation_12_has_the_authors_weights() -> None:
+    """Written out: mean over images of 1 - cos(embeddings), plus the whole 1 - cos(gradients), whatever the batch."""
+    batch, net = photographs(3), network()
+    batch = Batch(batch.inputs, torch.ones_like(batch.labels))  # one label, so that no order of labels matters
+    seen = record(net, batch)
+    still = {"steps": 1, "lr": 1e-9, "tv": 0.0}
+    alone, both = (attack(seen, FeatureInversion(**still, matching=matching)) for matching in (0.0, 1.0))
+    torch.testing.assert_close(alone.inputs, both.inputs)  # where the search started
+    slopes = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+        for loss in (nn.functional.cross_entropy(net(x), batch.labels) for x in (both.inputs, batch.inputs))
+    ]
+    gradients = 1 - torch.cosine_similarity(*slopes, dim=0)
+    assert alone.history[0][1] == pytest.approx(float(alone.objective.mean()), abs=1e-5)
+    assert both.history[0][1] - alone.history[0][1] == pytest.approx(float(gradients), abs=1e-4)
+
+
 @given(
     batch=st.lists(st.integers(0, 4), min_size=1, max_size=8),
     found=st.lists(st.integers(0, 4), max_size=8),

@@ -92,6 +92,36 @@ def dummy(transcript: Transcript, inputs: Tensor, labels: Tensor = LABELS) -> Te
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, create_graph=True)])
 
 
+def test_half_of_the_pixels_move_where_line_5_is_taken_at_its_word() -> None:
+    """Those whose slope of the whole distance is largest, by plain autograd."""
+    transcript = victim()
+    given = start(transcript).requires_grad_()
+    gap = dummy(transcript, given) - target_of(transcript).detach()
+    (slope,) = torch.autograd.grad(gap.square().sum(), given)
+    found = first_direction(transcript, ablations.PixelsMasked(weight=0.0), L2())[0]
+    largest = slope.abs().flatten().argsort(descending=True)[: slope.numel() // 2]
+    assert set(found.flatten().nonzero()[:, 0].tolist()) == set(largest.tolist())
+    assert torch.allclose(found.flatten()[largest], slope.flatten()[largest], rtol=1e-6)
+
+
+def test_total_variation_as_a_sum_is_that_of_an_image() -> None:
+    batch = torch.rand(2, 3, 5, 4, generator=torch.Generator().manual_seed(0)).tolist()
+    each = [
+        sum(
+            abs(plane[i][j] - plane[i + di][j + dj])
+            for plane in image
+            for i in range(5)
+            for j in range(4)
+            for di, dj in ((1, 0), (0, 1))
+            if i + di < 5 and j + dj < 4
+        )
+        for image in batch
+    ]
+    found = TotalVariation(0.1, unit=0.5, reduce="sum")(torch.tensor(batch)[None])
+    assert found.tolist() == pytest.approx([0.1 / 0.5 * sum(each) / 2], rel=1e-5)
+    assert fedleak(variation="sum").priors[0] == TotalVariation(1e-5, reduce="sum")
+
+
 def test_the_hessian_times_a_vector_is_the_difference_of_slopes() -> None:
     """By central differences, of the distance over held entries and of a prior, through a change of scale."""
     transcript = victim()

@@ -43,6 +43,17 @@ def test_sorted_by_magnitude_nothing_changes():
     assert forged.kept > 0.99
 
 
+def test_fewer_candidates_of_a_large_tensor_move_its_fakes_by_as_much_as_is_said():
+    """Against a small gradient the nearest candidate is the shortest: the least of nu lengths, each chi-square."""
+    gradient, d = torch.zeros(4096), 4096
+    near = {}
+    for count in (2, 200):
+        found = [FakeGradients(candidates=count, most=2**20).forge(gradient, seed=s).distance for s in range(8)]
+        near[count] = sum(found) / len(found) / (1.1 * d) ** 0.5
+    # Expected least of nu standard normals: -0.56 of 2, -2.75 of 200.
+    assert (near[2] - near[200]) * (2 * d) ** 0.5 == pytest.approx(2.75 - 0.56, abs=0.8)
+
+
 def test_the_tau_loop_is_bounded_and_reported():
     gradient = torch.zeros(50)
     hopeless = FakeGradients(candidates=3, tau=1e-3, redraws=4).forge(gradient, seed=0)

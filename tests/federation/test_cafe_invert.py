@@ -157,6 +157,16 @@ def test_published_loops_get_closer_to_the_truth(options):
     assert result.cost["rounds"] == sum(options["iterations"])
 
 
+@pytest.mark.parametrize(
+    ("together", "counts"), [(True, "V by 6, H by 5 and x by 4"), (False, "V by 1, H by 1 and x by 4")]
+)
+def test_a_step_of_the_single_loop_goes_on_beside_the_next_or_ends(together, counts):
+    """Thresholds that every objective is below open one step in each iteration."""
+    victim = digits(6, 10, 2, parties=2, channels=2)
+    attack = PublishedCafe(loop="single_loop", iterations=(6,), thresholds=(1e9, 1e9), together=together, alpha=0.0)
+    assert counts in attack(victim.transcript(), seed=0).notes[0]
+
+
 def test_published_equation_nine_with_gradients_runs_and_guesses_labels():
     victim = digits(4, 8, 2, parties=2, channels=2)
     result = PublishedCafe(iterations=(3, 3, 3))(victim.transcript(), seed=0)

@@ -11,13 +11,15 @@ import torch.nn.functional as F
 
 from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.record import record_cases
+from seepage.audit.run import run
 from seepage.base.progress import no_progress
 from seepage.errors import SeepageError
 from seepage.federation.transcript.recorded import open_transcript
 from seepage.federation.transcript.truth import open_truth
+from seepage.measure.metrics import psnr_quadrants
 from seepage.papers import find_item
 from seepage.papers.run import Value
-from seepage.papers.special import loops, victims
+from seepage.papers.special import lazy, loops, victims
 
 LOOP = {"use": "cafe_published", "loop": "single_loop", "thresholds": [], "alpha": 0.0, "lr_one": 0.1, "lr_three": 0.02}
 
@@ -84,15 +86,67 @@ def test_a_loss_that_is_no_number_is_none_and_says_why() -> None:
     assert found[-1].facts["reason"] == "diverged"
 
 
-def test_quality_is_that_of_the_tiles_put_together() -> None:
+def test_quality_is_the_papers_by_tile_and_that_of_the_tiles_put_together() -> None:
     victim, _ = victims.parties_of(resolve_cases(tables(model={"use": "vertical", "channels": 4, "hidden": 16}))[0])
     truth = victim.data.inputs
     tiles = [truth[..., :4, :4], truth[..., :4, 4:], truth[..., 4:, :4], truth[..., 4:, 4:]]
     darker = [tile - 0.1 * (tile > 0.2) for tile in tiles]
-    errors = [float(torch.where(x > 0.2, 0.1, 0.0).square().mean()) for x in truth]
-    expected = sum(-10 * math.log10(error) for error in errors) / len(errors)
-    assert loops.quality(victim, darker) == pytest.approx(expected, abs=1e-3)
-    assert loops.quality(victim, [tiles[1], tiles[0], *tiles[2:]]) < 30
+    wrong = torch.where(truth > 0.2, 0.01, 0.0)[:, 0]
+    errors = [float(image.mean()) for image in wrong]
+    parts = [float(image[i : i + 4, j : j + 4].mean()) for image in wrong for i in (0, 4) for j in (0, 4)]
+    whole, tiled = ([-10 * math.log10(max(error, 1e-15)) for error in found] for found in (errors, parts))
+    found = loops.quality(victim, darker)
+    assert found.whole == pytest.approx(sum(whole) / len(whole), abs=1e-3)
+    assert found.tiles == pytest.approx(sum(tiled) / len(tiled), abs=1e-3)
+    guess = torch.cat([torch.cat(darker[:2], 3), torch.cat(darker[2:], 3)], 2)
+    assert found.tiles == pytest.approx(float(psnr_quadrants(guess, truth).mean()), abs=1e-3)
+    assert loops.quality(victim, [tiles[1], tiles[0], *tiles[2:]]).whole < 30
+
+
+def test_tables_of_frozen_weights_make_the_rounds_own_gradients() -> None:
+    given = tables(model={"use": "vertical", "channels": 4, "hidden": 16})
+    victim, _ = victims.parties_of(resolve_cases(given)[0])
+    quick = lazy.transcript_of(victim)
+    assert isinstance(quick, lazy.TabledTranscript)
+    for t in (0, 13):
+        whole = victim.transcript()[t]
+        names = [f"parties.{m}.first.{part}" for m in range(4) for part in ("weight", "bias")]
+        for name, tensor in quick.select(t, names).items():
+            assert torch.allclose(tensor, whole.update.tensors[name], rtol=1e-5, atol=1e-8), name
+        # What no table has is computed, and a whole round is the round itself.
+        assert torch.equal(quick.select(t, ["head.bias"])["head.bias"], whole.update.tensors["head.bias"])
+        assert torch.equal(quick[t].update.tensors["head.bias"], whole.update.tensors["head.bias"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": {"design": "random", "count": 20, "samples": 4, "optimizer": "sgd", "lr": 0.1}},
+        {"defense": [{"use": "gaussian_noise", "sigma": 1.0}]},
+        {"model": {"use": "vertical", "channels": 4, "hidden": 16, "parties": 1, "batch_norm": True}},
+    ],
+)
+def test_rounds_that_are_no_mean_of_frozen_examples_have_no_tables(changes: dict[str, Any]) -> None:
+    victim, _ = victims.parties_of(resolve_cases(tables(**changes))[0])
+    assert not isinstance(lazy.transcript_of(victim), lazy.TabledTranscript)
+
+
+@pytest.mark.slow
+def test_rounds_that_are_never_written_give_an_audits_numbers(tmp_path: Path) -> None:
+    attacks = [LOOP | {"iterations": [120]}, {"use": "inverting_gradients", "steps": 5}, {"use": "grad_inversion"}]
+    given = tables(
+        model={"use": "vertical", "channels": 4, "hidden": 16}, attack=attacks, score={"metrics": ["psnr_quadrants"]}
+    )
+    rows = {row.attack: row for row in run({**given, "all_attacks": True}, out=tmp_path).result.rows}
+    found = lazy.columns(given, data="", seed=0, show=no_progress)
+    for value, row in zip(
+        found, [rows[name] for name in ("cafe_published", "inverting_gradients", "grad_inversion")], strict=True
+    ):
+        score = row.scores.get("psnr_quadrants")
+        assert value.facts["status"] == row.status
+        assert value.ours == (None if score is None else pytest.approx(score.mean, abs=0.05))
+        assert value.facts.get("reason") == row.reason
+        assert value.facts.get("psnr") == pytest.approx(row.numbers().get("psnr"), abs=0.05)
 
 
 def by_place(values: list[Value]) -> dict[tuple[str, int], float | None]:
@@ -104,12 +158,12 @@ def test_iterations_end_where_the_images_are_good_enough() -> None:
     nested = {"use": "cafe_published", "alpha": 0.0, "lr_one": 0.1, "lr_three": 0.02, "iterations": [50, 50, 100]}
     given = tables(attack=[{**LOOP, "iterations": [200]}, nested])
     victim, _ = victims.parties_of(resolve_cases(given)[0])
-    seen: list[tuple[int, float]] = []
+    seen: list[tuple[int, loops.Quality]] = []
     loops._follow(victim, loops._loops(resolve_cases(given)[0]), 0, lambda step, found: seen.append((step, found)))
     assert [step for step, _ in seen] == [100, 200]
-    assert seen[0][1] < seen[1][1]
-    for step, target in seen:
-        easy = loops.iterations_used({**given, "score": {"exact_db": target}}, data="", seed=0, show=no_progress)
+    assert seen[0][1].tiles < seen[1][1].tiles
+    for step, reached in seen:
+        easy = loops.iterations_used({**given, "score": {"exact_db": reached.tiles}}, data="", seed=0, show=no_progress)
         assert by_place(easy)["iterations", 0] == step
         # Steps I and II are settings of the recipe and no measurements.
         assert [by_place(easy)["iterations", column] for column in (1, 2)] == [None, None]

@@ -32,7 +32,7 @@ class Value:
     """A number that a function of its own made for an item that is no audit.
 
     Attributes:
-        row: Name of the row in `[[expect.rows]]`.
+        row: Name of the row in `[[expect.rows]]`; empty: the one row of the data.
         column: Number of the column, from 0.
         ours: The number.
         low: Lower end of its interval.
@@ -246,26 +246,29 @@ def _value(line: Line, column: int, case: Case | None, row: Row | None, where: s
         raise SeepageError(f"a result row has no {line.metric!r}, which [[expect.rows]] {line.name!r} names")
     summary = row.scores.get(line.metric)
     low, high = (None, None) if summary is None else (summary.low, summary.high)
-    # All of the row stands beside the number: the honest scores next to the paper's protocol.
+    beside = facts_of(row) | {"client": case.client, "batch_size": case.batch_size}
+    return Value(row=line.name, column=column, ours=numbers.get(line.metric), low=low, high=high, facts=beside)
+
+
+def facts_of(row: Row) -> dict[str, Any]:
+    """All of a result row that stands beside its number: the honest scores next to the paper's protocol."""
     nested = {"scores", "baselines", "inner", "certified", "cost"}
     facts = row.model_dump(mode="json", exclude_none=True, exclude=nested)
-    beside = facts | {name: one for name, one in numbers.items() if not name.endswith(("_low", "_high", "_n"))}
-    beside |= {"client": case.client, "batch_size": case.batch_size}
+    facts |= {name: one for name, one in row.numbers().items() if not name.endswith(("_low", "_high", "_n"))}
     ends = {name: (one.low, one.high) for name, one in row.scores.items() if None not in (one.low, one.high)}
-    beside |= {"intervals": ends} if ends else {}
-    return Value(row=line.name, column=column, ours=numbers.get(line.metric), low=low, high=high, facts=beside)
+    return facts | ({"intervals": ends} if ends else {})
 
 
 def _record(job: Job, size: Size, value: Value, env: Mapping[str, Any]) -> Record:
     """The record of one measured number of a paper's table, with the paper's own and the environment."""
-    line = next((line for line in job.lines if line.name == value.row), None)
+    line = next((line for line in job.lines if value.row in (line.name, "")), None)
     if line is None:
         raise SeepageError(f"{job.item.expect.by} made a row {value.row!r}, which is not in [[expect.rows]]")
     keys = ("seepage", "python", "torch", "platform", "device", "cores", "threads", "started", "peak_mb")
     return Record(
         item=job.item.id,
         size=size,
-        row=value.row,
+        row=line.name,
         column=value.column,
         paper_data=job.paper_data,
         data=data_name(job),

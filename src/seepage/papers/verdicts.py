@@ -34,7 +34,7 @@ DIVERGED = 10.0
 LEVEL = 0.95
 """Of the intervals."""
 
-TOPS = {"psnr": EXACT_DB, "psnr_nearest": EXACT_DB, "loss": DIVERGED}
+TOPS = {"psnr": EXACT_DB, "psnr_nearest": EXACT_DB, "psnr_quadrants": EXACT_DB, "loss": DIVERGED}
 """Up to where numbers of a metric are distinguished."""
 
 _ROUNDING = 1e-9
@@ -216,7 +216,9 @@ def _gains(record: Record) -> dict[str, float]:
     """Each seed's PSNR less the mean color's, where both are known."""
     found = {}
     for seed, scores in record.facts.get("by_seed", {}).items():
-        psnr, mean_color = record.seeds.get(seed), scores.get("mean_color_psnr")
+        # The mean color's is of whole images.
+        own = scores.get("psnr") if record.metric == "psnr_quadrants" else record.seeds.get(seed)
+        psnr, mean_color = own, scores.get("mean_color_psnr")
         if psnr is not None and mean_color is not None:
             found[seed] = min(psnr, EXACT_DB) - mean_color
     return found

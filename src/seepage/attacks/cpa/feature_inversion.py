@@ -42,7 +42,8 @@ class FeatureInversion(Attack):
         steps: Adam steps; the authors use 25,000.
         lr: Learning rate, in quarters of the value range; the authors' is 0.1.
         tv: Weight of the total variation.
-        matching: Weight of the gradient's cosine (eq. 12); 0: eq. 11.
+        matching: Weight of the gradient's cosine beside the mean cosine of embeddings (eq. 12); the authors' is 1; 0:
+            eq. 11.
         largest: Invert at most this many embeddings, those of best certificate first; None: all.
         schedule: Learning rate over the steps.
         search: `adam`, as published, or `second_order`, which the paper does not have: L-BFGS on the relative squared
@@ -120,7 +121,8 @@ class FeatureInversion(Attack):
     ) -> Reconstruction:
         """Eq. 11 and 12 by gradient matching whose distance is one of embeddings.
 
-        All terms are means over the n images, so the update's cosine has a weight of 1 / n beside them.
+        As in the authors' code the terms of embeddings and of total variation are means over the images, and beside
+        them stands the whole cosine of the one update.
         """
         low, high = knowledge.value_range
         spread = (high - low) / 4
@@ -128,9 +130,8 @@ class FeatureInversion(Attack):
         if self.matching > 0:
             assert observed.batch_size is not None  # `examine` refused it
             count = observed.batch_size
-            weighted = (self.matching / count) * Cosine()
             counted = LABEL_RULES["auto"](observed, knowledge)
-            features = replace(features, update=Problem.of(observed, knowledge, weighted, AT_ONCE))
+            features = replace(features, update=Problem.of(observed, knowledge, self.matching * Cosine(), AT_ONCE))
             labels = in_order(labels, counted)
         search = GradientMatching(
             distance=Cosine(),

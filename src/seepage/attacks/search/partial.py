@@ -26,8 +26,9 @@ class TopMagnitude(Distance):
 
     The entries are chosen anew at each evaluation: those whose magnitude is at least the `1 - ratio` quantile. Entries
     as large as the threshold all stay, so more than this share may stay (all of a dummy gradient that is mostly zeros).
-    Algorithm 1 of the paper chooses by the gradient with respect to the inputs; that has no entries to match, and the
-    text (section 4.2) has the gradient with respect to the weights, which is used here.
+    Section 4.2 of the paper chooses by the gradient with respect to the weights, which is used here. Line 5 of its
+    Algorithm 1 says of the inputs, which would choose pixels that move in place of entries that are matched:
+    `experiments/fedleak_ablations.py` has that reading.
 
     Args:
         inner: Distance over the chosen entries; it sees each tensor's as one row, and no tensor without a chosen entry.

@@ -18,7 +18,7 @@ from seepage.attacks.search.optimizers import LBFGS, Adam
 from seepage.attacks.search.options import SearchOptions, preset
 from seepage.attacks.search.parameters import MultiScale
 from seepage.attacks.search.partial import GaussianLikelihood, TopMagnitude
-from seepage.attacks.search.priors import GroupConsistency, SquaredNorm
+from seepage.attacks.search.priors import GroupConsistency, SquaredNorm, TotalVariation
 from seepage.base.registry import attacks
 
 
@@ -236,6 +236,7 @@ def fedleak(
     ratio: float = 0.5,
     by: Literal["global", "tensor"] = "global",
     l1: Literal["mean", "sum"] = "mean",
+    variation: Literal["mean", "sum"] = "mean",
     sample: int | None = None,
     activation: float = 1e-4,
     weight: float = 0.7,
@@ -249,26 +250,29 @@ def fedleak(
     along. Two evaluations per step. Where the attacker knows of the client's defense, the distance follows it
     (`DefenseAware`), which is not of the paper.
 
-    Deviations and readings: entries are chosen by the gradient of the weights (line 5 of Algorithm 1 says of the
-    inputs, which cannot index it), over all tensors together, and anew at x + phi (line 8 keeps those of x); the
-    labels' gradient is not blended (eq. 9 would); L1 is a mean, as in the paper's own derivation; the activation
-    penalty a mean per layer; phi has length 1e-3, for which no number is given; the best iterate is returned, not
-    the last. Table 16 has its best result at lambda' 0.5, not at the stated 0.7. What each of these readings is
-    worth is measured by `experiments/recipes/readings.toml`.
+    Deviations and readings: entries are chosen by the gradient of the weights, as section 4.2 has it (line 5 of
+    Algorithm 1 says of the inputs, which masks pixels in each step), over all tensors together, and anew at x + phi
+    (line 8 keeps those of x); the labels' gradient is not blended (eq. 9 would); L1 is a mean, as in the paper's own
+    derivation, and total variation too, where its Tables 17 and 19 speak for sums (`l1`, `variation`;
+    docs/attacks/fedleak.md); the activation penalty a mean per layer; phi has length 1e-3, for which no number is
+    given; the best iterate is returned, not the last. Table 16 has its best result at lambda' 0.5, not at the stated
+    0.7. What each of these readings is worth is measured by `experiments/recipes/readings.toml`.
 
     Args:
         ratio: Share of the entries that are matched, 0 to 1: the largest.
         by: Whether the largest entries are chosen over all tensors together, or in each.
         l1: Whether the absolute distance is a mean or a sum over entries.
+        variation: Whether total variation is a mean over neighbors, or a sum over those of an image.
         sample: Entries from which the limit of the largest is estimated; none: from all.
         activation: Weight of the mean activation of each layer; 0: without.
         weight: Weight of the gradient further ahead, 0 to 1, in the blended direction; 0: without.
         k: How far ahead the second gradient is taken, in units of the unknowns.
     """
-    return search.matching(
+    return replace(search, tv=0.0).matching(
         DefenseAware(TopMagnitude(inner=L1(l1) + Cosine(), ratio=ratio, by=by, sample=sample)),
         Adam(lr=search.lr),
         search.pixels,
+        *((TotalVariation(search.tv, reduce=variation),) if search.tv > 0 else ()),
         *((ActivationSize(activation),) if activation > 0 else ()),
         direction=Blended(weight=weight, k=k) if weight > 0 else Plain(),
         project=True,

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -50,13 +50,14 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class TotalVariation(Prior):
-    """Anisotropic total variation: mean absolute difference of neighbors, down plus across, times `weight / unit`.
+    """Anisotropic total variation: absolute differences of neighbors, down plus across, times `weight / unit`.
 
     Zero for inputs that are no images: columns of a table have no neighbors.
 
     Args:
         weight: Weight against the gradient distance.
         unit: What the weight takes for a difference of 1, on the inputs' scale.
+        reduce: The mean over all neighbors, or the sum over those of an image and the mean over the batch.
 
     >>> edge = torch.tensor([0.0, 0.5]).expand(1, 1, 1, 2, 2)
     >>> TotalVariation(0.1)(edge).item(), TotalVariation(0.1, unit=0.25)(edge).item()
@@ -65,11 +66,15 @@ class TotalVariation(Prior):
 
     weight: float
     unit: float = 1.0
+    reduce: Literal["mean", "sum"] = "mean"
 
     def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
         if candidates.ndim != 5:
             return (candidates * 0).flatten(1).sum(1)  # zero, and differentiable
         down, across = neighbor_differences(candidates)
+        if self.reduce == "sum":
+            whole = down.flatten(1).sum(1) + across.flatten(1).sum(1)
+            return self.weight / self.unit / candidates.shape[1] * whole
         # |a/u - b/u| = |a - b| / u: the weight of a first power is divided by the unit once.
         return self.weight / self.unit * (down.flatten(1).mean(1) + across.flatten(1).mean(1))
 

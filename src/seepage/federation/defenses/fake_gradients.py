@@ -44,8 +44,12 @@ class FakeGradients(Defense):
     replaced by negative random numbers, and the larger half, being far below psi, is sent as it is. Sorted by
     magnitude nothing is changed at all while gradients are below psi. Both are here to be measured.
 
-    Deviation from the paper: the candidates are of one tensor each. The paper has one psi for the whole gradient, from
-    one set of candidates that all workers share.
+    Deviations from the paper: the candidates are of one tensor each. The paper has one psi for the whole gradient, from
+    one set of candidates that all workers share. And a large tensor has fewer than nu (`most`): on figure 4's network
+    the first fully connected weight 2, the second convolution 5, in place of 1,000. Sorted candidates of d entries have
+    almost the same shape, and their lengths differ by a share of 1 / sqrt(2 d): against gradients that are small beside
+    them the nearest of 1,000 is 0.3 % shorter than the nearest of 2 where d = 524,288, 0.3 % than that of 5 where
+    d = 204,800.
 
     Args:
         candidates: nu, candidates per tensor and draw.
@@ -54,8 +58,7 @@ class FakeGradients(Defense):
         tau: Largest distance of the nearest candidate from the gradient; None takes any. The published loop draws
             until one is near enough, which may be never.
         redraws: Draws at most per tensor; then the nearest of the last draw is used (`forge` says so).
-        most: Random numbers per tensor and draw at most: large tensors get fewer candidates, at least one. Sorted
-            candidates of many entries hardly differ.
+        most: Random numbers per tensor and draw at most: large tensors get fewer candidates, at least one.
 
     Example:
         >>> defense = FakeGradients(candidates=10)

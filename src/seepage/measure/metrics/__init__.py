@@ -23,6 +23,7 @@ from seepage.measure.metrics.image import (
     lpips_weights,
     mse,
     psnr,
+    psnr_quadrants,
     ssim,
     ssim_window,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "person",
     "person_features",
     "psnr",
+    "psnr_quadrants",
     "risk",
     "score",
     "ssim",

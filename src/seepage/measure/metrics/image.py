@@ -79,6 +79,32 @@ def psnr(guesses: Tensor, truth: Tensor) -> Tensor:
     return -10.0 * mse(guesses, truth).clamp_min(MSE_FLOOR).log10()
 
 
+@metrics.register(
+    "psnr_quadrants", unit="dB", images_only=True, about="mean PSNR of an image's four quadrants, as CAFE states it"
+)
+def psnr_quadrants(guesses: Tensor, truth: Tensor) -> Tensor:
+    """Mean of the PSNR of an image's four quadrants: what CAFE's code prints for its four parties, who hold one each.
+
+    Never below `psnr`, as the mean of logarithms is not above the logarithm of the mean; the more the four differ, the
+    further above it.
+
+    Args:
+        guesses: `[n, C, H, W]` on [0, 1]; of an odd side the first half is the longer one.
+        truth: `[n, C, H, W]` on [0, 1].
+
+    Returns:
+        `[n]` float64 in dB; higher is better.
+
+    >>> guess = torch.full((1, 1, 4, 4), 0.5)
+    >>> guess[..., :2, :2] = 0.49
+    >>> truth = torch.full((1, 1, 4, 4), 0.4)
+    >>> float(psnr_quadrants(guess, truth)), float(psnr(guess, truth))  # (3 x 20 + 20.92) / 4
+    (20.228..., 20.211...)
+    """
+    parts = [[tile for half in whole.chunk(2, 2) for tile in half.chunk(2, 3)] for whole in (guesses, truth)]
+    return torch.stack([psnr(guess, true) for guess, true in zip(*parts, strict=True)]).mean(0)
+
+
 def is_image(shape: tuple[int, ...]) -> bool:
     """Whether examples of this shape (without the batch) are images that SSIM and LPIPS are made for.
 

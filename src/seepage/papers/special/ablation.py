@@ -21,22 +21,27 @@ def fedleak_without_cosine(
     schedule: Schedule = "constant",
     tv: float = 1e-5,
     l1: Literal["mean", "sum"] = "mean",
+    variation: Literal["mean", "sum"] = "mean",
 ) -> GradientMatching:
     """FedLeak with its L1 distance alone; all else as in `fedleak`.
 
     >>> fedleak_without_cosine(l1="sum").distance.inner.inner
     L1(reduce='sum')
     """
-    return _with(L1(l1), steps, lr, schedule, tv)
+    return _with(L1(l1), fedleak(steps=steps, lr=lr, schedule=schedule, tv=tv, variation=variation))
 
 
 def fedleak_without_l1(
-    *, steps: int = 10_000, lr: float = 1e-4, schedule: Schedule = "constant", tv: float = 1e-5
+    *,
+    steps: int = 10_000,
+    lr: float = 1e-4,
+    schedule: Schedule = "constant",
+    tv: float = 1e-5,
+    variation: Literal["mean", "sum"] = "mean",
 ) -> GradientMatching:
     """FedLeak with its cosine distance alone; all else as in `fedleak`."""
-    return _with(Cosine(), steps, lr, schedule, tv)
+    return _with(Cosine(), fedleak(steps=steps, lr=lr, schedule=schedule, tv=tv, variation=variation))
 
 
-def _with(inner: Distance, steps: int, lr: float, schedule: Schedule, tv: float) -> GradientMatching:
-    attack = fedleak(steps=steps, lr=lr, schedule=schedule, tv=tv, ratio=RATIO)
+def _with(inner: Distance, attack: GradientMatching) -> GradientMatching:
     return replace(attack, distance=DefenseAware(TopMagnitude(inner=inner, ratio=RATIO)))

@@ -5,7 +5,7 @@ The attack does not know its distance from the truth: these functions read its c
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from seepage.federation.transcript.vertical import IndexedVictim
 from seepage.federation.types import Tensors
 from seepage.measure.metrics import psnr
 from seepage.papers.run import Value
+from seepage.papers.special.lazy import transcript_of
 from seepage.papers.special.victims import parties_of
 
 CHECKPOINT_EVERY = 100
@@ -47,11 +48,11 @@ class LoopProgress:
 
     Attributes:
         victim: The parties, whose images are the truth.
-        look: Called with (iteration, mean PSNR in dB); an exception that it raises ends the attack.
+        look: Called with (iteration, PSNR); an exception that it raises ends the attack.
     """
 
     victim: IndexedVictim
-    look: Callable[[int, float], None]
+    look: Callable[[int, "Quality"], None]
 
     def report(self, done: int, total: int, objective: float) -> None:
         pass
@@ -69,13 +70,31 @@ def _blocks(victim: IndexedVictim) -> tuple[tuple[slice, ...], ...]:
     return blocks
 
 
-def quality(victim: IndexedVictim, tiles: list[Tensor]) -> float:
-    """Mean PSNR in dB over all images, put together from `[N, *tile]` of each party and clamped."""
+class Quality(NamedTuple):
+    """Mean PSNR of all images, in dB.
+
+    Attributes:
+        tiles: The paper's: of each party's tile by itself, and the mean over parties.
+        whole: Of whole images, which is never above it.
+    """
+
+    tiles: float
+    whole: float
+
+
+def quality(victim: IndexedVictim, tiles: list[Tensor]) -> Quality:
+    """How close images are whose `[N, *tile]` of each party are these, clamped."""
     truth, (low, high) = victim.data.inputs, victim.knowledge.value_range
-    whole = torch.zeros_like(truth)
+    whole, parts = torch.zeros_like(truth), []
     for block, tile in zip(_blocks(victim), tiles, strict=True):
-        whole[(slice(None), *block)] = tile.detach()
-    return float(psnr(whole.clamp(low, high), truth).mean())
+        place = (slice(None), *block)
+        whole[place] = tile.detach().clamp(low, high)
+        parts.append(psnr(whole[place], truth[place]).mean())
+    return Quality(float(torch.stack(parts).mean()), float(psnr(whole, truth).mean()))
+
+
+def _facts(found: Quality) -> dict[str, float]:
+    return {"psnr_quadrants": round(found.tiles, 2), "psnr": round(found.whole, 2)}
 
 
 def _loops(recipe: Recipe, number: int = 0) -> PublishedCafe:
@@ -87,8 +106,8 @@ def _loops(recipe: Recipe, number: int = 0) -> PublishedCafe:
     return attack
 
 
-def _follow(victim: IndexedVictim, attack: PublishedCafe, seed: int, look: Callable[[int, float], None]) -> None:
-    attack(victim.transcript(), seed=seed, progress=LoopProgress(victim, look))
+def _follow(victim: IndexedVictim, attack: PublishedCafe, seed: int, look: Callable[[int, Quality], None]) -> None:
+    attack(transcript_of(victim), seed=seed, progress=LoopProgress(victim, look))
 
 
 def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
@@ -102,11 +121,11 @@ def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: Pr
     victim, _ = parties_of(recipe)
     target, values = recipe.score.exact_db, []
     for number in (0, 1):
-        attack, seen = _loops(recipe, number), list[tuple[int, float]]()
+        attack, seen = _loops(recipe, number), list[tuple[int, Quality]]()
 
-        def look(step: int, found: float, seen: list[tuple[int, float]] = seen) -> None:
+        def look(step: int, found: Quality, seen: list[tuple[int, Quality]] = seen) -> None:
             seen.append((step, found))
-            if found >= target:
+            if found.tiles >= target:
                 raise _TargetReached
 
         reached = False
@@ -114,7 +133,7 @@ def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: Pr
             _follow(victim, attack, seed, look)
         except _TargetReached:
             reached = True
-        facts = {"psnr": round(seen[-1][1], 2), "target_psnr": target, "iterations": list(attack.iterations)}
+        facts = {**_facts(seen[-1][1]), "target_psnr": target, "iterations": list(attack.iterations)}
         spent = [float(seen[-1][0])] if number == 0 else _nested(attack, seen[-1][0])
         short = None if reached else f"{target:g} dB were not reached in {seen[-1][0]:,}"
         for place, count in enumerate(spent):
@@ -157,10 +176,10 @@ def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Prog
         if any(step % CHECKPOINT_EVERY for step in wanted):
             raise SeepageError(f"fifty epochs of {per_epoch} batches end between two looks; choose another batch size")
 
-        def look(step: int, found: float, column: int = column, wanted: dict[int, int] = wanted) -> None:
+        def look(step: int, found: Quality, column: int = column, wanted: dict[int, int] = wanted) -> None:
             if step in wanted:
-                facts = {"iterations": step}
-                values.append(Value(row=f"{wanted[step]} epochs", column=column, ours=round(found, 4), facts=facts))
+                facts, ours = {"iterations": step, **_facts(found)}, round(found.tiles, 4)
+                values.append(Value(row=f"{wanted[step]} epochs", column=column, ours=ours, facts=facts))
 
         attack = replace(_loops(recipe), iterations=(TABLE_10_EPOCHS[-1] * per_epoch,))
         _follow(victim, attack, seed, look)
@@ -177,13 +196,17 @@ def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: Pro
     places = {round(share * last): column for column, share in enumerate(TABLE_8_SHARES)}
     values: list[Value] = []
 
-    def look(step: int, found: float) -> None:
+    def look(step: int, found: Quality) -> None:
         if step not in places:
             return
         at = min(step, victim.rounds - 1)
         right = outputs(victim, victim.params_at(at), unseen.inputs).argmax(1) == unseen.labels
-        facts = {"round": at, "examples": len(unseen)}
-        numbers = {"PSNR": found, "training loss": loss(victim, at), "testing accuracy": float(right.float().mean())}
+        facts = {"round": at, "examples": len(unseen), **_facts(found)}
+        numbers = {
+            "PSNR": found.tiles,
+            "training loss": loss(victim, at),
+            "testing accuracy": float(right.float().mean()),
+        }
         values.extend(
             Value(row=row, column=places[step], ours=finite(round(number, 4)), facts=facts)
             for row, number in numbers.items()
@@ -192,7 +215,7 @@ def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: Pro
 
     truth = victim.data.inputs
     start = torch.rand(truth.shape, generator=generator(seed, "table 8")).to(truth)  # as the loops start, drawn anew
-    look(0, float(psnr(start, truth).mean()))
+    look(0, quality(victim, [start[(slice(None), *block)] for block in _blocks(victim)]))
     _follow(victim, attack, seed, look)
     return values
 
