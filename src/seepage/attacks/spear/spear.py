@@ -30,6 +30,7 @@ AT_ONCE = 64
     "spear",
     paper="Dimitrov et al. 2024",
     cost="seconds (linear equations), to minutes (sparse directions of a low-rank matrix)",
+    slow_check=True,
 )
 @dataclass(frozen=True, kw_only=True)
 class Spear(Attack):
