@@ -29,7 +29,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seepage.base.number_formats import SIGNIFICANT_BITS, half_units
+from seepage.base.number_formats import SIGNIFICANT_BITS, format_of, half_units
 from seepage.base.storage import Tensors
 from seepage.errors import SeepageError
 
@@ -140,6 +140,11 @@ class Step:
         """Whether psi is a factor alone."""
         return self.gain == 0
 
+    @property
+    def bent(self) -> bool:
+        """Whether entries can be read at a guess of them: psi is no factor, and nothing else was added or cut off."""
+        return not self.linear and not self.coupled and not math.isfinite(self.limit)
+
     def psi(self, x: Tensor) -> Tensor:
         """What one unit of the rate changes, of x of any shape."""
         found: Tensor = x / (self._root(x) + self.eps)
@@ -186,12 +191,20 @@ class Formats:
         products: Of the two factors of each product that a gradient's entry adds up; `tf32` as GPUs do.
         arithmetic: Relative error that each entry has besides, such as that of an optimizer that runs in a coarse
             format.
+        sums: Error that each entry of a tensor has besides, as a share of its largest: what sums over examples and
+            positions leave where their terms cancel.
     """
 
     stored: str = "float32"
     gradient: str = "float32"
     products: str = "float32"
     arithmetic: float = 0.0
+    sums: float = 0.0
+
+    @property
+    def coarse(self) -> str | None:
+        """The format of the weights or of the gradient that is coarser than float32; None: there is none."""
+        return next((one for one in (self.stored, self.gradient) if one not in FINE), None)
 
     def __post_init__(self) -> None:
         known = {"float64", "float32", "int8", "tf32", "difference", *SIGNIFICANT_BITS}
@@ -205,6 +218,7 @@ def _single(number: float) -> float:
     return float(torch.tensor(number, dtype=torch.float64).float())
 
 
+FINE = ("float64", "float32", "tf32", "difference")
 BITS = {"float64": 53, "float32": 24, "tf32": 11, **SIGNIFICANT_BITS}
 """Bits of a number's significand, with the leading one that is not stored."""
 
@@ -236,10 +250,11 @@ class Measured:
 
     Attributes:
         value: The gradient, float64, in each parameter's shape; up to one factor where `step.scaled`. Where nothing is
-            known but that an entry is large, about the least it can be.
+            known but that an entry is large, a size that it may well have.
         error: Standard error of each entry, in units of the gradient; infinite where nothing more is known.
-        step: The step that was inverted.
-        formats: Through which number formats it went.
+        step: The step that was inverted; None: a gradient was sent.
+        formats: Through which number formats it went, where that is known.
+        moved: Of a bent step u = psi(x) and its standard errors, of each entry, those at the ceiling included.
 
     Example:
         >>> before = {"w": torch.full((3,), 0.5)}
@@ -249,13 +264,14 @@ class Measured:
         >>> torch.optim.Adam([weight], lr=1e-3).step()
         >>> found = read_update(before, {"w": weight.detach() - before["w"]}, Step.adam(lr=1e-3))
         >>> [f"{v:.1e} +- {e:.0e}" for v, e in zip(found.value["w"].tolist(), found.error["w"].tolist())]
-        ['1.0e-06 +- 9e-10', '9.8e-05 +- 8e-06', '2.9e-04 +- inf']
+        ['1.0e-06 +- 9e-10', '9.8e-05 +- 8e-06', '7.8e-04 +- inf']
     """
 
     value: Tensors
     error: Tensors
-    step: Step = field(default_factory=lambda: Step(name="SGD"))
-    formats: Formats = field(default_factory=Formats)
+    step: Step | None = None
+    formats: Formats | None = None
+    moved: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.value.keys() != self.error.keys():
@@ -271,18 +287,16 @@ class Measured:
             x ~ e + (u - psi(e)) / psi'(e),   sigma = sigma_u / psi'(e)
 
         Errors at measured values are smaller where the noise made an entry small, so a mean that is weighted by them
-        is too small: by four times its variance over that of an entry, of Adam. Those at a fit are not.
+        is too small: by four times its variance over that of an entry, of Adam. Those at a fit are not; and of an
+        entry at the ceiling they say that it is large, and how unsurely so.
 
         Args:
             name: Of the parameter.
             expected: A guess of its gradient, of its shape.
         """
-        value, error = self.value[name], self.error[name]
-        if self.step.linear or self.step.coupled:
-            return value, error
-        off, slope = self.step.psi(value) - self.step.psi(expected), self.step.slope(expected)
-        # sigma_u = sigma psi'(x) of entries that are not at the ceiling; those stay unknown.
-        return expected + off / slope, error * self.step.slope(value) / slope
+        if self.step is None or name not in self.moved:
+            return self.value[name], self.error[name]
+        return straight(self.step, *self.moved[name], expected)
 
     def accuracy(self, names: Iterable[str] | None = None) -> float | None:
         """Median relative error of the entries that are not zero, of some tensors or all; None: there are none.
@@ -299,6 +313,19 @@ class Measured:
         chosen = list(self.value if names is None else names)
         live = sum(int((self.value[name] != 0).sum()) for name in chosen)
         return sum(int(((self.value[name] != 0) & self.error[name].isfinite()).sum()) for name in chosen) / max(live, 1)
+
+
+def straight(step: Step, u: Tensor, spread: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Entries and errors by the tangent of psi at expected ones: `e + (u - psi(e)) / psi'(e)`, `sigma_u / psi'(e)`.
+
+    Args:
+        step: A bent step without decay in its gradient.
+        u: What each entry moved by, over minus the rate.
+        spread: Standard errors of that.
+        expected: e, of the same shape.
+    """
+    slope = step.slope(expected)
+    return expected + (u - step.psi(expected)) / slope, spread / slope
 
 
 def read_update(
@@ -324,18 +351,26 @@ def read_update(
     Raises:
         SeepageError: Where a difference has no weights, or another shape.
     """
-    value, error = dict[str, Tensor](), dict[str, Tensor]()
+    value, error, raw = dict[str, Tensor](), dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
     for name, change in moved.items():
         if name not in before or before[name].shape != change.shape:
             raise SeepageError(f"the difference of {name} has no weights of its shape; give those that were sent out")
-        value[name], error[name] = measured_entries(before[name], change, step, formats, (shares or {}).get(name, 0.0))
-    return Measured(value, error, step, formats)
+        value[name], error[name], *kept = _entries(before[name], change, step, formats, (shares or {}).get(name, 0.0))
+        raw |= {name: (kept[0], kept[1])} if step.bent else {}
+    return Measured(value, error, step, formats, raw)
 
 
 def measured_entries(
     before: Tensor, moved: Tensor, step: Step, formats: Formats, share: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """One tensor's gradient and its standard errors, float64; arguments as of `read_update`."""
+    return _entries(before, moved, step, formats, share)[:2]
+
+
+def _entries(
+    before: Tensor, moved: Tensor, step: Step, formats: Formats, share: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same, and u with its standard errors."""
     weight, change = before.double(), moved.double()
     if formats.stored == "float32":
         # A difference in float32 may have lost what the weights still had: the nearest weight is the one returned.
@@ -348,13 +383,15 @@ def measured_entries(
     # A difference that was sent as it is has but its own rounding, to float32.
     own = spread_of(change, "float32").square() if formats.stored == "difference" else 0.0
     spread = ((stored + own) / step.rate**2 + step.roundings * (ROUNDING * u).square()).sqrt()
-    lost = torch.zeros_like(u, dtype=torch.bool)
+    lost, whole = torch.zeros_like(u, dtype=torch.bool), u
     if not step.linear:
         # Beyond the ceiling less some errors psi is flat: at least so large, and that is all. Where the errors are as
         # large as the ceiling, not even that.
-        most = 1 / step.gain - SATURATED * spread
-        lost = u.abs() > most
-        u = torch.where(lost, u.sign() * torch.minimum(u.abs(), most.clamp(min=0.5 / step.gain)), u)
+        room = 1 / step.gain - u.abs()
+        lost = room < SATURATED * spread
+        # Half an error from the ceiling still says where u was, to whoever reads it again.
+        most = (1 / step.gain - spread / 2).clamp(min=0.5 / step.gain)
+        u = torch.where(lost, u.sign() * torch.minimum(u.abs(), most), u)
     x = step.inverted(u)
     # d x = d u / psi'(x); the sum with c w is rounded once, its product once.
     square = (spread / step.slope(x)).square()
@@ -362,12 +399,86 @@ def measured_entries(
     if step.coupled:
         square = square + (ROUNDING * x).square() + (ROUNDING * pull).square()
     gradient = x - pull
+    error = (square + _own_errors(gradient, formats)).sqrt()
+    lost |= gradient.abs() >= step.limit - 2 * error
+    return gradient, error.masked_fill(lost, math.inf), whole, spread
+
+
+def _own_errors(gradient: Tensor, formats: Formats) -> Tensor:
+    """Squares of the errors that a gradient's entries had before any step was made of them."""
+    square = (formats.arithmetic * gradient).square()
     if formats.gradient != "float32":
         square = square + spread_of(gradient, formats.gradient).square()
     if formats.products != "float32":
         # Each product has two factors that were rounded: of even errors relative to their sizes.
         square = square + 2 * (0.425 * 2.0 ** -BITS[formats.products] * gradient).square()
-    square = square + (formats.arithmetic * gradient).square()
-    error = square.sqrt()
-    lost |= gradient.abs() >= step.limit - 2 * error
-    return gradient, error.masked_fill(lost, math.inf)
+    return square + (formats.sums * gradient.abs().max() if gradient.numel() else 0.0) ** 2
+
+
+# --- a gradient that was read before: its weights and errors again, tensor by tensor --------------------------------
+
+
+GLANCE, FEW = 2**16, 64
+"""Entries of a tensor that are looked at for its format, the first ones; and so few that another tensor tells it."""
+COARSE_ARITHMETIC = {"stored": EVEN * 2.0**-10, "gradient": EVEN * 2.0**-8}
+"""Relative error of an entry beside that of a coarse format: sums in the client's own arithmetic, and factors that were
+rounded before the sum where the gradient itself is of such a format, as under autocast."""
+SUMS = EVEN * 2.0**-23
+"""Share of a tensor's largest entry by which float32 sums put off each."""
+
+
+def _moved(gradient: Tensor, before: Tensor, step: Step, share: float) -> Tensor:
+    """By how much the weights moved, float64, of the gradient that was read off them."""
+    weight, exact = before.double(), gradient.double()
+    return -step.rate * step.psi(exact + step.coupled * weight) - (1 - _single(1 - share)) * weight
+
+
+def format_told(
+    gradient: Tensor, before: Tensor | None, step: Step | None, share: float, like: Formats | None = None
+) -> Formats:
+    """The coarse format that a tensor's entries tell, of the weights after the step or of the gradient itself.
+
+    Args:
+        gradient: A parameter's, of many entries.
+        before: Its weights, where they are known.
+        step: How its weights followed from it; None: it was sent as it is.
+        share: Of its decay.
+        like: What a larger tensor told, for one of few entries. Integers need a step of their own, and small tensors
+            are seldom made of them.
+    """
+    if like is not None and (like.coarse is None or gradient.numel() < FEW):
+        return Formats(sums=SUMS) if like.coarse == "int8" else like
+    rows = max(1, GLANCE // max(1, gradient[:1].numel())) if gradient.ndim else 1
+    part = gradient[:rows] if gradient.ndim else gradient.reshape(1)
+    exact, single = part.double(), torch.finfo(torch.float32).eps
+    slack = single * exact.abs()
+    if step is not None and before is not None:
+        start = before[:rows].reshape(part.shape).double()
+        after = start + _moved(part, start, step, share)
+        room = single * torch.maximum(start.abs(), after.abs())
+        found = format_of(after, room)
+        if found is not None:
+            return Formats(stored=found.name, arithmetic=COARSE_ARITHMETIC["stored"], sums=SUMS)
+        if not step.linear:
+            return Formats(sums=SUMS)  # small entries of what a bent step leaves are errors, which fit any format
+        slack = 2 * measured_entries(start, after - start, step, Formats(), share)[1]
+    found = format_of(exact, slack)
+    if found is None:
+        return Formats(sums=SUMS)
+    return Formats(gradient=found.name, arithmetic=COARSE_ARITHMETIC["gradient"], sums=SUMS)
+
+
+def entries_of_step(
+    gradient: Tensor, before: Tensor, step: Step, share: float, formats: Formats
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One tensor's gradient with its errors, and u with its own, by the weights that it was read off.
+
+    Arguments as of `format_told`.
+    """
+    return _entries(before, _moved(gradient, before, step, share), step, formats, share)
+
+
+def entries_of_gradient(gradient: Tensor, formats: Formats) -> tuple[Tensor, Tensor]:
+    """The same of a gradient that was sent as it is."""
+    exact = gradient.double()
+    return exact, (spread_of(exact, "float32").square() + _own_errors(exact, formats)).sqrt()
