@@ -93,8 +93,9 @@ class Adaptive:
         if self.best is None:
             message = (
                 f"held to one size: in tensor after tensor the largest entries changed by {self.size:.2g} and none by "
-                "more, and no single step of a known optimizer explains that: several steps of Adam or AdamW, or "
-                "entries that were clipped or quantized; only signs are read"
+                "more, and no single step that was tried explains that: several steps of Adam or AdamW, a clip by "
+                "value, or another optimizer; only signs are read, unless the step is stated (--client "
+                "fedavg:optimizer=adam,lr=…,steps=1)"
             )
         else:
             beside = f", beside a decay of {evidence['decay']:.2g} of the weights" * bool(self.shares)
@@ -145,16 +146,20 @@ def adaptive_step(
     shares = looked.shares(ceiling, share)
     piled, over = looked.piled(ceiling, shares)
     plain = _explained(Step.sgd(), moved, weights, looked.formats, zero, {})
-    full = {name for name, count in piled.items() if count >= LEAST_ALIKE}
+    rate, near = looked.rate(share)
+    if rate is not None and (over or _chosen(ceiling) != rate):
+        ceiling, shares, full = rate, looked.shares(rate, share), near
+        piled, over = looked.piled(ceiling, shares)
+    else:
+        full = {name for name, count in piled.items() if count >= LEAST_ALIKE}
     modules = len({name.rpartition(".")[0] for name in full})
-    if not over and modules > 1:
+    # Of a layer that was sent alone the sums say that it is no gradient.
+    alone = len(full) > 1 and plain.off is not None and plain.off > DEVIATIONS
+    if not over and (modules > 1 or alone):
         return _of_ceiling(looked, moved, weights, zero, shares, ceiling, piled, modules, plain)
     smooth = _smooth(looked, moved, weights, zero, plain)
     if smooth is not None:
         return Adaptive(smooth[0].step.rate, smooth[0], (*smooth[1:], plain))
-    near = _below_a_rate(looked) if plain.off is None else None
-    if near is not None:
-        return near
     held = looked.held()
     if plain.off is not None and plain.off < DEVIATIONS:
         return None  # the sums of a gradient: its largest entries met by chance
@@ -174,8 +179,9 @@ def _of_ceiling(
 ) -> Adaptive:
     """Entries lie at one ceiling: bent there as by Adam, or cut off as by a clip; else several steps."""
     rate = _chosen(ceiling)
+    told = abs(float(f"{ceiling:.{ROUND_DIGITS - 1}e}") / ceiling - 1) <= ROUND
     bent = replace(Step.adam(rate), name="Adam, AdamW or RMSprop", scaled=True)
-    bent = bent if rate != ceiling else replace(bent, rate=ceiling)
+    bent = bent if told else replace(bent, rate=ceiling)
     cut = Step(name="SGD clipped by value", limit=ceiling * (1 - FLOAT32_SUM), scaled=True)
     found = [_explained(step, moved, weights, looked.formats, zero, shares) for step in (bent, cut)]
     # Of a gradient far above eps the sums cannot be tested; what lies just below the ceiling tells the two apart.
@@ -183,7 +189,7 @@ def _of_ceiling(
     if found[0].off is None:
         found.sort(key=lambda one: (one.step is bent) != looked.bends(ceiling, shares))
         # Of several steps the ceiling is no rate that somebody chose, and of a small gradient few entries are there.
-        chosen = found[0].step is bent and looked.bends(ceiling, shares) and rate != ceiling
+        chosen = found[0].step is bent and looked.bends(ceiling, shares) and told
         single = chosen or looked.share_at(ceiling, piled) >= MOST
     else:
         fitted = _smooth(looked, moved, weights, zero, plain) if found[0].off > DEVIATIONS else None
@@ -228,26 +234,6 @@ def _smooth(
     # Units of the gradient: PyTorch's own constants, as far as nothing tells.
     step = replace(first.step, eps=ADAM_EPS) if first.step.eps else first.step
     return [replace(first, step=step), second]
-
-
-def _below_a_rate(looked: "_Looked") -> Adaptive | None:
-    """A bent step of small gradients, whose entries gather below a number that somebody chose as its rate.
-
-    The largest entries of two modules meet a hundredth below one number by chance, and a number of two digits is
-    within a thousandth above it by chance, both rarely; and entries are dense there, not above half of it.
-    """
-    top = max(float(change.abs().max()) for change, _, _ in looked.entries.values())
-    digits = 10.0 ** (math.floor(math.log10(top)) - 1)
-    rate = float(f"{math.ceil(top * (1 - FLOAT32_SUM) / digits) * digits:.1e}")
-    near = {
-        name.rpartition(".")[0]
-        for name, (change, _, _) in looked.entries.items()
-        if int((change.abs() > (1 - NEAR / 5) * rate).sum()) >= LEAST_ALIKE
-    }
-    if rate > top * (1 + GAP) or len(near) < 2 or not looked.bends(rate, {}):
-        return None
-    step = replace(Step.adam(rate), name="Adam, AdamW or RMSprop", scaled=True)
-    return Adaptive(rate, Explained(step), (), {}, len(near))
 
 
 def _chosen(rate: float) -> float:
@@ -313,6 +299,28 @@ class _Looked:
         tops = [float(change.abs().max()) for change, _, _ in self.entries.values()]
         reaching = sorted(top for top in tops if top > (1 - NEAR) * max(tops))
         return reaching[len(reaching) // 2]
+
+    def rate(self, share: float) -> tuple[float | None, set[str]]:
+        """A number of two digits beside the largest entry that somebody chose as the rate of a bent step, if there is.
+
+        Two modules' largest entries come within a hundredth of one number by chance, and a number of two digits lies
+        within a thousandth of it by chance, both rarely; and entries are dense there, not above half of it.
+
+        Args:
+            share: Of a decay, that may lie beside it.
+
+        Returns:
+            The number, and the tensors with entries near it.
+        """
+        rate = float(f"{self.top:.1e}")
+        shares = self.shares(rate, share)
+        near = {
+            name
+            for name, (change, weight, _) in self.entries.items()
+            if int(((change + shares.get(name, 0.0) * weight).abs() > (1 - NEAR / 5) * rate).sum()) >= LEAST_ALIKE
+        }
+        beyond = abs(rate / self.top - 1) > GAP or len(near) < 2 or self.piled(rate, shares)[1]
+        return (None, set()) if beyond or not self.bends(rate, shares) else (rate, near)
 
     def ceiling(self) -> tuple[float, float]:
         """The ceiling s and the share a of decay, from least squares of `|D| = s - a w sign(D)` at the entries near it.
