@@ -37,6 +37,8 @@ GAP = 1e-3
 """Relative distance of the largest entry from a rate above it, of small gradients."""
 MOST = 0.5
 """Share of a tensor's live entries at the ceiling from which it is of one step of Adam, where sums cannot be tested."""
+FITS = 10
+"""Grids in which a rate is looked for, each 2.5 times as fine as the one before."""
 PASSES = 4
 """Of a mean over entries that agree with it."""
 ROUND_DIGITS, ROUND = 3, 2e-6
@@ -212,7 +214,8 @@ def _smooth(
     own, start = (
         {name: one[name].reshape(len(one[name]), -1)[:, :COLUMNS] for name in zero} for one in (moved, weights)
     )
-    top = max(float(tensor.abs().max()) for tensor in moved.values())
+    # Rounding may have put an entry beyond the ceiling.
+    top = max(float((change.abs() - DEVIATIONS * spread).max()) for change, _, spread in looked.entries.values())
     found = []
     for name, floor, eps in (("Adam, AdamW or RMSprop", 0.0, 1.0), ("Adadelta or Adagrad", 1.0, 0.0)):
 
@@ -222,12 +225,13 @@ def _smooth(
 
         grid = [top * (1 + 10.0 ** (place / 2)) for place in range(-14, 7)]
         tried = sorted((at(rate) for rate in grid), key=_worth)
-        gap = tried[0].step.rate / top - 1
-        low, high = top * (1 + gap / 10**0.5), top * (1 + gap * 10**0.5)
-        for _ in range(30):  # the sums are monotone in the rate near the right one: golden section on its logarithm
-            a, b = low * (high / low) ** 0.382, low * (high / low) ** 0.618
-            low, high = (low, b) if _worth(at(a)) < _worth(at(b)) else (a, high)
-        found.append(min(at(math.sqrt(low * high)), tried[0], key=_worth))
+        best, width = tried[0], 10**0.5
+        for _ in range(FITS):  # which sums can be tested changes with the rate, so that it is looked for in finer grids
+            gaps = [(best.step.rate / top - 1) * width ** (place / 4) for place in range(-4, 5)]
+            best = min([best, *(at(top * (1 + gap)) for gap in gaps)], key=_worth)
+            width = width**0.4
+        tried.append(best)
+        found.append(min(tried, key=_worth))
     first, second = sorted(found, key=_worth)
     if first.off is None or first.off > DEVIATIONS / 2 or first.tested <= LEAST_ALIKE:
         return None
