@@ -9,15 +9,13 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedAvg, FedSGD, attack, build, exposure, observe, record
 from seepage.attacks.exposure.fingerprints import defense_findings, euclidean_norm, fingerprint
-from seepage.attacks.exposure.step_sizes import adaptive_step
+from seepage.attacks.exposure.rules import Adaptive, adaptive_step
 from seepage.audit.observe import Files, observe_files
 from seepage.base.registry import Spec
 from seepage.errors import Inapplicable
-from seepage.federation.types import Tensors, Update
-
-
-def deltas(make: object, *, steps: int = 1, clip: float | None = None) -> dict[str, Tensor]:
-    return moved_and_weights(make, steps=steps, clip=clip)[0]
+from seepage.federation.measured import Step
+from seepage.federation.transcript.recorded import open_transcript
+from seepage.federation.types import Tensors, Transcript, Update
 
 
 def moved_and_weights(make: object, *, steps: int = 1, clip: float | None = None) -> tuple[Tensors, Tensors]:
@@ -34,67 +32,106 @@ def moved_and_weights(make: object, *, steps: int = 1, clip: float | None = None
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}, before
 
 
-def names(update: dict[str, Tensor]) -> list[str]:
-    adaptive = adaptive_step(update)
-    if adaptive is not None:
-        return [adaptive.name]
+SUMS = ("4.weight", "4.bias")
+
+
+def names(update: Tensors, before: Tensors) -> list[str]:
+    if adaptive_step(update, before) is not None:
+        return ["adaptive"]
     prints = [fingerprint(name, tensor) for name, tensor in update.items()]
     return [found.name for found in defense_findings(prints, euclidean_norm(update))]
 
 
+def best(found: Adaptive | None) -> Step:
+    assert found is not None
+    assert found.best is not None, found
+    return found.best.step
+
+
+@pytest.mark.parametrize("sums", [(), SUMS])
 @pytest.mark.parametrize(
     ("make", "size"),
     [
         (torch.optim.Adam, 1e-3),
         (torch.optim.AdamW, 1e-3),
         (lambda p: torch.optim.Adam(p, lr=0.01), 0.01),
-        (torch.optim.RMSprop, 0.1),  # 1 / sqrt(1 - 0.99) times its rate
+        (torch.optim.Adagrad, 0.01),
+        (lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-10), 0.1),  # 1 / sqrt(1 - 0.99) times its rate
+        (torch.optim.NAdam, 2.1127e-3),  # its own step, and a share of the next
     ],
-    ids=["adam", "adamw", "adam-fast", "rmsprop"],
+    ids=["adam", "adamw", "adam-fast", "adagrad", "rmsprop", "nadam"],
 )
-def test_a_first_adaptive_step_is_named_with_its_size(make: object, size: float) -> None:
-    update = deltas(make)
-    found = adaptive_step(update)
-    assert float(str(found.evidence["size"])) == pytest.approx(size, rel=0.03)
-    assert names(update) == ["adaptive"]
+def test_a_first_adaptive_step_is_named_with_its_size(make: object, size: float, sums: tuple[str, ...]) -> None:
+    moved, before = moved_and_weights(make)
+    found = adaptive_step(moved, before, sums=sums)
+    assert best(found).rate == pytest.approx(size, rel=1e-4)
+    assert best(found).gain == 1
+    assert found is not None
+    assert all(other.off is None or other.off > 100 for other in found.others)
+    assert names(moved, before) == ["adaptive"]
 
 
+@pytest.mark.parametrize(
+    ("make", "rate", "bent"),
+    [
+        (lambda p: torch.optim.Adam(p, eps=1e-3), 1e-3, (0.0, 1.0)),
+        (lambda p: torch.optim.Adam(p, eps=1e-5), 1e-3, (0.0, 1.0)),
+        (torch.optim.RMSprop, 0.1, (0.0, 1.0)),
+        (lambda p: torch.optim.Adadelta(p, lr=1.0), 1e-3**0.5 / 10, (1.0, 0.0)),  # lr sqrt(eps) / sqrt(1 - rho)
+        (lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.1), 0.01, (1.0, 0.0)),
+    ],
+    ids=["adam 1e-3", "adam 1e-5", "rmsprop", "adadelta", "adagrad"],
+)
+def test_where_no_entry_reaches_the_ceiling_the_last_layers_sums_tell_it(
+    make: object, rate: float, bent: tuple[float, float]
+) -> None:
+    """The rows of a softmax's last layer add up to zero under the right rule at the right rate, and no other."""
+    found = adaptive_step(*moved_and_weights(make), sums=SUMS)
+    step = best(found)
+    assert step.rate == pytest.approx(rate, rel=1e-3)
+    assert (step.floor > 0, step.eps > 0) == (bent[0] > 0, bent[1] > 0)
+    assert found is not None
+    assert found.best is not None
+    assert found.best.off is not None
+    assert found.best.off < 2
+    assert all(other.off is not None and other.off > 50 * found.best.off for other in found.others[:1])
+
+
+@pytest.mark.parametrize("sums", [(), SUMS])
 @pytest.mark.parametrize(
     "make",
     [
         lambda p: torch.optim.SGD(p, lr=0.1),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01),
-        torch.optim.Adagrad,
     ],
-    ids=["sgd", "momentum", "decay", "adagrad"],
+    ids=["sgd", "momentum", "decay"],
 )
-def test_others_are_not(make: object) -> None:
-    found = adaptive_step(deltas(make))
-    # Adagrad's first step has one size, too: g / sqrt(g^2).
-    assert (found is not None) == (make is torch.optim.Adagrad)
+def test_steps_along_a_gradient_are_not(make: object, sums: tuple[str, ...]) -> None:
+    assert adaptive_step(*moved_and_weights(make), sums=sums) is None
 
 
 def test_decay_beside_the_step_is_taken_out_first() -> None:
     """A norm's weights of 1 move by a twelfth more or less than all others."""
-    moved, before = moved_and_weights(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.08))
-    found = adaptive_step(moved, before)
-    assert found.evidence["size"] == pytest.approx(1e-3, rel=1e-3)
-    assert found.evidence["decay"] == pytest.approx(8e-5, rel=0.02)
+    found = adaptive_step(*moved_and_weights(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.08)))
+    assert found is not None
+    assert found.size == pytest.approx(1e-3, rel=1e-5)
+    assert max(found.shares.values()) == pytest.approx(8e-5, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("make", "clip"),
-    [
-        (lambda p: torch.optim.Adadelta(p, lr=1.0), None),
-        (lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.9), 0.001),
-        (lambda p: torch.optim.SGD(p, lr=0.1), 0.003),
-        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=1e-4), 0.003),
-    ],
-    ids=["adadelta", "rmsprop clipped", "sgd clipped", "sgd clipped, decay"],
-)
-def test_what_holds_entries_to_one_size_is_recognized(make: object, clip: float | None) -> None:
-    assert adaptive_step(*moved_and_weights(make, clip=clip)) is not None
+@pytest.mark.parametrize("decay", [0.0, 1e-4])
+def test_a_clip_by_value_is_told_from_a_bent_step(decay: float) -> None:
+    make = lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=decay)  # noqa: E731
+    found = adaptive_step(*moved_and_weights(make, clip=0.003))
+    assert best(found).limit == pytest.approx(3e-4, rel=1e-5)
+    assert best(found).linear
+
+
+@pytest.mark.parametrize("sums", [(), SUMS])
+@pytest.mark.parametrize(("make", "steps"), [(torch.optim.Adam, 2), (torch.optim.Adam, 5), (torch.optim.RMSprop, 2)])
+def test_several_steps_are_not_read_as_one(make: object, steps: int, sums: tuple[str, ...]) -> None:
+    found = adaptive_step(*moved_and_weights(make, steps=steps), sums=sums)
+    assert found is None or found.best is None
 
 
 def networks(seed: int) -> nn.Module:
@@ -129,15 +166,19 @@ def test_no_step_along_a_gradient_is_taken_for_signs() -> None:
         moved = {name: p.detach() - before[name] for name, p in model.named_parameters()}
         if seed % 6 == 0:
             moved = {name: t + 0.5 * t.square().mean().sqrt() * torch.randn_like(t) for name, t in moved.items()}
+        last = [name for name in moved if moved[name].shape[:1] == model(inputs).shape[1:]][-2:]
         assert adaptive_step(moved, before) is None, seed
+        if seed % 4 == 0:
+            assert adaptive_step(moved, before, sums=last) is None, seed
 
 
 def test_several_steps_are_held_to_one_size_and_one_bit_levels_are_not() -> None:
-    several = adaptive_step(deltas(torch.optim.Adam, steps=5))
-    assert not several.evidence["sign_only"]
-    update = deltas(lambda p: torch.optim.SGD(p, lr=0.1))
+    several = adaptive_step(*moved_and_weights(torch.optim.Adam, steps=5))
+    assert several is not None
+    assert not several.finding.evidence["one_step"]
+    update, before = moved_and_weights(lambda p: torch.optim.SGD(p, lr=0.1))
     one_bit = {name: tensor.sign() * tensor.abs().mean() for name, tensor in update.items()}
-    assert names(one_bit)[0] == "quantized"
+    assert names(one_bit, before)[0] == "quantized"
 
 
 def adam_step(model: nn.Module, loss: object, inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensors]:
@@ -148,29 +189,50 @@ def adam_step(model: nn.Module, loss: object, inputs: Tensor, targets: Tensor) -
     return before, {name: p.detach() - before[name] for name, p in model.named_parameters()}
 
 
-def test_its_rows_give_away_no_example_and_no_number_of_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stated", [True, False])
+def test_the_example_behind_a_first_step_of_adam_is_read_to_its_stated_error(tmp_path: Path, *, stated: bool) -> None:
+    model, private = build(Architecture("fc2"), (1, 8, 8), 10), torch.rand(1, 1, 8, 8)
+    before, moved = adam_step(model, nn.CrossEntropyLoss(), private, torch.tensor([3]))
+    seen = captured(before, moved, tmp_path, client=Spec("fedavg", ADAM) if stated else Spec("fedsgd"))
+    found = attack(seen, "linear")
+    off = float((found.inputs - private).square().mean().sqrt())
+    assert off < float(found.objective[0]) < 0.03
+    assert found.labels.tolist() == [3]
+    look = exposure(seen)
+    assert look.of("labels")[0].evidence["present"] == (3,)
+    assert look.at_least is None
+    assert look.defenses == ()
+
+
+ADAM = {"optimizer": "adam", "lr": 1e-3, "steps": 1}
+
+
+def captured(before: Tensors, moved: Tensors, folder: Path, *, client: Spec = Spec("fedsgd")) -> Transcript:  # noqa: B008
+    save_file(before, folder / "before.safetensors")
+    save_file({name: before[name] + moved[name] for name in before}, folder / "after.safetensors")
+    files = Files(before=folder / "before.safetensors", after=folder / "after.safetensors")
+    observe_files(files, folder / "observed", architecture=Architecture("fc2"), client=client, batch_size=1)
+    return open_transcript(folder / "observed")
+
+
+def test_rows_of_sign_descent_give_away_no_example(tmp_path: Path) -> None:
     model = build(Architecture("fc2"), (1, 8, 8), 10)
     before, moved = adam_step(model, nn.CrossEntropyLoss(), torch.rand(1, 1, 8, 8), torch.tensor([3]))
-    save_file(before, tmp_path / "before.safetensors")
-    save_file({name: before[name] + moved[name] for name in before}, tmp_path / "after.safetensors")
-    files = Files(before=tmp_path / "before.safetensors", after=tmp_path / "after.safetensors", lr=1e-3)
-    said = observe_files(
-        files, tmp_path / "observed", architecture=Architecture("fc2"), client=Spec("fedsgd"), batch_size=1
-    )
-    assert any("local steps: assumed to be 1" in line for line in said)
-    found = exposure(tmp_path / "observed")
-    assert (found.examples, found.vectors, found.at_least) == (0, 0, None)
-    assert found.of("labels")[0].evidence["present"] == (3,)
-    assert "changed by 0.001;" in found.line  # in units of the weights, not of the gradient made of them
+    seen = captured(before, {name: 1e-3 * tensor.sign() for name, tensor in moved.items()}, tmp_path)
+    look = exposure(seen)
+    assert (look.examples, look.vectors, look.at_least) == (0, 0, None)
+    found = attack(seen, "linear")
+    assert found.certified is None or not found.certified.any()
+    assert seen[0].measured(seen.knowledge.client).known() < 0.01
 
 
 def test_zeros_of_dead_neurons_and_absent_inputs_do_not_hide_it() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(9, 32), nn.ReLU(), nn.Linear(32, 1))
     rows = torch.cat([torch.rand(4, 3), torch.eye(6)[[0, 1, 1, 4]]], 1)  # numbers, and words as places of their own
-    _, update = adam_step(model, nn.BCEWithLogitsLoss(), rows, torch.tensor([[1.0], [1], [1], [0]]))
+    before, update = adam_step(model, nn.BCEWithLogitsLoss(), rows, torch.tensor([[1.0], [1], [1], [0]]))
     assert sum(int((update[name] != 0).sum()) >= 32 for name in update) == 1
-    assert names(update) == ["adaptive"]
+    assert names(update, before) == ["adaptive"]
     seen = observe(model, Update(update, "delta"), (9,), lr=1e-3, client=FedSGD(loss="binary"), batch_size=4)
     found = exposure(seen)
     (labels,) = found.of("labels")

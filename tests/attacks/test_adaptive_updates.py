@@ -8,13 +8,15 @@ import torch.nn.functional as F
 from tests.attacks.test_membership_more import assert_calibrated
 from torch import Tensor, nn
 
-from seepage import Architecture, Batch, FedAvg, build, observe, record
+from seepage import Architecture, Batch, FedAvg, FedSGD, build, observe, record
 from seepage.attacks.exposure import UpdateAnalysis, batch_statistics
 from seepage.attacks.membership import MatchedFilter, infer_membership
+from seepage.attacks.search.distances import L2, Weighted, weighted
 from seepage.audit.observe import Files, observe_files
 from seepage.base.registry import Spec
+from seepage.federation.measured import Step, read_update
 from seepage.federation.transcript.foreign import read_facts
-from seepage.federation.types import Tensors, Update
+from seepage.federation.types import Round, Tensors, Update
 
 SHAPE, CLASSES = (3, 8, 8), 10
 
@@ -196,3 +198,22 @@ def test_members_of_a_step_of_adam_are_named_and_p_values_hold() -> None:
         nulls.append(found.p_values[4:])
     assert named > 24
     assert_calibrated(torch.cat(nulls))
+
+
+def test_matching_weighs_entries_by_their_errors() -> None:
+    """A made-up gradient of which one half of each tensor is known: what the other half holds does not matter."""
+    draw, step = torch.Generator().manual_seed(0), Step.adam(1e-3)
+    weights = {"w": 0.01 * torch.randn(200, generator=draw)}
+    gradient = torch.cat([1e-4 * torch.randn(100, generator=draw), 1.0 + torch.rand(100, generator=draw)])
+    moved = -step.rate * step.psi(gradient.double())
+    after = (weights["w"].double() + moved).float()
+    found = read_update(weights, {"w": after - weights["w"]}, step)
+    sent = Update({"w": found.value["w"].float()}, step=step)
+    near = weighted(L2(), Round(0, weights, sent), FedSGD())
+    assert isinstance(near, Weighted)
+    assert float(near.weights["w"][:100].median()) > 0.7
+    assert float(near.weights["w"][100:].max()) == 0
+    own = {"w": torch.cat([gradient[:100], torch.zeros(100)])}
+    other = {"w": torch.cat([-gradient[:100], sent.tensors["w"][100:]])}
+    assert float(near(own, sent.tensors)) < 0.1 * float(near(other, sent.tensors))
+    assert weighted(L2(), Round(0, weights, Update(sent.tensors)), FedSGD()) == L2()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from seepage import Architecture, Batch, GaussianNoise, build, exposure, record
 from seepage.attacks.network import AttackedRound
 from seepage.attacks.patches import PatchEmbedding, PatchTokens
-from seepage.attacks.patches.solve import Measured, solve
+from seepage.attacks.patches.solve import MeasuredImage, solve
 from seepage.errors import Inapplicable
 from seepage.federation.clients import FedAvg
 from seepage.federation.types import Update
@@ -222,7 +222,7 @@ def test_solving_with_all_equations_is_plain_least_squares() -> None:
     model = build(Architecture("vit", {**SMALL, "width": 64}), SHAPE, CLASSES)
     seen = PatchEmbedding().prepare(record(model, batch()))
     plain = torch.linalg.lstsq(seen.errors.T, seen.products).solution
-    found = solve(seen.tokens, Measured(seen.errors, seen.products, SHAPE, 0.0, 1.0))
+    found = solve(seen.tokens, MeasuredImage(seen.errors, seen.products, SHAPE, 0.0, 1.0))
     assert found.rank == 16
     torch.testing.assert_close(seen.tokens.embed(found.image), plain, atol=1e-4, rtol=0)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seepage import FedAvg, Reconstruction, SeepageError, attack, build, observe, open_transcript, record
 from seepage.attacks.exposure import UpdateAnalysis
-from seepage.attacks.reading.rounded import agreeing_groups, rounding_of
+from seepage.attacks.reading.rows import MeasuredRows, agreeing_groups
 from seepage.base.number_formats import format_of, half_units
 from seepage.federation.transcript.recorded import save_transcript
 from seepage.federation.types import Architecture, Batch, Round, Tensors, Update
@@ -233,16 +233,17 @@ def test_a_difference_of_weights_needs_no_rate() -> None:
     before = torch.randn(64, generator=torch.Generator().manual_seed(0))
     after = (before - 0.01 * before.cos()).half().float()
     sent = Round(0, {"w": before}, Update({"w": after - before}, kind="delta"))
-    found = rounding_of(sent, FedAvg(lr=0.01, steps=1), ["w"])
-    assert (found.format, found.where) == ("float16", "weights")
-    assert bool((found.half["w"] >= half_units(after, "float16") / 0.01).all())
+    found = sent.measured(FedAvg(lr=0.01, steps=1))
+    assert found.formats is not None
+    assert found.formats.stored == "float16"
+    assert bool((found.error["w"] >= half_units(after, "float16") / 0.01 / 3**0.5).all())
 
 
 def test_rows_of_mixtures_do_not_agree() -> None:
     draw = torch.Generator().manual_seed(0)
     inputs, slopes = (torch.rand(*size, generator=draw, dtype=torch.float64) for size in ((3, 200), (12, 3)))
-    weight, bias = slopes @ inputs, slopes.sum(1)
-    assert agreeing_groups(weight, bias, torch.full_like(weight, 1e-3), torch.full_like(bias, 1e-3)) == []
+    rows = torch.cat([slopes @ inputs, slopes.sum(1, keepdim=True)], 1)
+    assert agreeing_groups(MeasuredRows.of(rows, torch.full_like(rows, 1e-3))) == []
 
 
 def mixed_network(seed: int) -> tuple[nn.Sequential, Batch]:

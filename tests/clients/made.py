@@ -31,7 +31,8 @@ class Client:
         size: Examples behind the update.
         known: Options of `seepage.audit.captured.Capture` that a user would give.
         make: Trains; returns the states sent out and back, inputs and labels.
-        signs: The optimizer leaves hardly more than signs.
+        signs: No single step explains what the optimizer leaves, so that signs alone are read.
+        bent: One step of an optimizer that bends it, such as Adam, which is inverted.
         looks: Names of fingerprints that are there.
         level: The verdict's level.
         decay: Largest share of a weight that weight decay took off, if any.
@@ -53,6 +54,7 @@ class Client:
     classes: int | None = 10
     known: Mapping[str, Any] = field(default_factory=dict)
     signs: bool = False
+    bent: bool = False
     looks: frozenset[str] = frozenset()
     level: str = "unscored"
     decay: float | None = None
@@ -68,7 +70,7 @@ class Client:
     @property
     def hides(self) -> frozenset[str]:
         """What keeps the last layer from telling of weight decay."""
-        return frozenset({"signsgd"} if self.signs else ()) | self.asks & {"noise", "low precision"}
+        return frozenset({"signsgd"} if self.signs or self.bent else ()) | self.asks & {"noise", "low precision"}
 
 
 @cache

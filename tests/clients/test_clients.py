@@ -85,7 +85,19 @@ def test_steps_of_signs_are_recognized_and_no_attack_takes_them_for_gradients(kn
     assert rule.linear_in_gradient is not client.signs
     if client.signs:
         assert {row.outcome for row in found.result.rows} == {Outcome.INAPPLICABLE}
+    if client.signs or client.bent:
         assert "learning rate" not in said(found)
+
+
+def test_one_step_of_an_optimizer_that_bends_it_is_inverted(known: SideInformation) -> None:
+    client, found, _ = known
+    sent = found.transcript[0]
+    assert (sent.update.step is not None) is client.bent
+    if client.bent:
+        measured = sent.measured(found.transcript.knowledge.client)
+        assert measured.step is not None
+        assert not measured.step.linear
+        assert 0 < measured.known() <= 1
 
 
 def test_weight_decay_is_that_of_each_tensor(known: SideInformation) -> None:
@@ -183,7 +195,8 @@ def test_each_fact_is_told_read_guessed_or_unknown_and_none_is_false(
         assert {fact.option for fact in facts.values() if fact.origin in ("stated", "read")} == {""}
         stated = {"lr": "learning rate", "steps": "local steps", "batch_size": "batch size"}
         for option, name in stated.items():
-            known_of = option in client.known and not (client.signs and name == "learning rate")
+            bent = client.signs or client.bent
+            known_of = option in client.known and not (bent and name == "learning rate")
             assert name not in origins or (origins[name] == "stated") is known_of
         assert origins["input shape"] == "stated"
     with subtests.test("keys"):
@@ -193,8 +206,8 @@ def test_each_fact_is_told_read_guessed_or_unknown_and_none_is_false(
         assert ("sent" in facts) is client.lacking
     with subtests.test("optimizer"):
         # Several steps leave more sizes than one, and which optimizer took them is then a guess.
-        assert origins["optimizer"] in ("read", "guessed") if client.signs else origins["optimizer"] != "read"
-        assert facts["optimizer"].value.startswith("SGD") is not client.signs
+        assert origins["optimizer"] == "guessed"
+        assert facts["optimizer"].value.startswith("SGD") is not (client.signs or client.bent)
     with subtests.test("batch size"):
         size = facts["batch size"]
         if size.origin == "guessed":

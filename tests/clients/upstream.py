@@ -153,11 +153,11 @@ CLIENTS = [
         known={"lr": 5e-5}, signs=True, asks=frozenset({"dropout"}),
     ),
     Client(
-        name="flower-vit-head", network="head_vit", shape=CIFAR, size=8, make=flowertune_vit, signs=True,
+        name="flower-vit-head", network="head_vit", shape=CIFAR, size=8, make=flowertune_vit, bent=True,
         asks=frozenset({"missing weights"}), lacking=True,
     ),
     Client(
-        name="flower-tabular", network="income", shape=(30,), classes=2, size=32, make=fl_tabular, signs=True,
+        name="flower-tabular", network="income", shape=(30,), classes=2, size=32, make=fl_tabular, bent=True,
         known={"client": Spec("fedsgd", {"loss": "binary"})},
     ),
     Client(
@@ -174,11 +174,11 @@ CLIENTS = [
         sized=True,
     ),
     Client(
-        name="examples-mnist", network="mnist", shape=(1, 28, 28), size=64, make=examples_mnist, signs=True,
-        asks=frozenset({"dropout"}),
+        name="examples-mnist", network="mnist", shape=(1, 28, 28), size=64, make=examples_mnist, bent=True,
+        asks=frozenset({"dropout"}), outlook="open",
     ),
     Client(
-        name="examples-vae", network="vae", shape=(1, 28, 28), classes=None, size=128, make=examples_vae, signs=True,
+        name="examples-vae", network="vae", shape=(1, 28, 28), classes=None, size=128, make=examples_vae, bent=True,
         nameless=True, known={"client": Spec("fedsgd", {"target": "input", "loss": "mse"})},
     ),
     Client(
@@ -210,7 +210,7 @@ CLIENTS = [
         asks=frozenset({"dropout", "missing weights"}), lacking=True,
     ),
     Client(
-        name="pytorch-unet", network="unet", shape=(3, 48, 48), classes=2, size=1, make=pytorch_unet, signs=True,
+        name="pytorch-unet", network="unet", shape=(3, 48, 48), classes=2, size=1, make=pytorch_unet, bent=True,
         nameless=True,
     ),
 ]  # fmt: skip

@@ -199,6 +199,8 @@ def _trained(transcript: Transcript) -> str:
     decay = f", but for {share:.3g} of the weights, taken out as weight decay" if share else ""
     if update.rate is not None:
         return f"one step of SGD at a learning rate of {update.rate:.3g}{decay}"
+    if update.step is not None:
+        return f"one step of an optimizer whose entries move by {update.step.rate:.3g} at the most{decay}"
     if update.kind == "gradient":
         return "one gradient"
     if not isinstance(rule, FedAvg):

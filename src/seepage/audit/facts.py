@@ -86,7 +86,7 @@ class _Reader:
         self.rule, self.update = look.knowledge.client, look.observed.update
         self.signs = next((one for one in look.defenses if one.name == "adaptive"), None)
         # A gradient has no steps, rate and decay of its own; two checkpoints do.
-        self.moved = self.update.kind == "delta" or self.update.rate is not None
+        self.moved = self.update.kind == "delta" or self.update.rate is not None or self.update.step is not None
 
     def facts(self) -> Iterator[Fact]:
         yield from self._network()
@@ -160,15 +160,10 @@ class _Reader:
         """The local optimizer: by the sizes of the update's entries, else the client rule's own."""
         if not self.moved:
             return self._seen("optimizer", "none: a gradient was sent", "read")
-        if self.signs is not None and self.signs.evidence["sign_only"]:
-            # A first step of Adam is g / sqrt(g^2) = sign(g): all entries have one size, which determines the kind.
-            kind = (
-                "leaves only the sign of each entry: Adam, AdamW or RMSprop at its first step, or at several that agree"
-            )
-            return self._fact("optimizer", kind, "read", ADAPTIVE)
+        if self.update.step is not None:
+            return self._fact("optimizer", self.said.get("optimizer", "one step, inverted"), "guessed", ADAPTIVE)
         if self.signs is not None:
-            kind = "holds all entries to one size: several steps of Adam, Adadelta, RMSprop, or clipping by value"
-            return self._fact("optimizer", kind, "guessed", ADAPTIVE)
+            return self._fact("optimizer", self.signs.message, "guessed", ADAPTIVE)
         if isinstance(self.rule, FedAvg):
             words = OPTIMIZERS[self.rule.optimizer]
             words += f" with momentum {self.rule.momentum:g}" if self.rule.momentum else ""
@@ -180,10 +175,11 @@ class _Reader:
 
     def _rate(self) -> Fact:
         known = self.update.rate if self.update.rate is not None else getattr(self.rule, "lr", None)
+        if self.update.step is not None:
+            size = f"{self.update.step.rate:.3g} is the most that an entry moves"
+            return self._fact("learning rate", size, "guessed", "--lr")
         if self.signs is not None and self.rule.sign_only:
-            size = f"{known:.3g} is the size of its entries: the rate, if it was one step"
-            if not self.signs.evidence["sign_only"]:
-                size = f"{known:.3g} is the size of its largest entries: of Adam, about its rate times its steps"
+            size = f"{known:.3g} is the size of its largest entries: of Adam, about its rate times its steps"
             return self._seen("learning rate", size, "guessed", "--lr")
         if UNKNOWN_RATE in self.said:
             return self._seen("learning rate", self.said[UNKNOWN_RATE], "unknown", "--lr")
@@ -212,7 +208,7 @@ class _Reader:
 
     def _decay(self) -> Fact:
         name, shares = "weight decay", self.update.decayed
-        if self.signs is not None or not self.rule.linear_in_gradient:
+        if self.signs is not None or not self.rule.linear_in_gradient or (self.update.step is not None and not shares):
             option = "--client fedavg:weight_decay"
             return self._fact(name, "such a step does not tell it", "unknown", option)
         if name in self.said:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import nn
@@ -15,16 +16,18 @@ from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UNKNO
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
+from seepage.attacks.exposure.rules import Adaptive, Explained, adaptive_step, vanishing_sums
 from seepage.attacks.exposure.running_statistics import BatchStatistics, batch_statistics, statistics_words
-from seepage.attacks.exposure.step_sizes import adaptive_step
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.recipe.parts import problems_of
 from seepage.base.nn import as_inputs, in_mode, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import Spec, models
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.base.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.federation.clients import FedAvg, FedSGD, OwnStep, make_client
 from seepage.federation.clients.fedavg import MOST_STEPS
+from seepage.federation.measured import Step, format_told, read_update
 from seepage.federation.models.naming import in_own_names
 from seepage.federation.models.trial import sigmoid_words
 from seepage.federation.models.weights import load_weights, read_state
@@ -167,12 +170,16 @@ def observe_files(
     check_finite(update.tensors, 0)
     beside = _moved_beside(model, update.tensors, input_shape)
     said |= {} if beside is None else {OTHER_OUTPUTS: beside}
-    adaptive = adaptive_step(update.tensors, before)
-    update, decay = _without_decay(files, client, steps, model, update, before, outputs, first=adaptive is not None)
-    if adaptive is None or update.kind == "gradient":
+    bent = _Bent.of(files, client, steps, batch_size, update, before, model, outputs, target)
+    first = bent is not None and update.kind == "delta"
+    update, decay = _without_decay(files, client, steps, model, update, before, outputs, first=first)
+    if bent is None or not first:
         rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs), needs_rate=needs_rate)
+    elif bent.step is None:
+        rule, lr, found = _rule_of_signs(client, steps, bent.adaptive, files.lr)
     else:
-        rule, lr, found = _rule_of_signs(client, steps, adaptive, files.lr)
+        update, found = bent.read(update, before, model, (input_shape, outputs))
+        rule, lr = _as_one_gradient(client), None
     said |= found
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
         certain = not rule.batch_coupled(model)
@@ -389,8 +396,108 @@ def _rule(
     return FedAvg(lr=found.lr, steps=found.steps, **same), None, dict(found.said)
 
 
+@dataclass(frozen=True)
+class _Bent:
+    """A step whose optimizer divides each entry by a size of its own, or which clips entries, as stated or as seen.
+
+    Attributes:
+        step: The one step that is inverted; None: several, or one that cannot be.
+        shares: The share of each weight that a decay beside it took off, by name.
+        adaptive: What the files show; None where they show no such thing.
+        stated: The step was stated, and not inferred.
+    """
+
+    step: Step | None
+    shares: Mapping[str, float]
+    adaptive: Adaptive | None
+    stated: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        files: Files,
+        client: Spec,
+        steps: int | None,
+        batch_size: int | None,
+        update: Update,
+        before: Tensors,
+        model: nn.Module,
+        outputs: int,
+        target: Target | None,
+    ) -> Self | None:
+        """None where the update is linear in a gradient, as far as was stated or can be seen; others as `_rule`."""
+        rule = make_client(client)
+        if isinstance(rule, FedAvg) and not rule.linear_in_gradient and update.kind == "delta":
+            one = rule.first_step(batch_size)
+            if one is None:
+                return None  # several steps, or signs: as stated
+            return cls(one[0], dict.fromkeys(before, one[1]), None, stated=True)
+        sums = vanishing_sums(model, outputs, rule, target or "class")
+        seen = adaptive_step(update.tensors, before, sums=sums)
+        if seen is None:
+            return None
+        plain = isinstance(rule, FedAvg | FedSGD) and rule.linear_in_gradient
+        if not plain:
+            return None
+        best, several = seen.best, (steps or 1) > 1 or (isinstance(rule, FedAvg) and rule.count(batch_size or 1) > 1)
+        if best is None or several or not _fits_rate(best, seen, files.lr):
+            return cls(None, {}, seen)
+        shares = seen.shares
+        if files.weight_decay is not None:
+            shares = dict.fromkeys(before, files.weight_decay * (files.lr or best.step.rate))
+        return cls(best.step, shares, seen)
+
+    def read(
+        self, update: Update, before: Tensors, model: nn.Module, sizes: tuple[tuple[int, ...], int]
+    ) -> tuple[Update, dict[str, str]]:
+        """The gradient behind the step, and what is said of it."""
+        assert self.step is not None  # or signs alone are read
+        most = max(update.tensors, key=lambda name: update.tensors[name].numel())
+        told = format_told(-update.tensors[most], before[most], Step.sgd(), 0.0)
+        found = read_update(before, update.tensors, self.step, told, shares=self.shares)
+        own = {name: value.to(before[name]) for name, value in found.value.items()}
+        shares = {name: share for name, share in self.shares.items() if share and name in own}
+        inverted = Update(own, decayed=shares, step=self.step)
+        words = [f"one step of {self.step.name}, as stated" if self.stated else self._seen]
+        if self.step.scaled and self.step.eps:
+            words.append(f"its epsilon is taken for {self.step.eps:g}, which scales the whole gradient")
+        words.append(f"{found.known():.0%} of the entries that moved are known beyond a least size")
+        beyond = self._beyond(update, before)
+        words += [f"but entries moved by {beyond:.3g} times the most that such a step moves any"] * (beyond > 1)
+        middle = found.accuracy()
+        words += [f"the median one to {middle:.1g} of itself"] if middle is not None and middle < 1 else []
+        return inverted, {"optimizer": "; ".join(words)}
+
+    def _beyond(self, update: Update, before: Tensors) -> float:
+        """The largest entry over the ceiling of the step, above 1 where it is beyond it by more than rounding."""
+        assert self.step is not None  # or signs alone are read
+        top = max(float((t + self.shares.get(n, 0.0) * before[n]).abs().max()) for n, t in update.tensors.items())
+        times = top * self.step.gain / self.step.rate
+        return times if times > 1 + FLOAT32_NETWORK else 1.0
+
+    @property
+    def _seen(self) -> str:
+        assert self.adaptive is not None  # or it was stated
+        return self.adaptive.finding.message
+
+
+def _fits_rate(best: Explained, seen: Adaptive, lr: float | None) -> bool:
+    """Whether a step that was seen can be one at the stated rate; sums that it explains say so by themselves."""
+    if lr is None or best.off is not None:
+        return True
+    # Adam's ceiling is its rate, NAdam's up to a tenth more, and RMSprop's 1 / sqrt(1 - alpha) of it.
+    times = seen.size / lr
+    return abs(times - 1) < 0.12 or abs(times - 10) < 0.01
+
+
+def _as_one_gradient(client: Spec) -> ClientUpdate:
+    """The rule of a client that sent the gradient itself, on the same loss."""
+    own = {name: client.options[name] for name in STATED if name in client.options}
+    return make_client(Spec("fedsgd", own))
+
+
 def _rule_of_signs(
-    client: Spec, steps: int | None, adaptive: Finding, lr: float | None
+    client: Spec, steps: int | None, adaptive: Adaptive | None, lr: float | None
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
     """The client rule for an update of hardly more than signs, as Adam gives it, whatever rule was stated.
 
@@ -399,21 +506,20 @@ def _rule_of_signs(
     Returns:
         The rule, the learning rate to divide by (always None), and the inferred facts by name.
     """
-    rule = make_client(client)
-    if not isinstance(rule, FedAvg | FedSGD) or not rule.linear_in_gradient:
-        return rule, None, {}
+    assert adaptive is not None  # or nothing was seen
+    rule, seen = make_client(client), adaptive.finding
     same = {name: client.options[name] for name in (*STATED, "batch_size") if name in client.options}
-    said = {"optimizer": adaptive.message}
+    said = {"optimizer": seen.message}
     if steps is None and isinstance(rule, FedSGD):
-        said["local steps"] = _steps_of_signs(adaptive, lr)
+        said["local steps"] = _steps_of_signs(seen, lr)
     count = rule.steps if isinstance(rule, FedAvg) else steps
-    return FedAvg(lr=adaptive.evidence["size"], steps=count or 1, optimizer="signsgd", **same), None, said
+    return FedAvg(lr=adaptive.size, steps=count or 1, optimizer="signsgd", **same), None, said
 
 
 def _steps_of_signs(adaptive: Finding, lr: float | None) -> str:
     """The inferred number of steps in words; an entry moves by at most about the learning rate in one step of Adam."""
     many = 1 if lr is None else round(adaptive.evidence["size"] / lr)
-    if lr is None and not adaptive.evidence["sign_only"]:
+    if lr is None and not adaptive.evidence["one_step"]:
         return "assumed to be 1, as nothing counts them; of Adam they were several, and --lr counts these"
     if lr is None or many < 2:
         return UNSHOWN_STEPS

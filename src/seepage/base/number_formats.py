@@ -53,7 +53,7 @@ def format_of(values: Tensor, slack: Tensor, like: NumberFormat | None = None) -
         half = half_units(exact, name)
         near = (exact - exact.to(getattr(torch, name)).double()).abs() <= slack
         # A slack as wide as the grid fits everything, so entries near zero say nothing.
-        tells = slack <= half / 4
+        tells = (slack <= half / 4) & (exact != 0)  # zero is a number of every format
         if int(tells.sum()) >= MIN_ENTRIES and _mostly(near[tells]):
             return NumberFormat(name, half)
     return _integers(exact, slack)

@@ -54,6 +54,7 @@ from torch import Generator, Tensor, nn
 from seepage.base.registry import Spec
 from seepage.base.storage import Tensors as Tensors
 from seepage.errors import SeepageError
+from seepage.federation.measured import Formats, Measured, Step, entries_of_gradient, entries_of_step, format_told
 from seepage.federation.sent_tensors import SentTensors, check_finite, check_fits
 
 Architecture = Spec
@@ -119,12 +120,15 @@ class Update:
             allows recomputing the weights after training, which are what was rounded. None: sent as a gradient.
         decayed: For two checkpoints: the share in [0, 1] by which weight decay shrank each weight, by name, where
             known. The tensors no longer contain it.
+        step: For a gradient that is the inverse of a first step of an optimizer that bends it, such as Adam: that step.
+            With it the weights after training, and so each entry's error, follow from the gradient as with `rate`.
     """
 
     tensors: Tensors
     kind: Literal["gradient", "delta"] = "gradient"
     rate: float | None = field(default=None, repr=False)
     decayed: dict[str, float] = field(default_factory=dict, repr=False)
+    step: Step | None = field(default=None, repr=False)
 
     @classmethod
     def from_states(cls, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Self:
@@ -640,7 +644,8 @@ class Round:
         sent = self.update
         rate = None if sent.rate is None else share * sent.rate  # (after - before) / lr over s is that over (s lr)
         tensors = {name: tensor / share for name, tensor in sent.tensors.items()}
-        return replace(self, update=replace(sent, tensors=tensors, rate=rate))
+        step = None if sent.step is None else sent.step.over(share)
+        return replace(self, update=replace(sent, tensors=tensors, rate=rate, step=step))
 
     def gradient(self, client: ClientUpdate) -> Tensors:
         """The update as a gradient of the mean loss; a `delta` is divided by what the client did.
@@ -652,6 +657,54 @@ class Round:
             # A rate of 1e-300, which an untrusted file may state, makes of any difference more than a number can hold.
             check_finite(found, self.t, "gradient that the client's rule and update make")
         return SentTensors(found, [*self.params, *self.personal])
+
+    def step(self, client: ClientUpdate) -> Step | None:
+        """How the client's weights follow from its gradient; None where it sent a gradient and no weights."""
+        update = self.update
+        if update.step is not None or update.kind == "gradient":
+            return update.step or (None if update.rate is None else Step.sgd(update.rate))
+        # A linear rule's change of 1 in a weight shows one over the rate.
+        one = client.as_gradient(Update({"": torch.ones(1, dtype=torch.float64)}, "delta"), self.batch_size)[""]
+        return Step.sgd(1 / float(one.abs()))
+
+    def formats(self, client: ClientUpdate) -> Formats:
+        """The number formats that the largest tensor tells; arguments as of `measured`."""
+        sent = self.update.tensors
+        name = max(sent, key=lambda name: sent[name].numel())
+        share = self.update.decayed.get(name, 0.0)
+        return format_told(self._one(name, client), self.params.get(name), self.step(client), share)
+
+    def _one(self, name: str, client: ClientUpdate) -> Tensor:
+        """One tensor of the update as a gradient."""
+        own = self.update.tensors[name]
+        if self.update.kind == "gradient":
+            return own
+        return client.as_gradient(Update({name: own}, "delta"), self.batch_size)[name]
+
+    def measured(self, client: ClientUpdate, names: Sequence[str] | None = None) -> Measured:
+        """The update as a gradient with its errors, by what its step and its number formats leave.
+
+        Args:
+            client: The client's rule, linear in the gradient.
+            names: Tensors that are wanted; None: all.
+
+        >>> from seepage.federation.clients import FedSGD
+        >>> before, after = torch.tensor([0.5, -0.25]), torch.tensor([0.499, -0.249])
+        >>> sent = Round(0, {"w": before}, Update({"w": (before - after) / 0.1}, rate=0.1))
+        >>> [f"{e:.0e}" for e in sent.measured(FedSGD()).error["w"].tolist()]
+        ['9e-08', '4e-08']
+        """
+        step, formats = self.step(client), self.formats(client)
+        value, error, raw = dict[str, Tensor](), dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
+        for name in self.update.tensors if names is None else names:
+            gradient, share, before = self._one(name, client), self.update.decayed.get(name, 0.0), self.params.get(name)
+            own = format_told(gradient, before, step, share, like=formats)
+            if step is None or before is None:
+                value[name], error[name] = entries_of_gradient(gradient, own)
+            else:
+                value[name], error[name], *kept = entries_of_step(gradient, before, step, share, own)
+                raw |= {name: (kept[0], kept[1])} if step.bent else {}
+        return Measured(value, error, step, formats, raw)
 
 
 @dataclass(frozen=True)

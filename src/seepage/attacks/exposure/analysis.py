@@ -26,6 +26,7 @@ from seepage.attacks.exposure.fingerprints import (
 )
 from seepage.attacks.exposure.indexed import IndexedRounds, indexed_findings, indexed_rounds
 from seepage.attacks.exposure.labels import (
+    ZERO_SUM_SHARE,
     Head,
     LabelLeak,
     head_of,
@@ -34,20 +35,20 @@ from seepage.attacks.exposure.labels import (
     signed_label_leak,
     sums_to_zero,
 )
-from seepage.attacks.exposure.layers import LayerLeak, layer_findings, layer_leaks
+from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_findings, layer_leaks
 from seepage.attacks.exposure.patches import patch_findings
+from seepage.attacks.exposure.rules import adaptive_step, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
-from seepage.attacks.exposure.step_sizes import adaptive_step
 from seepage.attacks.exposure.text import text_findings
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.reading.head import head_features
 from seepage.attacks.reading.head.features import SIZE_REMEDY
-from seepage.attacks.reading.rounded import Rounding, glance, rounding_of, weights_format
 from seepage.base.nn import last_linear
-from seepage.base.rounding import FLOAT32_SAME
+from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SAME
 from seepage.base.storage import LazyTensors
 from seepage.base.words import plural
 from seepage.errors import Inapplicable, SeepageError
+from seepage.federation.measured import EVEN, Step, format_told
 from seepage.federation.sent_tensors import check_finite
 from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.transcript.recorded import RecordedTranscript, open_transcript
@@ -288,17 +289,27 @@ class UpdateAnalysis:
     @cached_property
     def defenses(self) -> tuple[Finding, ...]:
         """Defenses and number formats that the update looks like."""
-        update = self.observed.update
-        adaptive = adaptive_step(update.tensors, self.observed.params, update.rate or 1.0)
+        update, params = self.observed.update, self.observed.params
+        moved, start = update.tensors, {name: params[name] for name in update.tensors if name in params}
+        if update.step is not None:
+            form = self._weights_format
+            return () if form is None else (rounded_weights(form),)
+        if update.rate is not None:
+            moved = {name: -update.rate * moved[name] - update.decayed.get(name, 0.0) * start[name] for name in start}
+        elif update.kind == "gradient":
+            start = {name: torch.zeros_like(tensor) for name, tensor in moved.items()}
+        knowledge, rule = self.knowledge, self.knowledge.client
+        sums = vanishing_sums(knowledge.model, knowledge.num_outputs, rule, knowledge.target)
+        adaptive = adaptive_step(moved, start, sums=() if self.makes_examples else sums)
         if adaptive is not None:
             form = self._weights_format
             # Levels, zeros and a round norm are what such a step leaves.
-            return (adaptive,) if form is None else (adaptive, rounded_weights(form))
+            return (adaptive.finding,) if form is None else (adaptive.finding, rounded_weights(form))
         names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
         bias = None if names is None or names[1] is None else update.tensors.get(names[1])
         found = defense_findings(self.fingerprints, self.norm, bias)
-        if self.rounding is not None:
-            rounded = rounded_finding(self.rounding, self._read[0])
+        if self._coarse:
+            rounded = rounded_finding(self.observed.measured(self.knowledge.client, [self._largest]))
         elif self._weights_format is not None:
             rounded = rounded_weights(self._weights_format)
         else:
@@ -309,37 +320,72 @@ class UpdateAnalysis:
 
     @property
     def _weights_format(self) -> str | None:
-        """The coarse format of the returned weights, where the client's rule leaves no gradient to read."""
-        update = self.observed.update
-        if update.kind != "delta" or self.knowledge.client.linear_in_gradient:
+        """The coarse format of the returned weights, where the client's step leaves no plain gradient to read."""
+        update, params = self.observed.update, self.observed.params
+        bent = update.kind == "delta" and not self.knowledge.client.linear_in_gradient
+        if not bent and update.step is None:
             return None
-        return weights_format(self.observed, max(update.tensors, key=lambda name: update.tensors[name].numel()))
+        name = self._largest
+        sign = 1 if update.step is not None else -1
+        told = format_told(sign * update.tensors[name], params.get(name), update.step or Step.sgd(), 0.0)
+        return None if told.stored == "float32" else told.stored
+
+    @property
+    def bent(self) -> bool:
+        """The gradient is the inverse of an optimizer's step, so that large entries are known worse than small ones."""
+        return self.observed.update.step is not None
+
+    @cached_property
+    def rough(self) -> bool:
+        """It is so, and the median entry is known worse than a network's float32: ranks and rows are hidden."""
+        if not self.bent:
+            return False
+        middle = self.observed.measured(self.knowledge.client).accuracy()
+        return middle is None or middle > FLOAT32_NETWORK
+
+    @cached_property
+    def _counted(self) -> bool:
+        """Whether the last bias gradient is known well enough for its sum to be seen."""
+        if self._last_bias is None:
+            return False
+        found = self.observed.measured(self.knowledge.client, [self._last_bias])
+        error, value = found.error[self._last_bias], found.value[self._last_bias]
+        return bool(DEVIATIONS * error.square().sum().sqrt() <= ZERO_SUM_SHARE * value.abs().sum())
 
     @cached_property
     def signs(self) -> bool:
         """Hardly more than the signs of the gradient are left, so that its rows are multiples of no input."""
         return not self.knowledge.client.linear_in_gradient or any(one.name == "adaptive" for one in self.defenses)
 
+    @property
+    def _largest(self) -> str:
+        """Name of the tensor with the most entries."""
+        return max(self.observed.update.tensors, key=lambda name: self.observed.update.tensors[name].numel())
+
     @cached_property
-    def rounding(self) -> Rounding | None:
-        """The coarse format of the returned weights, or of a gradient that was read off two checkpoints."""
+    def _coarse(self) -> bool:
+        """Whether returned weights, or a gradient that was read off two checkpoints, are of a format below float32."""
         update, rule = self.observed.update, self.knowledge.client
         moved = update.kind == "delta" or update.rate is not None
         if not moved or not rule.linear_in_gradient:
-            return None
+            return False
         try:
-            return glance(self.observed, rule, max(update.tensors, key=lambda name: update.tensors[name].numel()))
+            return self.observed.formats(rule).coarse is not None
         except SeepageError:
-            return None  # the scale of a gradient is not known
+            return False  # the scale of a gradient is not known
 
     def _label_rounding(self) -> float:
-        """How far an entry of the last bias gradient may be off."""
-        names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
-        if self.rounding is None or names is None or names[1] not in self.observed.update.tensors:
+        """How far an entry of the last bias gradient may be off: by its format, and by the terms that it adds up.
+
+        Those are softmax values and labels, of up to 1, so where they cancel 2^-23 is left.
+        """
+        if self._last_bias is None:
             return 0.0
-        first = next(iter(self.rounding.half))
-        found = rounding_of(self.observed, self.knowledge.client, [first, names[1]])
-        return 0.0 if found is None else float(found.half[names[1]].max())
+        least, update = torch.finfo(torch.float32).eps, self.observed.update
+        if not (self._coarse or self.bent or update.rate is not None):
+            return least
+        error = self.observed.measured(self.knowledge.client, [self._last_bias]).error[self._last_bias]
+        return max(float(error.max() / EVEN), least)
 
     @cached_property
     def labels(self) -> LabelLeak | None:
@@ -349,6 +395,11 @@ class UpdateAnalysis:
         if not (self.knowledge.softmax_labels or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
         kind = None if self.makes_examples or self.head is None else self.head.kind
+        if self.bent and kind in ("outputs", "rises") and not self._counted:
+            step = self.observed.update.step
+            assert step is not None  # as it is bent
+            moved = LazyTensors({name: name for name in gradient}, lambda name: step.psi(gradient[name]))
+            return signed_label_leak(moved, self.observed.params, self.knowledge, self.observed.batch_size)
         if self.signs and kind in ("outputs", "rises"):
             return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
         if self.signs or kind != "outputs":
@@ -402,6 +453,8 @@ class UpdateAnalysis:
         under autocast, have the same signs.
         """
         update, rule = self.observed.update, self.knowledge.client
+        if update.step is not None and update.step.scaled:
+            return False  # epsilon is a guess, and with it the scale
         if update.kind != "gradient" or rule.batch_coupled(self.knowledge.model):
             return False
         if {"learning rate", UNKNOWN_RATE, "local steps", ANOTHER_RATE} & set(self._guessed):
@@ -422,7 +475,7 @@ class UpdateAnalysis:
         One step's, and not that of a network whose update has noise on it, which may be anything.
         """
         name = self._last_bias
-        plain = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels
+        plain = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels and not self.bent
         noised = any(finding.name == "noised" for finding in self.defenses)
         if not plain or name is None or self.signs or noised or self.unread_head is not None:
             return False
@@ -446,6 +499,8 @@ class UpdateAnalysis:
         """
         if self.signs:
             return ()
+        if self.rough:
+            return tuple(hidden_layers(self.observed, self.knowledge))
         offset_known = [one.name for one in self.fingerprints if one.bits is not None]
         return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], offset_known))
 
@@ -455,7 +510,7 @@ class UpdateAnalysis:
         for finding in self.defenses:
             if finding.name in CHANGES_VALUES:
                 return f"the update looks {finding.name}"
-        if self.labels is not None and not self.labels.sound:
+        if self.labels is not None and not self.labels.sound and not self.rough:
             return "the last bias gradient does not sum to zero, as that of an unchanged cross-entropy gradient does"
         return ""
 
@@ -527,7 +582,7 @@ class UpdateAnalysis:
 
     def _batch_norms(self) -> list[BatchNormLeak]:
         """Batch norms of a plain gradient; local steps blur them, and a model without one has none."""
-        if self.observed.update.kind != "gradient" or self.changed:
+        if self.observed.update.kind != "gradient" or self.changed or self.rough:
             return []
         try:
             return batch_norm_leaks(self.observed, self.knowledge)
@@ -538,7 +593,13 @@ class UpdateAnalysis:
         """What the head's equations give; or why they were not solved, where that is worth a note."""
         observed, knowledge = self.observed, self.knowledge
         size, names = observed.batch_size, last_linear(knowledge.model, knowledge.num_outputs)
-        readable = self._read[1] and self.labels is not None and not self.changed and observed.update.kind != "delta"
+        readable = (
+            self._read[1]
+            and self.labels is not None
+            and not self.changed
+            and not self.rough
+            and observed.update.kind != "delta"
+        )
         if not readable or size is None or names is None or names[0] not in observed.update.tensors:
             return [], None
         if MAX_HEAD_EXAMPLES < size < knowledge.num_classes:

@@ -1,7 +1,7 @@
 """Fingerprints that a defense or a number format leaves on an update: noise, levels, zeros, a round norm."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.exposure.finding import Finding
-from seepage.attacks.reading.rounded import Rounding
-from seepage.attacks.reading.rounded.rounding import GLANCE
 from seepage.base.algebra.lowrank import noise_floor
+from seepage.federation.measured import EVEN, GLANCE, Measured
 from seepage.federation.types import Tensors
 
 MIN_ENTRIES = 32
@@ -270,20 +269,22 @@ def _levels(fingerprints: Sequence[Fingerprint]) -> Finding | None:
     return None
 
 
-def rounded_finding(rounding: Rounding, gradient: Mapping[str, Tensor]) -> Finding:
-    """What the rounding of weights, or of a gradient behind them, costs the largest tensor.
+def rounded_finding(measured: Measured) -> Finding:
+    """What the rounding of weights, or of a gradient behind them, costs a tensor.
 
     Args:
-        rounding: Of the largest tensor, as far as it was looked at.
-        gradient: The update as a gradient, by name.
+        measured: The largest tensor, of an update in a coarse format.
     """
-    ((name, half),) = rounding.half.items()
-    share = float(half.norm() / gradient[name][: len(half)].double().norm().clamp_min(1e-30))
+    ((name, value),), error = measured.value.items(), measured.error
+    assert measured.formats is not None  # as it is coarse
+    form = measured.formats.coarse
+    what = "the returned weights are" if measured.formats.gradient == "float32" else "the gradient is made of"
+    share = float(error[name].norm() / EVEN / value.norm().clamp_min(1e-30))
     return Finding(
         name="rounded",
-        message=f"looks rounded: {rounding.words}, whose rounding is {share:.2g} times as large as what is left of the "
-        "gradient",
-        evidence={"formats": [rounding.format], "share": share},
+        message=f"looks rounded: {what} {form} numbers, whose rounding is {share:.2g} times as large as what is left "
+        "of the gradient",
+        evidence={"formats": [form], "share": share},
         limit=FORMAT_OR_DEFENSE,
     )
 

@@ -88,7 +88,8 @@ def layer_findings(leaks: Sequence[LayerLeak]) -> Iterator[ClosedForm]:
     folded = inner if len(inner) > MOST_LISTED else []
     for leak in leaks:
         more = ", or more" if leak.full else ""
-        words = f"{leak.layer or 'model'}: rank {leak.rank}{more}, {leak.neurons} neurons, reads {leak.reads}"
+        rank = f"rank {leak.rank}{more}" if leak.rank else "rank hidden by the errors of its entries"
+        words = f"{leak.layer or 'model'}: {rank}, {leak.neurons} neurons, reads {leak.reads}"
         lines = () if leak in folded else (words,)
         yield ClosedForm(name="layer", message=words, evidence=asdict(leak), lines=lines)
         yield from _revealed(leak)
@@ -133,6 +134,23 @@ def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
             limit="Whether unmixing finds them is for the attack to show.",
             tensors=tensors,
         )
+
+
+def hidden_layers(observed: Round, knowledge: Knowledge) -> list[LayerLeak]:
+    """The same layers where entries are known too roughly for any of it."""
+    first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
+    last = last_linear(knowledge.model, knowledge.num_outputs)
+    leaks = []
+    for name, (module, positions) in _linear_layers(observed, knowledge).items():
+        prefix = f"{name}." if name else ""
+        weight, bias = f"{prefix}weight", f"{prefix}bias"
+        if weight in observed.update.tensors:
+            inner: Literal["positions", "features"] = "positions" if positions > 1 else "features"
+            reads = "input" if first is not None and first.weight == weight else inner
+            sent, ends = bias if bias in observed.update.tensors else None, last is not None and last[0] == weight
+            m, d = module.out_features, module.in_features
+            leaks.append(LayerLeak(name, weight, sent, reads, m, d, 0, True, 0, None, ends))
+    return leaks
 
 
 def layer_leaks(

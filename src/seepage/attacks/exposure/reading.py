@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from seepage.attacks.exposure.decay import infer_weight_decay
 from seepage.attacks.exposure.inference import infer_steps
-from seepage.attacks.exposure.step_sizes import adaptive_step
+from seepage.attacks.exposure.rules import adaptive_step
 from seepage.base.nn import at_state
 from seepage.errors import SeepageError, short
 from seepage.federation.clients import OwnStep
@@ -36,8 +36,8 @@ def read_off(victim: Victim) -> Victim:
     steps = own.rule.count(len(rule.parts(victim.batches(0))[0]))
     adaptive = adaptive_step(update.tensors, victim.params)
     if adaptive is not None:
-        read = replace(own.rule, lr=adaptive.evidence["size"], optimizer="signsgd", momentum=0.0, nesterov=False)
-        return _reading(victim, replace(own, rule=read), {"optimizer": adaptive.message})
+        read = replace(own.rule, lr=adaptive.size, optimizer="signsgd", momentum=0.0, nesterov=False)
+        return _reading(victim, replace(own, rule=read), {"optimizer": adaptive.finding.message})
     said, decayed, outputs = dict[str, str](), dict[str, float](), knowledge.num_outputs
     if own.loss == "cross_entropy" and victim.defense is None:
         decay = infer_weight_decay(model, victim.params, update.tensors, outputs)

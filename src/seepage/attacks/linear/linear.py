@@ -15,9 +15,9 @@ from seepage.attacks.linear.certificate import (
     vouched_by_any_loss,
     vouched_by_rule,
 )
+from seepage.attacks.linear.examples import with_errors
 from seepage.attacks.network import AttackedRound, in_range
 from seepage.attacks.network.first_layer import FirstLayer
-from seepage.attacks.reading.rounded import with_rounding
 from seepage.base.nn import input_layer
 from seepage.base.registry import attacks
 from seepage.federation.types import Reconstruction, Transcript
@@ -119,7 +119,7 @@ class LinearLeak(Attack):
         if observed.size_inferred:
             found = unproven(found, seen)
         proven = 0 if found.certified is None else int(found.certified.sum())
-        return found if proven == seen.batch_size or observed.personal else with_rounding(found, seen)
+        return found if proven == seen.batch_size or observed.personal else with_errors(found, seen)
 
     def _single(self, seen: FirstLayer) -> Reconstruction:
         # Least squares over all rows of weight = bias x^T: exact without noise, and the best average with it.

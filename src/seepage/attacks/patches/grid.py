@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.attacks.patches.solve import HALF_UNIT, UNKNOWN, Measured, SolvedImage, most_likely
+from seepage.attacks.patches.solve import HALF_UNIT, UNKNOWN, MeasuredImage, SolvedImage, most_likely
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.base.lattice import reduced
 
@@ -57,7 +57,7 @@ class _Grid:
 
 
 def on_grid(
-    tokens: PatchTokens, measured: Measured, solved: SolvedImage, count: int
+    tokens: PatchTokens, measured: MeasuredImage, solved: SolvedImage, count: int
 ) -> tuple[SolvedImage, bool] | None:
     """The image whose pixels are whole levels, where there is one that explains the gradients; else None.
 
@@ -108,7 +108,7 @@ def on_grid(
     return None
 
 
-def _row_noise(measured: Measured) -> Tensor:
+def _row_noise(measured: MeasuredImage) -> Tensor:
     """`[width]` the noise of each row of the equations, before anything was rounded."""
     even = torch.full((len(measured.products),), measured.noise, dtype=torch.float64)
     if measured.noise > LARGEST * measured.rounding:
@@ -120,7 +120,7 @@ def _row_noise(measured: Measured) -> Tensor:
     return by_size
 
 
-def _grid(tokens: PatchTokens, measured: Measured, count: int) -> _Grid | None:
+def _grid(tokens: PatchTokens, measured: MeasuredImage, count: int) -> _Grid | None:
     """The levels in units of what the layer reads; None where patches overlap or leave out pixels, or scales differ."""
     pixels, scale = tokens.pixels, tokens.scale
     every = pixels.flatten().sort().values
@@ -130,7 +130,7 @@ def _grid(tokens: PatchTokens, measured: Measured, count: int) -> _Grid | None:
     return _Grid(scale[0] * (measured.high - measured.low) / count, tokens.shift + scale * measured.low, count)
 
 
-def _rounded(measured: Measured, grid: _Grid, guess: Tensor, wide: float, noise: Tensor) -> tuple[Tensor, float]:
+def _rounded(measured: MeasuredImage, grid: _Grid, guess: Tensor, wide: float, noise: Tensor) -> tuple[Tensor, float]:
     """`[P, d]` whole levels near equations and guess, and the least gap of the basis, in standard deviations."""
     # D^T (step k + start) = g becomes (D^T step / noise) k = (g - D^T start) / noise: unit noise, unknowns in levels.
     weight = grid.mean_step / noise[:, None]  # [width, 1]
@@ -146,7 +146,7 @@ def _rounded(measured: Measured, grid: _Grid, guess: Tensor, wide: float, noise:
     return torch.from_numpy(basis.nearest(targets.numpy())), float(basis.gaps.min())
 
 
-def _off(measured: Measured, grid: _Grid, off: Tensor, noise: Tensor) -> float:
+def _off(measured: MeasuredImage, grid: _Grid, off: Tensor, noise: Tensor) -> float:
     """Root mean square of errors `[P, columns]` of a guess, in levels, per direction that the gradients do not show."""
     u, s, _ = measured.factors
     noise = noise.square().mean().sqrt()
@@ -156,7 +156,7 @@ def _off(measured: Measured, grid: _Grid, off: Tensor, noise: Tensor) -> float:
     return float((rest.square().sum() / (max(len(u) - shown.shape[1], 1) * off.shape[1])).sqrt())
 
 
-def _from_neighbors(tokens: PatchTokens, measured: Measured, entries: Tensor, known: Tensor) -> Tensor:
+def _from_neighbors(tokens: PatchTokens, measured: MeasuredImage, entries: Tensor, known: Tensor) -> Tensor:
     """`[P, d]` each column as others have it: every second pixel from those between, like the squares of a board."""
     height, width = measured.shape[-2:]
     first = tokens.pixels[0]  # [d] the first patch's pixels; all patches are cut alike

@@ -11,7 +11,7 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import EXACT, AttackedRound, vouch
 from seepage.attacks.patches.grid import on_grid
-from seepage.attacks.patches.solve import Measured, SolvedImage, solve
+from seepage.attacks.patches.solve import MeasuredImage, SolvedImage, solve
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.attacks.search.labels import SignOfLastBias
 from seepage.base.algebra.lowrank import CLEAR
@@ -45,7 +45,7 @@ class PatchGradients:
     def solved(self) -> SolvedImage:
         """The image, by least squares; over whole levels where they explain the gradients."""
         knowledge = self.attacked.knowledge
-        measured = Measured(self.errors, self.products, knowledge.input_shape, *knowledge.value_range)
+        measured = MeasuredImage(self.errors, self.products, knowledge.input_shape, *knowledge.value_range)
         solved = solve(self.tokens, measured)
         found = on_grid(self.tokens, measured, solved, self.levels) if self.levels else None
         if found is None:

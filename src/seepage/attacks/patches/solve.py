@@ -42,7 +42,7 @@ class SolvedImage:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredImage:
     """The equations `products = errors^T X + noise` for the patches X of an image.
 
     Attributes:
@@ -87,7 +87,7 @@ class Measured:
         return max(self.rounding, float((outside.square().sum() / free).sqrt()))
 
 
-def solve(tokens: PatchTokens, measured: Measured) -> SolvedImage:
+def solve(tokens: PatchTokens, measured: MeasuredImage) -> SolvedImage:
     """The most likely image, and how well it is known.
 
     Args:
@@ -108,7 +108,7 @@ def solve(tokens: PatchTokens, measured: Measured) -> SolvedImage:
     return SolvedImage(most_likely(tokens, measured), deviation, shown, condition)
 
 
-def most_likely(tokens: PatchTokens, measured: Measured, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def most_likely(tokens: PatchTokens, measured: MeasuredImage, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """The image `[1, C, H, W]` that minimizes |D^T X - G|^2 / noise^2 + |differences of neighbors|^2 / NEIGHBORS^2.
 
     Where D has full rank and the noise is that of rounding, the second term has no say. Where it has not (more patches
@@ -157,7 +157,7 @@ def most_likely(tokens: PatchTokens, measured: Measured, known: tuple[Tensor, Te
     return middle + conjugate_gradients(normal, right, precondition, steps=MAX_ITERATIONS, tolerance=CONVERGED)
 
 
-def _scale(tokens: PatchTokens, measured: Measured) -> Tensor:
+def _scale(tokens: PatchTokens, measured: MeasuredImage) -> Tensor:
     """How much of what the layer reads is a unit of the value range."""
     return tokens.scale[tokens.pixels >= 0].abs().mean() * (measured.high - measured.low)
 

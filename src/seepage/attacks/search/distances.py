@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.base.nn import TINY, dot, norm, safe_norm
-from seepage.federation.types import Knowledge, Round, Tensors
+from seepage.federation.types import ClientUpdate, Knowledge, Round, Tensors
 
 
 class Distance(ABC):
@@ -161,3 +161,45 @@ class PerTensor(Distance):
 
     def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
         return PerTensor(self.inner.adapt_to(knowledge, observed))
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted(Distance):
+    """A distance of gradients whose entries are weighed first, both of them alike.
+
+    Args:
+        inner: The distance.
+        weights: By name, in each tensor's shape.
+
+    >>> ones, zeros = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
+    >>> float(Weighted(L2(), {"w": torch.tensor([1.0, 0.0])})(ones, zeros))
+    1.0
+    """
+
+    inner: Distance
+    weights: Tensors
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
+        both = ({name: self.weights[name] * own[name] for name in target} for own in (dummy, target))
+        return self.inner(*both)
+
+
+def weighted(distance: Distance, observed: Round, rule: ClientUpdate) -> Distance:
+    """The distance with entries weighed by `1 / sqrt(1 + (error / r)^2)`, r the root mean square of the known ones.
+
+    So entries that are known well weigh alike, and those that are not known nothing. Only an update that was read off
+    a bent step has errors beside which that matters.
+
+    Args:
+        distance: Of gradients.
+        observed: The round.
+        rule: The client's.
+    """
+    if observed.update.step is None:
+        return distance
+    found, weights = observed.measured(rule), dict[str, Tensor]()
+    for name, value in found.value.items():
+        known = found.error[name].isfinite()
+        size = (value[known].square().mean() if bool(known.any()) else value.new_ones(())).sqrt().clamp(min=1e-300)
+        weights[name] = (1 + (found.error[name] / size).square()).rsqrt().to(observed.update.tensors[name])
+    return Weighted(distance, weights)

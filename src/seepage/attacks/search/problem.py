@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from seepage.attacks.search.adaptive import defended_rule
-from seepage.attacks.search.distances import Distance
+from seepage.attacks.search.distances import Distance, weighted
 from seepage.base.nn import dot
 from seepage.base.second_derivatives import twice_differentiable
 from seepage.federation.types import Batch, ClientUpdate, Knowledge, Round, Tensors
@@ -65,9 +65,11 @@ class Problem:
     ) -> "Problem":
         """The problem of one round; `local` says how an update of several local steps is matched.
 
-        What is known of a defense that makes the update inside the client is the client's rule here.
+        What is known of a defense that makes the update inside the client is the client's rule here. A gradient that
+        was read off a bent step is matched where its entries are known.
         """
         rule = defended_rule(knowledge, observed)
+        distance = weighted(distance, observed, knowledge.client)
         return cls(
             knowledge.model,
             rule if local == "unrolled" else rule.first_order_rule(),

@@ -12,7 +12,8 @@ from seepage.base.nn import derived_seed, forward, frozen_randomness, generator,
 from seepage.base.registry import clients
 from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.clients.base import TrainingRule, WrappedRule, gradient_of, leaves_of
-from seepage.federation.clients.optimizers import NAMES, OPTIMIZERS, WITH_MOMENTUM, OptimizerName, clipped
+from seepage.federation.clients.optimizers import NAMES, OPTIMIZERS, WITH_MOMENTUM, Optimizer, OptimizerName, clipped
+from seepage.federation.measured import Step
 from seepage.federation.types import LocalProblem, Mode, StepGradient, Tensors, Update
 
 MOST_STEPS = 100_000
@@ -48,6 +49,7 @@ class FedAvg(TrainingRule):
         momentum: Of `sgd` and `rmsprop`; starts from zero each round.
         nesterov: Of `sgd` with momentum: the step looks ahead.
         weight_decay: As PyTorch's optimizers take it: added to the gradient, of `adamw` taken off the weights.
+        eps: Epsilon of an optimizer that has one; None: PyTorch's.
         clip_norm: Largest Euclidean norm of a local step's gradient, before the optimizer; None: any.
         clip_value: Largest size of one of its entries; None: any.
         shuffle: Draw a new order for each epoch, as data loaders do. The attacker knows that, and not the order.
@@ -79,6 +81,7 @@ class FedAvg(TrainingRule):
     momentum: float = 0.0
     nesterov: bool = field(default=False, metadata={"quiet": True})
     weight_decay: float = field(default=0.0, metadata={"quiet": True})
+    eps: float | None = field(default=None, metadata={"quiet": True})
     clip_norm: float | None = field(default=None, metadata={"quiet": True})
     clip_value: float | None = field(default=None, metadata={"quiet": True})
     accumulate: int = field(default=1, metadata={"quiet": True})
@@ -109,7 +112,7 @@ class FedAvg(TrainingRule):
             wrong.append("momentum and sgd for nesterov")
         if not 0 <= self.weight_decay < math.inf:
             wrong.append(f"weight_decay >= 0, got {self.weight_decay}")
-        for name in ("clip_norm", "clip_value"):
+        for name in ("clip_norm", "clip_value", "eps"):
             most = getattr(self, name)
             if most is not None and not 0 < most < math.inf:
                 wrong.append(f"{name} > 0, got {most}")
@@ -185,9 +188,7 @@ class FedAvg(TrainingRule):
     def walk(self, params: Tensors, examples: int, gradient: StepGradient, *, create_graph: bool = False) -> Update:
         start = leaves_of(params)
         now = dict(start)
-        optimizer = OPTIMIZERS[self.optimizer](
-            lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
-        )
+        optimizer = self._optimizer
         for places in self.batches(examples):
             if not create_graph:
                 now = leaves_of(now)
@@ -195,6 +196,27 @@ class FedAvg(TrainingRule):
             now = optimizer.step(now, clipped(steepest, self.clip_norm, self.clip_value))
         delta = {name: now[name] - start[name].detach() for name in now}
         return Update(delta if create_graph else {name: d.detach() for name, d in delta.items()}, kind="delta")
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        return OPTIMIZERS[self.optimizer](
+            lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay, eps=self.eps
+        )
+
+    def first_step(self, examples: int | None) -> tuple[Step, float] | None:
+        """The only local step, of which a gradient can be read, and the share of the weights that it took off them.
+
+        Args:
+            examples: Number of the client's examples; needed for a rule of epochs.
+
+        Returns:
+            None for several steps, or an unknown number, and for an optimizer that leaves signs alone.
+        """
+        known, optimizer = self.steps is not None or examples is not None, self._optimizer
+        if not known or self.count(examples or 1) != 1 or optimizer.first is None:
+            return None
+        limit = math.inf if self.clip_value is None else self.clip_value
+        return replace(optimizer.first, limit=limit, scaled=self.clip_norm is not None), optimizer.decays_beside
 
     def step_gradient(self, gradient: Tensors, now: Tensors, start: Tensors) -> Tensors:
         """The descent gradient of a local step: that of the loss here; a derived rule may add a term, as FedProx does.

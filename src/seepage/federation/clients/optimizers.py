@@ -5,12 +5,13 @@ is another: its state is a snapshot, and its epsilon Keras's.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from seepage.federation.measured import Step
 from seepage.federation.types import Tensors
 
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "adadelta", "signsgd"]
@@ -30,6 +31,7 @@ class Optimizer(ABC):
         momentum: Of SGD and RMSprop.
         nesterov: Of SGD: the step looks ahead.
         weight_decay: Times the weights, added to the gradient. Of AdamW: times the rate, taken off the weights.
+        eps: Epsilon of those that have one; None: PyTorch's.
         steps: Steps made.
         kept: What is remembered of earlier steps, by kind and name; zeros at first.
     """
@@ -38,6 +40,7 @@ class Optimizer(ABC):
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    eps: float | None = None
     steps: int = 0
     kept: dict[str, Tensors] = field(default_factory=dict)
 
@@ -53,6 +56,16 @@ class Optimizer(ABC):
     @abstractmethod
     def direction(self, name: str, gradient: Tensor) -> Tensor:
         """u(g): what is taken off the weights, in units of the rate."""
+
+    @property
+    def first(self) -> Step | None:
+        """Its first step, where that can be inverted."""
+        return None
+
+    @property
+    def decays_beside(self) -> float:
+        """The share of each weight that a step takes off it beside the gradient."""
+        return 0.0
 
     def remembered(self, kind: str, name: str, like: Tensor) -> Tensor:
         return self.kept.setdefault(kind, {}).get(name, torch.zeros_like(like))
@@ -73,6 +86,10 @@ class SGD(Optimizer):
         velocity = self.average("velocity", name, self.momentum, gradient, share=1.0)
         return gradient + self.momentum * velocity if self.nesterov else velocity
 
+    @property
+    def first(self) -> Step:
+        return replace(Step.sgd(self.lr, self.momentum, nesterov=self.nesterov), coupled=self.weight_decay)
+
 
 class LocalAdam(Optimizer):
     """Kingma et al., ICLR 2015, Algorithm 1: u = m' / (sqrt(v') + 1e-8), with the means of g and g g unbiased."""
@@ -83,14 +100,26 @@ class LocalAdam(Optimizer):
         a, b = self.BETAS
         mean = self.average("mean", name, a, gradient) / (1 - a**self.steps)
         square = self.average("square", name, b, gradient * gradient) / (1 - b**self.steps)
-        return mean / ((square + FLOOR).sqrt() + self.EPS)
+        return mean / ((square + FLOOR).sqrt() + (self.EPS if self.eps is None else self.eps))
+
+    @property
+    def first(self) -> Step:
+        return Step.adam(self.lr, self.EPS if self.eps is None else self.eps, self.BETAS, coupled=self.weight_decay)
 
 
 class AdamW(LocalAdam):
     """Loshchilov and Hutter, ICLR 2019, Algorithm 2: the decay is taken off the weights, beside Adam's step."""
 
     def _moved(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
-        return (1 - self.lr * self.weight_decay) * weight - self.lr * self.direction(name, gradient)
+        return (1 - self.decays_beside) * weight - self.lr * self.direction(name, gradient)
+
+    @property
+    def first(self) -> Step:
+        return replace(super().first, coupled=0.0)
+
+    @property
+    def decays_beside(self) -> float:
+        return self.lr * self.weight_decay
 
 
 class RMSprop(Optimizer):
@@ -100,8 +129,13 @@ class RMSprop(Optimizer):
 
     def direction(self, name: str, gradient: Tensor) -> Tensor:
         square = self.average("square", name, self.KEEP, gradient * gradient)
-        unit = gradient / ((square + FLOOR).sqrt() + self.EPS)
+        unit = gradient / ((square + FLOOR).sqrt() + (self.EPS if self.eps is None else self.eps))
         return self.average("velocity", name, self.momentum, unit, share=1.0) if self.momentum else unit
+
+    @property
+    def first(self) -> Step:
+        eps = self.EPS if self.eps is None else self.eps
+        return replace(Step.rmsprop(self.lr, eps, self.KEEP), coupled=self.weight_decay)
 
 
 class Adadelta(Optimizer):
@@ -112,9 +146,15 @@ class Adadelta(Optimizer):
     def direction(self, name: str, gradient: Tensor) -> Tensor:
         square = self.average("square", name, self.KEEP, gradient * gradient)
         reach = self.remembered("moved", name, gradient)
-        unit = (reach + self.EPS).sqrt() / (square + self.EPS).sqrt() * gradient
+        eps = self.EPS if self.eps is None else self.eps
+        unit = (reach + eps).sqrt() / (square + eps).sqrt() * gradient
         self.average("moved", name, self.KEEP, unit * unit)
         return unit
+
+    @property
+    def first(self) -> Step:
+        eps = self.EPS if self.eps is None else self.eps
+        return replace(Step.adadelta(self.lr, eps, self.KEEP), coupled=self.weight_decay)
 
 
 class SignSGD(Optimizer):

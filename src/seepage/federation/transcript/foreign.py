@@ -16,6 +16,7 @@ from seepage.errors import SeepageError, short, unknown
 from seepage.federation.clients import CLIENTS, make_client
 from seepage.federation.clients.losses import check_target
 from seepage.federation.defenses import DEFENSES, joined
+from seepage.federation.measured import Step
 from seepage.federation.sent_tensors import LARGEST_VALUE, largest_value
 from seepage.federation.types import Architecture, ClientUpdate, Defense, SideInformation, Target, Tensors
 
@@ -206,6 +207,32 @@ def read_rate(tensors: Tensors, path: Path) -> float | None:
     if stored.dtype != torch.float64 or stored.numel() != 1 or not 0 < float(stored) < math.inf:
         raise SeepageError(f"{path} holds a learning rate that is no number above 0; record it again")
     return float(stored)
+
+
+STEP_NUMBERS = ("rate", "floor", "gain", "eps", "coupled", "limit", "scaled", "writes", "roundings")
+"""The numbers of a `Step`, in the order of a file."""
+MOST_ROUNDINGS = 100
+"""More than any optimizer's step writes, or rounds."""
+
+
+def read_step(tensors: Tensors, path: Path) -> Step | None:
+    """The step of an optimizer that a gradient in a file is the inverse of, if there is one."""
+    stored = tensors.get("step")
+    if stored is None:
+        return None
+    damaged = f"{path} holds an optimizer's step that cannot be; record it again"
+    if stored.dtype != torch.float64 or stored.shape != (len(STEP_NUMBERS),) or bool(stored.isnan().any()):
+        raise SeepageError(damaged)
+    rate, floor, gain, eps, coupled, limit, scaled, writes, roundings = stored.tolist()
+    if not 1 <= writes <= MOST_ROUNDINGS or not 0 <= roundings <= MOST_ROUNDINGS:
+        raise SeepageError(damaged)
+    try:
+        return Step(
+            name="optimizer", rate=rate, floor=floor, gain=gain, eps=eps, coupled=coupled, limit=limit,
+            scaled=bool(scaled), writes=int(writes), roundings=roundings,
+        )  # fmt: skip
+    except SeepageError as error:
+        raise SeepageError(f"{damaged} ({error})") from error
 
 
 def read_decayed(shares: Tensors, update: Tensors, path: Path) -> dict[str, float]:

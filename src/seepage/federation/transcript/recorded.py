@@ -38,9 +38,11 @@ from seepage.base.storage import (
 from seepage.errors import SeepageError, short, unknown
 from seepage.federation.clients import client_options
 from seepage.federation.defenses import defense_tables
+from seepage.federation.measured import Step
 from seepage.federation.models import MODELS, build, trusted
 from seepage.federation.sent_tensors import check_fits, not_sent
 from seepage.federation.transcript.foreign import (
+    STEP_NUMBERS,
     Facts,
     check_batch_size,
     check_rounds,
@@ -50,6 +52,7 @@ from seepage.federation.transcript.foreign import (
     read_facts,
     read_kind,
     read_rate,
+    read_step,
     round_file,
 )
 from seepage.federation.transcript.labels import misfit_of_labels
@@ -138,6 +141,7 @@ class RecordedTranscript:
                 read_kind(tensors, path),
                 read_rate(tensors, path),
                 read_decayed(_under(tensors, "decayed"), parts["update"], path),
+                read_step(tensors, path),
             ),
             batch_size=self._size(tensors),
             labels=self._labels(tensors, path),
@@ -340,9 +344,11 @@ def kind_tensor(kind: str) -> Tensor:
     return torch.tensor(list(kind.encode()), dtype=torch.uint8)
 
 
-def update_facts(kind: str, rate: float | None, decayed: Mapping[str, float]) -> Tensors:
+def update_facts(kind: str, rate: float | None, decayed: Mapping[str, float], step: Step | None = None) -> Tensors:
     """The fields of an update beside its tensors, as a round's file holds them; see `Update`."""
     known = {"kind": kind_tensor(kind)}
+    if step is not None:
+        known["step"] = torch.tensor([float(getattr(step, name)) for name in STEP_NUMBERS], dtype=torch.float64)
     if rate is not None:
         known["rate"] = torch.tensor(rate, dtype=torch.float64)
     shares = {name: torch.tensor(share, dtype=torch.float64) for name, share in decayed.items()}
@@ -351,7 +357,7 @@ def update_facts(kind: str, rate: float | None, decayed: Mapping[str, float]) ->
 
 def _round_tensors(observed: Round, first: Round) -> Tensors:
     sent = observed.update
-    tensors = _over("update", sent.tensors) | update_facts(sent.kind, sent.rate, sent.decayed)
+    tensors = _over("update", sent.tensors) | update_facts(sent.kind, sent.rate, sent.decayed, sent.step)
     if not same(observed.params, first.params):
         tensors |= _over("params", observed.params)
     if not same(observed.buffers, first.buffers):

@@ -1,0 +1,433 @@
+r"""Which local step made a difference of weights: rules are compared by how well each explains all tensors.
+
+Two things tell, and each is held against the errors that number formats leave (`seepage.federation.measured`):
+
+    a ceiling    of a bent step no entry moves by more than s, and where gradients are large many move by just that, up
+                 to the rounding of each weight. A gradient's largest entries differ from one module to the next.
+    sums         the rows of the gradient of a softmax's last layer add up to zero, column by column, and so does its
+                 bias: sum_k x_k = 0 within (sum_k sigma_k^2)^1/2 for the right rule, and for no other.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from seepage.attacks.exposure.finding import Finding
+from seepage.base.algebra.rows import LEAST_ALIKE
+from seepage.base.nn import last_linear
+from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SUM
+from seepage.federation.measured import ROUNDING, Formats, Step, format_told, measured_entries, spread_of
+from seepage.federation.types import ClientUpdate, Target
+
+LEAST_ENTRIES = 8
+"""Entries of a tensor from which its largest is looked at."""
+NEAR = 0.1
+"""Relative distance from the ceiling within which a decay is fitted, and several steps' or Adadelta's entries end."""
+LIVE = 0.01
+"""Share of the ceiling below which an entry has next to no gradient."""
+MANY_ENTRIES, LARGE_SHARE = 200, 0.3
+"""Live entries of a tensor, and the share of them above half of the largest, from which they were held down: of 200
+normal numbers 15 % are, and of a gradient's, whose tails are heavier, fewer."""
+ADAM_EPS = 1e-8
+"""PyTorch's, and the guess where nothing tells: it scales the gradient as a whole."""
+GAP = 1e-3
+"""Relative distance of the largest entry from a rate above it, of small gradients."""
+MOST = 0.5
+"""Share of a tensor's live entries at the ceiling from which it is of one step of Adam, where sums cannot be tested."""
+FITS = 10
+"""Grids in which a rate is looked for, each 2.5 times as fine as the one before."""
+PASSES = 4
+"""Of a mean over entries that agree with it."""
+ROUND_DIGITS, ROUND = 3, 2e-6
+"""Digits of a learning rate that somebody chose, and relative distance up to which a ceiling is taken for it."""
+PIECES, COLUMNS = 2**16, 256
+"""Entries of a tensor that are looked at, and columns of the last layer beside which a rate is fitted."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How one rule explains a difference of weights.
+
+    Attributes:
+        step: The rule's step.
+        off: Root mean square of the sums that must vanish, in units of their errors; None: none can be tested.
+        tested: Number of those.
+    """
+
+    step: Step
+    off: float | None = None
+    tested: int = 0
+
+    @property
+    def words(self) -> str:
+        """The rule, and how well it explains the sums."""
+        if self.off is None:
+            return f"{self.step.name} (its errors leave no sum to test)"
+        return f"{self.step.name} ({self.off:.2g} times its errors in {self.tested} sums)"
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """That a difference of weights is no step along a gradient, and what explains it best.
+
+    Attributes:
+        size: The most that a weight moved, but for decay.
+        best: The rule that explains it; None: no single step that is known.
+        others: What else was compared, the runner-up first.
+        shares: The share of each weight that a decay beside the step took off it, by name.
+        modules: Modules with entries at the ceiling.
+    """
+
+    size: float
+    best: Explained | None
+    others: tuple[Explained, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+    modules: int = 0
+
+    @property
+    def finding(self) -> Finding:
+        """In words, with numbers."""
+        evidence = {"size": self.size, "one_step": self.best is not None, "modules": self.modules}
+        evidence["decay"] = max(self.shares.values(), default=0.0)
+        if self.best is None:
+            message = (
+                f"held to one size: in tensor after tensor the largest entries changed by {self.size:.2g} and none by "
+                "more, and no single step that was tried explains that: several steps of Adam or AdamW, a clip by "
+                "value, or another optimizer; only signs are read, unless the step is stated (--client "
+                "fedavg:optimizer=adam,lr=…,steps=1)"
+            )
+        else:
+            beside = f", beside a decay of {evidence['decay']:.2g} of the weights" * bool(self.shares)
+            against = "".join(f"; {one.words} is the runner-up" for one in self.others[:1])
+            message = (
+                f"as one step of {self.best.words} from a fresh state leaves it: no entry changed by more than "
+                f"{self.size:.4g}{beside}{against}"
+            )
+        return Finding(
+            name="adaptive",
+            message=message,
+            evidence=evidence,
+            limit="Later steps of such an optimizer, and several at once, need not have such a mark.",
+        )
+
+
+def vanishing_sums(model: nn.Module, outputs: int, rule: ClientUpdate, target: Target) -> tuple[str, ...]:
+    """Tensors of the last layer whose rows add up to zero in a gradient of the client's loss: a softmax's.
+
+    Args:
+        model: The network.
+        outputs: Number of its outputs.
+        rule: The client's rule.
+        target: What examples are trained towards.
+    """
+    names = last_linear(model, outputs) if rule.loss == "cross_entropy" and target == "class" else None
+    return () if names is None else tuple(filter(None, names))
+
+
+def adaptive_step(
+    moved: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    *,
+    sums: Collection[str] = (),
+) -> Adaptive | None:
+    """What a difference of weights was made by where it was no step along a gradient; None where it may have been.
+
+    Args:
+        moved: By how much each tensor changed.
+        weights: What was sent out, by name.
+        sums: Tensors of the last layer whose rows add up to zero in a gradient: of a softmax. Empty: they need not.
+    """
+    looked = _Looked.of(moved, weights)
+    if looked is None:
+        return None
+    zero = [name for name in sums if name in moved and name in weights and moved[name].ndim]
+    ceiling, share = looked.ceiling()
+    shares = looked.shares(ceiling, share)
+    piled, over = looked.piled(ceiling, shares)
+    plain = _explained(Step.sgd(), moved, weights, looked.formats, zero, {})
+    rate, near = looked.rate(share)
+    if rate is not None and (over or _chosen(ceiling) != rate):
+        ceiling, shares, full = rate, looked.shares(rate, share), near
+        piled, over = looked.piled(ceiling, shares)
+    else:
+        full = {name for name, count in piled.items() if count >= LEAST_ALIKE}
+    modules = len({name.rpartition(".")[0] for name in full})
+    # Of a layer that was sent alone the sums say that it is no gradient.
+    alone = len(full) > 1 and plain.off is not None and plain.off > DEVIATIONS
+    if not over and (modules > 1 or alone):
+        return _of_ceiling(looked, moved, weights, zero, shares, ceiling, piled, modules, plain)
+    smooth = _smooth(looked, moved, weights, zero, plain)
+    if smooth is not None:
+        return Adaptive(smooth[0].step.rate, smooth[0], (*smooth[1:], plain))
+    held = looked.held()
+    if plain.off is not None and plain.off < DEVIATIONS:
+        return None  # the sums of a gradient: its largest entries met by chance
+    return Adaptive(ceiling, None, (plain,)) if held else None
+
+
+def _of_ceiling(
+    looked: "_Looked",
+    moved: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    zero: Sequence[str],
+    shares: Mapping[str, float],
+    ceiling: float,
+    piled: Mapping[str, int],
+    modules: int,
+    plain: Explained,
+) -> Adaptive:
+    """Entries lie at one ceiling: bent there as by Adam, or cut off as by a clip; else several steps."""
+    rate = _chosen(ceiling)
+    told = abs(float(f"{ceiling:.{ROUND_DIGITS - 1}e}") / ceiling - 1) <= ROUND
+    bent = replace(Step.adam(rate), name="Adam, AdamW or RMSprop", scaled=True)
+    bent = bent if told else replace(bent, rate=ceiling)
+    cut = Step(name="SGD clipped by value", limit=ceiling * (1 - FLOAT32_SUM), scaled=True)
+    found = [_explained(step, moved, weights, looked.formats, zero, shares) for step in (bent, cut)]
+    # Of a gradient far above eps the sums cannot be tested; what lies just below the ceiling tells the two apart.
+    found.sort(key=lambda one: DEVIATIONS if one.off is None else one.off)
+    if found[0].off is None:
+        found.sort(key=lambda one: (one.step is bent) != looked.bends(ceiling, shares))
+        # Of several steps the ceiling is no rate that somebody chose, and of a small gradient few entries are there.
+        chosen = found[0].step is bent and looked.bends(ceiling, shares) and told
+        single = chosen or looked.share_at(ceiling, piled) >= MOST
+    else:
+        fitted = _smooth(looked, moved, weights, zero, plain) if found[0].off > DEVIATIONS else None
+        found = [*(fitted or ()), *found]
+        single = found[0].off is not None and found[0].off <= DEVIATIONS
+    size = max(ceiling, found[0].step.rate) if single and found[0].step.gain else ceiling
+    return Adaptive(size, found[0] if single else None, (*(found[1:] if single else found), plain), shares, modules)
+
+
+def _smooth(
+    looked: "_Looked",
+    moved: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    zero: Sequence[str],
+    plain: Explained,
+) -> list[Explained] | None:
+    """A bent step of which no entry reaches its ceiling, by the sums alone: its rate is fitted to them."""
+    if plain.off is None or plain.off < DEVIATIONS or plain.tested < 2 * LEAST_ALIKE:
+        return None
+    own, start = (
+        {name: one[name].reshape(len(one[name]), -1)[:, :COLUMNS] for name in zero} for one in (moved, weights)
+    )
+    # Rounding may have put an entry beyond the ceiling.
+    top = max(float((change.abs() - DEVIATIONS * spread).max()) for change, _, spread in looked.entries.values())
+    found = []
+    for name, floor, eps in (("Adam, AdamW or RMSprop", 0.0, 1.0), ("Adadelta or Adagrad", 1.0, 0.0)):
+
+        def at(rate: float, name: str = name, floor: float = floor, eps: float = eps) -> Explained:
+            step = Step(name=name, rate=rate, floor=floor, gain=1.0, eps=eps, scaled=True, roundings=8)
+            return _explained(step, own, start, looked.formats, zero, {})
+
+        grid = [top * (1 + 10.0 ** (place / 2)) for place in range(-14, 7)]
+        tried = sorted((at(rate) for rate in grid), key=_worth)
+        best, width = tried[0], 10**0.5
+        for _ in range(FITS):  # which sums can be tested changes with the rate, so that it is looked for in finer grids
+            gaps = [(best.step.rate / top - 1) * width ** (place / 4) for place in range(-4, 5)]
+            best = min([best, *(at(top * (1 + gap)) for gap in gaps)], key=_worth)
+            width = width**0.4
+        tried.append(best)
+        found.append(min(tried, key=_worth))
+    first, second = sorted(found, key=_worth)
+    if first.off is None or first.off > DEVIATIONS / 2 or first.tested <= LEAST_ALIKE:
+        return None
+    # Units of the gradient: PyTorch's own constants, as far as nothing tells.
+    step = replace(first.step, eps=ADAM_EPS) if first.step.eps else first.step
+    return [replace(first, step=step), second]
+
+
+def _chosen(rate: float) -> float:
+    """The number of few digits that a rate is, but for rounding; itself where it is none.
+
+    >>> _chosen(0.00099999992), _chosen(0.0021127)
+    (0.001, 0.0021127)
+    """
+    short = float(f"{rate:.{ROUND_DIGITS - 1}e}")
+    return short if abs(short / rate - 1) <= ROUND else rate
+
+
+def _worth(one: Explained) -> float:
+    return math.inf if one.off is None or not one.tested else one.off
+
+
+def _explained(
+    step: Step,
+    moved: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    formats: Formats,
+    zero: Sequence[str],
+    shares: Mapping[str, float],
+) -> Explained:
+    """The sums of the last layer's rows in units of their errors, under one rule."""
+    squares = list[Tensor]()
+    for name in zero:
+        value, error = measured_entries(weights[name], moved[name], step, formats, shares.get(name, 0.0))
+        value, error = value.reshape(len(value), -1), error.reshape(len(error), -1)  # [classes, d]
+        size = value.abs().sum(0)
+        # A sum is tested where its errors are well below its terms, else any rule would pass.
+        spread = (error.square().sum(0) + (FLOAT32_SUM * size).square()).sqrt()
+        known = (size > 0) & (DEVIATIONS * spread < size)
+        squares.append((value.sum(0)[known] / spread[known]).square())
+    every = torch.cat(squares) if squares else torch.zeros(0)
+    return Explained(step, float(every.mean().sqrt()) if len(every) else None, len(every))
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """Some entries of each tensor: by how much they moved, their weights, and how far rounding puts them off."""
+
+    entries: Mapping[str, tuple[Tensor, Tensor, Tensor]]
+    formats: Formats
+
+    @classmethod
+    def of(cls, moved: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> "_Looked | None":
+        large = {n: t for n, t in moved.items() if t.numel() >= LEAST_ENTRIES and n in weights and bool(t.any())}
+        if not large:
+            return None
+        most = max(large, key=lambda name: large[name].numel())
+        formats = format_told(-large[most], weights[most], Step.sgd(), 0.0)
+        formats = formats if formats.stored != "float32" else Formats()
+        entries = {}
+        for name, tensor in large.items():
+            change, weight = (one.flatten()[:PIECES].double() for one in (tensor, weights[name]))
+            entries[name] = change, weight, spread_of(weight + change, formats.stored) + 3 * ROUNDING * change.abs()
+        return cls(entries, formats)
+
+    @property
+    def top(self) -> float:
+        """The largest entry of the middle one of those tensors that come near the largest of all."""
+        tops = [float(change.abs().max()) for change, _, _ in self.entries.values()]
+        reaching = sorted(top for top in tops if top > (1 - NEAR) * max(tops))
+        return reaching[len(reaching) // 2]
+
+    def rate(self, share: float) -> tuple[float | None, set[str]]:
+        """A number of two digits beside the largest entry that somebody chose as the rate of a bent step, if there is.
+
+        Two modules' largest entries come within a hundredth of one number by chance, and a number of two digits lies
+        within a thousandth of it by chance, both rarely; and entries are dense there, not above half of it.
+
+        Args:
+            share: Of a decay, that may lie beside it.
+
+        Returns:
+            The number, and the tensors with entries near it.
+        """
+        rate = float(f"{self.top:.1e}")
+        shares = self.shares(rate, share)
+        near = {
+            name
+            for name, (change, weight, _) in self.entries.items()
+            if int(((change + shares.get(name, 0.0) * weight).abs() > (1 - NEAR / 5) * rate).sum()) >= LEAST_ALIKE
+        }
+        beyond = abs(rate / self.top - 1) > GAP or len(near) < 2 or self.piled(rate, shares)[1]
+        return (None, set()) if beyond or not self.bends(rate, shares) else (rate, near)
+
+    def ceiling(self) -> tuple[float, float]:
+        """The ceiling s and the share a of decay, from least squares of `|D| = s - a w sign(D)` at the entries near it.
+
+        The decay is that which puts most entries at the ceiling, within their errors.
+        """
+        top = self.top
+        rows = list[Tensor]()
+        for change, weight, spread in self.entries.values():
+            near = (change.abs() / top - 1).abs() <= NEAR
+            rows.append(torch.stack([change.abs(), -weight * change.sign(), spread], 1)[near])
+        sizes, pulls, spread = torch.cat(rows).T
+        share, level = 0.0, _mode(sizes, spread)
+        best = int(((sizes - level).abs() <= DEVIATIONS * spread).sum())
+        centered = pulls - pulls.mean()
+        tried = float(sizes @ centered) / max(float(centered.square().sum()), 1e-300)
+        if len(sizes) < LEAST_ENTRIES:
+            return level, share
+        for step in range(8):
+            # Entries with small gradients fall short of the ceiling: those at it alone fit the decay.
+            freed = sizes - tried * pulls
+            at = _mode(freed, spread)
+            own = (freed - at).abs() <= DEVIATIONS * spread + FLOAT32_NETWORK * at / (1 + step) ** 2
+            if int(own.sum()) < LEAST_ENTRIES:
+                break
+            off = pulls[own] - pulls[own].mean()
+            tried = float(sizes[own] @ off) / max(float(off.square().sum()), 1e-300)
+            freed = sizes - tried * pulls
+            count = int(((freed - (at := _mode(freed, spread))).abs() <= DEVIATIONS * spread).sum())
+            if count > 1.5 * best and tried > 0:
+                best, level, share = count, at, tried
+        return level, share
+
+    def shares(self, ceiling: float, share: float) -> dict[str, float]:
+        """The decay of each tensor: that share or none, whichever puts more of its entries at the ceiling."""
+        found = {}
+        for name, (change, weight, spread) in self.entries.items() if share else ():
+            counts = [
+                int((((change + a * weight).abs() - ceiling).abs() <= DEVIATIONS * spread).sum()) for a in (0.0, share)
+            ]
+            if counts[1] >= counts[0]:
+                found[name] = share
+        return found
+
+    def piled(self, ceiling: float, shares: Mapping[str, float]) -> tuple[dict[str, int], bool]:
+        """Entries of each tensor at the ceiling within their errors, and whether some are beyond it."""
+        count, over = dict[str, int](), False
+        for name, (change, weight, spread) in self.entries.items():
+            off = (change + shares.get(name, 0.0) * weight).abs() - ceiling
+            count[name] = int((off.abs() <= DEVIATIONS * spread).sum())
+            over |= bool((off > 2 * DEVIATIONS * spread + FLOAT32_SUM * ceiling).any())
+        return count, over
+
+    def share_at(self, ceiling: float, piled: Mapping[str, int]) -> float:
+        """Median share of the tensors' live entries that are at the ceiling, of those with some there."""
+        found = []
+        for name, (change, _, _) in self.entries.items():
+            live = int((change.abs() > LIVE * ceiling).sum())
+            found += [piled[name] / live] if piled[name] >= LEAST_ALIKE and live else []
+        return sorted(found)[len(found) // 2] if found else 0.0
+
+    def bends(self, ceiling: float, shares: Mapping[str, float]) -> bool:
+        """Whether entries gather below the ceiling, as those of Adam do, whose `1 - v = eps / |g|` is of any order.
+
+        Entries that were cut off there are as dense just below as elsewhere: 1 in 25 of those above half of it.
+        """
+        near, middle = 0, 0
+        for name, (change, weight, spread) in self.entries.items():
+            room = 1 - (change + shares.get(name, 0.0) * weight).abs() / ceiling
+            near += int(((room > DEVIATIONS * spread / ceiling) & (room < 0.02)).sum())
+            middle += int(((room >= 0.02) & (room < 0.5)).sum())
+        return 4 * near >= middle
+
+    def held(self) -> bool:
+        """The largest entries of most tensors are near one ceiling, in more than one module, and many near it.
+
+        A feature that is one in all examples gives two tensors of one layer the same entries, so one layer proves
+        nothing.
+        """
+        reach, flat, live_ones, ceiling = 0, set[str](), 0, self.top
+        for name, (change, _, _) in self.entries.items():
+            sizes = change.abs()
+            sizes = sizes[sizes > LIVE * ceiling] / ceiling
+            if len(sizes) < LEAST_ENTRIES:
+                continue
+            live_ones, top = live_ones + 1, float(sizes.max())
+            if top > 1 + NEAR:
+                return False
+            if top > 1 - NEAR:
+                reach += 1
+                large = float((sizes > top / 2).double().mean())
+                flat |= {name.rpartition(".")[0]} if len(sizes) >= MANY_ENTRIES and large >= LARGE_SHARE else set()
+        return reach >= max(LEAST_ALIKE, live_ones / 2) and len(flat) > 1
+
+
+def _mode(sizes: Tensor, spread: Tensor) -> float:
+    """Where most sizes meet within their errors: the middle of the fullest window of some errors."""
+    order = sizes.sort().values
+    width = 2 * DEVIATIONS * float(spread.median())
+    ends = torch.searchsorted(order, order + width, right=True)
+    first = int((ends - torch.arange(len(order))).argmax())
+    level = float(order[first : int(ends[first])].median())
+    for _ in range(PASSES):  # the weights that are stored most finely say best where it is
+        trust = ((sizes - level).abs() <= DEVIATIONS * spread) / spread.square()
+        level = float((trust * sizes).sum() / trust.sum()) if bool(trust.any()) else level
+    return level

@@ -1,0 +1,179 @@
+"""Rows of one example in a measured gradient: which rows agree within their errors, and what they agree on.
+
+Row j of a fully connected layer's weight gradient is `s_j x` where one example x alone reaches neuron j, with its bias
+gradient `s_j`: with the bias as one more column, `(W, b) = s (x, 1)^T`. Each entry is known to an error of its own, so
+one row says little and all rows of one example together say much:
+
+    rows j, k of one example:   W_j - r W_k is zero within (e_j^2 + r^2 e_k^2)^1/2, entry by entry
+    that example:               x = sum_j s_j W_j / e_j^2 / sum_j s_j^2 / e_j^2, entry by entry, and s likewise
+
+The rows of mixtures agree so only where every one of them mixes the same examples to the same shares. That is decided
+afterwards, by what the network itself makes of the example (`seepage.attacks.linear.examples`).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seepage.base.algebra.rows import LEAST_ALIKE, groups
+
+MIN_SIGNAL = 3.5
+"""Least root mean square of a row's entries in units of their errors, for a row to count."""
+AGREEING = 1.5
+"""Mean square of what is left of rows, in units of its error, up to which they agree; those of one example make 1."""
+FEWEST_COMMON = 8
+"""Entries that are known of both rows, below which nothing is said of them."""
+CHANCE = 0.05
+"""Chance that two of a layer's rows agree without being one example's, up to which two are enough."""
+MAX_ROWS, MAX_ENTRIES = 256, 1024
+"""Rows that are compared with one another, the clearest first, and entries of them: about a second of a core."""
+FIT_STEPS = 30
+"""Times that shares and example are solved for in turn; without unknown entries the first few change them."""
+FIXED = 5
+"""The first of them, at which errors are those of the measured values; then they are those at the fit."""
+At = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Values and errors of some rows, straight at what is expected of them."""
+
+
+@dataclass(frozen=True)
+class MeasuredRows:
+    """A layer's rows, its bias as their last column.
+
+    Attributes:
+        value: `[m, d + 1]` gradients, float64.
+        error: `[m, d + 1]` their standard errors, infinite where nothing is known.
+        at: Of rows `[r]` and expected values `[r, d + 1]`, both at these.
+        bent: Unknown entries are large ones, at the ceiling of a bent step.
+    """
+
+    value: Tensor
+    error: Tensor
+    at: At
+    bent: bool = False
+
+    @classmethod
+    def of(cls, value: Tensor, error: Tensor) -> "MeasuredRows":
+        """Rows whose errors do not depend on their values."""
+        return cls(value, error, lambda rows, _: (value[rows], error[rows]))
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows that agree, and what they agree on.
+
+    Attributes:
+        rows: `[r]` neurons.
+        example: `[d]` what the layer reads of the example they would come from.
+        spread: `[d]` standard error of its entries; infinite where no row knows one.
+        slopes: `[r]` the example's share of each row, which its bias gradient is.
+        slopes_error: `[r]` their standard errors.
+        scale_error: Relative standard error of the example's scale, which the bias gradients give.
+        misfit: Mean square of what is left of the rows' known entries, in units of their errors.
+    """
+
+    rows: Tensor
+    example: Tensor
+    spread: Tensor
+    slopes: Tensor
+    slopes_error: Tensor
+    scale_error: float
+    misfit: float
+
+
+def agreeing_groups(seen: MeasuredRows) -> list[RowGroup]:
+    """Groups of rows that agree within their errors, disjoint, the clearest rows first.
+
+    Of two rows the mixing ratios agree by chance about as often as they are known to a share of themselves, and k rows
+    make k (k - 1) / 2 pairs. Where that may happen, `LEAST_ALIKE` rows must agree.
+
+    Example:
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> x, s = torch.rand(2, 50, generator=draw).double(), torch.rand(8, 2, generator=draw).double()
+        >>> s[:4, 1], s[4:, 0] = 0.0, 0.0
+        >>> rows = torch.cat([s @ x, s.sum(1, keepdim=True)], 1)
+        >>> found = agreeing_groups(MeasuredRows.of(rows, torch.full_like(rows, 1e-4)))
+        >>> sorted(one.rows.tolist() for one in found)
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    signal = clearness(seen)
+    order = signal.argsort(descending=True, stable=True)[: min(int((signal > MIN_SIGNAL).sum()), MAX_ROWS)]  # [k]
+    agree = _agreement(seen.value[order], seen.error[order])  # [k, k]
+    members = (order[own].sort().values for _, own in groups(agree, least=2, in_order=True))
+    known = seen.error.isfinite().sum(1)
+    share = 1 / (signal * known.sqrt()).clamp(min=1e-300)  # [m] to which a row's ratio to another is known
+    pairs = len(order) * (len(order) - 1) / 2
+    told = [rows for rows in members if len(rows) >= LEAST_ALIKE or pairs * float(share[rows].sum()) < CHANCE]
+    return [one for rows in told if (one := fitted(rows, seen)) is not None]
+
+
+def clearness(seen: MeasuredRows) -> Tensor:
+    """`[m]` root mean square of each row's known entries in units of their errors."""
+    trust, known = 1 / seen.error.square(), seen.error.isfinite()
+    found: Tensor = ((trust * seen.value.square()).sum(1) / known.sum(1).clamp(min=FEWEST_COMMON)).sqrt()
+    return found
+
+
+def _agreement(value: Tensor, error: Tensor) -> Tensor:
+    """`[k, k]` bool: which rows are multiples of one another, but for their errors."""
+    every = -(-value.shape[1] // MAX_ENTRIES)
+    w, e = value[:, ::every], error[:, ::every]  # [k, n]
+    w, e = (torch.cat([some, whole[:, -1:]], 1) for some, whole in ((w, value), (e, error)))  # the bias besides
+    apart = torch.full((len(w), len(w)), torch.inf, dtype=w.dtype, device=w.device)
+    for j in range(len(w)):
+        both = e.isfinite() & e[j].isfinite()
+        sizes = [((one * both).square().sum(1)).sqrt() for one in (w[j].expand_as(w), w)]
+        ratio = (sizes[0] / sizes[1].clamp(min=1e-300))[:, None]  # [k, 1], to be had more exactly from the entries
+        ratio = ratio * (w[j] * w * both).sum(1, keepdim=True).sign()
+        for _ in range(3):
+            trust = both / (e[j].square() + ratio.square() * e.square()).clamp(max=1e300)  # [k, n]
+            ratio = ((trust * w[j] * w).sum(1) / (trust * w * w).sum(1).clamp(min=1e-300))[:, None]
+        trust = both / (e[j].square() + ratio.square() * e.square()).clamp(max=1e300)
+        count = both.sum(1)
+        off = (trust * (w[j] - ratio * w).square()).sum(1) / count.clamp(min=1)
+        # Entries that both know as zero alone agree with anything.
+        clear = (trust * w[j].square()).sum(1) > MIN_SIGNAL**2 * count
+        apart[j] = torch.where((count >= FEWEST_COMMON) & clear, off, torch.inf)
+    return (apart <= AGREEING) & (apart.T <= AGREEING)
+
+
+def fitted(rows: Tensor, seen: MeasuredRows) -> RowGroup | None:
+    """The example and the slopes whose products are nearest to these rows; None where nothing tells its scale.
+
+    Args:
+        rows: `[r]` neurons.
+        seen: The layer's rows.
+    """
+    value, error = seen.value[rows], seen.error[rows]  # [r, d + 1]
+    if seen.bent:  # of what is at the ceiling the least size is known, which is a beginning
+        error = error.where(error.isfinite(), value.abs())
+    trust = 1 / error.square()
+    slopes = value[:, -1].where(error[:, -1].isfinite(), 0.0)
+    example = value.new_zeros(value.shape[1])
+    for step in range(FIT_STEPS):
+        total = (trust * slopes[:, None].square()).sum(0)  # [d + 1]
+        example = (trust * slopes[:, None] * value).sum(0) / total.clamp(min=1e-300)
+        if not bool(example[-1].abs() > 0):
+            return None
+        # Rows leave the scale open: c s and x / c make the same product. The bias gradients are s themselves.
+        example = example / example[-1]
+        squares = (trust * example.square()).sum(1)
+        slopes = (trust * value * example).sum(1) / squares.clamp(min=1e-300)
+        if step >= FIXED:
+            value, error = seen.at(rows, slopes[:, None] * example)
+            trust = 1 / error.square()
+    total = (trust * slopes[:, None].square()).sum(0)
+    squares = (trust * example.square()).sum(1)
+    misfit = value - slopes[:, None] * example
+    # The error that the rows' own misfit makes of a weighted mean, whatever its distribution (White 1980), of so few
+    # rows taken too small by one degree of freedom; and no less than their stated errors make.
+    few = len(rows) / max(len(rows) - 1, 1)
+    own = few * (trust.square() * slopes[:, None].square() * misfit.square()).sum(0) / total.clamp(min=1e-300).square()
+    spread = torch.maximum(own, 1 / total.clamp(min=1e-300)).sqrt()
+    known = trust > 0
+    left = float((trust * misfit.square()).sum() / (known.sum() - len(rows) - len(example)).clamp(min=1))
+    slopes_error = (max(left, 1.0) / squares.clamp(min=1e-300)).sqrt()
+    scale = float(spread[-1])
+    return RowGroup(rows, example[:-1], spread[:-1], slopes, slopes_error, scale if math.isfinite(scale) else 1.0, left)
