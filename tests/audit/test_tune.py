@@ -78,7 +78,7 @@ def test_the_best_mean_over_cases_wins_and_a_value_that_fails_anywhere_does_not(
     ]
     result = Result(
         verdict="", verdict_level="partial", rows=rows, cases=[Case(name="a"), Case(name="b")],
-        thresholds=Thresholds(recovered_ssim=0.6, recovered_gain_db=3, exact_db=40),
+        thresholds=Thresholds(recovered_gain_db=3, exact_db=40),
     )  # fmt: skip
     (tuned,) = chosen_options(tables, resolve_cases(tables), result)
     assert tuned.attack == "inverting_gradients"

@@ -260,12 +260,6 @@ def test_mistakes_are_one_sentence(refused: Refused, observed: Path, captured: N
     assert "does not exist" in refused("check", "nowhere.pt", "after.pt")
 
 
-@pytest.mark.parametrize("verb", ["exposure", "probe"])
-def test_verbs_that_went_name_the_one_that_does_their_work(refused: Refused, verb: str) -> None:
-    assert "seepage check" in refused(verb, "observed")
-    assert "seepage check" in refused(verb)
-
-
 def test_the_outlook_rises_with_the_cosine() -> None:
     words = [outlook(value) for value in torch.linspace(-1, 1, 41).tolist()]
     assert words == sorted(words, key=["not expected", "open", "expected"].index)

@@ -1,11 +1,8 @@
-"""Recipes, the settings file of a checkout, and what is typed on the command line."""
+"""Recipes, and what is typed on the command line."""
 
-import shutil
 import tomllib
-from typing import Any
 
 import pytest
-import tomli_w
 from hypothesis import strategies as st
 from strategies import (
     MARKER,
@@ -14,16 +11,14 @@ from strategies import (
     choose,
     damaged,
     numbers,
-    odd,
     spoiled_toml,
     words,
 )
-from watcher import Fault, Sandbox, answered, check_terminal, command, ran
+from watcher import Sandbox, answered, ran
 
 from seepage.audit.recipe.files import BUILT_IN, read_recipe
 from seepage.audit.recipe.resolve import resolve_cases, resolved
 from seepage.audit.recipe.trust import refuse_code
-from seepage.cli.settings_file import OPTIONS
 
 DEFAULT = (BUILT_IN / "default.toml").read_bytes()
 TEXTS = [text for path in sorted(BUILT_IN.rglob("*.toml")) if len(text := path.read_text(encoding="utf-8")) < 6000]
@@ -149,51 +144,3 @@ def test_words(sandbox: Sandbox) -> None:
         return ran(*(part.replace("WORD", word) for part in parts))
 
     sandbox.fuzz(typed_words(), answer, most=60, writes=True)
-
-
-# --- seepage.toml ------------------------------------------------------------------------------------------------
-
-SETTINGS: dict[str, Any] = {
-    "recipe": "mine.toml", "data": "digits", "model": "fc2", "batch-size": 2, "attack": ["linear"],
-    "defense": ["gaussian_noise:sigma=0.1,clip=1.0"], "seed": 3, "set": ["batch.count=1"], "out": "here",
-    "fail-if": "recovered>0", "pictures": False, "membership": False,
-}  # fmt: skip
-RECIPE = 'name = "a"\n[data]\nuse = "digits"\n[model]\nuse = "fc2"\n[[attack]]\nuse = "linear"\n'
-REACHING = ("data.root='/tmp/x'", "training.weights=pretrained", "data.use=mnist", "auxiliary.use=cifar10")
-"""Settings that would write elsewhere, or use a network."""
-
-
-@st.composite
-def settings_files(draw: Draw) -> tuple[dict[str, bytes], bool]:
-    """A `seepage.toml`, and whether it would reach out of its folder."""
-    kind, table = draw(st.integers(0, 19)), dict(SETTINGS)
-    if kind < 2:
-        return {"seepage.toml": draw(damaged(tomli_w.dumps(SETTINGS).encode()))}, False
-    if kind < 5:
-        table["set"] = [*table["set"], choose(draw, *REACHING)]
-        return {"seepage.toml": tomli_w.dumps(table).encode()}, True
-    if kind < 10:
-        key = choose(draw, *OPTIONS).replace("_", "-")
-        table["set" if key == "settings" else key] = draw(odd | words | numbers)
-        try:
-            return {"seepage.toml": tomli_w.dumps(table).encode()}, False
-        except (TypeError, ValueError, AttributeError, RecursionError):  # what TOML cannot say
-            table = dict(SETTINGS)
-    return {"seepage.toml": draw(spoiled_toml(table))}, False
-
-
-def test_settings(sandbox: Sandbox) -> None:
-    """seepage.toml of the working folder: seepage audit"""
-    sandbox.keep({"mine.toml": RECIPE, "seepage.toml": tomli_w.dumps(SETTINGS)})
-
-    def answer(reaches: bool = False) -> str:
-        shutil.copytree(sandbox.home, sandbox.place, dirs_exist_ok=True)  # which is the working folder
-        # The mistake at the end ends the command where an audit would begin.
-        code, _, err = command("audit", "--fail-if", "no such score>0")
-        check_terminal(err)
-        begun = code == 2 and "no such score" in err
-        if begun and reaches:
-            raise Fault("a settings file reached out of its folder")
-        return "accepted" if begun else "refused"
-
-    sandbox.fuzz(settings_files(), answer, writes=True)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from seepage.base.limits import GAIN_DB
+from seepage.base.limits import GAIN_DB, LIKENESS
 from seepage.base.schema import Guarantee, JsonRecord
 from seepage.base.words import plural
 
@@ -170,18 +170,15 @@ class Thresholds(JsonRecord):
     """The thresholds from which an example counts as recovered or exact, and the optional metrics.
 
     Attributes:
-        recovered_likeness: Likeness to the guess from which an image counts as recovered; null in files of earlier
-            versions.
+        recovered_likeness: Likeness to the guess from which an image counts as recovered.
         recovered_gain_db: PSNR in dB over the example's own mean from which what is no image counts as recovered.
-        recovered_ssim: Null; in files of earlier versions the SSIM that an image needed beside that gain.
         exact_db: PSNR in dB over which an example counts as exact.
         lpips: Whether LPIPS was requested.
         metrics: Further requested metrics.
     """
 
-    recovered_likeness: float | None = None
+    recovered_likeness: float = LIKENESS
     recovered_gain_db: float = GAIN_DB
-    recovered_ssim: float | None = None
     exact_db: float = 40.0
     lpips: bool = False
     metrics: list[str] = []
@@ -189,9 +186,6 @@ class Thresholds(JsonRecord):
     @property
     def of_pictures(self) -> str:
         """From where on a picture counts as recovered, in words."""
-        if self.recovered_likeness is None:
-            ssim = "" if self.recovered_ssim is None else f"an SSIM of at least {self.recovered_ssim:g} and "
-            return f"{ssim}{self.recovered_gain_db:g} dB over the example's own mean color"
         return f"a likeness of at least {self.recovered_likeness:g}"
 
 

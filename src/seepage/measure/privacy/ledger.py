@@ -16,7 +16,7 @@ FILE = "privacy.json"
 
 
 OPACUS = "Opacus"
-"""Who states an epsilon where a line, as lines of earlier versions, names nobody."""
+"""Who states an epsilon where a line names nobody."""
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), Strict()]
 """A number that is finite and not negative; JSON's true, false and words are none."""
 
