@@ -4,7 +4,7 @@ recipe's case --> data set --> fresh model --> training --> federation's rounds 
                      |                                                                  |
                      +--> victims, unseen examples  ------------------------> Victim or IndexedVictim, and its truth
 
-This is the only place that builds it: an audit, a frontier, the Flower adapter and the papers' items all start from
+This is the only place that builds it: an audit, a frontier and the papers' items all start from
 a `Setting`.
 """
 
