@@ -123,7 +123,7 @@ COMMANDS = (
     "record HOME/x.toml WORD --shape WORD", "list WORD", "reproduce WORD", "reproduce cafe/table-3 --data WORD",
     "prove --of ledger:WORD", "prove --fail-if WORD --of defense:none_such",
     "prove --shapes WORD --of defense:none_such", "prove --of WORD --calls 0", "evidence WORD",
-    "evidence judge HOME --out WORD", "evidence count HOME WORD", "frontier WORD",
+    "frontier WORD",
 )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from seepage.cli.checking import check
 from seepage.cli.comparing import compare, hold_against
 from seepage.cli.evidence import keygen, pack, verify
 from seepage.cli.frontier import frontier
-from seepage.cli.judging import count, judge
 from seepage.cli.options import (
     MINUTES,
     AttackerOptions,
@@ -305,13 +304,11 @@ PANELS: dict[str, Verbs] = {
 GROUPS: dict[str, tuple[str, str, Verbs]] = {
     "evidence": (
         "CI and evidence",
-        "What is filed of a run: a pack, its signature, the check that it is unchanged, and people's judgements.",
+        "What is filed of a run: a pack, its signature, and the check that it is unchanged.",
         {
             pack: ("seepage evidence pack RUN --pdf", "seepage evidence pack RUN --sign auditor.pem"),
             verify: ("seepage evidence verify RUN", "seepage evidence verify RUN-evidence --key auditor.pem.pub"),
             keygen: ("seepage evidence keygen auditor.pem",),
-            judge: ("seepage evidence judge RUN", "seepage evidence judge RUN --pairs 40"),
-            count: ("seepage evidence count RUN judgements.json", "seepage evidence count RUN a.json b.json --json"),
         },
     ),
 }

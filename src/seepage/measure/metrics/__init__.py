@@ -30,7 +30,6 @@ from seepage.measure.metrics.interval import bootstrap_interval
 from seepage.measure.metrics.labels import label_accuracy, label_hits
 from seepage.measure.metrics.metric import Metric, default_metrics, find_metric
 from seepage.measure.metrics.recognize import likeness
-from seepage.measure.metrics.risk import Risk, risk
 from seepage.measure.metrics.score import Yardstick, align_guess, score
 from seepage.measure.metrics.scores import Score, Scores
 
@@ -44,7 +43,6 @@ __all__ = [
     "Gallery",
     "Limits",
     "Metric",
-    "Risk",
     "Score",
     "Scores",
     "Yardstick",
@@ -73,7 +71,6 @@ __all__ = [
     "person",
     "person_features",
     "psnr",
-    "risk",
     "score",
     "ssim",
     "ssim_window",
