@@ -90,8 +90,3 @@ def test_a_look_at_a_recipe_takes_a_defense_with_options(cli: Cli) -> None:
 def test_data_have_no_options_behind_their_name(refused: Refused) -> None:
     message = refused("audit", "tiny.toml", "--data", "digits:size=8")
     assert "--data digits --set data.size=8" in message
-
-
-def test_rows_are_chosen_by_their_name_alone(run: Path, cli: Cli) -> None:
-    found = cli("report", "--sheet=sheet.png", run, "--attack", "linear:floor=0.1", code=2)
-    assert "did you mean 'linear'" in found.err

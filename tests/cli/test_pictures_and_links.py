@@ -48,11 +48,6 @@ def test_scoring_later_shows_no_pictures_either(cli: Cli, run: Path, home: Path)
     assert "data:image" in (home / "blind" / "report.html").read_text()
 
 
-def test_a_sheet_is_nothing_but_pictures(refused: Refused, run: Path) -> None:
-    assert "nothing but pictures" in refused("report", run, "--sheet", "x.png", "--no-pictures")
-    assert "add it" in refused("report", run, "--case", "a")
-
-
 def test_an_audit_keeps_what_each_update_gives_away(run: Path) -> None:
     found = json.loads((run / "exposure.json").read_text())
     (case,) = found["cases"]

@@ -288,11 +288,11 @@ def test_a_strangers_words_act_in_no_format(own: Path, cli: Cli) -> None:
     env = json.loads((own / "env.json").read_text()) | {"started": "2026-01-01\x1b"}
     (own / "env.json").write_text(json.dumps(env))
     manifest.write_manifest(own)
-    for name in ("junit", "sarif", "summary", "model-card", "evidence"):
+    for name in ("junit", "sarif", "summary", "evidence"):
         out = cli("evidence", "pack", own, "--print", name, "--reuse").out
         assert out, name
         assert not [c for c in out if not (c.isprintable() or c == "\n")], name
-        if name in ("summary", "model-card"):
+        if name == "summary":
             assert not [word for word in ("://evil", "www.evil", "@octocat", "<b>") if word in out], name
         if name == "junit":
             ET.fromstring(out)

@@ -118,7 +118,7 @@ COMMANDS = (
     f"{AUDIT} --fail-if psnr>WORD", f"{AUDIT} --fail-if WORD", f"{AUDIT} --tune WORD", f"{AUDIT} --tune attack.tv=WORD",
     f"{AUDIT} --data WORD", f"{AUDIT} --weights WORD", f"{AUDIT} --model WORD", f"{AUDIT} --client WORD",
     f"{AUDIT} --defense WORD", f"{AUDIT} --known WORD", f"{AUDIT} --device WORD", f"{AUDIT} --batch-size WORD",
-    f"{AUDIT} --seed WORD", "report WORD", "report HOME --sheet WORD", "check WORD", "audit WORD --dry-run",
+    f"{AUDIT} --seed WORD", "report WORD", "check WORD", "audit WORD --dry-run",
     "attack WORD WORD", "attack HOME --candidates WORD --public WORD", "record WORD WORD --shape WORD",
     "record HOME/x.toml WORD --shape WORD", "list WORD", "reproduce WORD", "reproduce cafe/table-3 --data WORD",
     "prove --of ledger:WORD", "prove --fail-if WORD --of defense:none_such",

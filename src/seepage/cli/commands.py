@@ -211,11 +211,6 @@ def report(
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the code that the run folder names; it is yours.")
     ] = False,
-    sheet: Annotated[
-        Path | None, typer.Option("--sheet", help="Write all pictures, private and reconstructed, to this PNG instead.")
-    ] = None,
-    case: Annotated[str | None, typer.Option("--case", help="For --sheet: this case.")] = None,
-    attack: Annotated[str | None, typer.Option("--attack", help="For --sheet: this attack.")] = None,
     *,
     gate: GateOptions,
     shown: ShowOptions,
@@ -226,15 +221,6 @@ def report(
     from seepage.base.vouching import refuse_foreign
     from seepage.report.run import open_run
 
-    if sheet is not None:
-        from seepage.report import write_sheet
-
-        if shown.pictures is False:
-            raise SeepageError("--sheet writes nothing but pictures; leave out --no-pictures")
-        print(write_sheet(run, sheet, case=case, attack=attack))
-        return
-    if case or attack:
-        raise SeepageError("--case and --attack choose what --sheet FILE.png shows; add it")
     scoring = [setting for setting in settings or [] if setting.strip().startswith("score.")]
     condition = condition_of(gate.fail_if, change({}, scoring) if gate.fail_if else {})
     if (condition is not None or gate.baseline is not None) and not gate.reuse:
