@@ -76,7 +76,7 @@ def test_toml(sandbox: Sandbox) -> None:
 KEYS = (
     "batch.size", "batch.count", "seed", "attack.steps", "attack.use", "defense.sigma", "model.hidden", "model.use",
     "batch.", ".size", "data.size", "data.use", "grid.seed", "grid", "case", "batch", "score.exact_db",
-    "score.metrics", "training.weights", "client.lr", "a.b.c", "knowledge.known", "expect.x", "name", "tune.options",
+    "score.metrics", "training.weights", "client.lr", "a.b.c", "knowledge.known", "expect.x", "name",
     "membership.level", "",
 )  # fmt: skip
 VALUES = (
@@ -115,7 +115,7 @@ def test_set(sandbox: Sandbox) -> None:
 AUDIT = "audit --out o --attack none_such --jobs 1"
 """An attack that is not there ends an audit before its data is read."""
 COMMANDS = (
-    f"{AUDIT} --fail-if psnr>WORD", f"{AUDIT} --fail-if WORD", f"{AUDIT} --tune WORD", f"{AUDIT} --tune attack.tv=WORD",
+    f"{AUDIT} --fail-if psnr>WORD", f"{AUDIT} --fail-if WORD",
     f"{AUDIT} --data WORD", f"{AUDIT} --weights WORD", f"{AUDIT} --model WORD", f"{AUDIT} --client WORD",
     f"{AUDIT} --defense WORD", f"{AUDIT} --known WORD", f"{AUDIT} --device WORD", f"{AUDIT} --batch-size WORD",
     f"{AUDIT} --seed WORD", "report WORD", "check WORD", "audit WORD --dry-run",
@@ -136,7 +136,7 @@ def typed_words(draw: Draw) -> tuple[dict[str, bytes], str, str]:
 
 @pytest.mark.slow
 def test_words(sandbox: Sandbox) -> None:
-    """--fail-if, --shape, --shapes, --tune, --data, --weights, paths"""
+    """--fail-if, --shape, --shapes, --data, --weights, paths"""
     sandbox.keep({"x.toml": "[batch]\nsize = 1\n[[attack]]\nuse = 'linear'\n"})
 
     def answer(template: str = "audit HOME/x.toml --dry-run", word: str = "") -> str:

@@ -34,7 +34,7 @@ from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.places import paths_in, without_places
 from seepage.audit.recipe.trust import own_code
 from seepage.audit.record import case_of_recording, read_case
-from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
+from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thresholds
 from seepage.audit.score import make_row, metrics_for, scores_of, skipped_row
 from seepage.audit.verdict import with_verdict
 from seepage.base.manifest import JudgedFile, write_manifest
@@ -64,7 +64,6 @@ def summarize(
     recipes: Sequence[Recipe],
     folder: Path,
     show: ProgressCallback = no_progress,
-    tuned: Sequence[TunedRow] = (),
     files: Sequence[JudgedFile] = (),
     env: Mapping[str, Any] | None = None,
 ) -> Result:
@@ -76,7 +75,6 @@ def summarize(
         recipes: Their recipes.
         folder: The run folder.
         show: Called with progress messages.
-        tuned: Options that were chosen on other batches.
         files: What was judged, of recorded or captured updates.
         env: The new content of `env.json`, which is written once all attempts are scored; None: it stays.
     """
@@ -106,7 +104,6 @@ def summarize(
             membership=[row for source, recipe in pairs for row in membership_rows(source, recipe, folder)],
             bounds=[row for source, recipe in pairs for row in bound_rows(source, recipe)],
             epsilons=epsilons,
-            tuned=list(tuned),
             warnings=[flag for flag in flags if flag.severity == "warning"],
         ),
         own_code=_takes_own_code(sources, recipes),

@@ -26,13 +26,11 @@ from seepage.cli.options import (
     RetryOption,
     ShowOptions,
     SimulationOptions,
-    TuneOption,
     WorkerOptions,
     ask_for,
     running_on,
     spread,
     tables_of,
-    tune_by,
 )
 from seepage.cli.proving import prove
 from seepage.cli.reproducing import reproduce
@@ -121,7 +119,6 @@ def audit(
     own: SimulationOptions,
     attacker: AttackerOptions,
     known: KnownOption = None,
-    tune: TuneOption = None,
     more: MeasureOptions,
     gate: GateOptions,
     out: OutOption = None,
@@ -151,7 +148,6 @@ def audit(
         refuse_code(read_recipe(find_recipe(recipe)), str(recipe), models=False)
     tables = tables_of(recipe, own, attacks=attacker.attack, known=known)
     ask_for(tables, more, defended=bool(own.defense))
-    tune_by(tables, tune)
     if attacker.all_attacks:
         tables["all_attacks"] = True
     cases = resolve_cases(tables)  # a mistake in the recipe is said before the stages of an audit are loaded

@@ -149,8 +149,6 @@ def _print_verdict(console: PlainConsole, result: Result) -> None:
     leaks = any(one.state == "leaks" and one.kind != "membership" for one in findings(result))
     leaks = leaks or any(row.certified is not None and row.certified.wrong for row in result.judged_rows)
     console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
-    for row in result.tuned:
-        console.print(Text(f"{row.words}.", style="dim"), soft_wrap=console.whole_lines)
     for line in guarantee_lines(result.judged):
         console.print(Text(line, style="bold"), soft_wrap=console.whole_lines)
     for line in caveat_lines(result.cases):

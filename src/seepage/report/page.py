@@ -176,7 +176,6 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "shows_truth": any(truth_folder(run, case) for case in run.cases),
         "certified": any(row.certified_examples for row in run.rows),
         "targets": {case.target for case in run.cases},
-        "tuned": [row.words for row in run.result.tuned],
         "promises": guarantee_lines(run.result.judged),
         "caveats": caveat_lines(run.cases),
         "warning_lines": warning_lines(run.flags, run.cases),
