@@ -233,8 +233,7 @@ def test_captured(sandbox: Sandbox) -> None:
 
 ENTRY: dict[str, Any] = {
     "schema": 1, "t": 3, "client": "a", "epsilon": 1.5, "delta": 1e-5, "accountant": "rdp", "noise": 1.1, "clip": 1.0,
-    "sample_rate": 0.1, "steps": 12, "caveats": ["the sampling is not Poisson"], "stated_by": "Opacus",
-    "unit": "example",
+    "sample_rate": 0.1, "steps": 12, "caveats": ["the sampling is not Poisson"],
 }  # fmt: skip
 
 

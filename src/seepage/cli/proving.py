@@ -300,7 +300,7 @@ def _spent(folder: Path, condition: "Condition | None", printed: PrintOptions) -
         print(json.dumps({"schema": 1, "clients": rows, "budget": budget, "over": over}, allow_nan=False))
     elif not printed.quiet:
         for name, entry in clients.items():
-            print(printable(f"client {name}: {entry.line}; the word of {entry.stated_by}, for one {entry.unit}"))
+            print(printable(f"client {name}: {entry.line}"))
     if over:
         words = f"{condition} in {len(over)} of {len(clients)} clients: {', '.join(over[:3])}"
         say(printable(f"failed: {words}"))
