@@ -246,3 +246,9 @@ def test_a_setting_without_a_name_is_refused(refused: Refused) -> None:
 
 def test_an_empty_name_is_no_default_recipe(refused: Callable[..., str]) -> None:
     assert "looks like data" in refused("frontier", "")
+
+
+def test_a_missing_file_of_weights_is_said_at_once(refused: Refused) -> None:
+    assert "there is no such file" in refused(
+        "audit", "tiny.toml", "--set=score.features=none.safetensors", "--dry-run"
+    )

@@ -5,14 +5,6 @@ from seepage.base.registry import metrics
 from seepage.measure.metrics.align import METHODS, Alignment, align
 from seepage.measure.metrics.baselines import baselines
 from seepage.measure.metrics.features import feature_distance, feature_network
-from seepage.measure.metrics.identify import (
-    Gallery,
-    identified,
-    identified_features,
-    identified_ssim,
-    person,
-    person_features,
-)
 from seepage.measure.metrics.image import (
     correlation,
     cosine,
@@ -40,7 +32,6 @@ __all__ = [
     "METHODS",
     "METRICS",
     "Alignment",
-    "Gallery",
     "Limits",
     "Metric",
     "Score",
@@ -56,9 +47,6 @@ __all__ = [
     "feature_distance",
     "feature_network",
     "find_metric",
-    "identified",
-    "identified_features",
-    "identified_ssim",
     "is_image",
     "label_accuracy",
     "label_hits",
@@ -68,8 +56,6 @@ __all__ = [
     "lpips_missing",
     "lpips_weights",
     "mse",
-    "person",
-    "person_features",
     "psnr",
     "score",
     "ssim",
