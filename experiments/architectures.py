@@ -37,7 +37,7 @@ STUDY = "architectures/matrix"
 CLASSES, VOCABULARY, TOKENS = 5, 100, 8
 IMAGE = (3, 32, 32)
 BRIEF: Mapping[str, Mapping[str, Any]] = {
-    **{use: {"steps": 1} for use in ("cpl", "dlg", "idlg")},
+    **{use: {"steps": 1} for use in ("dlg", "idlg")},
     **{use: {"steps": 3} for use in ("bayes", "sapag", "inverting_gradients", "fedleak", "cpa_fia")},
     **{use: {"steps": 3} for use in ("gradient_matching", "fedleak_guided")},
     "fedleak_released": {"steps": 3, "width": 4},

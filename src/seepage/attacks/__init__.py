@@ -17,7 +17,6 @@ from seepage.attacks.rgap.rgap import LayerRank, RGap, rank_report
 from seepage.attacks.search import (
     GradientMatching,
     bayes,
-    cpl,
     dlg,
     fedleak,
     fedleak_released,
@@ -56,7 +55,6 @@ __all__ = [
     "averaged",
     "bayes",
     "cpa_fia",
-    "cpl",
     "dlg",
     "fedleak",
     "fedleak_guided",
