@@ -12,14 +12,11 @@ from pathlib import Path
 import compare
 import pages_architectures
 import pages_by_hand
-import pages_landscape
 import tables
 from page_parts import Part
 
 PARTS: dict[str, Part] = {
-    name: part
-    for made in (tables, compare, pages_architectures, pages_by_hand, pages_landscape)
-    for name, part in made.PARTS.items()
+    name: part for made in (tables, compare, pages_architectures, pages_by_hand) for name, part in made.PARTS.items()
 }
 
 

@@ -60,7 +60,6 @@ def keep_run(study: str, folder: Path) -> None:
     result, env = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("result", "env"))
     recipe = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
     cases = {case["name"]: case for case in result["cases"]}
-    tuned = {row["attack"]: {"tuned": row} for row in result.get("tuned", ())}
 
     def kept(row: dict[str, Any], what: str, metric: str, *facts: dict[str, Any]) -> None:
         case, low = cases[row["case"]], row.get(f"{metric}_low")
@@ -91,7 +90,7 @@ def keep_run(study: str, folder: Path) -> None:
         asked = (*ROW, *recipe.get("score", {}).get("metrics", ()))
         sure = written.get("certified")
         proofs = {} if sure is None else {"certified": sure["n"], "falsely": sure["wrong"]}
-        kept(row, "attack", "psnr", {key: row.get(key) for key in asked}, proofs, tuned.get(row["attack"], {}))
+        kept(row, "attack", "psnr", {key: row.get(key) for key in asked}, proofs)
 
 
 def keep_frontier(study: str, folder: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from seepage import Architecture, Batch, FedSGD, GradientMatching, Inapplicable, SeepageError, Transcript, build, record
 from seepage.attacks import fedleak, grad_inversion
 from seepage.attacks.search.distances import L2
-from seepage.attacks.search.layers import ActivationSize, BatchNormStatistics, LabelLoss, LayerPrior, Seen
+from seepage.attacks.search.layers import ActivationSize, BatchNormStatistics, LayerPrior, Seen
 from seepage.attacks.search.optimizers import Adam
 from seepage.attacks.search.parameters import Pixels
 from seepage.base.nn import captured_calls
@@ -101,13 +101,7 @@ def test_batch_norm_statistics_are_compared_with_the_running_ones() -> None:
     assert penalty(BatchNormStatistics(0.7), candidate()) == pytest.approx(expected, rel=1e-9)
 
 
-def test_label_loss_is_the_squared_distance_of_probabilities() -> None:
-    wrong = inner_of(candidate())[-1].softmax(-1) - torch.eye(CLASSES, dtype=torch.float64)[LABELS]
-    expected = 0.4 * float(wrong.square().sum(1).mean())
-    assert penalty(LabelLoss(0.4), candidate()) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize("prior", [ActivationSize(0.5), BatchNormStatistics(0.5), LabelLoss(0.5)], ids=repr)
+@pytest.mark.parametrize("prior", [ActivationSize(0.5), BatchNormStatistics(0.5)], ids=repr)
 def test_slopes_are_those_of_finite_differences(prior: LayerPrior) -> None:
     transcript, x = victim(), candidate()
     objective = matching(prior)._objective(transcript[0], transcript.knowledge)
@@ -129,10 +123,9 @@ def test_a_mean_over_examples_may_be_taken_in_micro_batches(microbatch: int) -> 
         assert torch.allclose(parts.by_inputs, whole.by_inputs, rtol=1e-7, atol=1e-12)
 
 
-@pytest.mark.parametrize("prior", [BatchNormStatistics(0.5), LabelLoss(0.5)], ids=repr)
-def test_a_statistic_of_the_whole_batch_refuses_micro_batches(prior: LayerPrior) -> None:
+def test_a_statistic_of_the_whole_batch_refuses_micro_batches() -> None:
     with pytest.raises(SeepageError, match="microbatch"):
-        matching(prior, microbatch=2)
+        matching(BatchNormStatistics(0.5), microbatch=2)
 
 
 def test_models_without_what_a_prior_needs_are_refused_by_name() -> None:

@@ -8,7 +8,7 @@ from victims import CLASSES, FC2, SHAPE, victim
 
 import seepage.federation.data
 from seepage import Architecture, Batch, GaussianNoise, GradientMatching, Inapplicable, attack, build, record
-from seepage.attacks import bayes, cpl, dlg, fedleak, fedleak_released, grad_inversion, idlg, inverting_gradients, sapag
+from seepage.attacks import bayes, dlg, fedleak, fedleak_released, grad_inversion, idlg, inverting_gradients, sapag
 from seepage.attacks.search.adaptive import DefenseAware
 from seepage.attacks.search.directions import Blended, Langevin, LookAhead, Plain, Sign, SoftSign
 from seepage.attacks.search.distances import L1, L2, Cosine, GaussianKernel, PerTensor
@@ -22,7 +22,7 @@ from seepage.attacks.search.labels import (
     RowSumCount,
     SignOfLastBias,
 )
-from seepage.attacks.search.layers import ActivationSize, BatchNormStatistics, LabelLoss
+from seepage.attacks.search.layers import ActivationSize, BatchNormStatistics
 from seepage.attacks.search.optimizers import LBFGS, Adam
 from seepage.attacks.search.parameters import MultiScale, Pixels
 from seepage.attacks.search.partial import GaussianLikelihood, TopMagnitude
@@ -85,16 +85,6 @@ PAPERS = {
             schedule="cosine",
             parameters=Pixels(mean=0.5, std=0.25),
             project=True,
-        ),
-    ),
-    "cpl": (
-        cpl(),
-        GradientMatching(
-            distance=L2(),
-            priors=(LabelLoss(1.0),),
-            optimizer=LBFGS(lr=1.0),
-            steps=300,
-            parameters=Pixels(start_from="patterned"),
         ),
     ),
     "fedleak": (
@@ -161,7 +151,6 @@ def test_presets_pass_their_options_on() -> None:
         SquaredNorm(5e-7, unit=0.25),
     )
     assert bayes(sigma=0.2, tv=0.0).distance == GaussianLikelihood(sigma=0.2)
-    assert cpl(label_weight=0.0).priors == ()
 
 
 def test_the_bayes_attack_uses_the_noise_it_is_told_of() -> None:

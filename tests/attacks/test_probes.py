@@ -4,14 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from seepage import Architecture, Batch, FedSGD, Inapplicable, SeepageError, build, record
-from seepage.attacks.exposure import batch_norm_leaks, head_features, landscape
-from seepage.attacks.search.distances import L2
-from seepage.attacks.search.problem import Evaluation, Problem
+from seepage import Architecture, Batch, FedSGD, Inapplicable, build, record
+from seepage.attacks.exposure import batch_norm_leaks, head_features
 from seepage.base.nn import generator
 from seepage.federation.types import Knowledge, Round
 
@@ -25,55 +21,6 @@ def victim(
     batch = Batch(inputs, torch.arange(n) % CLASSES)
     transcript = record(model.to(dtype), batch, client=FedSGD(mode=mode))  # type: ignore[arg-type]
     return batch, transcript[0], transcript.knowledge
-
-
-class Bowl:
-    """A problem whose slope turns from the way home by a planted angle."""
-
-    def __init__(self, truth: Tensor, turn: float) -> None:
-        self.truth, self.turn = truth, turn
-
-    def evaluate(self, inputs: Tensor, labels: Tensor) -> Evaluation:
-        away = inputs - self.truth
-        side = torch.randn(away.shape, generator=generator(1, "side"), dtype=away.dtype)
-        side -= away * (side * away).sum() / away.square().sum()
-        angle = torch.tensor(self.turn)
-        slope = angle.cos() * away + angle.sin() * side * away.norm() / side.norm()
-        return Evaluation(float(away.square().sum()), slope, None)
-
-
-@given(st.floats(0, 3.14))
-def test_the_landscape_of_a_planted_slope(turn: float) -> None:
-    truth = torch.rand((2, 3, 4, 4), generator=generator(0, "truth")).double()
-    found = landscape(Bowl(truth, turn), truth, torch.zeros(2).long(), noises=[0.01, 0.1], draws=3)  # type: ignore[arg-type]
-    expected = float(torch.tensor(turn).cos())
-    assert found.cosines.shape == (2, 3)
-    assert found.means == pytest.approx([expected] * 2, abs=1e-4)
-    assert all(low - 1e-4 <= expected <= high + 1e-4 for low, high in found.intervals())
-    assert found.distances[1].mean() / found.distances[0].mean() == pytest.approx(100, rel=0.5)
-
-
-def test_a_linear_network_points_home_and_a_flat_objective_nowhere() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(768, CLASSES))
-    batch, seen, knowledge = victim(model, 1, dtype=torch.float64)
-    problem = Problem.of(seen, knowledge, L2(), None)
-    assert min(landscape(problem, batch.inputs, batch.labels, draws=2).means) > 0.5
-    flat = replace(problem, distance=0.0 * L2())
-    assert landscape(flat, batch.inputs, batch.labels, draws=2).means == [0.0] * 4
-
-
-def test_the_landscape_is_the_same_for_the_same_seed() -> None:
-    batch, seen, knowledge = victim(build(Architecture("convnet", {"width": 4}), SHAPE, CLASSES), 2)
-    problem = Problem.of(seen, knowledge, L2(), None)
-    a, b, c = (landscape(problem, batch.inputs, batch.labels, noises=[0.1], draws=2, seed=s) for s in (0, 0, 1))
-    assert torch.equal(a.cosines, b.cosines)
-    assert not torch.equal(a.cosines, c.cosines)
-
-
-@pytest.mark.parametrize(("noises", "draws"), [([0.1], 1), ([0.0], 4), ([-0.1], 4)])
-def test_a_landscape_needs_draws_and_noises(noises: list[float], draws: int) -> None:
-    with pytest.raises(SeepageError, match="2 draws or more"):
-        landscape(Bowl(torch.ones(1), 0.0), torch.ones(1), torch.zeros(1).long(), noises=noises, draws=draws)  # type: ignore[arg-type]
 
 
 NORMED = Architecture("resnet", {"width": 4})

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.rows import result_of
 
-from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row, Thresholds, TunedRow
+from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row, Thresholds
 from seepage.base.schema import Share, Summary
 from seepage.errors import SeepageError
 from seepage.report.evidence.comparison import Count, compare, difference, summary_line
@@ -219,12 +219,9 @@ def test_what_an_audit_compares_is_no_doubt_but_what_its_attacker_is_given_is(
     assert len(found.caveats) == said[1]
 
 
-def test_an_option_that_one_version_has_or_that_was_tuned_is_no_doubt() -> None:
+def test_an_option_that_one_version_has_is_no_doubt() -> None:
     old = changed(result((4, 8)), options="Dlg(steps=300)")
     assert not compare(old, changed(result((4, 8)), options="Dlg(steps=300, floor=0.1)")).differences
-    tuned = TunedRow(attack="linear", metric="psnr", chosen={"steps": 5}, tried=[], batches=1, run="tune")
-    new = changed(result((4, 8)), options="Dlg(steps=5)").model_copy(update={"tuned": [tuned]})
-    assert not compare(old, new).differences
 
 
 def test_a_strangers_settings_are_read_as_text_and_shown_in_part() -> None:

@@ -100,11 +100,11 @@ def test_a_verdict_without_a_truth_says_whether_guesses_fit(value: float | None,
 def test_a_verdict_speaks_of_the_guesses_that_fit_best() -> None:
     rows = [
         Row(case="a", attack=name, outcome="not_scored", returned=3, space="input", misfit=value)
-        for name, value in (("dlg", 0.5), ("gauss_newton", 0.02), ("cpl", None))
+        for name, value in (("dlg", 0.5), ("gauss_newton", 0.02), ("idlg", None))
     ]
     assert "gauss_newton returned 3 guesses" in verdict(rows, [Case(name="a", title="net")])[1]
     text = verdict(rows, [Case(name="a", title="net")])[1]
-    assert "So did dlg (update off by 50 %) and cpl (update not known)" in text
+    assert "So did dlg (update off by 50 %) and idlg (update not known)" in text
 
 
 def test_guesses_of_an_autoencoder_s_examples_need_no_labels() -> None:

@@ -497,10 +497,3 @@ def test_an_attack_that_was_not_tried_for_want_of_time_opens_no_gate() -> None:
     with pytest.raises(SeepageError, match="--minutes"):
         violations([tried, left_out], parse_condition("psnr>20"))
     assert violations([tried, left_out], parse_condition("psnr>5"))
-
-
-@pytest.mark.parametrize(("old", "new"), [("named", "members_identified"), ("measured_epsilon", "empirical_epsilon")])
-def test_a_score_by_its_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
-    with pytest.raises(SeepageError, match=f"'{old}' in --fail-if is now called '{new}'"):
-        parse_condition(f"{old}>0")
-    assert parse_condition(f"{new}>0").score == new

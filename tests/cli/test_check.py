@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from tests.cli.conftest import Cli
 
 from seepage import Architecture, Batch, build, record
-from seepage.attacks.exposure import exposure, landscape
-from seepage.attacks.exposure.landscape import EXPECTED_FROM, OPEN_FROM, outlook
-from seepage.audit.checking import Check, Matching
+from seepage.attacks.exposure import exposure
+from seepage.audit.checking import Check
 from seepage.cli.checking import _print_exposure
 from seepage.cli.console import open_console
 
@@ -55,8 +54,6 @@ def test_two_files_are_told_read_guessed_and_unknown(cli: Cli, captured: None) -
     assert "class 2" in said["labels"][0]
     (case,) = found.json["cases"]
     assert case["exposure"]["examples"] == 1
-    assert case["matching"]["made_up"]
-    assert case["matching"]["outlook"] == "expected"
 
 
 ENDED = """
@@ -185,48 +182,10 @@ def test_a_recipe_is_recorded_and_looked_at(cli: Cli, home: Path) -> None:
     assert not list(home.glob("runs*"))
 
 
-def test_a_layer_in_front_is_expected_to_leak_and_the_cosine_is_the_library_s(cli: Cli, home: Path) -> None:
-    options = ("--data=digits", "--model=fc2", "--batch-size=1", "--set=training.steps=0", "--seed=3")
-    options += ("--set=batch.count=1",)
-    found = cli("check", *options, "--json")
-    (case,) = found.json["cases"]
-    assert (case["matching"]["outlook"], case["matching"]["made_up"]) == ("expected", False)
-    assert found.json["command"].startswith("seepage audit --data digits --model fc2 --batch-size 1")
-    cli("record", *options, "--out=run", "--quiet")
-    from seepage.attacks.search.distances import Cosine
-    from seepage.attacks.search.problem import Problem
-    from seepage.federation.transcript.recorded import open_transcript
-    from seepage.federation.transcript.truth import open_truth
-
-    seen, truth = open_transcript(home / "run/observed"), open_truth(home / "run/private").of_round(0)
-    problem = Problem.of(seen[0], seen.knowledge, Cosine(), None)
-    means = landscape(problem, truth.inputs, truth.labels, draws=6, seed=3).means
-    assert [at["cosine"] for at in case["matching"]["cosines"]] == pytest.approx(means, abs=2e-4)
-    assert not list(home.glob("runs*"))
-    # A run folder has its truth beside, and observed/ alone has none.
-    whole, alone = (cli("check", place, "--json").json["cases"][0]["matching"] for place in ("run", "run/observed"))
-    assert (whole["made_up"], alone["made_up"]) == (False, True)
-    assert whole["outlook"] == alone["outlook"] == "expected"
-
-
-def test_batch_norm_is_read_and_what_cannot_be_matched_says_why(cli: Cli) -> None:
+def test_batch_norm_is_read(cli: Cli) -> None:
     settings = ("--set=model.batch_norm=true", "--set=training.steps=0", "--set=batch.count=1")
     found = cli("check", "--data=digits", "--model=convnet", "--batch-size=4", *settings)
-    assert "gradient matching" in found.out
     assert "batch norm: train mode" in found.out
-    assert "no outlook says that data are safe" in found.out
-    whole = cli("check", "cafe/few-rounds", "--quiet", "--set=rounds.count=2")
-    assert "no outlook, since its parties hold parts of an example" in whole.out
-
-
-def test_noise_hides_the_way_back(cli: Cli) -> None:
-    plain = ("check", "--data=digits", "--model=fc2", "--batch-size=2", "--set=training.steps=0", "--json")
-    noise = ("--defense=gaussian_noise", "--set=defense.sigma=1", "--set=defense.clip=1")
-    few = ("--set=batch.count=1",)
-    clear, hidden = (cli(*plain, *few, *more).json["cases"][0]["matching"] for more in ((), noise))
-    assert clear["outlook"] == "expected"
-    assert hidden["outlook"] == "not expected"
-    assert abs(hidden["cosines"][0]["cosine"]) < 10 * hidden["chance"]
 
 
 def test_mistakes_are_one_sentence(refused: Refused, observed: Path, captured: None) -> None:
@@ -241,23 +200,11 @@ def test_mistakes_are_one_sentence(refused: Refused, observed: Path, captured: N
     assert "does not exist" in refused("check", "nowhere.pt", "after.pt")
 
 
-@pytest.mark.parametrize("verb", ["exposure", "probe"])
-def test_verbs_that_went_name_the_one_that_does_their_work(refused: Refused, verb: str) -> None:
-    assert "seepage check" in refused(verb, "observed")
-    assert "seepage check" in refused(verb)
-
-
-def test_the_outlook_rises_with_the_cosine() -> None:
-    words = [outlook(value) for value in torch.linspace(-1, 1, 41).tolist()]
-    assert words == sorted(words, key=["not expected", "open", "expected"].index)
-    assert (outlook(OPEN_FROM), outlook(EXPECTED_FROM)) == ("open", "expected")
-
-
 def test_tensors_and_layers_that_say_nothing_share_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """A vision transformer of five blocks had 70 lines, of which four said something."""
     model = build(Architecture("vit", {"patch": 4, "width": 32, "depth": 5, "heads": 2, "hidden": 32}), (3, 16, 16), 5)
     found = exposure(record(model, Batch(torch.rand(1, 3, 16, 16), torch.tensor([3]))))
-    _print_exposure(Check(case="vit", title="vit", facts=(), exposure=found, matching=Matching()), open_console())
+    _print_exposure(Check(case="vit", title="vit", facts=(), exposure=found), open_console())
     said = [says.name for says in found.tensors if says.withhold]
     lines = capsys.readouterr().out.splitlines()
     assert all(any(name in line for line in lines) for name in said)

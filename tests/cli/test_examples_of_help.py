@@ -1,13 +1,12 @@
-"""The examples under a verb's help are commands that exist, with options that exist; old names lead to new ones."""
+"""The examples under a verb's help are commands that exist, with options that exist."""
 
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
 import typer
 
-from seepage.cli.commands import GONE, GONE_OPTIONS, GROUPS, PANELS, app
+from seepage.cli.commands import GROUPS, PANELS, app
 
 VERBS: Mapping[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 EXAMPLES = [
@@ -33,21 +32,6 @@ def test_every_verb_has_examples_that_exist() -> None:
     shown = {check_example(example) for example in EXAMPLES}
     inner = {f"{name} {one}" for name in GROUPS for one in VERBS[name].commands}
     assert shown == {name for name in VERBS if name not in GROUPS} | inner
-
-
-@pytest.mark.parametrize("verb", GONE)
-def test_a_verb_that_is_gone_names_the_new_one(verb: str, refused: Callable[..., str]) -> None:
-    assert GONE[verb] in refused(verb, "RUN")
-    for new in GONE[verb].split(", or "):
-        check_example(new)
-
-
-@pytest.mark.parametrize(("verb", "option"), [(verb, name) for verb, names in GONE_OPTIONS.items() for name in names])
-def test_an_option_that_is_gone_names_the_new_one(verb: str, option: str, refused: Callable[..., str]) -> None:
-    new = GONE_OPTIONS[verb][option]
-    assert new in refused(verb, f"{option}=x")
-    known = {name for parameter in VERBS[verb].params for name in parameter.opts}
-    assert {word for word in shlex.split(new) if word.startswith("--")} <= known
 
 
 def test_an_evidence_pack_is_asked_for_by_name(refused: Callable[..., str]) -> None:

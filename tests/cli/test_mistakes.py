@@ -226,7 +226,6 @@ def test_no_message_is_longer_than_a_screen(refused: Refused) -> None:
     for words in (["--set", f"{'x' * 5000}=1"], ["--fail-if", "y" * 5000], ["--attack", "z" * 5000]):
         message = refused("audit", "tiny.toml", *words)
         assert max(map(len, message.split("\n"))) < 820
-    assert refused("audit", "tiny.toml", "--tune", "y" * 5000).endswith("y'\n")
 
 
 def test_bytes_that_are_no_utf_8_are_refused_with_the_remedy(refused: Refused) -> None:
@@ -247,3 +246,9 @@ def test_a_setting_without_a_name_is_refused(refused: Refused) -> None:
 
 def test_an_empty_name_is_no_default_recipe(refused: Callable[..., str]) -> None:
     assert "looks like data" in refused("frontier", "")
+
+
+def test_a_missing_file_of_weights_is_said_at_once(refused: Refused) -> None:
+    assert "there is no such file" in refused(
+        "audit", "tiny.toml", "--set=score.features=none.safetensors", "--dry-run"
+    )

@@ -87,17 +87,6 @@ def test_a_look_at_a_recipe_takes_a_defense_with_options(cli: Cli) -> None:
     assert not [name for name in tensors if name.startswith("2.")]
 
 
-def test_a_settings_file_names_no_code_behind_a_name_either(home: Path, refused: Refused) -> None:
-    (home / "seepage.toml").write_text("attack = 'ggl:generator=mine:gan'")
-    assert "mine:gan" in refused("audit", "tiny.toml")
-
-
 def test_data_have_no_options_behind_their_name(refused: Refused) -> None:
     message = refused("audit", "tiny.toml", "--data", "digits:size=8")
     assert "--data digits --set data.size=8" in message
-
-
-@pytest.mark.parametrize("command", [("evidence", "judge"), ("report", "--sheet=sheet.png")])
-def test_rows_are_chosen_by_their_name_alone(command: tuple[str, ...], run: Path, cli: Cli) -> None:
-    found = cli(*command, run, "--attack", "linear:floor=0.1", code=2)
-    assert "did you mean 'linear'" in found.err

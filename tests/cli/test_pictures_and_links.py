@@ -48,11 +48,6 @@ def test_scoring_later_shows_no_pictures_either(cli: Cli, run: Path, home: Path)
     assert "data:image" in (home / "blind" / "report.html").read_text()
 
 
-def test_a_sheet_is_nothing_but_pictures(refused: Refused, run: Path) -> None:
-    assert "nothing but pictures" in refused("report", run, "--sheet", "x.png", "--no-pictures")
-    assert "add it" in refused("report", run, "--case", "a")
-
-
 def test_an_audit_keeps_what_each_update_gives_away(run: Path) -> None:
     found = json.loads((run / "exposure.json").read_text())
     (case,) = found["cases"]
@@ -81,7 +76,7 @@ def test_nothing_is_written_through_a_link(home: Path, run: Path, refused: Refus
         elsewhere.write_text("mine")
     (run / name).symlink_to(elsewhere.resolve())
     audit = ("audit", "tiny.toml", "--out", run, "--jobs", 1)
-    for command in (("report", run), audit, ("report", run, "--truth", "private"), ("evidence", "judge", run)):
+    for command in (("report", run), audit, ("report", run, "--truth", "private")):
         assert "leads out of it" in refused(*command), command
 
 

@@ -1,4 +1,4 @@
-"""`seepage prove` in a terminal, as JSON, as a gate, and on somebody's own function and recordings."""
+"""`seepage prove` in a terminal, as JSON, as a gate, and on somebody's own function."""
 
 import json
 import sys
@@ -6,12 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from seepage import Architecture, FedAvg, build
 from seepage.cli import main
-from seepage.recorder.recorder import Recorder
 
 OWN = """
 import torch
@@ -110,52 +106,6 @@ def test_code_is_called_where_it_is_trusted(
     assert "single number leaves as it is" in noted["notes"][0]
 
 
-def test_recorded_rounds_with_canaries_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Forty rounds behind noise that is a tenth of what was promised."""
-    net = Architecture("fc2", {"hidden": 4})
-    recorder = Recorder(
-        tmp_path / "seen", architecture=net, input_shape=(1, 2, 2), num_classes=2, client=FedAvg(lr=0.1)
-    )
-    before = {name: t.clone() for name, t in build(net, (1, 2, 2), 2).state_dict().items()}
-    canary = {name: torch.zeros_like(t) for name, t in before.items()}
-    next(iter(canary.values())).view(-1)[0] = 1.0
-    names: dict[str, Any] = {"with": [], "without": [], "canary": "canary.safetensors"}
-    for t in range(40):
-        after = {name: w + 0.1 * torch.randn(w.shape) + (t % 2) * canary[name] for name, w in before.items()}
-        folder = recorder.record(before, after, t=t, client=0).folder
-        names["with" if t % 2 else "without"].append(folder.name)
-    save_file(canary, tmp_path / "canary.safetensors")
-    (tmp_path / "list.json").write_text(json.dumps(names))
-    words = ("--of", f"recorded:{tmp_path / 'seen'}", "--canaries", str(tmp_path / "list.json"), "--sigma", "1")
-    table = found(monkeypatch, capsys, *words)
-    assert table["computed_verdict"] == "contradicted by Gaussian fit"
-    assert table["fit"]["mu"][0] < 10 < table["fit"]["mu"][2]
-    assert 0 < table["low"] == table["ceiling"] < 4.4
-
-    (tmp_path / "list.toml").write_text(f"with = {names['with'][:2]}\nwithout = {names['without']}")
-    assert ran(monkeypatch, *words[:3], str(tmp_path / "list.toml")) == 2
-    assert "record more rounds" in capsys.readouterr().err
-
-
-def test_a_damaged_list_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for listed in (
-        "[]",
-        "{",
-        '{"with": 3}',
-        '{"with": [], "without": []}',
-        '{"with": ["../x"], "without": []}',
-        '{"with": ["a"], "without": ["a"]}',
-        '{"with": ["a"], "without": ["b"], "canary": "/etc/passwd"}',
-    ):
-        (tmp_path / "list.json").write_text(listed)
-        assert ran(monkeypatch, "--of", f"recorded:{tmp_path}", "--canaries", str(tmp_path / "list.json")) == 2, listed
-        assert "Traceback" not in capsys.readouterr().err, listed
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -168,7 +118,6 @@ def test_a_damaged_list_is_one_sentence(
         ("--of", "defense:gaussian_noise:sigma=1", "--fail-if", "contradicted", "--calls", "1000"),
         ("--of", "defense:soteria:ratio=0.5"),
         ("--of", "function:own:f", "--shapes", "w=ax2"),
-        ("--of", "recorded:nowhere"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -335,6 +335,3 @@ def test_a_run_is_its_owner_s_alone_whatever_out_was_before(cli: Cli, home: Path
     out.chmod(0o755)
     cli("audit", "tiny.toml", "--out", out, "--jobs", 1, "--quiet")
     assert [oct(path.stat().st_mode & 0o777) for path in (out, out / "private")] == ["0o700", "0o700"]
-    sheet = home / "sheet.png"
-    cli("report", out, "--sheet", sheet)
-    assert oct(sheet.stat().st_mode & 0o777) == "0o600"

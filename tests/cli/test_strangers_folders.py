@@ -275,48 +275,6 @@ def test_what_a_killed_evidence_left_is_private_and_goes_with_the_next(own: Path
     assert not list(home.glob(".writing-*"))
 
 
-# --- N5, N6, N9: seepage.toml --------------------------------------------------------------------------------------
-
-REACHING = {
-    "data": 'data = "mnist"', "root": """set = ["data.root='/tmp/x'"]""",
-    "auxiliary": """set = ["auxiliary.use=cifar10"]""",
-    "grid": """set = ['grid={"data.use"=["mnist"]}']""", "case": """set = ['case=[{data={use="mnist"}}]']""",
-    "weights": 'weights = "pretrained"',
-}  # fmt: skip
-OF_ANOTHER_TYPE = (
-    "attack = [3.7]", "data = 5", "model = 7", "data = 1979-05-27", 'defense = [{use = "x"}]', "set = [true]",
-    "recipe = 3.5", 'out = "a\\u0000b"', "seed = true", 'jobs = "2"', "reuse = true",
-)  # fmt: skip
-
-
-def test_a_settings_file_writes_and_fetches_nothing(home: Path, cli: Cli) -> None:
-    for text in REACHING.values():
-        (home / "seepage.toml").write_text(text)
-        found = cli("audit", "--quiet", code=2)
-        assert "only your own command line may" in found.err, text
-
-
-def test_a_settings_file_with_values_of_another_type_is_one_sentence(home: Path, cli: Cli) -> None:
-    for text in OF_ANOTHER_TYPE:
-        (home / "seepage.toml").write_text(text)
-        found = cli("audit", "--quiet", code=2)
-        assert (found.err.count("\n"), "Traceback" in found.err) == (1, False), found
-    (home / "seepage.toml").unlink()
-    (home / "pyproject.toml").write_text("[tool]\nseepage = 3\n")
-    cli("audit", "--quiet", code=2)
-
-
-def test_nothing_that_is_taken_from_a_settings_file_is_hidden(home: Path, cli: Cli) -> None:
-    noise = 'defense = ["gaussian_noise:sigma=1000000.0,clip=1.0"]'
-    long = "x" * 190
-    (home / "seepage.toml").write_text(f"set = [\"name='{long}'\", \"name='{long}'\", \"name='{long}'\"]\n{noise}\n")
-    said = cli("audit", "tiny.toml", "--quiet", "--fail-if", "no score>0", code=2).err
-    assert "gaussian_noise:sigma=1000000.0,clip=1.0" in said
-    (home / "seepage.toml").write_text(f"set = [\"name='{'x' * 400}'\"]\n{noise}\n")
-    found = cli("audit", "tiny.toml", "--quiet", code=2)
-    assert "which nobody would read" in found.err
-
-
 # --- N7, N13: its words --------------------------------------------------------------------------------------------
 
 WORDS = "\x1b[2J\x9b\u202e https://evil.example www.evil.example @octocat [click](https://evil.example) <b>"
@@ -330,11 +288,11 @@ def test_a_strangers_words_act_in_no_format(own: Path, cli: Cli) -> None:
     env = json.loads((own / "env.json").read_text()) | {"started": "2026-01-01\x1b"}
     (own / "env.json").write_text(json.dumps(env))
     manifest.write_manifest(own)
-    for name in ("junit", "sarif", "summary", "model-card", "evidence"):
+    for name in ("junit", "sarif", "summary", "evidence"):
         out = cli("evidence", "pack", own, "--print", name, "--reuse").out
         assert out, name
         assert not [c for c in out if not (c.isprintable() or c == "\n")], name
-        if name in ("summary", "model-card"):
+        if name == "summary":
             assert not [word for word in ("://evil", "www.evil", "@octocat", "<b>") if word in out], name
         if name == "junit":
             ET.fromstring(out)

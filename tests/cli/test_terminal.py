@@ -114,7 +114,7 @@ def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any], warnings:
     result = {
         "verdict": "LEAKS. [bold]no markup[/bold]", "verdict_level": "exact", "rows": [nested(**row) for row in rows],
         "cases": [{"name": "a", "title": "fc2, [red]batch[/red] 8", "baselines": base}, *other],
-        "thresholds": {"recovered_ssim": 0.6, "recovered_gain_db": 3.0, "exact_db": 40.0},
+        "thresholds": {"recovered_gain_db": 3.0, "exact_db": 40.0},
         "warnings": list(warnings),
     }  # fmt: skip
     print_result(terminal.Path("run"), Result.model_validate(result), **{"quiet": False, **options})
@@ -176,7 +176,7 @@ def test_no_word_of_a_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[st
     case = {"name": "a", "title": evil, "baselines": None, "inferred": {evil: evil}, "promise": {"caveats": [evil]}}
     result = {
         "verdict": evil, "verdict_level": "exact", "rows": [nested(**row)], "cases": [{**case, "exposure": evil}],
-        "thresholds": {"recovered_ssim": 1, "exact_db": 40, "recovered_gain_db": 3},
+        "thresholds": {"exact_db": 40, "recovered_gain_db": 3},
     }  # fmt: skip
     for quiet in (False, True):
         print_result(terminal.Path("run"), Result.model_validate(result), quiet=quiet)
@@ -188,8 +188,8 @@ def test_no_word_of_a_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[st
 def test_a_promise_stands_beside_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     promise = {"epsilon": 8.123, "delta": 1e-5, "unit": "example", "rounds": 1, "caveats": []}
     result = {
-        "verdict": "LEAKS.", "verdict_level": "exact", "rows": [nested(**ROW)], "thresholds": {"recovered_ssim": 0.6,
-        "recovered_gain_db": 3.0, "exact_db": 40.0},
+        "verdict": "LEAKS.", "verdict_level": "exact", "rows": [nested(**ROW)],
+        "thresholds": {"recovered_gain_db": 3.0, "exact_db": 40.0},
         "cases": [{"name": "a", "title": "fc2", "baselines": None, "promise": promise}],
     }  # fmt: skip
     print_result(terminal.Path("run"), Result.model_validate(result), quiet=False)

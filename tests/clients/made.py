@@ -43,7 +43,6 @@ class Client:
         sized: The batch size is found or told.
         near: PSNR of the one image that comes back, in dB, at the least; None: none does.
         lacking: Weights of the network are in no file.
-        outlook: Of gradient matching, beside the client's own batch; None: that cannot be known without it.
     """
 
     name: str
@@ -65,7 +64,6 @@ class Client:
     sized: bool = False
     near: float | None = None
     lacking: bool = False
-    outlook: str | None = None
 
     @property
     def hides(self) -> frozenset[str]:

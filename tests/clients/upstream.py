@@ -141,11 +141,11 @@ SMALL = {"lr": 0.1, "steps": 1}
 CLIENTS = [
     Client(
         name="flower-quickstart-4", network="lenet", shape=CIFAR, size=4, make=partial(quickstart_pytorch, 4),
-        known=SMALL, counted=True, sized=True, outlook="open",
+        known=SMALL, counted=True, sized=True,
     ),
     Client(
         name="flower-quickstart-32", network="lenet", shape=CIFAR, size=32, make=partial(quickstart_pytorch, 32),
-        known=SMALL, counted=True, sized=True, outlook="not expected",
+        known=SMALL, counted=True, sized=True,
     ),
     Client(name="nvflare-hello-pt", network="lenet", shape=CIFAR, size=200, make=hello_pt, known={"lr": 0.01}),
     Client(
@@ -162,11 +162,11 @@ CLIENTS = [
     ),
     Client(
         name="flower-fedbn", network="fedbn", shape=CIFAR, size=32, make=partial(fedbn, 32, 1),
-        known={"lr": 0.01, "steps": 1}, sized=True, outlook="not expected",
+        known={"lr": 0.01, "steps": 1}, sized=True,
     ),
     Client(
         name="flower-fedbn-10", network="fedbn", shape=CIFAR, size=298, make=partial(fedbn, 298, 10),
-        known={"lr": 0.01, "steps": 10, "batch_size": 298}, sized=True, outlook="not expected",
+        known={"lr": 0.01, "steps": 10, "batch_size": 298}, sized=True,
     ),
     Client(
         name="opacus-cifar10", network="opacus_net", shape=CIFAR, size=64, make=opacus_cifar10,
@@ -183,7 +183,7 @@ CLIENTS = [
     ),
     Client(
         name="examples-imagenet", network="imagenet", shape=(3, 64, 64), classes=100, size=4, make=examples_imagenet,
-        known=SMALL | {"batch_size": 4}, decay=1e-5, sized=True, outlook="not expected",
+        known=SMALL | {"batch_size": 4}, decay=1e-5, sized=True,
     ),
     Client(
         name="pytorch-cifar", network="resnet", shape=CIFAR, size=16, make=partial(pytorch_cifar, autocast=False),
@@ -197,13 +197,13 @@ CLIENTS = [
     Client(
         name="timm-vit", network="timm_vit", shape=(3, 64, 64), size=1, make=partial(timm_vit, "timm_vit", 64),
         known={"lr": 0.05, "steps": 1}, decay=1.9e-6, spared=("pos_embed", "cls_token", "norm.weight", "head.bias"),
-        asks=frozenset({"dropout", "rate"}), sized=True, near=55, outlook="not expected",
+        asks=frozenset({"dropout", "rate"}), sized=True, near=55,
     ),
     Client(
         name="timm-vit-tiny", network="timm_vit_tiny", shape=(3, 224, 224), size=1,
         make=partial(timm_vit, "timm_vit_tiny", 224), known={"lr": 0.05, "steps": 1, "batch_size": 1}, decay=1.9e-6,
         spared=("pos_embed", "cls_token", "norm.weight", "head.bias"), asks=frozenset({"dropout", "rate"}), sized=True,
-        near=15, outlook="not expected",
+        near=15,
     ),
     Client(
         name="peft-lora", network="lora_vit", shape=CIFAR, size=8, make=peft_lora, signs=True,

@@ -53,7 +53,7 @@ def test_the_hooks_are_a_manifest_that_pre_commit_takes_and_name_commands() -> N
 
     commands = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
     for hook in read(".pre-commit-hooks.yaml"):
-        words = [word for word in hook["entry"].split() if word != "--no-settings"]
+        words = hook["entry"].split()
         assert words[words.index("seepage") + 1] in commands
 
 
@@ -123,7 +123,7 @@ def test_inputs_of_the_action_are_words_whatever_stands_in_them(tmp_path: Path, 
         "OUT": "no",
     }
     assert run_step("audit", tmp_path, runner, **asked).returncode == 2
-    words = ["--no-settings", "audit", asked["RECIPE"], "; touch pwned", "--set=a b", "--fail-if", asked["FAIL_IF"]]
+    words = ["audit", asked["RECIPE"], "; touch pwned", "--set=a b", "--fail-if", asked["FAIL_IF"]]
     assert (tmp_path / "words").read_text().splitlines() == [*words, "--no-pictures", "--out", "no"]
     assert run_step("findings", tmp_path, runner, OUT="no", RECIPE="").returncode == 0
     assert not (tmp_path / "pwned").exists()

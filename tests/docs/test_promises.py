@@ -52,11 +52,6 @@ SAFETY = {
         (STRANGERS, "test_evidence_removes_nothing_that_is_not_its_own"),
         (STRANGERS, "test_what_a_killed_evidence_left_is_private_and_goes_with_the_next"),
     ],
-    "`seepage.toml` names": [
-        (STRANGERS, "test_a_settings_file_writes_and_fetches_nothing"),
-        (STRANGERS, "test_a_settings_file_with_values_of_another_type_is_one_sentence"),
-        (STRANGERS, "test_nothing_that_is_taken_from_a_settings_file_is_hidden"),
-    ],
     "In the pack": [(STRANGERS, "test_a_strangers_words_act_in_no_format")],
     "The settings of pictures": [(STRANGERS, "test_the_settings_of_pictures_in_the_working_folder_are_not_read")],
 }

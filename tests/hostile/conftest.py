@@ -1,6 +1,5 @@
 """Finished runs of one's own, made once, that strangers' copies are made of."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,13 @@ AUDIT = (
 
 @pytest.fixture(scope="session")
 def goods(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished audit, `run`; its `pack`, signed by `auditor.pem`; `attacked`, without its truth; `answers.json`."""
+    """A finished audit, `run`; its `pack`, signed by `auditor.pem`; `attacked`, without its truth."""
     from small import small_batch, write_observed
 
     from seepage.audit.recorded import AttackRequest, attack_only
     from seepage.audit.run import run
     from seepage.cli.options import SimulationOptions, tables_of
     from seepage.federation.transcript.truth import save_truth
-    from seepage.papers.judging import write_judge_page
     from seepage.report import write_grid, write_report
     from seepage.report.evidence import PackRequest, make_keys, write_pack
 
@@ -35,10 +33,6 @@ def goods(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in (shared / "run", attacked / "run"):
         write_grid(folder)
         write_report(folder)
-    page = write_judge_page(shared / "run", shared / "judge.html", pairs=20)
-    right = {"same": "same", "other": "not", "flat": "not", "guess": "same"}
-    answers = {name: right[pair["kind"]] for name, pair in json.loads(page.key.read_text())["pairs"].items()}
-    (shared / "answers.json").write_text(json.dumps({"schema": 1, "judge": "ab", "page": page.id, "answers": answers}))
     make_keys(shared / "auditor.pem")
     write_pack(shared / "run", shared / "pack", PackRequest(key=shared / "auditor.pem"))
     return shared

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from small import ARCHITECTURE, CLASSES, SHAPE, small_batch, small_model, small_state, write_observed
 from strategies import (
     TRACE,
-    WORDS,
     Draw,
     chance,
     choose,
@@ -24,7 +23,6 @@ from strategies import (
     spoiled_json,
     spoiled_lines,
     spoiled_tensors,
-    spoiled_toml,
     tensor_file,
     words,
 )
@@ -235,8 +233,7 @@ def test_captured(sandbox: Sandbox) -> None:
 
 ENTRY: dict[str, Any] = {
     "schema": 1, "t": 3, "client": "a", "epsilon": 1.5, "delta": 1e-5, "accountant": "rdp", "noise": 1.1, "clip": 1.0,
-    "sample_rate": 0.1, "steps": 12, "caveats": ["the sampling is not Poisson"], "stated_by": "Opacus",
-    "unit": "example",
+    "sample_rate": 0.1, "steps": 12, "caveats": ["the sampling is not Poisson"],
 }  # fmt: skip
 
 
@@ -265,29 +262,3 @@ def test_ledger(sandbox: Sandbox) -> None:
     """a client's ledger: seepage prove --of ledger"""
     sandbox.keep({"ledger/client-a.jsonl": json_lines([ENTRY, ENTRY | {"t": 4}])})
     sandbox.fuzz(ledgers(), lambda more=(): ran("prove", "--of", f"ledger:{sandbox.home}", *more))
-
-
-@st.composite
-def canaries(draw: Draw, listed: dict[str, list[str]], sent: dict[str, Any]) -> tuple[dict[str, bytes], str]:
-    tables, files = dict[str, Any](listed), {}
-    if chance(draw, 30):
-        tables["canary"] = choose(draw, "canary.safetensors", "rec/with1/model.safetensors", *WORDS)
-        files["canary.safetensors"] = draw(tensor_file(small_state()))
-    name = choose(draw, "list.json", "list.json", "list.toml")
-    files[name] = draw(spoiled_toml(tables) if name == "list.toml" else spoiled_json(tables))
-    if chance(draw, 40):
-        files[f"rec/{choose(draw, *listed['with'], *listed['without'])}/{ROUND}"] = draw(tensor_file(sent))
-    return files, name
-
-
-def test_canaries(sandbox: Sandbox) -> None:
-    """list of recordings with a canary: seepage prove --of recorded"""
-    listed = {kind: [f"{kind}{number}" for number in range(9)] for kind in ("with", "without")}
-    for name in (*listed["with"], *listed["without"]):
-        write_observed(sandbox.home / "rec" / name)
-    sandbox.keep({"list.json": json.dumps(listed)})
-    recorded = ("prove", "--of", f"recorded:{sandbox.home / 'rec'}", "--json")
-    sandbox.fuzz(
-        canaries(listed, read_tensors(sandbox.home / "rec" / "with0" / ROUND)),
-        lambda name="list.json": ran(*recorded, "--canaries", str(sandbox.home / name)),
-    )

@@ -1,4 +1,4 @@
-"""Run folders of strangers, with manifests that fit; evidence packs; answers of judges; records of reproductions."""
+"""Run folders of strangers, with manifests that fit; evidence packs; records of reproductions."""
 
 import json
 import re
@@ -65,7 +65,6 @@ def worded_json(value: Any) -> st.SearchStrategy[bytes]:
 CONDITIONS = "psnr>20", "members_identified>0.1", "auc>0.9", "bound_psnr>1", "psnr_low>1e9", "certified>1"
 COMMANDS = (
     "report HOME", "report HOME", "report HOME --no-pictures", "report HOME --json", "report HOME --quiet",
-    "report HOME --sheet OUT.png", "evidence judge HOME --out OUT.html --pairs 20",
     *(f"report HOME --fail-if {condition} --reuse" for condition in CONDITIONS),
 )  # fmt: skip
 
@@ -85,8 +84,8 @@ def runs(draw: Draw, good: dict[str, bytes], guesses: dict[str, dict[str, Any]])
         name = choose(draw, *guesses)
         content = draw(tensor_file(guesses[name]))
     elif kind < 19:
-        name = choose(draw, "judgements.json", "pictures.json")
-        content = draw(spoiled_json({"schema": 1, "rows": [draw(odd)], "judges": [], "pictures": draw(odd)}))
+        name = "pictures.json"
+        content = draw(spoiled_json({"schema": 1, "pictures": draw(odd)}))
     else:
         name = choose(draw, "recipe.toml", "result.json", "flags.json", "progress.jsonl")
         content = draw(damaged(good[name]) | st.sampled_from([b"", b"seed = [", b"a = " + b"[" * 5000]))
@@ -94,15 +93,13 @@ def runs(draw: Draw, good: dict[str, bytes], guesses: dict[str, dict[str, Any]])
 
 
 def test_run(sandbox: Sandbox, goods: Path) -> None:
-    """run folder: report, grid, score, --fail-if, --json, judge"""
+    """run folder: report, grid, score, --fail-if, --json"""
     shutil.copytree(goods / "run", sandbox.home, dirs_exist_ok=True)
     good = sandbox.keep()
     guesses = {name: read_tensors(sandbox.home / name) for name in good if re.match(r"reconstr.*\.safetensors", name)}
 
     def answer(words: str = "report HOME") -> str:
-        places = {"HOME": str(sandbox.home), "OUT.png": str(sandbox.place / "s.png")}
-        places["OUT.html"] = str(sandbox.place / "judge.html")
-        return checked(sandbox.home, *(places.get(word, word) for word in words.split()))
+        return checked(sandbox.home, *words.replace("HOME", str(sandbox.home)).split())
 
     sandbox.fuzz(runs(good, guesses), answer, most=60, writes=True)
 
@@ -162,25 +159,6 @@ def test_scored(sandbox: Sandbox, goods: Path) -> None:
     found = read_tensors(sandbox.home / name.replace(".json", ".safetensors"))
     report = ("report", str(sandbox.home / "run"), "--truth", str(sandbox.home / "private"))
     sandbox.fuzz(outcomes(good, name, found), lambda: checked(sandbox.home, *report), writes=True)
-
-
-@st.composite
-def judgements(draw: Draw, good: dict[str, bytes], key: str) -> tuple[dict[str, bytes], int]:
-    name = choose(draw, "answers.json", "answers.json", key)
-    files = {name: draw(spoiled_json(json.loads(good[name])))}
-    if chance(draw, 20):
-        files["answers.json"] = draw(worded_json(json.loads(good["answers.json"])))
-    return files, choose(draw, 1, 1, 1, 1, 2)
-
-
-def test_judge(sandbox: Sandbox, goods: Path) -> None:
-    """what a judge saved, and its key: evidence count"""
-    shutil.copytree(goods / "run", sandbox.home, dirs_exist_ok=True)
-    good = sandbox.keep({"answers.json": (goods / "answers.json").read_bytes()})
-    key = next(name for name in good if name.startswith("private/judge-"))
-    count = ("evidence", "count", str(sandbox.home))
-    answers = str(sandbox.home / "answers.json")
-    sandbox.fuzz(judgements(good, key), lambda times=1: checked(sandbox.home, *count, *[answers] * times), writes=True)
 
 
 # --- records of reproductions ------------------------------------------------------------------------------------
@@ -341,7 +319,7 @@ def test_printed(sandbox: Sandbox, goods: Path) -> None:
         check_terminal(out)
         if form == "junit":
             ET.fromstring(out)
-        elif form in ("summary", "model-card"):
+        elif form == "summary":
             check_markdown(re.sub("</?(details|summary)>", "", out))  # one's own; a stranger's is spelled out
             check_page(out)
             if REACHES.search(out):

@@ -1,11 +1,8 @@
-"""Recipes, the settings file of a checkout, and what is typed on the command line."""
+"""Recipes, and what is typed on the command line."""
 
-import shutil
 import tomllib
-from typing import Any
 
 import pytest
-import tomli_w
 from hypothesis import strategies as st
 from strategies import (
     MARKER,
@@ -14,16 +11,14 @@ from strategies import (
     choose,
     damaged,
     numbers,
-    odd,
     spoiled_toml,
     words,
 )
-from watcher import Fault, Sandbox, answered, check_terminal, command, ran
+from watcher import Sandbox, answered, ran
 
 from seepage.audit.recipe.files import BUILT_IN, read_recipe
 from seepage.audit.recipe.resolve import resolve_cases, resolved
 from seepage.audit.recipe.trust import refuse_code
-from seepage.cli.settings_file import OPTIONS
 
 DEFAULT = (BUILT_IN / "default.toml").read_bytes()
 TEXTS = [text for path in sorted(BUILT_IN.rglob("*.toml")) if len(text := path.read_text(encoding="utf-8")) < 6000]
@@ -81,7 +76,7 @@ def test_toml(sandbox: Sandbox) -> None:
 KEYS = (
     "batch.size", "batch.count", "seed", "attack.steps", "attack.use", "defense.sigma", "model.hidden", "model.use",
     "batch.", ".size", "data.size", "data.use", "grid.seed", "grid", "case", "batch", "score.exact_db",
-    "score.metrics", "training.weights", "client.lr", "a.b.c", "knowledge.known", "expect.x", "name", "tune.options",
+    "score.metrics", "training.weights", "client.lr", "a.b.c", "knowledge.known", "expect.x", "name",
     "membership.level", "",
 )  # fmt: skip
 VALUES = (
@@ -120,15 +115,15 @@ def test_set(sandbox: Sandbox) -> None:
 AUDIT = "audit --out o --attack none_such --jobs 1"
 """An attack that is not there ends an audit before its data is read."""
 COMMANDS = (
-    f"{AUDIT} --fail-if psnr>WORD", f"{AUDIT} --fail-if WORD", f"{AUDIT} --tune WORD", f"{AUDIT} --tune attack.tv=WORD",
+    f"{AUDIT} --fail-if psnr>WORD", f"{AUDIT} --fail-if WORD",
     f"{AUDIT} --data WORD", f"{AUDIT} --weights WORD", f"{AUDIT} --model WORD", f"{AUDIT} --client WORD",
     f"{AUDIT} --defense WORD", f"{AUDIT} --known WORD", f"{AUDIT} --device WORD", f"{AUDIT} --batch-size WORD",
-    f"{AUDIT} --seed WORD", "report WORD", "report HOME --sheet WORD", "check WORD", "audit WORD --dry-run",
+    f"{AUDIT} --seed WORD", "report WORD", "check WORD", "audit WORD --dry-run",
     "attack WORD WORD", "attack HOME --candidates WORD --public WORD", "record WORD WORD --shape WORD",
     "record HOME/x.toml WORD --shape WORD", "list WORD", "reproduce WORD", "reproduce cafe/table-3 --data WORD",
     "prove --of ledger:WORD", "prove --fail-if WORD --of defense:none_such",
     "prove --shapes WORD --of defense:none_such", "prove --of WORD --calls 0", "evidence WORD",
-    "evidence judge HOME --out WORD", "evidence count HOME WORD", "frontier WORD",
+    "frontier WORD",
 )  # fmt: skip
 
 
@@ -141,7 +136,7 @@ def typed_words(draw: Draw) -> tuple[dict[str, bytes], str, str]:
 
 @pytest.mark.slow
 def test_words(sandbox: Sandbox) -> None:
-    """--fail-if, --shape, --shapes, --tune, --data, --weights, paths"""
+    """--fail-if, --shape, --shapes, --data, --weights, paths"""
     sandbox.keep({"x.toml": "[batch]\nsize = 1\n[[attack]]\nuse = 'linear'\n"})
 
     def answer(template: str = "audit HOME/x.toml --dry-run", word: str = "") -> str:
@@ -149,51 +144,3 @@ def test_words(sandbox: Sandbox) -> None:
         return ran(*(part.replace("WORD", word) for part in parts))
 
     sandbox.fuzz(typed_words(), answer, most=60, writes=True)
-
-
-# --- seepage.toml ------------------------------------------------------------------------------------------------
-
-SETTINGS: dict[str, Any] = {
-    "recipe": "mine.toml", "data": "digits", "model": "fc2", "batch-size": 2, "attack": ["linear"],
-    "defense": ["gaussian_noise:sigma=0.1,clip=1.0"], "seed": 3, "set": ["batch.count=1"], "out": "here",
-    "fail-if": "recovered>0", "pictures": False, "membership": False,
-}  # fmt: skip
-RECIPE = 'name = "a"\n[data]\nuse = "digits"\n[model]\nuse = "fc2"\n[[attack]]\nuse = "linear"\n'
-REACHING = ("data.root='/tmp/x'", "training.weights=pretrained", "data.use=mnist", "auxiliary.use=cifar10")
-"""Settings that would write elsewhere, or use a network."""
-
-
-@st.composite
-def settings_files(draw: Draw) -> tuple[dict[str, bytes], bool]:
-    """A `seepage.toml`, and whether it would reach out of its folder."""
-    kind, table = draw(st.integers(0, 19)), dict(SETTINGS)
-    if kind < 2:
-        return {"seepage.toml": draw(damaged(tomli_w.dumps(SETTINGS).encode()))}, False
-    if kind < 5:
-        table["set"] = [*table["set"], choose(draw, *REACHING)]
-        return {"seepage.toml": tomli_w.dumps(table).encode()}, True
-    if kind < 10:
-        key = choose(draw, *OPTIONS).replace("_", "-")
-        table["set" if key == "settings" else key] = draw(odd | words | numbers)
-        try:
-            return {"seepage.toml": tomli_w.dumps(table).encode()}, False
-        except (TypeError, ValueError, AttributeError, RecursionError):  # what TOML cannot say
-            table = dict(SETTINGS)
-    return {"seepage.toml": draw(spoiled_toml(table))}, False
-
-
-def test_settings(sandbox: Sandbox) -> None:
-    """seepage.toml of the working folder: seepage audit"""
-    sandbox.keep({"mine.toml": RECIPE, "seepage.toml": tomli_w.dumps(SETTINGS)})
-
-    def answer(reaches: bool = False) -> str:
-        shutil.copytree(sandbox.home, sandbox.place, dirs_exist_ok=True)  # which is the working folder
-        # The mistake at the end ends the command where an audit would begin.
-        code, _, err = command("audit", "--fail-if", "no such score>0")
-        check_terminal(err)
-        begun = code == 2 and "no such score" in err
-        if begun and reaches:
-            raise Fault("a settings file reached out of its folder")
-        return "accepted" if begun else "refused"
-
-    sandbox.fuzz(settings_files(), answer, writes=True)

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from seepage.attacks.exposure.diagnostics import metric_diagnostics
 from seepage.audit import run as audit
+from seepage.errors import SeepageError
 from seepage.federation.types import Batch, Reconstruction
 from seepage.measure.metrics import Yardstick, feature_distance, feature_network, score
-from seepage.measure.metrics.features import TAPS
+from seepage.measure.metrics.features import TAPS, features_missing
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +96,11 @@ def test_an_audit_says_why_it_is_not_measured(tmp_path: Path, monkeypatch: pytes
     assert [one.name for one in found] == ["features-missing"]
     assert "feature_distance not measured" in found[0].message
     assert metric_diagnostics(False, (3, 16, 16)) == []
+
+
+def test_weights_that_are_not_there_are_one_sentence(tmp_path: Path) -> None:
+    assert "there is no such file" in (features_missing(str(tmp_path / "none.safetensors")) or "")
+    wrong = tmp_path / "wrong.safetensors"
+    wrong.write_bytes(b"no weights")
+    with pytest.raises(SeepageError, match="squeezenet1_1"):
+        feature_network(str(wrong))

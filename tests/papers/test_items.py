@@ -122,8 +122,8 @@ def test_lists_and_grids_are_replaced_whole_and_empty_ones_taken_away() -> None:
         "grid": {"batch.size": [1, 2]},
         "model": {"use": "fc2", "hidden": 9},
     }
-    changed = overlay(tables, {"attack": [{"use": "cpl"}], "grid": {}, "model": {"use": "convnet"}})
-    assert changed == {"attack": [{"use": "cpl"}], "model": {"use": "convnet"}}
+    changed = overlay(tables, {"attack": [{"use": "sapag"}], "grid": {}, "model": {"use": "convnet"}})
+    assert changed == {"attack": [{"use": "sapag"}], "model": {"use": "convnet"}}
     assert tables["model"] == {"use": "fc2", "hidden": 9}, "the recipe itself is left as it was"
 
 

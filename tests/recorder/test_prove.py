@@ -1,16 +1,10 @@
 """Flower's mods, NVFlare's filters and Opacus' steps as they are installed, called on canaries."""
 
-import json
-import math
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from seepage.cli import main
 from seepage.errors import SeepageError
 from seepage.measure.privacy.accounting import epsilon
 from seepage.measure.privacy.measured import Measurement
@@ -166,51 +160,3 @@ class TestOpacus:
         for name, tensor in net.state_dict().items():
             assert torch.equal(tensor, before[name])
         assert engine.accountant.history == []
-
-
-def test_the_command_calls_the_frameworks_own_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("flwr", reason="needs seepage[flower]")
-    mod = "flwr.clientapp.mod:LocalDpMod:clipping_norm=1,sensitivity=1e-4,epsilon=10,delta=1e-5"
-    monkeypatch.setattr(sys, "argv", ["seepage", "prove", "--of", f"flower:{mod}", "--calls", "1000", "--json"])
-    with pytest.raises(SystemExit):
-        main()
-    found = json.loads(capsys.readouterr().out)
-    assert (found["stated"], found["stated_verdict"]) == (10.0, "contradicted by Gaussian fit")
-    assert math.isclose(found["computed"], 2.13e8, rel_tol=0.01)
-
-
-ENGINE = """
-import torch
-from opacus import PrivacyEngine
-from torch.utils.data import DataLoader, TensorDataset
-
-def private():
-    inputs, labels = torch.rand(8, 4), torch.arange(8) % 2
-    net = torch.nn.Linear(4, 2)
-    model, optimizer, _ = PrivacyEngine(accountant="rdp").make_private(
-        module=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        data_loader=DataLoader(TensorDataset(inputs, labels), batch_size=4), noise_multiplier=1.0, max_grad_norm=1.0)
-    return model, optimizer, torch.nn.functional.cross_entropy, inputs[:2], labels[:2]
-"""
-
-
-def test_the_command_takes_an_engine_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("opacus", reason="needs seepage[opacus]")
-    (tmp_path / "own_engine.py").write_text(ENGINE)
-    monkeypatch.chdir(tmp_path)
-    words = ["seepage", "prove", "--of", "opacus:own_engine:private", "--calls", "1000", "--rounds", "4", "--json"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit):
-        main()
-    assert "add --trust" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", [*words, "--trust"])
-    with pytest.raises(SystemExit):
-        main()
-    found = json.loads(capsys.readouterr().out)
-    assert found["unit"] == "example"
-    assert found["computed"] == pytest.approx(epsilon(sigma=1.0, rounds=4, delta=DELTA))
-    assert found["computed_verdict"] == "not contradicted"

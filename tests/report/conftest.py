@@ -94,7 +94,7 @@ def _build_run(
         "verdict_level": level if truth else "unscored",
         "rows": rows,
         "cases": [_case(case, batches, truth=truth) for case in cases],
-        "thresholds": {"recovered_ssim": 0.65, "recovered_gain_db": 3.0, "exact_db": 40.0, "later": None},
+        "thresholds": {"recovered_gain_db": 3.0, "exact_db": 40.0, "later": None},
     }
     write_json(folder / "result.json", result)
     write_json(folder / "flags.json", {"schema": 1, "flags": flags})

@@ -12,7 +12,7 @@ from tests.helpers.rows import put
 from seepage.report import write_report
 from seepage.report.evidence.annex import annex
 from seepage.report.evidence.junit import junit
-from seepage.report.evidence.markdown import model_card, summary
+from seepage.report.evidence.markdown import summary
 from seepage.report.evidence.statement import evidence_of
 from seepage.report.run import open_run
 
@@ -38,7 +38,7 @@ def test_the_evidence_tells_certified_features_from_certified_examples(
     assert sum(case.certified_features for case in evidence.cases) == (not found)
     assert any(one.state == "leaks" for one in evidence.findings) == found
     assert ("failure" in junit(evidence).replace("failures", "")) == found
-    for page in (annex(evidence, digest="0"), summary(evidence), model_card(evidence)):
+    for page in (annex(evidence, digest="0"), summary(evidence)):
         assert words in page
         assert "1 guesses" not in page
 
@@ -224,9 +224,9 @@ def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
     page = annex(evidence_of(open_run(run)), digest="0")
     assert page.count("No attack here explains") == 1  # of every case, so said once and of none
     assert "--loss" not in page, "what to do about it is not for print"
-    for text in (summary(evidence), model_card(evidence)):
-        assert text.count("\n\nContradicted: a batch of 2.") == 1
-        assert text.count(f"\n\n{ask}\n\n") == 1
+    text = summary(evidence)
+    assert text.count("\n\nContradicted: a batch of 2.") == 1
+    assert text.count(f"\n\n{ask}\n\n") == 1
     change(run, lambda result: result["cases"][0].update(caveats=[wrong, "Contradicted: b.", "Contradicted: c."]))
     page = annex(evidence_of(open_run(run)), digest="0")
     assert ("Contradicted: c." in page, "3 more" in page) == (False, True)

@@ -1,13 +1,12 @@
-"""The facts of a result that are no attack's: each case, the thresholds, the diagnostics, and the tuned options."""
+"""The facts of a result that are no attack's: each case, the thresholds, and the diagnostics."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from seepage.base.limits import GAIN_DB
+from seepage.base.limits import GAIN_DB, LIKENESS
 from seepage.base.schema import Guarantee, JsonRecord
-from seepage.base.words import plural
 
 
 class DrawnRounds(JsonRecord):
@@ -170,18 +169,15 @@ class Thresholds(JsonRecord):
     """The thresholds from which an example counts as recovered or exact, and the optional metrics.
 
     Attributes:
-        recovered_likeness: Likeness to the guess from which an image counts as recovered; null in files of earlier
-            versions.
+        recovered_likeness: Likeness to the guess from which an image counts as recovered.
         recovered_gain_db: PSNR in dB over the example's own mean from which what is no image counts as recovered.
-        recovered_ssim: Null; in files of earlier versions the SSIM that an image needed beside that gain.
         exact_db: PSNR in dB over which an example counts as exact.
         lpips: Whether LPIPS was requested.
         metrics: Further requested metrics.
     """
 
-    recovered_likeness: float | None = None
+    recovered_likeness: float = LIKENESS
     recovered_gain_db: float = GAIN_DB
-    recovered_ssim: float | None = None
     exact_db: float = 40.0
     lpips: bool = False
     metrics: list[str] = []
@@ -189,9 +185,6 @@ class Thresholds(JsonRecord):
     @property
     def of_pictures(self) -> str:
         """From where on a picture counts as recovered, in words."""
-        if self.recovered_likeness is None:
-            ssim = "" if self.recovered_ssim is None else f"an SSIM of at least {self.recovered_ssim:g} and "
-            return f"{ssim}{self.recovered_gain_db:g} dB over the example's own mean color"
         return f"a likeness of at least {self.recovered_likeness:g}"
 
 
@@ -217,46 +210,3 @@ class Diagnostic(JsonRecord):
     evidence: dict[str, JsonValue] = {}
     limit: str = ""
     tensors: list[str] = []
-
-
-class TunedTry(JsonRecord):
-    """One combination of options that an attack was tried with.
-
-    Attributes:
-        options: Option to value.
-        value: Mean of the metric over the tuning batches; None: the attack gave no result.
-    """
-
-    options: dict[str, JsonValue]
-    value: float | None
-
-
-class TunedRow(JsonRecord):
-    """Options of one attack that were chosen on batches apart from the scored ones.
-
-    Attributes:
-        attack: The attack's name in this run.
-        metric: What was compared: `psnr` in dB, of text `rouge_1`.
-        chosen: Option to the value that was best; empty: no value gave a result, and the recipe's own stands.
-        tried: Every combination, in order.
-        batches: Batches of each case that they were tried on.
-        run: Folder of the tuning run, within the run folder.
-    """
-
-    attack: str
-    metric: str
-    chosen: dict[str, JsonValue]
-    tried: list[TunedTry]
-    batches: int
-    run: str
-
-    @property
-    def words(self) -> str:
-        """One line for people."""
-        where = f"of {len(self.tried)} tried on {plural(self.batches, 'other batch')}, none of whose examples is scored"
-        if not self.chosen:
-            return f"{self.attack} keeps its own options: none {where}, gave a result"
-        said = ", ".join(f"{name} = {value}" for name, value in self.chosen.items())
-        best = max(one.value for one in self.tried if one.value is not None)
-        unit = f"{best:.1f} dB" if self.metric == "psnr" else f"{self.metric} {best:.2f}"
-        return f"{self.attack}: {said}, the best {where} ({unit} there)"

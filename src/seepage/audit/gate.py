@@ -27,15 +27,6 @@ SHARES = frozenset(
 FURTHER_SCORES = (*MEMBERSHIP_SCORES, *BOUND_SCORES, *EPSILON_SCORES)
 """Scores that no attack has."""
 
-RENAMED_SCORES = {
-    "named": "members_identified",
-    "false": "others_identified",
-    "bound_named": "bound_members_identified",
-    "tokens_named": "tokens_identified",
-    "measured_epsilon": "empirical_epsilon",
-}
-"""Scores by what they were called before the first release."""
-
 LISTED_CASES = 3
 """Number of cases that a message names; the rest are counted."""
 
@@ -88,8 +79,6 @@ def parse_condition(text: str, metrics: Collection[str] = (), scores: Collection
     score, sign, limit = match.groups()
     metric, _, part = score.rpartition("_")
     known = scores or (*SCORE_NAMES, *FURTHER_SCORES, *metrics)
-    if score in RENAMED_SCORES and RENAMED_SCORES[score] in known:
-        raise SeepageError(f"the score {score!r} in --fail-if is now called {RENAMED_SCORES[score]!r}; write that")
     if score not in known and not (metric in metrics and part in Summary.model_fields):
         raise unknown("score in --fail-if", score, list(dict.fromkeys(known)))
     condition = Condition(score, sign, float(limit))

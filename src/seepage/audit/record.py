@@ -13,7 +13,6 @@ from torch import Tensor
 
 from seepage.audit.candidates import save_candidates, save_unseen
 from seepage.audit.caveats import assumed_update
-from seepage.audit.gallery import save_gallery, wants_gallery
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.places import is_own, kind_of
 from seepage.audit.row import Case, DrawnRounds
@@ -165,8 +164,6 @@ def _record_case(
         columns = [column.record() for column in setting.dataset.columns]
         write_json(private / COLUMNS, {"schema": SCHEMA, "columns": columns})
     skipped = _record_membership(setting, observed, private)
-    if wants_gallery(recipe.score) and not isinstance(setting.dataset, TextDataset):
-        save_gallery(setting.gallery(), private)
     save_unseen(setting, private)
     check_space(observed, len(transcript) * sum(p.nbytes for p in setting.state[0].values()))
     save_transcript(transcript, observed, first=first, inferred=getattr(victim, "inferred", None))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from seepage.audit.case import Case, Diagnostic, DrawnRounds, Thresholds, TunedRow, TunedTry
+from seepage.audit.case import Case, Diagnostic, DrawnRounds, Thresholds
 from seepage.audit.outcome import PASSED_OVER, TRACE_OF_TEXT, Outcome, Status, judge_outcome
 from seepage.audit.result_rows import (
     MEMBERSHIP_SCORES,
@@ -32,7 +32,7 @@ from seepage.base.words import plural
 __all__ = [
     "MEMBERSHIP_SCORES", "NUMBER_NAMES", "PASSED_OVER", "PROTOCOL", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Case",
     "Certified", "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Result",
-    "Row", "SummaryName", "SummaryPart", "Status", "Thresholds", "TunedRow", "TunedTry", "counted_features",
+    "Row", "SummaryName", "SummaryPart", "Status", "Thresholds", "counted_features",
     "counted_guesses", "counted_tokens", "json_schema", "judge_outcome",
 ]  # fmt: skip
 
@@ -349,7 +349,6 @@ class Result(JsonRecord):
         summary: The four parts of the verdict, each with its interval.
         bounds: Upper bounds for every attacker, one per case and bound.
         epsilons: The measured privacy of each case's defense.
-        tuned: Options that were chosen on other batches than the scored ones, one per attack that took any.
         warnings: The diagnostics by which a number of this run may mislead; `flags.json` has the notes as well.
     """
 
@@ -364,7 +363,6 @@ class Result(JsonRecord):
     summary: list[SummaryPart] = []
     bounds: list[BoundRow] = []
     epsilons: list[EpsilonRow] = []
-    tuned: list[TunedRow] = []
     warnings: list[Diagnostic] = []
 
     @model_validator(mode="after")
@@ -417,7 +415,6 @@ class Result(JsonRecord):
             "summary": [part.model_dump(mode="json") for part in self.summary],
             "bounds": [row.model_dump(mode="json") for row in self.bounds],
             "epsilons": [row.model_dump(mode="json") for row in self.epsilons],
-            "tuned": [row.model_dump(mode="json") for row in self.tuned],
             "warnings": [flag.model_dump(mode="json") for flag in self.warnings],
         }
 

@@ -6,7 +6,6 @@ private/[CASE/]                      the truth and what only the audit knows
 attacks/[CASE/]ATTACK/000000.*       raw outcomes; a run resumes from what exists
 reconstructions/[CASE/]ATTACK.*      aligned with the truth, for the report
 steps.json                           of a run that repeats another: how many steps its stopped searches made
-tune/                                with [tune]: a run of its own, on batches that are not scored
 progress.jsonl  scores.jsonl  flags.json  exposure.json  result.json
 """
 
@@ -34,9 +33,7 @@ from seepage.audit.recipe.places import kind_of
 from seepage.audit.recipe.resolve import resolve_cases, run_name
 from seepage.audit.record import record_cases
 from seepage.audit.retry import REPEATED, failures, forget_failures, reopened, stopped_steps, unfinished
-from seepage.audit.row import TunedRow
 from seepage.audit.summary import summarize
-from seepage.audit.tune import TUNING, chosen_options, tuning_tables, with_options
 from seepage.base.clock import check_minutes, deadline
 from seepage.base.executor import Executor
 from seepage.base.lock import locked
@@ -88,9 +85,6 @@ def run(
     finished = claim(folder, "recipe.toml", text, reuse=reuse)
     if finished and not ((retry_failed and failures(folder)) or (goes_on and unfinished(folder))):
         return Run(folder, read_result(folder), fresh=False)
-    sweep_tables = None if recipes[0].tune is None else tuning_tables(tables, recipes)
-    if sweep_tables is not None:
-        resolve_cases(sweep_tables)  # a value that an attack does not take is reported before anything is written
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
     if any(recipe.epsilon is not None for recipe in recipes):
@@ -108,13 +102,6 @@ def run(
                 made_there = stopped_steps(repeats)
                 if made_there:
                     write_json(folder / REPEATED, made_there)
-            tuned: list[TunedRow] = []
-            if sweep_tables is not None:
-                tried = run(
-                    sweep_tables, out=folder / TUNING, jobs=jobs, on=on, show=show, command=command, reuse=reuse
-                )
-                tuned = chosen_options(tables, recipes, tried.result)
-                recipes = resolve_cases(with_options(tables, tuned), controls=True)
         with ready_for(recipes, folder, jobs, on) as workers:
             with undone_on_mistake(made):
                 record_cases(recipes, folder, show)
@@ -127,7 +114,7 @@ def run(
         measure_cases(sources, recipes, folder, show)
         found = environment(command, started, recipes[0].device, plan.jobs)
         write_json(folder / "env.json", found | {"threads": plan.threads} | ({"resumed": True} if resumed else {}))
-        return Run(folder, summarize(sources, recipes, folder, show, tuned), fresh=True)
+        return Run(folder, summarize(sources, recipes, folder, show), fresh=True)
 
 
 def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: ProgressCallback = no_progress) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from pydantic_core import to_jsonable_python
+from torch import nn
 
 from seepage.attacks import Attack
 from seepage.attacks.exposure import Exposure, diagnostics, exposure
@@ -27,14 +28,13 @@ from seepage.audit.caveats import (
     refusals,
     weak_claims,
 )
-from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
-from seepage.audit.recipe.case import Recipe
+from seepage.audit.recipe.case import Recipe, Scoring
 from seepage.audit.recipe.places import paths_in, without_places
 from seepage.audit.recipe.trust import own_code
 from seepage.audit.record import case_of_recording, read_case
-from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
+from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thresholds
 from seepage.audit.score import make_row, metrics_for, scores_of, skipped_row
 from seepage.audit.verdict import with_verdict
 from seepage.base.manifest import JudgedFile, write_manifest
@@ -50,7 +50,8 @@ from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.transcript.truth import Truth, misfit, open_truth
 from seepage.federation.types import Knowledge, Tensors, Transcript
-from seepage.measure.metrics import Alignment, Scores, Yardstick, is_image
+from seepage.measure.metrics import Alignment, Scores, Yardstick, feature_network, find_metric, is_image
+from seepage.measure.metrics.features import features_missing
 from seepage.measure.metrics.text import TextAlignment
 from seepage.measure.privacy.guarantee import guarantee_of
 
@@ -64,7 +65,6 @@ def summarize(
     recipes: Sequence[Recipe],
     folder: Path,
     show: ProgressCallback = no_progress,
-    tuned: Sequence[TunedRow] = (),
     files: Sequence[JudgedFile] = (),
     env: Mapping[str, Any] | None = None,
 ) -> Result:
@@ -76,7 +76,6 @@ def summarize(
         recipes: Their recipes.
         folder: The run folder.
         show: Called with progress messages.
-        tuned: Options that were chosen on other batches.
         files: What was judged, of recorded or captured updates.
         env: The new content of `env.json`, which is written once all attempts are scored; None: it stays.
     """
@@ -106,7 +105,6 @@ def summarize(
             membership=[row for source, recipe in pairs for row in membership_rows(source, recipe, folder)],
             bounds=[row for source, recipe in pairs for row in bound_rows(source, recipe)],
             epsilons=epsilons,
-            tuned=list(tuned),
             warnings=[flag for flag in flags if flag.severity == "warning"],
         ),
         own_code=_takes_own_code(sources, recipes),
@@ -327,7 +325,7 @@ def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | Non
     if truth is not None:
         found += diagnostics.sample_diagnostics(sum(len(batch) for batch in truth), len(truth))
         asked = recipe.score.lpips or "lpips" in recipe.score.metrics
-        features = feature_metrics(recipe.score)
+        features = _feature_metrics(recipe.score)
         found += diagnostics.metric_diagnostics(asked, knowledge.input_shape, features, recipe.score.features)
     return found
 
@@ -340,6 +338,21 @@ def _attempts(place: Path) -> dict[int, Attempt]:
     return {t: open_attempt(path.with_suffix("")) for t, path in found.items()}
 
 
+def _feature_metrics(scoring: Scoring) -> list[str]:
+    """The metrics of a public network's features that the recipe asks for."""
+    return [one.name for one in map(find_metric, scoring.metrics) if one.features]
+
+
+def _features_of(scoring: Scoring) -> nn.Module | None:
+    """The network of the features, where the recipe asks for a metric of them and its weights are here.
+
+    Raises:
+        SeepageError: Where the file of weights holds others.
+    """
+    there = bool(_feature_metrics(scoring)) and features_missing(scoring.features) is None
+    return feature_network(scoring.features) if there else None
+
+
 def _yardstick(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> Yardstick:
     """What the guesses on a case are measured with; nothing, without a truth."""
     knowledge = transcript.knowledge
@@ -349,8 +362,7 @@ def _yardstick(source: Source, transcript: Transcript, truth: Truth | None, reci
         metrics=metrics_for(recipe.score, knowledge.input_shape),
         limits=recipe.score.limits,
         value_range=knowledge.value_range,
-        gallery=open_gallery(source.private, recipe.score, knowledge.value_range),
-        network=features_of(recipe.score),
+        network=_features_of(recipe.score),
         units=truth.units,
         typical=truth.typical,
         target=knowledge.target,

@@ -23,18 +23,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from seepage.attacks.exposure import Exposure
-    from seepage.audit.checking import Check, Checks, Look, Matching
+    from seepage.audit.checking import Check, Checks, Look
     from seepage.audit.facts import Fact
     from seepage.cli.console import PlainConsole
 
 IN_FACTS = ("labels", "batch-norm")
 """Findings that the table of facts has as well."""
-MEANING = {
-    "expected": "is expected to reconstruct examples",
-    "open": "may reconstruct examples",
-    "not expected": "is not expected to reconstruct examples",
-}
-LIMIT = "No attack was run: what is not listed here may leak all the same, and no outlook says that data are safe."
+LIMIT = "No attack was run: what is not listed here may leak all the same."
 
 
 def check(
@@ -62,7 +57,7 @@ def check(
 ) -> None:
     """Before any attack, in seconds: what is known of the client, what its update leaks, and what to type next.
 
-    No attack is run. Closed forms are looked at, whether gradient matching has a way back, and the attacks are timed.
+    No attack is run. Closed forms are looked at.
     """
     from seepage.audit.checking import Look
     from seepage.audit.gate import parse_condition
@@ -161,14 +156,13 @@ def _print(found: "Checks", command: str, *, quiet: bool) -> None:
         says = one.exposure.given if one.facts and not quiet else one.exposure.line
         words = f"{one.title}{f', round {one.exposure.t}' * (one.rounds > 1)}: {says}"
         if quiet:
-            print(printable(f"{words}; {_matching_words(one.matching)}"))
+            print(printable(words))
             continue
         if one.facts:
             console.print(_facts_table(one.facts))
             console.print()
         console.print(Text(printable(words), style="bold"), soft_wrap=console.whole_lines)
         _print_exposure(one, console)
-        console.print(Text(printable(_matching_words(one.matching))), soft_wrap=console.whole_lines)
         console.print()
     for title, why in found.skipped.items():
         print(printable(f"{title}: {why}"))
@@ -212,19 +206,6 @@ def _facts_table(facts: Sequence["Fact"]) -> "Table":
         style = styles[one.origin]
         table.add_row(one.name, Text(printable(one.value)), Text(one.origin, style=style), one.option)
     return table
-
-
-def _matching_words(found: "Matching") -> str:
-    if found.outlook is None:
-        return f"gradient matching: no outlook, since {found.reason}"
-    from seepage.attacks.exposure.landscape import PROBE_NOISE
-
-    near = next(at for at in found.cosines if at.noise == PROBE_NOISE)
-    made_up = ", on a made-up batch in place of the client's" if found.made_up else ""
-    words = f"gradient matching {MEANING[found.outlook]}{made_up} (cosine {near.cosine:.2f} at noise {near.noise:g}"
-    others = sorted((at for at in found.cosines if at is not near), key=lambda at: at.noise)
-    more = [f"{at.cosine:.2f} at {at.noise:g}" for at in others]
-    return "; ".join([words, *more, f"by chance {found.chance:.3f})"])
 
 
 def _print_exposure(one: "Check", console: "PlainConsole") -> None:

@@ -14,7 +14,6 @@ from seepage.cli.checking import check
 from seepage.cli.comparing import compare, hold_against
 from seepage.cli.evidence import keygen, pack, verify
 from seepage.cli.frontier import frontier
-from seepage.cli.judging import count, judge
 from seepage.cli.options import (
     MINUTES,
     AttackerOptions,
@@ -27,17 +26,14 @@ from seepage.cli.options import (
     RetryOption,
     ShowOptions,
     SimulationOptions,
-    TuneOption,
     WorkerOptions,
     ask_for,
     running_on,
     spread,
     tables_of,
-    tune_by,
 )
 from seepage.cli.proving import prove
 from seepage.cli.reproducing import reproduce
-from seepage.cli.settings_file import use_settings
 from seepage.cli.showing import check_asked, command_line, conclude, condition_of, gate_on, present, write_pages
 from seepage.cli.stopping import BEGAN
 from seepage.errors import SeepageError, printable, unknown
@@ -51,39 +47,6 @@ class NobodyReads(Exception):
     """A broken pipe, under a name that typer does not end with 1 for, which is a gate's."""
 
 
-GONE = {
-    "exposure": "seepage check FOLDER, or seepage check RECIPE",
-    "probe": "seepage check RECIPE, or seepage check --data FOLDER",
-    "observe": "seepage record BEFORE AFTER, or seepage record BEFORE --gradient FILE",
-    "membership": "seepage attack OBSERVED --candidates FILE --public FILE",
-    "score": "seepage report RUN --truth FOLDER",
-    "validate": "seepage audit RECIPE --dry-run, or seepage check FOLDER",
-    "keygen": "seepage evidence keygen KEY",
-    "verify": "seepage evidence verify FOLDER",
-    "judge": "seepage evidence judge RUN",
-}
-"""Verbs that there were, and what does their work."""
-
-GONE_OPTIONS = {
-    "audit": {"--told": "--known NAME"},
-    "record": {"--told": "--known NAME"},
-    "compare": {"--meant": "--intended NAME"},
-    "attack": {"--use": "--attack NAME", "--params": "WEIGHTS --gradient GRADIENT, the weights first"},
-    "check": {"--recipe": "seepage check RECIPE", "--fail-above": "--fail-if 'exposed>NUMBER'"},
-    "prove": {
-        "--function": "--of function:NAME",
-        "--mod": "--of flower:NAME",
-        "--filter": "--of nvflare:NAME",
-        "--engine": "--of opacus:NAME",
-        "--defense": "--of defense:NAME",
-        "--recorded": "--of recorded:FOLDER",
-        "--ledger": "--of ledger:FOLDER",
-        "--budget": "--fail-if 'spent>NUMBER'",
-    },
-}
-"""Options that there were, and how the same is written now."""
-
-
 class _Command(TyperCommand):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -91,23 +54,14 @@ class _Command(TyperCommand):
             if one.nargs == -1 or getattr(one, "multiple", False):
                 one.metavar = one.metavar or "TEXT"  # in place of <list[str]>
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        gone = GONE_OPTIONS.get(str(self.name), {})
-        for name in (word.partition("=")[0] for word in args):
-            if name in gone:
-                raise SeepageError(f"seepage {self.name} has no {name} any more; write {gone[name]}")
-        return super().parse_args(ctx, args)
-
 
 class _Verbs(TyperGroup):
-    """A group whose first word must be a verb of it; what follows a verb that there was is named."""
+    """A group whose first word must be a verb of it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0]
         if word not in self.commands and not word.startswith("-"):
             known = list(self.commands)
-            if ctx.parent is None and word in GONE:
-                raise SeepageError(f"seepage {word} is a part of another verb now; type {GONE[word]}")
             if ctx.parent is not None and self.name == "evidence":
                 raise SeepageError(f"seepage evidence takes {', '.join(known)}; type seepage evidence pack {word}")
             raise unknown("command", word, known)
@@ -148,12 +102,8 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _seepage(
-    context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-    no_settings: Annotated[
-        bool, typer.Option("--no-settings", help="Pass over seepage.toml and pyproject.toml of this folder.")
     ] = False,
 ) -> None:
     """How much private data can be reconstructed from a federated-learning update?
@@ -161,8 +111,6 @@ def _seepage(
     Start with `seepage audit`: it needs no arguments, no download and a minute. Then point it at your own images
     with `seepage audit --data FOLDER`.
     """
-    if not no_settings:
-        use_settings(context)
 
 
 def audit(
@@ -171,7 +119,6 @@ def audit(
     own: SimulationOptions,
     attacker: AttackerOptions,
     known: KnownOption = None,
-    tune: TuneOption = None,
     more: MeasureOptions,
     gate: GateOptions,
     out: OutOption = None,
@@ -201,7 +148,6 @@ def audit(
         refuse_code(read_recipe(find_recipe(recipe)), str(recipe), models=False)
     tables = tables_of(recipe, own, attacks=attacker.attack, known=known)
     ask_for(tables, more, defended=bool(own.defense))
-    tune_by(tables, tune)
     if attacker.all_attacks:
         tables["all_attacks"] = True
     cases = resolve_cases(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
@@ -261,11 +207,6 @@ def report(
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the code that the run folder names; it is yours.")
     ] = False,
-    sheet: Annotated[
-        Path | None, typer.Option("--sheet", help="Write all pictures, private and reconstructed, to this PNG instead.")
-    ] = None,
-    case: Annotated[str | None, typer.Option("--case", help="For --sheet: this case.")] = None,
-    attack: Annotated[str | None, typer.Option("--attack", help="For --sheet: this attack.")] = None,
     *,
     gate: GateOptions,
     shown: ShowOptions,
@@ -276,15 +217,6 @@ def report(
     from seepage.base.vouching import refuse_foreign
     from seepage.report.run import open_run
 
-    if sheet is not None:
-        from seepage.report import write_sheet
-
-        if shown.pictures is False:
-            raise SeepageError("--sheet writes nothing but pictures; leave out --no-pictures")
-        print(write_sheet(run, sheet, case=case, attack=attack))
-        return
-    if case or attack:
-        raise SeepageError("--case and --attack choose what --sheet FILE.png shows; add it")
     scoring = [setting for setting in settings or [] if setting.strip().startswith("score.")]
     condition = condition_of(gate.fail_if, change({}, scoring) if gate.fail_if else {})
     if (condition is not None or gate.baseline is not None) and not gate.reuse:
@@ -354,13 +286,11 @@ PANELS: dict[str, Verbs] = {
 GROUPS: dict[str, tuple[str, str, Verbs]] = {
     "evidence": (
         "CI and evidence",
-        "What is filed of a run: a pack, its signature, the check that it is unchanged, and people's judgements.",
+        "What is filed of a run: a pack, its signature, and the check that it is unchanged.",
         {
             pack: ("seepage evidence pack RUN --pdf", "seepage evidence pack RUN --sign auditor.pem"),
             verify: ("seepage evidence verify RUN", "seepage evidence verify RUN-evidence --key auditor.pem.pub"),
             keygen: ("seepage evidence keygen auditor.pem",),
-            judge: ("seepage evidence judge RUN", "seepage evidence judge RUN --pairs 40"),
-            count: ("seepage evidence count RUN judgements.json", "seepage evidence count RUN a.json b.json --json"),
         },
     ),
 }

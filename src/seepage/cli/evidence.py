@@ -31,11 +31,11 @@ def pack(
         str | None,
         typer.Option(
             "--print",
-            help="Print one format and write no pack: junit, sarif, cyclonedx, summary, model-card or evidence.",
+            help="Print one format and write no pack: junit, sarif, summary or evidence.",
         ),
     ] = None,
 ) -> None:
-    """Evidence pack of a run: JUnit, SARIF, CycloneDX, model card, printable annex; optionally signed."""
+    """Evidence pack of a run: JUnit, SARIF, printable annex; optionally signed."""
     from seepage.base.vouching import refuse_foreign
     from seepage.report.evidence import FORMATS, PackRequest, export, write_pack
 

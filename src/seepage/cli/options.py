@@ -107,14 +107,6 @@ KnownOption = Annotated[
     list[str] | None,
     _attacker("--known", help="Side information for the attacker: labels, indices (of rounds), defense. Repeatable."),
 ]
-TuneOption = Annotated[
-    list[str] | None,
-    _attacker(
-        "--tune",
-        metavar="attack.OPTION=V1,V2,...",
-        help="Pick the best value on a batch that is not scored: attack.tv=1e-4,1e-3. Repeatable: all combinations.",
-    ),
-]
 RetryOption = Annotated[
     bool,
     _machine("--retry-failed", help="Run again what failed in a finished run: attacks with an error, lost cases."),
@@ -516,26 +508,6 @@ def _data_of(text: str) -> "Spec":
         spelled = " ".join(f"--set data.{name}={value}" for name, value in part.options.items())
         raise SeepageError(f"--data takes no options behind a name; write --data {part.use} {spelled}")
     return Spec(text)
-
-
-def tune_by(tables: dict[str, Any], tuned: list[str] | None) -> None:
-    """Add `--tune attack.OPTION=V1,V2,...` to a recipe's tables, in place; one there over the same option is replaced.
-
-    Raises:
-        SeepageError: Where it names no option or no value.
-    """
-    from seepage.audit.recipe.overrides import parsed
-    from seepage.cli.parts import pieces
-
-    for setting in tuned or []:
-        key, equals, text = setting.partition("=")
-        values = [parsed(word) for word in pieces(text)]
-        if not equals or not key.strip() or not values:
-            raise SeepageError(f"--tune takes attack.OPTION=V1,V2,... such as attack.tv=1e-4,1e-3, got {setting!r}")
-        plan = tables.setdefault("tune", {})
-        if not isinstance(plan, dict) or not isinstance(plan.setdefault("options", {}), dict):
-            raise SeepageError("[tune] of the recipe is no table with options; correct the recipe")
-        plan["options"][key.strip()] = values
 
 
 def ask_for(tables: dict[str, Any], more: MeasureOptions, *, defended: bool) -> None:

@@ -15,11 +15,9 @@ from seepage.errors import SeepageError, printable, say, short, unknown
 
 if TYPE_CHECKING:
     from seepage.audit.gate import Condition
-    from seepage.measure.privacy.measured import Claim, MeasuredEpsilon
+    from seepage.measure.privacy.measured import MeasuredEpsilon
     from seepage.measure.privacy.measured.measure import Progress
 
-KNOWN = ("flwr", "nvflare", "opacus", "seepage")
-"""Packages whose code is called without `--trust`."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 _claimed, _calling = (partial(typer.Option, rich_help_panel=title) for title in ("What is claimed", "Calls"))
@@ -43,15 +41,6 @@ class ProveOptions:
         str | None,
         _calling("--shapes", help="Shapes of the test update, e.g. weight=6x8,bias=6 (a scalar: name=1)."),
     ] = None
-    config: Annotated[
-        list[str] | None, _calling("--config", help="KEY=VALUE of the server's message to a mod. Repeatable.")
-    ] = None
-    canaries: Annotated[
-        Path | None,
-        _calling(
-            "--canaries", help='Of recorded rounds, JSON or TOML: {"with": [...], "without": [...], "canary": FILE}.'
-        ),
-    ] = None
     calls: Annotated[int | None, _calling("--calls", help="Most calls; default 120,000.")] = None
     seconds: Annotated[float, _calling("--seconds", help="Stop calling after this time.")] = 50.0
     trust: Annotated[bool, _calling("--trust", help="Run the code that --of names; it is yours.")] = False
@@ -59,42 +48,16 @@ class ProveOptions:
 
     def function(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """A user's filter: dict of tensors in, dict of tensors out."""
-        from seepage.measure.privacy.measured import Claim
+        from seepage.measure.privacy.measured import Measurement
 
         name = _one(names, "function")
-        return self._called(_guarded(self._made(name), name, list(self._shapes)), Claim(), show)
-
-    def flower(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
-        """Flower client mods, the outermost first."""
-        from seepage.measure.privacy.measured import Claim
-        from seepage.recorder.flower_filter import claim_of, mod_filter
-
-        mods = [self._made(name) for name in names]
-        claim = claim_of(mods[0], rounds=self.rounds) if len(mods) == 1 else Claim()
-        config = dict(_pair(one) for one in self.config or [])
-        return self._called(mod_filter(*mods, config=config), claim, show)
-
-    def nvflare(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
-        """NVFlare filters of task results, in their order."""
-        from seepage.measure.privacy.measured import Claim
-        from seepage.recorder.nvflare_filter import claim_of, dxo_filter
-
-        filters = [self._made(name) for name in names]
-        claim = claim_of(filters[0], rounds=self.rounds, shapes=self._shapes) if len(filters) == 1 else Claim()
-        return self._called(dxo_filter(*filters), claim, show)
-
-    def opacus(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
-        """A user's function that returns Opacus' model, optimizer, loss, inputs and labels."""
-        from seepage.measure.privacy.measured import Measurement
-        from seepage.recorder.opacus_steps import step_pairs
-
-        model, optimizer, loss, inputs, labels = self._made(_one(names, "opacus"), call=True)
-        noise = float(optimizer.noise_multiplier) if self.sigma is None else self.sigma
+        computed = None if self.sigma is None else self._computed(self.sigma)
         how = Measurement(
-            delta=self._delta, stated=self.epsilon, computed=self._computed(noise), rounds=self.rounds,
-            calls=self._calls, seconds=self.seconds, unit="example", progress=show,
+            delta=self.delta or 1e-5, stated=self.epsilon, computed=computed if self.neighbors == "join" else None,
+            rounds=self.rounds, calls=self._calls, seconds=self.seconds, neighbors=self._neighbors, progress=show,
         )  # fmt: skip
-        return how.pairs(step_pairs(model, optimizer, loss, inputs, labels, seed=self.seed or 0))
+        call = _guarded(self._made(name), name, list(self._shapes))
+        return how.epsilon(call, clip=1.0 if self.clip is None else self.clip, shapes=self._shapes, seed=self.seed or 0)
 
     def defense(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """Defenses, in their order."""
@@ -112,30 +75,6 @@ class ProveOptions:
             neighbors=self._neighbors, progress=show,
         )  # fmt: skip
         return measure_defense(defense, how, seed=self.seed or 0)
-
-    def recorded(self, names: Sequence[str], _: "Progress | None") -> "MeasuredEpsilon":
-        """A recorder's folder, of rounds with and without canaries."""
-        from seepage.recorder.recorded_rounds import CanaryList, measure_recorded
-
-        if self.canaries is None:
-            raise SeepageError("recorded rounds need --canaries FILE, which says in which the canary was; add it")
-        return measure_recorded(
-            Path(_one(names, "recorded")), CanaryList.read(self.canaries), delta=self._delta, stated=self.epsilon,
-            computed=None if self.sigma is None else self._computed(self.sigma), rounds=self.rounds,
-            seed=self.seed or 0,
-        )  # fmt: skip
-
-    def _called(self, call: Any, claim: "Claim", show: "Progress | None") -> "MeasuredEpsilon":
-        from seepage.measure.privacy.measured import Measurement
-
-        computed = claim.computed if self.sigma is None else self._computed(self.sigma)
-        clip = next((one for one in (self.clip, claim.clip) if one is not None), 1.0)
-        how = Measurement(
-            delta=self.delta or claim.delta or 1e-5, stated=claim.stated if self.epsilon is None else self.epsilon,
-            computed=computed if self.neighbors == "join" else None, rounds=self.rounds, calls=self._calls,
-            seconds=self.seconds, neighbors=self._neighbors, progress=show,
-        )  # fmt: skip
-        return how.epsilon(call, clip=clip, shapes=self._shapes, seed=self.seed or 0)
 
     @property
     def _delta(self) -> float:
@@ -172,15 +111,15 @@ class ProveOptions:
 
         return epsilon(sigma=sigma, rounds=self.rounds, delta=self._delta)
 
-    def _made(self, text: str, *, call: bool = False) -> Any:
-        """What a name stands for: a class is called with the options, a function is not, unless it is to be."""
+    def _made(self, text: str) -> Any:
+        """What a name stands for: a class is called with the options, a function is not."""
         from seepage.base.registry import import_dotted
         from seepage.cli.parts import part_of
 
         part = part_of(text, "--of")
         self._check_trust(part.use)
         found = import_dotted(part.use)
-        if isinstance(found, type) or part.options or call:
+        if isinstance(found, type) or part.options:
             try:
                 return found(**part.options)
             except TypeError as error:
@@ -188,12 +127,12 @@ class ProveOptions:
         return found
 
     def _check_trust(self, use: str) -> None:
-        if ":" in use and not self.trust and use.partition(".")[0].partition(":")[0] not in KNOWN:
+        if ":" in use and not self.trust and use.partition(".")[0].partition(":")[0] != "seepage":
             raise SeepageError(f"{short(use)} is code that would be run; add --trust if it is yours")
 
 
 MEASURED: Mapping[str, Callable[..., "MeasuredEpsilon"]] = {
-    kind: getattr(ProveOptions, kind) for kind in ("defense", "function", "flower", "nvflare", "opacus", "recorded")
+    kind: getattr(ProveOptions, kind) for kind in ("defense", "function")
 }
 """What `--of` takes and calls; beside these a ledger, which is read."""
 
@@ -205,9 +144,7 @@ def prove(
             "--of",
             metavar="KIND:NAME",
             help="What is called: defense:gaussian_noise:sigma=1,clip=1; function:module:filter, yours, from named "
-            "tensors to named tensors; flower:module:mod or nvflare:module:Filter, with :OPTION=VALUE,...; "
-            "opacus:module:function, which returns model, optimizer, loss, inputs and labels; recorded:FOLDER of a "
-            "recorder, with --canaries; or ledger:FOLDER, what its clients spent. Repeatable: a chain, in order.",
+            "tensors to named tensors; or ledger:FOLDER, what its clients spent. Repeatable: a chain of defenses.",
         ),
     ] = None,
     *,
@@ -252,12 +189,6 @@ def _one(names: Sequence[str], kind: str) -> str:
     if len(names) != 1:
         raise SeepageError(f"--of {kind}:NAME is given once; leave out {short(names[1])}")
     return names[0]
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    from seepage.cli.parts import pair
-
-    return pair(text, "--config")
 
 
 def _guarded(call: Any, name: str, given: list[str]) -> Any:
@@ -369,7 +300,7 @@ def _spent(folder: Path, condition: "Condition | None", printed: PrintOptions) -
         print(json.dumps({"schema": 1, "clients": rows, "budget": budget, "over": over}, allow_nan=False))
     elif not printed.quiet:
         for name, entry in clients.items():
-            print(printable(f"client {name}: {entry.line}; the word of {entry.stated_by}, for one {entry.unit}"))
+            print(printable(f"client {name}: {entry.line}"))
     if over:
         words = f"{condition} in {len(over)} of {len(clients)} clients: {', '.join(over[:3])}"
         say(printable(f"failed: {words}"))

@@ -60,4 +60,4 @@ def stored_rows(name: str | None, audited: Sequence[Recipe]) -> Stored:
 
 def _victim(case: Recipe) -> str:
     """What is attacked, in words: the case without whatever attacks it, and how long these may take."""
-    return repr(replace(case, attack=(), all_attacks=False, device="cpu", tune=None))
+    return repr(replace(case, attack=(), all_attacks=False, device="cpu"))

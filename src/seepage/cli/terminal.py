@@ -149,8 +149,6 @@ def _print_verdict(console: PlainConsole, result: Result) -> None:
     leaks = any(one.state == "leaks" and one.kind != "membership" for one in findings(result))
     leaks = leaks or any(row.certified is not None and row.certified.wrong for row in result.judged_rows)
     console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
-    for row in result.tuned:
-        console.print(Text(f"{row.words}.", style="dim"), soft_wrap=console.whole_lines)
     for line in guarantee_lines(result.judged):
         console.print(Text(line, style="bold"), soft_wrap=console.whole_lines)
     for line in caveat_lines(result.cases):
@@ -261,7 +259,7 @@ def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for row in rows:
-        texts = RowTexts.of(row, further, mean_digits=0, brief=True)
+        texts = RowTexts.of(row, further, mean_digits=0)
         interval = f" [{', '.join(texts.interval)}]" if texts.interval else ""
         values = [
             texts.recovered,

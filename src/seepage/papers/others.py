@@ -67,7 +67,7 @@ OTHERS: tuple[Other, ...] = (
         "Table 2",
         "Risk of each setting of the paper",
         "not run",
-        "its words follow from the PSNR of Tables 3 to 9 by fixed limits (`seepage.measure.metrics.risk`); at the "
+        "its words follow from the PSNR of Tables 3 to 9 by fixed limits; at the "
         "paper's size those tables are not complete",
     ),
     Other("fedleak", "Table 12", "Factors that earlier papers found", "no measurable claim", "a survey"),

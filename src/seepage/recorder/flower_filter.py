@@ -104,7 +104,7 @@ def _sent(reply: Message) -> Tensors:
     if reply.has_error():
         raise SeepageError(
             f"the mod answers with an error: {short(reply.error.reason)}; give what it needs of the server's message "
-            "by config={...}, on the command line by --config KEY=VALUE"
+            "by config={...}"
         )
     records = list(reply.content.array_records.values())
     if len(records) != 1:

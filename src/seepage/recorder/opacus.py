@@ -73,7 +73,7 @@ class Ledger:
             return 0
         if "history" not in rows[-1]:
             raise SeepageError(
-                f"client {client} was counted by {rows[-1].get('stated_by')} and not by Opacus; use another ledger"
+                f"the last line of client {client} has no history of Opacus' accountant; use another ledger"
             )
         kind, own = rows[-1]["accountant"], engine.accountant.mechanism()
         if kind != own:
@@ -116,22 +116,6 @@ class Ledger:
         if seen is not None and seen.folder is not None:
             save_entry(entry, seen.folder)
         return entry
-
-    def add(self, entry: LedgerEntry, *, t: int, client: int | str, seen: Recorded | None = None) -> None:
-        """Add the line of one client's round that another accountant than Opacus' states.
-
-        Args:
-            entry: What it states, such as `seepage.recorder.accountants` reads it.
-            t: The round. A round that is recorded again adds a line; the last one counts.
-            client: The client's number or name.
-            seen: What the recorder made of the update.
-
-        Raises:
-            SeepageError: Where the folder cannot be written.
-        """
-        self._append(client, _row(t, client, entry, seen))
-        if seen is not None and seen.folder is not None:
-            save_entry(entry, seen.folder)
 
     def clients(self) -> dict[str, LedgerEntry]:
         """The last line of every client of this ledger, by the client's number or name.

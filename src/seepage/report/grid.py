@@ -1,4 +1,4 @@
-"""`grid.png`: private pictures beside each attack's reconstructions; and a contact sheet of one attack's."""
+"""`grid.png`: private pictures beside each attack's reconstructions."""
 
 import io
 import textwrap
@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from seepage.audit.case import shared_parts
 from seepage.audit.row import Case
 from seepage.base.manifest import renew
-from seepage.base.storage import OWNER_ONLY, write_whole
-from seepage.errors import SeepageError, unknown
+from seepage.base.storage import write_whole
 from seepage.report.formatting import number
 from seepage.report.pictures import Pictures, Place, open_pictures, pixels
 from seepage.report.run import RunFolder, open_run
@@ -33,13 +30,6 @@ TITLE, NAME, SMALL, LINE = 16, 13, 12, 16
 LETTER, SMALL_LETTER = 11, 7
 """Pixels: mean width of a letter in a title and in the footer."""
 INK, QUIET, HATCH, FLAT = "#1b2430", "#535f6d", "#b4bcc5", "#edf0f2"
-
-GAP = 12
-"""Pixels between the two halves of a contact sheet."""
-LARGEST_SHEET = 2000
-"""Pictures on a sheet."""
-EMPTY = 235
-"""Brightness of a place of a sheet where the attack returned nothing."""
 
 NOT_RETURNED = "not returned"
 
@@ -92,49 +82,6 @@ def write_grid(run: Path | RunFolder) -> Path:
     write_whole(path, data)
     renew(opened.folder, [path.name])
     return path
-
-
-def write_sheet(folder: Path, path: Path, *, case: str | None = None, attack: str | None = None) -> Path:
-    """Write a PNG with all pictures of a case, and at the same places on the right an attack's reconstructions.
-
-    Args:
-        folder: A finished run folder.
-        path: The PNG to write.
-        case: The case; None: the first one that has pictures.
-        attack: The attack; None: the case's first one that returned pictures.
-
-    Raises:
-        SeepageError: Where the run has no such case, attack or pictures.
-    """
-    run = open_run(folder)
-    if case is not None and case not in [known.name for known in run.cases]:
-        raise unknown("case", case, [known.name for known in run.cases])
-    found = {known.name: open_pictures(run, known) for known in run.cases if case in (None, known.name)}
-    pictures = next((one for one in found.values() if one.truth and one.guesses), None)
-    if pictures is None:
-        raise SeepageError(
-            f"{folder} has no private and reconstructed pictures to show together; audit a set of images"
-        )
-    if attack is not None and attack not in pictures.guesses:
-        raise unknown("attack with pictures", attack, pictures.guesses)
-    guesses = pictures.guesses[attack or next(iter(pictures.guesses))]
-    places = pictures.places[:LARGEST_SHEET]
-    across = max(1, round((len(places) / 2) ** 0.5))
-    height, width = _pixels_of(pictures.private(places[0])).shape[:2]
-    half = across * width
-    sheet = Image.new("RGB", (2 * half + GAP, -(-len(places) // across) * height), "white")
-    for i, place in enumerate(places):
-        x, y, guess = i % across * width, i // across * height, guesses.at(place)
-        sheet.paste(Image.fromarray(_pixels_of(pictures.private(place))), (x, y))
-        blank = Image.new("RGB", (width, height), (EMPTY,) * 3)
-        sheet.paste(blank if guess is None else Image.fromarray(pixels(guess)), (half + GAP + x, y))
-    write_whole(path, _png(sheet), mode=OWNER_ONLY)
-    return path
-
-
-def _pixels_of(picture: Tensor | None) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    assert picture is not None  # `places` lists examples of the truth
-    return pixels(picture)
 
 
 def _png(picture: Image.Image) -> bytes:

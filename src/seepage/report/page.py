@@ -16,7 +16,6 @@ from seepage.base.storage import write_whole
 from seepage.base.words import places_of, plural
 from seepage.report import formatting as words
 from seepage.report.first_screen import MOST_PAIRS, best_examples, system_under_test
-from seepage.report.human_study import open_judged
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
 from seepage.report.pictures import LARGEST_SIDE, Guesses, Pictures, Place, data_uri, open_pictures, truth_folder
@@ -177,7 +176,6 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "shows_truth": any(truth_folder(run, case) for case in run.cases),
         "certified": any(row.certified_examples for row in run.rows),
         "targets": {case.target for case in run.cases},
-        "tuned": [row.words for row in run.result.tuned],
         "promises": guarantee_lines(run.result.judged),
         "caveats": caveat_lines(run.cases),
         "warning_lines": warning_lines(run.flags, run.cases),
@@ -209,7 +207,6 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "is_muted": is_muted,
         "headings": HEADINGS,
         "glossary": {**GLOSSARY, **OF_PICTURES} if kind == "pictures" else GLOSSARY,
-        "judged": open_judged(run.folder),
         "untested": [case for case in run.cases if case.membership_skipped],
     }
 

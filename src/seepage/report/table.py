@@ -49,7 +49,7 @@ class RowTexts:
         outcome: The outcome in words, with what the score fitted.
         status: How the attack ended.
         known: Side information.
-        more: The mean of each further metric; shares that chance can reach come with interval and chance level.
+        more: The mean of each further metric.
     """
 
     row: Row
@@ -69,14 +69,13 @@ class RowTexts:
     more: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, row: Row, further: Sequence[str] = (), *, mean_digits: int = 1, brief: bool = False) -> "RowTexts":
+    def of(cls, row: Row, further: Sequence[str] = (), *, mean_digits: int = 1) -> "RowTexts":
         """Format a row.
 
         Args:
             row: The row.
             further: Metrics beside those that every table has.
             mean_digits: Decimals of the mean PSNR and its interval.
-            brief: Without the interval of further metrics.
         """
         psnr = row.scores.get("psnr")
         interval = None
@@ -97,7 +96,7 @@ class RowTexts:
             outcome=_outcome(row),
             status="at rest" if row.status == "ok" and row.cost.steps else STATUSES[row.status],
             known=", ".join(row.side_information),
-            more=[_further(row, name, brief) for name in further],
+            more=[number(row.mean(name), 3) for name in further],
         )
 
 
@@ -108,16 +107,6 @@ def _labels(row: Row) -> str:
         return f"off by {in_words(error)}" + ("" if floor is None else f" (mean target: {in_words(floor)})")
     share, commonest = percent(row.mean("label_accuracy")), row.baselines.get("commonest", {}).get("label")
     return share if commonest is None or share == NONE else f"{share} of pixels (one class: {percent(commonest)})"
-
-
-def _further(row: Row, name: str, brief: bool) -> str:
-    """A further metric in a table's cell."""
-    found, chance = row.scores.get(name), row.baselines.get("chance", {}).get(name)
-    if found is None or found.low is None or found.high is None or chance is None:
-        return number(row.mean(name), 3)
-    if brief:
-        return percent(found.mean)
-    return f"{percent(found.mean)} [{percent(found.low)}, {percent(found.high)}], chance {percent(chance)}"
 
 
 def _outcome(row: Row) -> str:

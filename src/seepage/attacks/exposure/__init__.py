@@ -1,4 +1,4 @@
-"""What an update reveals before any attack: closed forms, fingerprints, batch norm, the head, the landscape."""
+"""What an update reveals before any attack: closed forms, fingerprints, batch norm, the head."""
 
 from seepage.attacks.exposure.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_leaks
@@ -9,7 +9,6 @@ from seepage.attacks.exposure.finding import ClosedForm, Finding
 from seepage.attacks.exposure.fingerprints import Fingerprint, fingerprint
 from seepage.attacks.exposure.indexed import IndexedLayer, IndexedRounds, indexed_rounds
 from seepage.attacks.exposure.labels import LabelLeak
-from seepage.attacks.exposure.landscape import Landscape, landscape
 from seepage.attacks.exposure.layers import LayerLeak
 from seepage.attacks.exposure.running_statistics import BatchStatistics, batch_statistics
 from seepage.attacks.exposure.sent import SentParts, sent_parts, sent_words
@@ -17,8 +16,8 @@ from seepage.attacks.reading.head import HeadFeatures, LoneSlopes, head_features
 
 __all__ = [
     "BatchNormLeak", "BatchStatistics", "ClosedForm", "EquationCount", "Exclusivity", "Exposure",
-    "Finding", "Fingerprint", "HeadFeatures", "IndexedLayer", "IndexedRounds", "LabelLeak", "Landscape", "LayerLeak",
+    "Finding", "Fingerprint", "HeadFeatures", "IndexedLayer", "IndexedRounds", "LabelLeak", "LayerLeak",
     "LoneSlopes", "SentParts", "TensorLeak", "UpdateAnalysis", "WeightDecay", "batch_norm_leaks",
     "batch_statistics", "equation_count", "exclusivity", "exposure", "fingerprint", "head_features", "indexed_rounds",
-    "infer_weight_decay", "landscape", "lone_slopes", "sent_parts", "sent_words",
+    "infer_weight_decay", "lone_slopes", "sent_parts", "sent_words",
 ]  # fmt: skip

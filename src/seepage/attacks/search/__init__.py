@@ -3,7 +3,6 @@
 from seepage.attacks.search.engine import GradientMatching
 from seepage.attacks.search.presets import (
     bayes,
-    cpl,
     dlg,
     fedleak,
     fedleak_released,
@@ -16,7 +15,6 @@ from seepage.attacks.search.presets import (
 __all__ = [
     "GradientMatching",
     "bayes",
-    "cpl",
     "dlg",
     "fedleak",
     "fedleak_released",

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.base.nn import LayerCall
@@ -122,32 +121,6 @@ class BatchNormStatistics(LayerPrior):
                 f"the round holds no running statistics such as {missing[0]!r}",
                 "record the model's buffers with the round, or set the attack's batch_norm to 0",
             )
-
-
-@dataclass(frozen=True)
-class LabelLoss(LayerPrior):
-    """Squared distance of the predicted probabilities to the labels, mean over the batch (CPL, Wei et al. 2020).
-
-    Args:
-        weight: The paper's alpha.
-    """
-
-    weight: float
-
-    def check(self, knowledge: Knowledge, observed: Round) -> None:
-        if knowledge.target != "class" or knowledge.client.one_logit:
-            raise Inapplicable(
-                "the model's outputs are no logits of one class each, which this prior compares with labels",
-                "use another matching attack, such as inverting_gradients",
-            )
-
-    def layers(self, model: nn.Module) -> list[str]:
-        return [""]
-
-    def __call__(self, seen: Seen, labels: Tensor, observed: Round) -> Tensor:
-        logits = seen[""][-1].output
-        wanted = labels if labels.is_floating_point() else F.one_hot(labels, logits.shape[1]).to(logits)
-        return self.weight * (logits.softmax(-1) - wanted.detach()).square().sum(-1).mean()
 
 
 def _running(name: str) -> tuple[str, str]:

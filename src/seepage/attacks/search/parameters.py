@@ -13,7 +13,7 @@ from seepage.attacks.base import Inapplicable
 from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge
 
-Start = Literal["normal", "uniform", "wide", "grey", "patterned"]
+Start = Literal["normal", "uniform", "wide", "grey"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ def first_inputs(start: Start, shape: tuple[int, ...], bounds: tuple[float, floa
 
     Args:
         start: `uniform` over the value range. `wide`: uniform over a range twice as wide. `grey`: its middle.
-            `patterned`: a small uniform patch, a quarter of each side, repeated over the image (Wei et al. 2020).
         shape: `(batch, *shape)`.
         bounds: The value range.
         draw: Where the numbers come from.
@@ -65,10 +64,6 @@ def first_inputs(start: Start, shape: tuple[int, ...], bounds: tuple[float, floa
         return torch.full(shape, middle)
     if start == "wide":
         return middle + span * (2 * torch.rand(shape, generator=draw) - 1)
-    if start == "patterned" and len(shape) == 4:
-        small = [max(1, -(-side // 4)) for side in shape[2:]]
-        patch = low + span * torch.rand((*shape[:2], *small), generator=draw)
-        return patch.repeat(1, 1, 4, 4)[..., : shape[2], : shape[3]]
     return low + span * torch.rand(shape, generator=draw)
 
 
@@ -81,7 +76,7 @@ class Pixels(Parameterization):
 
     Args:
         start_from: `normal`: standard normal unknowns. `uniform`: uniform inputs over the value range. `wide`: over
-            twice the range. `grey`: its middle. `patterned`: a small patch repeated (tables: as `uniform`).
+            twice the range. `grey`: its middle.
         mean: Shift.
         std: Scale.
     """

@@ -13,7 +13,7 @@ from seepage.attacks.search.directions import Blended, Langevin, LookAhead, Plai
 from seepage.attacks.search.distances import L1, L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.search.engine import GradientMatching
 from seepage.attacks.search.generator import UntrainedGenerator
-from seepage.attacks.search.layers import ActivationSize, BatchNormStatistics, LabelLoss
+from seepage.attacks.search.layers import ActivationSize, BatchNormStatistics
 from seepage.attacks.search.optimizers import LBFGS, Adam
 from seepage.attacks.search.options import SearchOptions, preset
 from seepage.attacks.search.parameters import MultiScale
@@ -194,30 +194,6 @@ def bayes(search: SearchOptions, *, sigma: float | None = None) -> GradientMatch
         sigma: Standard deviation of the client's noise; none: as known of the defense, else 0.1.
     """
     return search.matching(GaussianLikelihood(sigma=sigma), Adam(lr=search.lr), search.normalized, project=True)
-
-
-@attacks.register(
-    "cpl",
-    needs="a network with smooth activations, few examples",
-    paper="Wei et al. 2020, ESORICS",
-    cost="seconds (L-BFGS)",
-    family="gradient matching",
-)
-@preset("labels", "restarts", "line_search", steps=300, lr=1.0, start="patterned")
-def cpl(search: SearchOptions, *, label_weight: float = 1.0) -> GradientMatching:
-    """Client Privacy Leakage (Wei et al., ESORICS 2020): DLG from a patterned start, with a term for the labels.
-
-    Squared L2 distance plus the squared distance of the prediction to the label, L-BFGS with learning rate 1, 300
-    steps; the start is a small random patch repeated over the image; the label comes from the last layer.
-
-    Deviations: the weight of the label term is breaching's 1, and its patch of a quarter of each side; candidates are
-    not clipped; otherwise as in `dlg`.
-
-    Args:
-        label_weight: Weight of the squared distance between prediction and label.
-    """
-    label = (LabelLoss(label_weight),) if label_weight > 0 else ()
-    return search.matching(L2(), LBFGS(lr=search.lr, line_search=search.line_search), search.pixels, *label)
 
 
 @attacks.register(

@@ -19,7 +19,6 @@
     [membership] tests = ["matched_filter"]    `plans.MembershipPlan`: also test who was in the attacked batches
     [bounds]    where = "all"                  `plans.BoundsPlan`: upper bounds for any attacker are computed as well
     [epsilon]   stated = 8.0                   `plans.EpsilonPlan`: the defense's epsilon is measured by calling it
-    [tune]      options = {"attack.tv" = [...]} `plans.TunePlan`: options chosen on batches other than the scored ones
     [score]     recovered_likeness = 0.4       `Scoring`: thresholds, further metrics
     [grid]      "model.use" = ["fc2", "convnet"]   one audit case per combination
     [[case]]    name = "vertical", ...         one more case: the tables above, changed by these
@@ -45,7 +44,6 @@ from seepage.audit.recipe.plans import (
     RecipeTable,
     Rounds,
     Training,
-    TunePlan,
 )
 from seepage.base.limits import EXACT_DB, GAIN_DB, LIKENESS, Limits
 from seepage.base.registry import Spec, attacks, defenses
@@ -142,7 +140,6 @@ class Recipe:
     membership: MembershipPlan | None = None
     bounds: BoundsPlan | None = None
     epsilon: EpsilonPlan | None = None
-    tune: TunePlan | None = None
     # These say which of a recipe's cases this is, and are not written down.
     case: str = "case"
     varied: frozenset[str] = frozenset()  # the tables that the grid chose for it

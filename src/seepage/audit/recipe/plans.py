@@ -11,7 +11,7 @@ from pydantic import Field
 
 from seepage.base.registry import Spec, membership_tests
 from seepage.base.signatures import bind, problems_with
-from seepage.errors import Problems, SeepageError, short, unknown
+from seepage.errors import Problems, SeepageError, unknown
 from seepage.federation.transcript.designs import DESIGNS, Design, check_rounds, make_design
 from seepage.federation.transcript.vertical import ServerStep
 
@@ -109,35 +109,6 @@ class Batches(RecipeTable, table="batch"):
     size: Count = 1
     count: Count = 1
     skip: Natural = field(default=0, metadata={"quiet": True})
-
-
-@dataclass(frozen=True, kw_only=True)
-class TunePlan(RecipeTable, table="tune"):
-    """Options of attacks that are chosen on other batches before the scored ones are attacked: a recipe's `[tune]`.
-
-    Args:
-        options: `attack.OPTION` to the values that are tried; of several options every combination. An option goes to
-            every attack that takes it.
-        count: Batches that each is tried on. None of their examples is in a scored batch.
-    """
-
-    options: Mapping[str, Sequence[Any]]
-    count: Count = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        wrong = [key for key in self.options if not key.startswith("attack.") or key == "attack."]
-        if wrong or not self.options:
-            named = f", got {short(wrong[0])}" if wrong else ""
-            raise SeepageError(f"tune.options are of attacks, such as attack.tv{named}; correct the recipe")
-        for key, values in self.options.items():
-            if isinstance(values, str) or not values:
-                raise SeepageError(f"tune needs at least one value of {short(key)}; write {short(key)}=1e-4,1e-3")
-        if all(len(values) == 1 for values in self.options.values()):
-            key = next(iter(self.options))
-            raise SeepageError(
-                f"tune has one value of {short(key)} and nothing to choose; name several, or set {short(key)}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

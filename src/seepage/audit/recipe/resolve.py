@@ -24,7 +24,6 @@ from seepage.audit.recipe.plans import (
     RecipeTable,
     Rounds,
     Training,
-    TunePlan,
 )
 from seepage.base.registry import Spec
 from seepage.base.storage import SCHEMA
@@ -34,7 +33,7 @@ _TABLES: dict[str, type[RecipeTable]] = {
     one.table: one
     for one in (
         Training, Federation, Batches, Rounds, AttackerKnowledge, Auxiliary, MembershipPlan, BoundsPlan, EpsilonPlan,
-        TunePlan, Scoring,
+        Scoring,
     )
 }  # fmt: skip
 _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks": bool,
@@ -122,7 +121,7 @@ def _laid_over(case: Any, base: dict[str, Any], problems: list[str]) -> Recipe |
     if not isinstance(case, Mapping) or not isinstance(case.get("name"), str):
         problems.append('each [[case]] needs a name, such as name = "vertical"')
         return None
-    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", *_ASIDE, "score", "tune")]
+    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", *_ASIDE, "score")]
     if unknowns:
         problems.append(f"the case {case['name']!r} cannot set {', '.join(unknowns)}")
         return None
@@ -223,8 +222,6 @@ def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recip
         _ = recipe.rounds and recipe.rounds.drawn(recipe.batch.size, recipe.seed)
     except SeepageError as error:
         problems.append(str(error))
-    if recipe.rounds is not None and recipe.tune is not None:
-        problems.append("[rounds] follow one data set, so there is no other batch for [tune]; leave one of them out")
     if recipe.rounds is not None and recipe.federation is not None:
         problems.append("[rounds] follow one data set and [federation] shares it out; leave one of them out")
     if recipe.federation is not None and recipe.auxiliary is not None and recipe.auxiliary.use is None:

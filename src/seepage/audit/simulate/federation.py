@@ -1,6 +1,6 @@
 """Federated training over simulated clients: yields the model of any round, as a real server would send it out.
 
-It runs in one process and is reproducible to the bit; for large models and many machines use Flower.
+It runs in one process and is reproducible to the bit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,10 +63,6 @@ class Reply:
     buffers: Tensors
     examples: int
     memory: float | None = None
-
-
-AskClients = Callable[[FederationState, Sequence[int]], list[Reply]]
-"""Runs the clients of a round: takes the server's state and the participants, returns their replies in that order."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +227,6 @@ def federate(
     state: tuple[Tensors, Tensors],
     plan: Federation,
     *,
-    ask: AskClients | None = None,
     checkpoints: CheckpointFolder = CheckpointFolder(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FederationState:
@@ -247,7 +242,6 @@ def federate(
         clients: All clients of the federation.
         state: `(params, buffers)` of the fresh model.
         plan: Rounds, share and learning rate.
-        ask: Runs the clients of a round, for example over a network; None: in this process, one after the other.
         checkpoints: The folder of checkpoints.
         progress: Called with (done, total) rounds.
 
@@ -255,11 +249,6 @@ def federate(
         SeepageError: If the weights stop being finite, or no client holds any example.
     """
     follows = clients.defense is not None and clients.defense.follows_training
-    if follows and ask is not None:
-        raise SeepageError(
-            f"{clients.defense} follows the training, and clients that are asked over a network do not receive it; "
-            "train in this process, or use gaussian_noise or decaying_noise"
-        )
     if follows and clients.test is None:
         raise SeepageError(
             f"{clients.defense} follows the loss on examples that no client holds, and there are none; use more data"
@@ -267,7 +256,7 @@ def federate(
     stage, requested = checkpoints.latest(plan.rounds, _validated(clients, FederationState(0, *state)))
     kept, every = _KeptCheckpoint(checkpoints, None if requested else stage), max(1, plan.rounds // MIN_CHECKPOINTS)
     while stage.t < plan.rounds:
-        stage = _validated(clients, _round(clients, stage, plan, ask))
+        stage = _validated(clients, _round(clients, stage, plan))
         if stage.t % every == 0 or stage.t == plan.rounds:
             stage = _measured(clients, stage)
             kept.write(stage, requested=stage.t == plan.rounds)
@@ -275,14 +264,13 @@ def federate(
     return stage
 
 
-def _round(clients: Clients, stage: FederationState, plan: Federation, ask: AskClients | None) -> FederationState:
+def _round(clients: Clients, stage: FederationState, plan: Federation) -> FederationState:
     """The federation's state after one round: `p <- p + lr * mean delta`, or `p <- p - lr * mean gradient`.
 
     Args:
         clients: The clients.
         stage: The state before.
         plan: Who takes part, and the server's learning rate.
-        ask: Asks the chosen clients elsewhere; None: they are computed here.
 
     Raises:
         SeepageError: Where no client holds any example.
@@ -291,10 +279,7 @@ def _round(clients: Clients, stage: FederationState, plan: Federation, ask: AskC
     chosen = clients.chosen(stage.t, plan)
     if not chosen:
         raise SeepageError("no client of the federation holds any example; use fewer clients or more data")
-    if ask is None:
-        replies = [clients.reply(stage, client, plan, place, len(chosen)) for place, client in enumerate(chosen)]
-    else:
-        replies = ask(stage, chosen)
+    replies = [clients.reply(stage, client, plan, place, len(chosen)) for place, client in enumerate(chosen)]
     sizes = [reply.examples for reply in replies]
     update = mean_update([reply.update for reply in replies], sizes)
     step = plan.lr or (1.0 if update.kind == "delta" else 0.1)

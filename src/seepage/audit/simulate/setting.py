@@ -4,7 +4,7 @@ recipe's case --> data set --> fresh model --> training --> federation's rounds 
                      |                                                                  |
                      +--> victims, unseen examples  ------------------------> Victim or IndexedVictim, and its truth
 
-This is the only place that builds it: an audit, a frontier, the Flower adapter and the papers' items all start from
+This is the only place that builds it: an audit, a frontier and the papers' items all start from
 a `Setting`.
 """
 
@@ -44,7 +44,6 @@ from seepage.federation.transcript.simulated import Victim
 from seepage.federation.transcript.truth import Truth
 from seepage.federation.transcript.vertical import IndexedVictim
 from seepage.federation.types import Batch, Knowledge, Target, Tensors
-from seepage.measure.metrics.identify import SIZE, Gallery
 
 MAX_UNSEEN = 256
 """Largest number of examples on which the accuracy is measured."""
@@ -259,28 +258,6 @@ class Setting:
             candidates.append(self.batch(both[order]))
             members.append(order < len(victims))
         return MembershipParts(tuple(candidates), tuple(members), self.batch(public))
-
-    def gallery(self) -> Gallery:
-        """Images to rank guesses against: 99 examples that are not attacked, and a picture of each person.
-
-        The others come from where the attacked examples come from, as far as there are enough. Persons are classes;
-        each one's picture is any that is not attacked, and persons that are attacked come first.
-        """
-        draw = generator(self.recipe.seed, "gallery")
-        attacked = torch.cat(list(self.victims))
-        rest = self.unseen[torch.randperm(len(self.unseen), generator=draw)]
-        pool = torch.cat([self.dataset.train, self.dataset.private])
-        pool = pool[~torch.isin(pool, attacked)]
-        pool = pool[torch.randperm(len(pool), generator=draw)]
-        chosen: dict[int, int] = {}
-        for place, label in zip(pool.tolist(), self.dataset.labels[pool].tolist(), strict=True):
-            chosen.setdefault(label, place)
-        here = set(self.dataset.labels[attacked].tolist())
-        persons = sorted(chosen, key=lambda label: label not in here)[: max(SIZE, len(here))]
-        pictures = self.batch(torch.tensor([chosen[label] for label in persons], dtype=torch.int64))
-        return Gallery(
-            self.batch(rest[: SIZE - 1]).inputs.cpu(), pictures.inputs.cpu(), torch.tensor(persons, dtype=torch.int64)
-        )
 
     @cached_property
     def knowledge(self) -> Knowledge:

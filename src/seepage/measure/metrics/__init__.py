@@ -5,14 +5,6 @@ from seepage.base.registry import metrics
 from seepage.measure.metrics.align import METHODS, Alignment, align
 from seepage.measure.metrics.baselines import baselines
 from seepage.measure.metrics.features import feature_distance, feature_network
-from seepage.measure.metrics.identify import (
-    Gallery,
-    identified,
-    identified_features,
-    identified_ssim,
-    person,
-    person_features,
-)
 from seepage.measure.metrics.image import (
     correlation,
     cosine,
@@ -31,7 +23,6 @@ from seepage.measure.metrics.interval import bootstrap_interval
 from seepage.measure.metrics.labels import label_accuracy, label_hits
 from seepage.measure.metrics.metric import Metric, default_metrics, find_metric
 from seepage.measure.metrics.recognize import likeness
-from seepage.measure.metrics.risk import Risk, risk
 from seepage.measure.metrics.score import Yardstick, align_guess, score
 from seepage.measure.metrics.scores import Score, Scores
 
@@ -42,10 +33,8 @@ __all__ = [
     "METHODS",
     "METRICS",
     "Alignment",
-    "Gallery",
     "Limits",
     "Metric",
-    "Risk",
     "Score",
     "Scores",
     "Yardstick",
@@ -59,9 +48,6 @@ __all__ = [
     "feature_distance",
     "feature_network",
     "find_metric",
-    "identified",
-    "identified_features",
-    "identified_ssim",
     "is_image",
     "label_accuracy",
     "label_hits",
@@ -71,11 +57,8 @@ __all__ = [
     "lpips_missing",
     "lpips_weights",
     "mse",
-    "person",
-    "person_features",
     "psnr",
     "psnr_quadrants",
-    "risk",
     "score",
     "ssim",
     "ssim_window",

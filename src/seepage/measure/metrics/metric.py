@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from seepage.base.registry import metrics
 from seepage.errors import SeepageError
-from seepage.measure.metrics.identify import Gallery
 
 Measure = Callable[..., Tensor | None]
-"""(guesses, truth), and as a third argument the gallery or the network where the metric's facts say so."""
+"""(guesses, truth), and as a third argument the network where the metric's facts say so."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,7 @@ class Metric:
         images_only: Whether it is measured on images alone.
         by_default: Whether every audit measures it; the others are measured where a recipe asks for them.
         of_labels: Whether it compares labels, not inputs: measured wherever labels were guessed.
-        gallery: Whether it ranks guesses against others, and takes the scorer's `Gallery` as a third argument.
         features: Whether it compares a public network's features, and takes that network as a third argument.
-        share: Whether its values are 0 and 1, so that its mean is a share, with the interval of Clopper and Pearson.
         digits: Decimals of its summary.
     """
 
@@ -46,20 +43,16 @@ class Metric:
     images_only: bool = False
     by_default: bool = False
     of_labels: bool = False
-    gallery: bool = False
     features: bool = False
-    share: bool = False
     digits: int = 4
 
-    def __call__(
-        self, guesses: Tensor, truth: Tensor, gallery: Gallery | None = None, network: nn.Module | None = None
-    ) -> Tensor | None:
+    def __call__(self, guesses: Tensor, truth: Tensor, network: nn.Module | None = None) -> Tensor | None:
         """The values `[n]`, float64.
 
         Raises:
             SeepageError: Where the function returns something else.
         """
-        further = (gallery,) if self.gallery else (network,) if self.features else ()
+        further = (network,) if self.features else ()
         found = self.measure(guesses, truth, *further)
         if found is not None and (not isinstance(found, Tensor) or found.shape != (len(truth),)):
             what = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"

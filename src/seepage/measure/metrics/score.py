@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from seepage.base.limits import Limits
-from seepage.base.registry import metrics as registered
 from seepage.base.units import Units
 from seepage.errors import SeepageError
 from seepage.federation.types import Batch, Reconstruction, Target
@@ -15,7 +14,6 @@ from seepage.measure.metrics import image
 from seepage.measure.metrics.align import Alignment, align
 from seepage.measure.metrics.baselines import baselines, floor_of
 from seepage.measure.metrics.features import features_missing
-from seepage.measure.metrics.identify import Gallery
 from seepage.measure.metrics.labels import label_scores, labels_fit
 from seepage.measure.metrics.metric import Metric, find_metric
 from seepage.measure.metrics.scores import Scores
@@ -33,7 +31,6 @@ class Yardstick:
             too, on which `recovered` rests.
         limits: Thresholds from which on an example counts as recovered, and as exact.
         value_range: Smallest and largest value an input can take.
-        gallery: Other examples, against which `identified` and `person` rank guesses; None: these are not measured.
         network: Computes the features that `feature_distance` compares (`feature_network`); None: it is not measured.
         units: Units of the targets, where these are values; None: the targets as they are.
         typical: `[*shape]` a guess that needs no update, such as the mean of public rows of a table.
@@ -45,7 +42,6 @@ class Yardstick:
     metrics: Sequence[str] = ("mse", "psnr", "ssim")
     limits: Limits = Limits()  # noqa: RUF009
     value_range: tuple[float, float] = (0.0, 1.0)
-    gallery: Gallery | None = None
     network: nn.Module | None = None
     units: Units | None = None
     typical: Tensor | None = None
@@ -102,9 +98,7 @@ def score(
         return replace(blank, values={"cosine": cosines, **blank.values}, notes=(_FEATURE_NOTE,))
     guesses, inputs = (_to_unit(t, by.value_range) for t in (aligned.guesses, inputs))
     typical = None if by.typical is None else _to_unit(by.typical.detach().cpu(), by.value_range)
-    of_class = truth.labels.ndim == 1 or (truth.labels.ndim == 2 and truth.labels.shape[1] > 1)
-    own = by.gallery.of(truth.labels) if by.gallery is not None and of_class else by.gallery
-    return _with_inputs(blank, guesses, inputs, wanted, replace(by, gallery=own, typical=typical))
+    return _with_inputs(blank, guesses, inputs, wanted, replace(by, typical=typical))
 
 
 def align_guess(
@@ -173,28 +167,18 @@ def _with_inputs(
         guesses: `[n, *shape]` in [0, 1], one per example.
         truth: `[n, *shape]` in [0, 1].
         wanted: Name to requested metric.
-        by: What they are measured with, its gallery of the classes of the batch, its typical example in [0, 1].
+        by: What they are measured with, its typical example in [0, 1].
     """
     shape = tuple(truth.shape[1:])
     pictures = image.is_image(shape)
     always = {name: find_metric(name) for name in ("mse", "psnr", *(("likeness",) if pictures else ()))}
     rest = [metric for metric in wanted.values() if metric.name not in always]
     values = _measure(guesses, truth, [*always.values(), *rest], by)
-    ranked = [metric for metric in rest if metric.gallery and metric.name in values]
-    for metric in ranked:  # a missing guess, replaced by mid-grey, identifies nobody
-        values[metric.name] = values[metric.name].where(blank.matched | values[metric.name].isnan(), 0.0)
     compared = [find_metric(metric) for metric in ("psnr", "ssim", "lpips", "feature_distance") if metric in values]
     floors = {
-        name: _measure(guess, truth, [*compared, *ranked], by)
+        name: _measure(guess, truth, compared, by)
         for name, guess in baselines(truth, seed=by.seed, typical=by.typical).items()
     }
-    gallery = by.gallery
-    if gallery is not None and ranked:
-        matched = blank.alignment.partition("+")[0] != "identity"
-        floors["chance"] = {
-            metric.name: torch.full((len(truth),), gallery.chance(metric.name, matched), dtype=torch.float64)
-            for metric in ranked
-        }
     exact = values["psnr"] > by.limits.exact_db
     seen = values["psnr"] - floor_of(floors) >= by.limits.gain_db
     if pictures:  # likeness is undefined for a nearly flat image, so an exact copy counts too
@@ -246,7 +230,7 @@ def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], by: Yard
     """Each metric's values `[n]`; without those that do not apply to examples of this shape, or cannot be had here."""
     image_like = image.is_image(tuple(truth.shape[1:]))
     fitting = [metric for metric in metrics if not metric.of_labels and (image_like or not metric.images_only)]
-    found = {metric.name: metric(guesses, truth, by.gallery, by.network) for metric in fitting}
+    found = {metric.name: metric(guesses, truth, by.network) for metric in fitting}
     return {name: values for name, values in found.items() if values is not None}
 
 
@@ -267,11 +251,7 @@ def _notes(
             f"SSIM uses a window of {window} instead of {image.SSIM_WINDOW}, since the images are "
             f"{shape[1]} x {shape[2]}; do not compare it with the SSIM of larger images."
         )
-    ranked = [name for name in metrics if name in registered and registered[name].facts.get("gallery")]
-    if ranked and by.gallery is None:
-        notes.append(f"No gallery was drawn for {', '.join(ranked)}: name them in score.metrics of an audit.")
-    missed = [name for name in ranked if name.endswith("_features") and name not in values and by.gallery]
-    if missed or ("feature_distance" in metrics and "feature_distance" not in values):
+    if "feature_distance" in metrics and "feature_distance" not in values:
         notes.append(features_missing(None) or "Features are of images with 1 or 3 channels.")
     if "lpips" in metrics and (missing := image.lpips_missing(shape)):
         notes.append(missing)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seepage.base.registry import metrics
-from seepage.base.schema import Share, Summary
+from seepage.base.schema import Summary
 from seepage.errors import SeepageError
 from seepage.measure.metrics.baselines import floor_of
 from seepage.measure.metrics.interval import bootstrap_interval
@@ -141,7 +141,7 @@ class Scores:
         found = {
             "recovered": _share(self.recovered_each),
             "exact": _share(self.exact_each),
-            **{name: self._of_metric(name, values) for name, values in self.values.items() if name != "label"},
+            **{name: self._summary(values) for name, values in self.values.items() if name != "label"},
             "gain_db": self._summary(self._gains),
             "label_accuracy": self._labels,
         }
@@ -198,14 +198,6 @@ class Scores:
         weights = self.batches.bincount(minlength=len(self.label_shares)).double()
         share = float((self.label_shares * weights).sum() / weights.sum())
         return Summary(mean=share, n=self.examples)
-
-    def _of_metric(self, name: str, values: Tensor) -> Summary | None:
-        """The summary of a metric: for shares with an exact interval, which takes examples as independent."""
-        known = _known(values)
-        if known is None or name not in metrics or not metrics[name].facts.get("share"):
-            return self._summary(values)
-        found = Share.count(int(known.sum()), len(known))
-        return Summary(mean=found.share, low=found.low, high=found.high, n=found.of)
 
     def _summary(self, values: Tensor | None) -> Summary | None:
         """Mean, median and interval of what is known.

@@ -205,14 +205,12 @@ def _of_attacks(old: Result, new: Result, then: Case, now: Case, *, less: bool) 
         # An attacker who knows more and finds no more is no caveat; one who finds less in the same files knew something
         # wrong.
         yield Difference(title=now.heading, what=item, old=words[0], new=words[1], in_knowledge=less or item in was)
-    tuned = {row.attack: set(row.chosen) for row in (*old.tuned, *new.tuned)}
     for a, b in pairs:
         (kind, first), (other, second) = _parts_of(a.options), _parts_of(b.options)
         if kind != other and kind and other:
             yield Difference(title=now.heading, what=a.attack, old=kind, new=other, in_knowledge=True)
-        # An option that one of two versions of an attack has was stated by nobody; a tuned one was chosen on other
-        # data.
-        shared = [name for name in first if name in second and name not in tuned.get(a.attack, ())]
+        # An option that one of two versions of an attack has was stated by nobody.
+        shared = [name for name in first if name in second]
         for name in (name for name in shared if first[name] != second[name]):
             what = f"{a.attack}: {name}"
             yield Difference(title=now.heading, what=what, old=first[name], new=second[name], in_knowledge=True)

@@ -1,4 +1,4 @@
-"""Markdown: a summary for the page of a build or of a merge request, and a section for a model card."""
+"""Markdown: a summary for the page of a build or of a merge request."""
 
 from collections.abc import Sequence
 
@@ -50,38 +50,6 @@ def summary(evidence: Evidence) -> str:
         ]
         lines += ["", "</details>"]
     lines += ["", "**Not tried:**", "", *(f"- {for_markdown(item)}" for item in evidence.not_tried)]
-    return "\n".join(lines) + "\n"
-
-
-def model_card(evidence: Evidence) -> str:
-    """A section for a model card, as model hubs show them: what an update of this model reveals in training."""
-    date = (evidence.started or "")[:10] or "an unknown day"
-    lines = [
-        "## Privacy of updates in federated learning",
-        "",
-        f"Audited on {for_markdown(date)} with {for_markdown(evidence.tool)} by {for_markdown(evidence.auditor)}:",
-        f"{for_markdown(evidence.subject)}.",
-        f"The attacker is an honest-but-curious server (threat model {evidence.threat_model.letter}, "
-        f"{for_markdown(evidence.threat_model.name)}, of {for_markdown(evidence.threat_model.source)}).",
-        "",
-        for_markdown(evidence.verdict),
-        "",
-        *_warnings(evidence),
-        *_caveats(evidence),
-        *_risks(evidence),
-        "",
-        "| setting | defense | recovered | exactly | best attack | numbers sent per private number |",
-        "|---|---|---|---|---|---|",
-    ]
-    for case in evidence.cases:
-        beside = " (no finding: it shows that these attacks work)" if case.control else ""
-        cells = [f"{case.letter}: {case.title}{beside}", case.defense_words, case.recovered_words]
-        cells += [case.exact_words, case.best or "none"]
-        cells += ["not known" if case.ratio is None else f"{case.ratio:g}"]
-        lines.append(f"| {' | '.join(map(for_markdown, cells))} |")
-    lines += ["", "Attacks: " + "; ".join(for_markdown(f"{one.name} ({one.source})") for one in evidence.attacks) + "."]
-    lines += ["", "### Not tried", "", *(f"- {for_markdown(item)}" for item in evidence.not_tried)]
-    lines += ["", "### When to audit again", "", *(f"- {for_markdown(item)}" for item in evidence.audit_again)]
     return "\n".join(lines) + "\n"
 
 

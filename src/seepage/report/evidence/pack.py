@@ -1,8 +1,8 @@
 """The evidence pack of a run: files that an auditor files and a pipeline reads, tied together by digests.
 
 PACK/  evidence.json  evidence.schema.json  result.json  result.schema.json
-annex.html  [annex.pdf]  model-card.md  summary.md
-junit.xml  results.sarif  bom.cdx.json
+annex.html  [annex.pdf]  summary.md
+junit.xml  results.sarif
 manifest.json  [manifest.json.sig  signer.pub]
 """
 
@@ -33,9 +33,8 @@ from seepage.base.words import all_spelled
 from seepage.errors import SeepageError, short
 from seepage.report.evidence import statement
 from seepage.report.evidence.annex import annex, print_page
-from seepage.report.evidence.cyclonedx import cyclonedx
 from seepage.report.evidence.junit import junit
-from seepage.report.evidence.markdown import model_card, summary
+from seepage.report.evidence.markdown import summary
 from seepage.report.evidence.sarif import sarif
 from seepage.report.evidence.signing import (
     LARGEST_KEY,
@@ -57,9 +56,7 @@ SIGNER = "signer.pub"
 FORMATS: Mapping[str, Callable[[Evidence, str], str]] = {
     "junit": lambda evidence, _: junit(evidence),
     "sarif": lambda evidence, place: json_text(sarif(evidence, location=place)),
-    "cyclonedx": lambda evidence, _: json_text(cyclonedx(evidence, {})),
     "summary": lambda evidence, _: summary(evidence),
-    "model-card": lambda evidence, _: model_card(evidence),
     "evidence": lambda evidence, _: json_text(evidence.record()),
 }
 """What a pipeline can ask for by itself, by name."""
@@ -67,7 +64,7 @@ FORMATS: Mapping[str, Callable[[Evidence, str], str]] = {
 
 NAMES = frozenset({
     "evidence.json", "evidence.schema.json", "result.json", "result.schema.json", "annex.html", "annex.pdf",
-    "model-card.md", "summary.md", "junit.xml", "results.sarif", "bom.cdx.json",
+    "summary.md", "junit.xml", "results.sarif",
     manifest.FILE, SIGNATURE, SIGNER,
 })  # fmt: skip
 """All that a pack may hold."""
@@ -195,24 +192,10 @@ def _files(run: RunFolder, request: PackRequest, digest: str, signer: str | None
         "result.json": json_text(read_json(run.folder / "result.json")),  # byte by byte, unless a stranger wrote it
         "result.schema.json": json_text(rows.json_schema()),
         "annex.html": annex(evidence, digest=digest, signer=signer),
-        "model-card.md": model_card(evidence),
         "summary.md": summary(evidence),
         "junit.xml": junit(evidence),
         "results.sarif": json_text(sarif(evidence, location=request.location)),
-        "bom.cdx.json": json_text(cyclonedx(evidence, _weights(run))),
     }
-
-
-def _weights(run: RunFolder) -> dict[str, str]:
-    """Title of each case to the digest of the model that its client was sent."""
-    known = manifest.read_manifest(run.folder).files
-    found: dict[str, str] = {}
-    for case in run.cases:
-        paths = (f"observed/{case.name}/model.safetensors", "observed/model.safetensors")
-        path = next((path for path in paths if path in known), None)
-        if path is not None:
-            found[case.heading] = known[path].sha256
-    return found
 
 
 def _manifest(run: RunFolder, pack: Path, digest: str) -> dict[str, Any]:

@@ -379,7 +379,7 @@ def evidence_of(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evid
         ),
         thresholds={
             name: value
-            for name in ("recovered_likeness", "recovered_gain_db", "recovered_ssim", "exact_db")
+            for name in ("recovered_likeness", "recovered_gain_db", "exact_db")
             if (value := getattr(result.thresholds, name)) is not None
         },
         not_tried=_not_tried(run, attack_records, audit_findings),

@@ -6,19 +6,16 @@ from seepage.measure.privacy.measured.gaussian import GaussianFit
 from seepage.measure.privacy.measured.measure import (
     CALLS,
     Claim,
-    EpsilonClaims,
     MeasuredEpsilon,
     Measurement,
     Verdict,
 )
-from seepage.measure.privacy.measured.samples import measure_outputs
 
 __all__ = [
     "CALLS",
     "SHAPES",
     "Batched",
     "Claim",
-    "EpsilonClaims",
     "Filter",
     "GaussianFit",
     "InRounds",
@@ -28,6 +25,5 @@ __all__ = [
     "Verdict",
     "filter_of",
     "measure_defense",
-    "measure_outputs",
     "pairs_of",
 ]
