@@ -175,7 +175,7 @@ CLIENTS = [
     ),
     Client(
         name="examples-mnist", network="mnist", shape=(1, 28, 28), size=64, make=examples_mnist, bent=True,
-        asks=frozenset({"dropout"}), outlook="open",
+        asks=frozenset({"dropout"}),
     ),
     Client(
         name="examples-vae", network="vae", shape=(1, 28, 28), classes=None, size=128, make=examples_vae, bent=True,

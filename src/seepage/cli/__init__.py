@@ -6,7 +6,7 @@ import traceback
 from typing import NoReturn
 
 from seepage.cli.commands import Interrupted, NobodyReads, app
-from seepage.cli.stopping import INTERRUPTED, TERMINATED, Stopped, stoppable
+from seepage.cli.stopping import INTERRUPTED, TERMINATED, Stopped, begin, stoppable
 from seepage.errors import SeepageError, brief, printable, say
 
 __all__ = ["app", "main"]
@@ -21,6 +21,7 @@ def main() -> None:
     A fault of ours shows its traceback and ends with 2 as well: 1 is for a gate that is closed. Where nobody reads what
     is printed any more (`seepage list | head -1`) it is 141, as of other programs that SIGPIPE ends.
     """
+    begin()
     if sys.stdout is None:  # closed by whoever started it, who asks for the exit code alone
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:

@@ -29,7 +29,7 @@ from seepage.cli.options import (
     typed,
 )
 from seepage.cli.showing import command_line, conclude, condition_of, gate_on, present, write_pages
-from seepage.cli.stopping import BEGAN
+from seepage.cli.stopping import began
 from seepage.errors import SeepageError, printable, say
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def attack(
             all_attacks=attacker.all_attacks,
             reuse=gate.reuse or (condition is None and gate.baseline is None),
             minutes=attacker.time(MINUTES, own.settings),
-            began=BEGAN,
+            began=began(),
             tell=None if shown.silent else _tell,
         )
         finished = run(request=request)

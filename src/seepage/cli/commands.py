@@ -35,7 +35,7 @@ from seepage.cli.options import (
 from seepage.cli.proving import prove
 from seepage.cli.reproducing import reproduce
 from seepage.cli.showing import check_asked, command_line, conclude, condition_of, gate_on, present, write_pages
-from seepage.cli.stopping import BEGAN
+from seepage.cli.stopping import began
 from seepage.errors import SeepageError, printable, unknown
 
 
@@ -171,7 +171,7 @@ def audit(
             command=command_line(),
             retry_failed=retry_failed,
             minutes=attacker.time(MINUTES if recipe is None else None, own.settings),
-            began=BEGAN,
+            began=began(),
             repeats=_folder_of(recipe),
             reuse=gate.reuse or (condition is None and gate.baseline is None),
         )

@@ -8,10 +8,21 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-BEGAN = time.monotonic()
-"""When this command began, as near as it can be told: before PyTorch is imported."""
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """What shells report of a process that a signal ended."""
+
+
+_began = [time.monotonic()]
+
+
+def begin() -> None:
+    """A command begins."""
+    _began[0] = time.monotonic()
+
+
+def began() -> float:
+    """When this command began, by `time.monotonic`: before PyTorch was imported."""
+    return _began[0]
 
 
 class Stopped(SystemExit):

@@ -31,6 +31,8 @@ LIVE = 0.01
 MANY_ENTRIES, LARGE_SHARE = 200, 0.3
 """Live entries of a tensor, and the share of them above half of the largest, from which they were held down: of 200
 normal numbers 15 % are, and of a gradient's, whose tails are heavier, fewer."""
+FULL_SHARE = 0.8
+"""Share of a tensor's live entries near the ceiling from which few of them suffice."""
 ADAM_EPS = 1e-8
 """PyTorch's, and the guess where nothing tells: it scales the gradient as a whole."""
 GAP = 1e-3
@@ -163,7 +165,9 @@ def adaptive_step(
     if smooth is not None:
         return Adaptive(smooth[0].step.rate, smooth[0], (*smooth[1:], plain))
     held = looked.held()
-    if plain.off is not None and plain.off < DEVIATIONS:
+    # Of two classes whatever an optimizer does is antisymmetric, so that their sums vanish in any case.
+    several = any(len(moved[name]) > 2 for name in zero)
+    if several and plain.off is not None and plain.off < DEVIATIONS:
         return None  # the sums of a gradient: its largest entries met by chance
     return Adaptive(ceiling, None, (plain,)) if held else None
 
@@ -416,8 +420,11 @@ class _Looked:
             if top > 1 - NEAR:
                 reach += 1
                 large = float((sizes > top / 2).double().mean())
-                flat |= {name.rpartition(".")[0]} if len(sizes) >= MANY_ENTRIES and large >= LARGE_SHARE else set()
-        return reach >= max(LEAST_ALIKE, live_ones / 2) and len(flat) > 1
+                wide = len(sizes) >= MANY_ENTRIES and large >= LARGE_SHARE
+                # Of a small tensor nearly all entries are at the ceiling, which is another's too: no gradient's are.
+                full = len(sizes) >= 2 * LEAST_ENTRIES and float((sizes > 1 - NEAR).double().mean()) >= FULL_SHARE
+                flat |= {name.rpartition(".")[0]} if wide or full else set()
+        return reach >= max(min(LEAST_ALIKE, live_ones), live_ones / 2) and len(flat) > 1
 
 
 def _mode(sizes: Tensor, spread: Tensor) -> float:
