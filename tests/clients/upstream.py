@@ -206,7 +206,7 @@ CLIENTS = [
         near=15,
     ),
     Client(
-        name="peft-lora", network="lora_vit", shape=CIFAR, size=8, make=peft_lora, signs=True,
+        name="peft-lora", network="lora_vit", shape=CIFAR, size=8, make=peft_lora, bent=True, decay=5e-5,
         asks=frozenset({"dropout", "missing weights"}), lacking=True,
     ),
     Client(

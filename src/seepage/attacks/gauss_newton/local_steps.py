@@ -11,7 +11,7 @@ from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, ignore, 
 from seepage.attacks.gauss_newton.gauss_newton import GaussNewton
 from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
-from seepage.attacks.gauss_newton.search import Search
+from seepage.attacks.gauss_newton.search import NEWTON_SOLVED, Search
 from seepage.attacks.gauss_newton.seen import ROUNDED
 from seepage.attacks.network import AttackedRound, vouch
 from seepage.attacks.network.linearize import VictimNetwork
@@ -234,6 +234,7 @@ class _Search(Resumable):
         search.preconditioner = self.preconditioner
         for _ in range(STEPS):
             search.step()
+            search.tolerance = NEWTON_SOLVED  # of two steps the second is the last that this drift gets
         self.preconditioner, self.passes = search.preconditioner, self.passes + search.passes
         reached = network.low + network.span * search.point.x.detach().clamp(0, 1)
         on_the_way = [self.now + length * (reached - self.now) for length in LENGTHS]
