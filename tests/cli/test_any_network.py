@@ -558,6 +558,7 @@ def test_weights_of_a_factory_of_ones_own_are_not_called_fresh() -> None:
     assert _history(replace(own, training=replace(own.training, steps=5))) == "weights it comes with, trained 5 steps"
 
 
+@pytest.mark.slow
 def test_the_default_audit_unmixes_two_images_of_a_vision_transformer(cli: Cli) -> None:
     model = "vit:patch=32,width=32,depth=1,heads=2,hidden=32"
     sized = ("--set=data.size=64", "--batch-size=2", "--set=batch.count=1", "--set=training.steps=0")
