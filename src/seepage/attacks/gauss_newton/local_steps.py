@@ -11,12 +11,13 @@ from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, ignore, 
 from seepage.attacks.gauss_newton.gauss_newton import GaussNewton
 from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
-from seepage.attacks.gauss_newton.search import NEWTON_SOLVED, Search
+from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.gauss_newton.seen import ROUNDED
 from seepage.attacks.network import AttackedRound, vouch
 from seepage.attacks.network.linearize import VictimNetwork
 from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.reading.equations import Equations, Known, Structure
+from seepage.attacks.reading.readings import NEWTON_SOLVED
 from seepage.base.checkpoint import Resumable
 from seepage.base.registry import Spec, attacks
 from seepage.base.rounding import FLOAT32_NETWORK
