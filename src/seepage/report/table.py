@@ -116,11 +116,7 @@ def _outcome(row: Row) -> str:
     if row.certified_features:
         return f"{row.phrase}, {row.certified_features} of them certified"
     if row.identified_tokens:
-        precision = row.mean("token_precision")
-        if precision is None:
-            return row.certificate
-        others = row.identified_tokens - round(precision * row.identified_tokens)
-        return f"{row.phrase}, {f'{others:,}' if others else 'none'} wrong"
+        return row.certificate
     wrong = row.certified.wrong if row.certified is not None else None
     false = f", {plural(wrong, 'false certificate')}" if wrong else ""
     return f"{row.phrase}{f' ({row.fitted} fitted)' if row.fitted else ''}{false}"
