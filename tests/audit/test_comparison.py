@@ -131,7 +131,9 @@ def of_captured(then: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], s
     """Names of what the attackers were told otherwise of a captured update, of which the newer run found less."""
     runs = [changed(result((hits, 8)), **{**CAPTURED, **one}) for hits, one in ((4, then), (0, now))]
     found = compare(*runs)
-    return [words.partition(" of case")[0].partition(" of linear")[0] for words in found.caveats], summary_line(found).partition(":")[0]
+    return [words.partition(" of case")[0].partition(" of linear")[0] for words in found.caveats], summary_line(
+        found
+    ).partition(":")[0]
 
 
 TOLD_OTHERWISE: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
