@@ -18,12 +18,12 @@ from seepage.report import formatting as words
 from seepage.report.first_screen import MOST_PAIRS, best_examples, system_under_test
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
-from seepage.report.pictures import LARGEST_SIDE, Guesses, Pictures, Place, data_uri, open_pictures, truth_folder
-from seepage.report.records import Records, open_records
+from seepage.report.pictures import LARGEST_SIDE, Examples, Guesses, Place, data_uri, open_examples, truth_folder
+from seepage.report.records import Records, records_of
 from seepage.report.run import RunFolder, open_run
 from seepage.report.table import HEADINGS, MatrixEntry, RowTexts, further_metrics, is_muted
 from seepage.report.templates import page_environment
-from seepage.report.texts import Texts, open_texts
+from seepage.report.texts import Texts, texts_of
 
 STRIP_LENGTH = 8
 """Examples shown per case."""
@@ -263,9 +263,8 @@ def _section(run: RunFolder, case: Case, shown: bool) -> Section:
     rows = run.rows_of(case)
     tried = [row for row in rows if _was_tried(row)]
     known = [str(item) for item in tried[0].known] if tried else []
-    pictures = open_pictures(run, case) if shown else Pictures(None, {})
-    strips, records = _strips(run, case, tried, pictures), open_records(run, case) if shown else None
-    kind = case.kind or _kind(rows, bool(strips), records is not None)
+    found = open_examples(run, case) if shown else Examples()
+    kind = case.kind or found.kind or "pictures"
     further = further_metrics(tried)
     return Section(
         case=case,
@@ -276,20 +275,11 @@ def _section(run: RunFolder, case: Case, shown: bool) -> Section:
         kind=kind,
         further=further,
         others=[row for row in rows if not _was_tried(row) or row.reason],
-        strips=strips,
-        texts=open_texts(run, case) if shown else None,
-        records=records,
-        remark=_remark(pictures, kind) if shown else f"This page was written without {kind}.",
+        strips=_strips(run, case, tried, found) if found.kind == "pictures" else [],
+        texts=texts_of(run, case, found),
+        records=records_of(run, case, found),
+        remark=_remark(found, kind) if shown else f"This page was written without {kind}.",
     )
-
-
-def _kind(rows: list[Row], strips: bool, records: bool) -> Kind:
-    """What a case's examples are, in a run that does not say it: by its scores and by what there is to look at."""
-    scored = [row for row in rows if row.scored]
-    if scored and all(row.of_text for row in scored):
-        return "texts"
-    flat = bool(scored) and not any("ssim" in row.scores or row.of_text for row in scored)
-    return "records" if not strips and (flat or records) else "pictures"
 
 
 def accuracy_words(case: Case) -> str:
@@ -301,7 +291,7 @@ def accuracy_words(case: Case) -> str:
     return f"{share} of {whole} explained" if case.measure == "value" else f"accuracy {share} on {whole}"
 
 
-def _strips(run: RunFolder, case: Case, rows: list[Row], pictures: Pictures) -> list[Strip]:
+def _strips(run: RunFolder, case: Case, rows: list[Row], pictures: Examples) -> list[Strip]:
     places = pictures.places[:STRIP_LENGTH]
     strips = []
     if pictures.truth:
@@ -321,15 +311,16 @@ def _pairs(run: RunFolder) -> list[tuple[str, str, StripPicture, StripPicture]]:
     Returns:
         The case, where several are judged, the attack, what the client holds, and what the attack made of the update.
     """
-    opened, pairs = dict[str, Pictures](), list[tuple[str, str, StripPicture, StripPicture]]()
+    opened, pairs = dict[str, Examples](), list[tuple[str, str, StripPicture, StripPicture]]()
     several = sum(not case.control for case in run.cases) > 1
     for case, attack, place in best_examples(run):
         if len(pairs) == MOST_PAIRS:
             break
         if case.name not in opened:
-            opened[case.name] = open_pictures(run, case)
+            opened[case.name] = open_examples(run, case)
         pictures, row = opened[case.name], _row(run, attack, case)
-        if pictures.truth and row is not None and attack in pictures.guesses and place in pictures.places:
+        held = pictures.kind == "pictures" and pictures.truth is not None and place in pictures.places
+        if held and row is not None and attack in pictures.guesses:
             number = pictures.places.index(place) + 1
             private = _shown(pictures.private(place), f"Closest: private example {number} of {case.heading}", ())
             guess = _guess(run, row, number, place, pictures.guesses[attack])
@@ -382,7 +373,7 @@ def _shown(picture: Tensor | None, alt: str, caption: tuple[str, ...]) -> StripP
     return StripPicture(alt, None if picture is None else data_uri(picture), caption)
 
 
-def _remark(pictures: Pictures, kind: Kind) -> str:
+def _remark(pictures: Examples, kind: Kind) -> str:
     total, size = len(pictures.places), pictures.size
     if size is None:
         other = {"pictures": "the data are no pictures, or ", "records": "the data are no rows of a table, or "}

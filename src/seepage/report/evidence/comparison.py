@@ -276,7 +276,7 @@ def told_otherwise(old: Result, new: Result, fewer: Container[str] = ()) -> Iter
 def _fact(case: Case, name: str, then: Case, now: Case, *, same: bool) -> str:
     """A fact as text; of different files without what both runs inferred, and no weight decay is nothing stated."""
     both = (then.inferred or {}).keys() & (now.inferred or {}).keys()
-    value = sorted(case.inferred or {}) if name == "inferred" else getattr(case, name)
+    value: Any = sorted(case.inferred or {}) if name == "inferred" else getattr(case, name)
     if name == "decayed":
         nothing = [not one.decayed or "weight decay" in (one.inferred or {}) for one in (then, now)]
         return "" if all(nothing) and not same else f"{value or 0:.6g} of each weight"
