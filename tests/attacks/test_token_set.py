@@ -229,7 +229,7 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
     assert words.startswith("TOKENS IDENTIFIED. 198 of 200 tokens identified, none wrong, by token_set on net.")
     (part, *_) = parts_of([refused, NAMED], [CASE])
     assert part.words == "198 of 200 tokens identified, none wrong, by token_set on net"
-    assert RowTexts.of(NAMED).outcome == "198 of 200 tokens identified, none wrong"
+    assert RowTexts(NAMED).outcome == "198 of 200 tokens identified, none wrong"
     assert [one.name for one in violations([refused, NAMED], parse_condition("token_recall>0.5"))] == ["token_set"]
     assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_identified>0"))] == ["token_set"]
     assert not NAMED.certified_examples
@@ -242,7 +242,7 @@ def test_without_a_truth_what_is_certified_is_said() -> None:
     level, words = verdict([bare], [CASE])
     assert level == "partial"
     assert "198 tokens identified, 190 of them certified" in words
-    assert RowTexts.of(bare).outcome == "198 tokens identified, 190 of them certified"
+    assert RowTexts(bare).outcome == "198 tokens identified, 190 of them certified"
 
 
 def test_text_has_attacks_of_its_own_where_none_are_named(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Rows of a table, as each attack reconstructed them beside those that the client holds, value by value."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -31,29 +31,13 @@ TableRecord = tuple[list[TableValue], list[int | None]]
 returned nothing."""
 
 
-@dataclass(frozen=True)
-class Records:
-    """The records of one case.
+def records_of(run: RunFolder, case: Case, found: Examples) -> dict[str, Any] | None:
+    """The records of a case, in batch order; None where its examples are no rows of numbers.
 
-    Attributes:
-        attacks: Those that returned records.
-        rows: In batch order.
-        total: Number of records, of which `rows` are the first.
-        columns: Number of columns.
-        held: Whether the truth is in the folder.
-        named: Whether the columns' names and units are known; else values stand as the model reads them.
-    """
-
-    attacks: list[str]
-    rows: list[TableRecord]
-    total: int
-    columns: int
-    held: bool
-    named: bool
-
-
-def records_of(run: RunFolder, case: Case, found: Examples) -> Records | None:
-    """The records of a case; None where its examples are no rows of numbers.
+    Returns:
+        `attacks` that returned records; `rows`; the `total` of which these are the first; the number of `columns`;
+        whether the truth is `held` in the folder; whether the columns' names and units are known (`named`), else values
+        stand as the model reads them.
 
     Raises:
         SeepageError: For damaged files.
@@ -64,9 +48,10 @@ def records_of(run: RunFolder, case: Case, found: Examples) -> Records | None:
     known = _columns(truth_folder(run, case), width)
     columns = known or [Column(str(place)) for place in range(1, width + 1)]
     rows = [_record(found, place, columns, known is None) for place in found.places[:SHOWN]]
-    return Records(
-        list(found.guesses), rows, len(found.places), len(columns), found.truth is not None, known is not None
-    )
+    return {
+        "attacks": list(found.guesses), "rows": rows, "total": len(found.places), "columns": len(columns),
+        "held": found.truth is not None, "named": known is not None,
+    }  # fmt: skip
 
 
 def _columns(folder: Path | None, width: int) -> list[Column] | None:

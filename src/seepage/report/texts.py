@@ -1,8 +1,8 @@
 """Read the texts of a run, and put what each attack read beside what the client holds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -23,23 +23,12 @@ Guess = tuple[str | None, bool]
 """What an attack read, None where it returned nothing, and whether all of it is right."""
 
 
-@dataclass(frozen=True)
-class Texts:
-    """The texts of one case.
+def texts_of(run: RunFolder, case: Case, found: Examples) -> dict[str, Any] | None:
+    """The texts of a case, in batch order; None where its examples are none.
 
-    Attributes:
-        attacks: Those that returned texts.
-        rows: In batch order each text, and what each attack read.
-        total: Number of texts, of which `rows` are the first.
-    """
-
-    attacks: list[str]
-    rows: list[tuple[str, list[Guess]]]
-    total: int
-
-
-def texts_of(run: RunFolder, case: Case, found: Examples) -> Texts | None:
-    """The texts of a case; None where its examples are none.
+    Returns:
+        `attacks` that returned texts; `rows`: each text, and what each attack read; the `total` of which these are the
+        first.
 
     Raises:
         SeepageError: For damaged files.
@@ -54,7 +43,7 @@ def texts_of(run: RunFolder, case: Case, found: Examples) -> Texts | None:
         read = [guess.at(place) for guess in found.guesses.values()]
         beside = [(None, False) if one is None else (_words(one, pieces), one.equal(text)) for one in read]
         rows.append((_words(text, pieces), beside))
-    return Texts(list(found.guesses), rows, len(found.places))
+    return {"attacks": list(found.guesses), "rows": rows, "total": len(found.places)}
 
 
 def _pieces(path: Path) -> Sequence[str]:
