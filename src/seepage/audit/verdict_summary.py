@@ -125,13 +125,9 @@ def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, 
             name="membership_inference", tried=False, words=f"not tried: {lacking or 'ask with --membership'}"
         )
     most = worst(judged)
-    assert most.members_identified is not None
-    assert most.others_identified is not None
-    hit, false = most.members_identified, most.others_identified
-    words = (
-        f"{hit.hits} of {hit.of} members {hit.range}, and {false.hits} of {false.of} others {false.range} at a false "
-        f"positive rate of {100 * (most.level or 0.0):g} %, by {most.test} on {headings[most.case]}"
-    )
+    hit = most.members_identified
+    assert hit is not None
+    words = f"{most.words}, by {most.test} on {headings[most.case]}"
     return _part("membership_inference", words, most.case, hit.share, *hit.interval)
 
 
