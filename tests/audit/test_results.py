@@ -18,7 +18,7 @@ from seepage.audit.gate import Condition, met, parse_condition
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.row import SCORE_NAMES, Case, Diagnostic, Outcome, Result, Row
 from seepage.audit.score import skipped_row, worst_status
-from seepage.audit.verdict import named_members, reasons, verdict
+from seepage.audit.verdict import reasons, verdict
 from seepage.audit.verdict_summary import reconstructed
 from seepage.base.schema import Summary, parse
 from seepage.errors import SeepageError
@@ -234,26 +234,6 @@ def test_a_count_of_nothing_beside_a_warning_that_it_cannot_be_trusted_is_inconc
     assert verdict([row(), untried], cases)[0] == "inconclusive", "it was left out for want of time"
 
 
-def quiet_cases(count: int) -> tuple[list[Row], dict[str, str]]:
-    """A case that leaks, and `count` that do not, whose titles share words."""
-    titles = {"a": "fc2(hidden=8, depth=2), batch 1, fresh"}
-    titles |= {f"q{i}": f"convnet(width=4, depth=2), batch {2**i}, fresh" for i in range(count)}
-    rows = [row(case=case, exact=float(case == "a"), recovered=float(case == "a")) for case in titles]
-    return rows, titles
-
-
-def test_few_quiet_cases_are_named_and_many_counted_with_what_they_share() -> None:
-    rows, titles = quiet_cases(3)
-    _, text = verdict(rows, cases_of(titles))
-    assert all(titles[f"q{i}"] in text for i in range(3))
-    rows, titles = quiet_cases(4)
-    _, text = verdict(rows, cases_of(titles))
-    assert "In 4 audited cases (all of them: convnet(width=4, depth=2)) these attacks" in text
-    assert "batch 8" not in text
-    titles["q0"] = "resnet, batch 4, fresh"
-    assert "In 4 audited cases these attacks" in verdict(rows, cases_of(titles))[1]
-
-
 def test_a_reason_is_given_once_however_many_attacks_and_cases_have_it() -> None:
     def without(attack: str, outcome: str, reason: str, case: str) -> Row:
         return Row(case=case, attack=attack, outcome=outcome, reason=reason)
@@ -286,22 +266,6 @@ def scores_of(values: list[float]) -> Scores:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("scores", "words"),
-    [
-        ({"psnr": {"mean": 9.0}, "ssim": {"mean": 0.1}}, "look at the pictures"),
-        ({"psnr": {"mean": 9.0}, "gain_db": {"mean": 1.0}}, "look at the records"),
-        ({"rouge_1": {"mean": 0.6}}, "look at the texts"),
-    ],
-)
-def test_traces_are_those_of_what_the_examples_are(scores: dict[str, Any], words: str) -> None:
-    shares = {name: {"mean": 0.0} for name in ("recovered", "exact")}
-    partial = Row(case="a", attack="x", outcome="partial", examples=4, scores={**shares, **scores})
-    level, text = verdict([partial], cases_of({"a": "case A"}))
-    assert level == "partial"
-    assert words in text
-
-
 def test_what_cannot_be_scored_is_called_what_it_is() -> None:
     cases = [case.model_copy(update={"kind": "records"}) for case in cases_of({"a": "case A"})]
     features = Row(case="a", attack="x", outcome="features_only", space="feature", returned=2)
@@ -309,11 +273,6 @@ def test_what_cannot_be_scored_is_called_what_it_is() -> None:
     assert "images" not in verdict([features], cases)[1]
     assert "goes on from there to images" in verdict([features], cases_of({"a": "case A"}))[1]
     assert "Look at the records." in verdict([guesses], cases)[1]
-
-
-def test_cases_without_a_membership_test_are_counted_beyond_three() -> None:
-    cases = [Case(name=str(i), title=f"case {i}", membership_skipped="too few") for i in range(5)]
-    assert "not tested on case 0; case 1; case 2 and 2 more: see" in named_members([], cases)
 
 
 CONDITIONS: list[tuple[str, tuple[str, str, float] | None]] = [

@@ -97,12 +97,6 @@ def test_epsilon_stands_beside_the_verdict(tmp_path: Path, build_run: Build, rep
     assert "no epsilon" not in report(run).words, "that there is none is a warning, and this run has none"
 
 
-def test_what_was_inferred_is_said(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
-    run = build_run(tmp_path)
-    change(run, lambda result: result["cases"][0].update(inferred={"batch size": "3, from the rank"}))
-    assert "Inferred, not stated batch size: 3, from the rank" in report(run).words
-
-
 def test_certified_guesses_are_counted_without_a_truth(
     tmp_path: Path, build_run: Build, report: Read, change: Change
 ) -> None:

@@ -103,7 +103,7 @@ def open_examples(run: RunFolder, case: Case) -> Examples:
     """
     folder = truth_folder(run, case)
     held = {} if folder is None else {t: batch.inputs for t, batch in enumerate(open_truth(folder))}
-    kind = next((found for found in map(_kind_of, held.values()) if found), None)
+    kind = next((one for one in map(_kind_of, held.values()) if one), None)
     truth = {t: inputs for t, inputs in held.items() if _kind_of(inputs) == kind} or None
     guesses = {}
     for row in run.rows_of(case):
@@ -111,7 +111,7 @@ def open_examples(run: RunFolder, case: Case) -> Examples:
         there = path is not None and path.exists() and row.space not in ("feature", "token")
         if row.status not in ("inapplicable", *PASSED_OVER) and path is not None and there:
             tensors = read_tensors(path)
-            kind = kind or next((found for x in tensors.values() if (found := _kind_of(x))), None)
+            kind = kind or next((one for one in map(_kind_of, tensors.values()) if one), None)
             found = _guesses(tensors, path, kind)
             _check_pairs(found, truth, path)
             if found.inputs:

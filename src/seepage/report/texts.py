@@ -41,7 +41,7 @@ def texts_of(run: RunFolder, case: Case, found: Examples) -> dict[str, Any] | No
         text = found.private(place)
         assert text is not None
         read = [guess.at(place) for guess in found.guesses.values()]
-        beside = [(None, False) if one is None else (_words(one, pieces), one.equal(text)) for one in read]
+        beside: list[Guess] = [(None, False) if one is None else (_words(one, pieces), one.equal(text)) for one in read]
         rows.append((_words(text, pieces), beside))
     return {"attacks": list(found.guesses), "rows": rows, "total": len(found.places)}
 
