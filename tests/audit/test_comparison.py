@@ -12,7 +12,7 @@ from tests.helpers.rows import result_of
 from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row, Thresholds
 from seepage.base.schema import Share, Summary
 from seepage.errors import SeepageError
-from seepage.report.evidence.comparison import Count, compare, difference, summary_line
+from seepage.report.evidence.comparison import Count, compare, difference
 
 
 def result(*shares: tuple[int, int], level: str = "exact", exact_db: float = 40.0) -> Result:
@@ -75,12 +75,12 @@ def test_an_attack_that_the_older_run_did_not_try_is_not_compared() -> None:
     assert not found.worse
     (change,) = found.leaks_alone
     assert "dlg on case 0: recovered 8 of 8" in change.words
-    assert summary_line(found).startswith("CANNOT TELL: 1 count")
+    assert found.end[1].startswith("CANNOT TELL: 1 count")
     nothing = compare(result((4, 8)), with_attack(result((4, 8)), 0))
     assert not nothing.leaks_alone
     assert {change.rule for change in nothing.of("not compared")} == {"dlg"}
-    assert summary_line(nothing).startswith("NOT WORSE: none of 2 compared")
-    assert "2 counts of the newer run, each 0" in summary_line(nothing)
+    assert nothing.end[1].startswith("NOT WORSE: none of 2 compared")
+    assert "2 counts of the newer run, each 0" in nothing.end[1]
 
 
 def test_an_attack_that_the_newer_run_did_not_try_is_named() -> None:
@@ -131,9 +131,8 @@ def of_captured(then: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], s
     """Names of what the attackers were told otherwise of a captured update, of which the newer run found less."""
     runs = [changed(result((hits, 8)), **{**CAPTURED, **one}) for hits, one in ((4, then), (0, now))]
     found = compare(*runs)
-    return [words.partition(" of case")[0].partition(" of linear")[0] for words in found.caveats], summary_line(
-        found
-    ).partition(":")[0]
+    names = [words.partition(" of case")[0].partition(" of linear")[0] for words in found.caveats]
+    return names, found.end[1].partition(":")[0]
 
 
 TOLD_OTHERWISE: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [

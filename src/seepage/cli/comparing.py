@@ -11,7 +11,7 @@ from seepage.errors import SeepageError, printable, say
 
 if TYPE_CHECKING:
     from seepage.audit.row import Result
-    from seepage.report.evidence.comparison import Change, Comparison
+    from seepage.report.evidence.comparison import Comparison
 
 TOLD = 3
 """Changes of a kind that a gate prints; the run has the others."""
@@ -34,7 +34,7 @@ def compare(
         print(json.dumps(found.record()))
     else:
         _print(found)
-    _end(found)
+    _end(found, shown=not as_json)
 
 
 def hold_against(result: "Result", baseline: Path | None) -> None:
@@ -58,37 +58,19 @@ def hold_against(result: "Result", baseline: Path | None) -> None:
     _end(found)
 
 
-def _end(found: "Comparison") -> None:
-    if found.worse:
-        raise typer.Exit(1)
-    if found.lost:
-        raise SeepageError(
-            f"nothing got worse, but there is no result any more ({_first(found.lost)}); "
-            "run the same attacks on the same cases"
-        )
-    if found.leaks_alone:
-        raise SeepageError(
-            "nothing that can be compared got worse, but there is a leak that the older run did not look for "
-            f"({_first(found.leaks_alone)}); run the older side again with what is new, or, once somebody has looked "
-            "at it, take the newer run as the baseline"
-        )
-    if found.caveats:
-        raise SeepageError(
-            f"nothing got worse, but the attackers knew or were set otherwise ({found.caveats[0]}), which may be why; "
-            "give both the same, or, if that is intended, take the newer run as the baseline"
-        )
-
-
-def _first(changes: "list[Change]") -> str:
-    """The first of some changes in words, and how many more there are."""
-    from seepage.base.words import plural
-
-    more = f"; and {plural(len(changes) - 1, 'more count')}" if len(changes) > 1 else ""
-    return f"{changes[0].words}{more}"
+def _end(found: "Comparison", *, shown: bool = False) -> None:
+    """End with the exit code of a comparison; `shown`: say what came of it in any case."""
+    code, words = found.end
+    if code == 2:
+        raise SeepageError(words)
+    if shown:
+        print(printable(words))
+    if code:
+        raise typer.Exit(code)
 
 
 def _print(found: "Comparison") -> None:
-    from seepage.report.evidence.comparison import by_kind, summary_line
+    from seepage.report.evidence.comparison import by_kind
 
     if found.caveats:
         print("known or set otherwise:")
@@ -101,4 +83,3 @@ def _print(found: "Comparison") -> None:
         print(f"{kind}, if that is not the reason:" if doubtful else f"{kind}:")
         for change in changes:
             print(printable(f"  {change.words}"))
-    print(summary_line(found))

@@ -135,12 +135,45 @@ class Comparison:
         """What leaks in the newer run where the older one did not look."""
         return [change for change in self.of("not compared") if change.new is not None and change.new.hits]
 
+    @property
+    def end(self) -> tuple[int, str]:
+        """The exit code (1: worse, 2: nobody can tell) and what came of it, in a sentence or two."""
+        new = len(self.of("not compared"))
+        compared = len(self.changes) - len(self.lost) - new - len(self.of("not needed"))
+        unknown = [
+            f"{plural(len(changes), 'count')} {words} ({changes[0].words})"
+            for changes, words in (
+                (self.lost, "of the older run without a result in the newer one"),
+                (self.leaks_alone, "of the newer run above 0 where the older one did not look"),
+            )
+            if changes
+        ]
+        if self.worse:
+            lacking = f" Not compared: {', '.join(unknown)}." if unknown else ""
+            return 1, f"WORSE in {len(self.worse)} of {compared} counts.{lacking}"
+        if unknown:
+            return 2, (
+                f"CANNOT TELL: {', '.join(unknown)}; run the same attacks on the same cases on both sides, or, once "
+                "somebody has looked at it, take the newer run as the baseline"
+            )
+        if self.caveats:
+            return 2, (
+                f"CANNOT TELL: none of {compared} compared counts rose, but the attackers knew or were set otherwise "
+                f"({self.caveats[0]}), which may be why; give both the same, or, if that is intended, take the newer "
+                "run as the baseline"
+            )
+        beside = f" {plural(new, 'count')} of the newer run, each 0, had nothing to be compared with." if new else ""
+        return 0, (
+            f"NOT WORSE: none of {compared} compared counts rose beyond chance ({100 * self.level:g} % for all of them "
+            f"together).{beside} That is no proof of safety."
+        )
+
     def record(self) -> dict[str, Any]:
         """As JSON."""
         return {
             "schema": 1,
             "level": self.level,
-            "summary": summary_line(self),
+            "summary": self.end[1],
             "worse": len(self.worse),
             "lost": len(self.lost),
             "leaks_alone": len(self.leaks_alone),
@@ -427,30 +460,6 @@ def _dropped(old: Result, new: Result) -> list[str]:
     silent = [row for row in old.rows if not row.gave_result and (row.case, row.attack) not in tried]
     names = ", ".join(f"{row.attack} on {old.titles.get(row.case, row.case)}" for row in silent)
     return [f"without a result in the older run, and not tried in the newer one: {names}"] if silent else []
-
-
-def summary_line(comparison: Comparison) -> str:
-    """What came of it, in a sentence or two."""
-    worse, lost, alone = len(comparison.worse), len(comparison.lost), len(comparison.leaks_alone)
-    new = len(comparison.of("not compared"))
-    compared = len(comparison.changes) - lost - new - len(comparison.of("not needed"))
-    unknown = [f"{plural(lost, 'count')} of the older run without a result in the newer one"] * bool(lost)
-    unknown += [f"{plural(alone, 'count')} of the newer run above 0 where the older one did not look"] * bool(alone)
-    lacking = ", ".join(unknown)
-    if worse:
-        return f"WORSE in {worse} of {compared} counts.{f' Not compared: {lacking}.' if lacking else ''}"
-    if lacking:
-        return f"CANNOT TELL: {lacking}."
-    if comparison.caveats:
-        return (
-            f"CANNOT TELL: none of {compared} compared counts rose, but the attackers knew or were set otherwise, "
-            "which may be the reason."
-        )
-    beside = f" {plural(new, 'count')} of the newer run, each 0, had nothing to be compared with." if new else ""
-    return (
-        f"NOT WORSE: none of {compared} compared counts rose beyond chance ({100 * comparison.level:g} % for all of "
-        f"them together).{beside} That is no proof of safety."
-    )
 
 
 def by_kind(changes: Iterable[Change]) -> Mapping[Kind, list[Change]]:
