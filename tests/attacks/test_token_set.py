@@ -229,6 +229,11 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
     assert words.startswith("TOKENS IDENTIFIED. 198 of 200 tokens identified, none wrong, by token_set on net.")
     (part, *_) = parts_of([refused, NAMED], [CASE])
     assert part.words == "198 of 200 tokens identified, none wrong, by token_set on net"
+    nothing = Row(case="b", attack="dlg", outcome="nothing_recovered", scores={"rouge_1": {"mean": 0.1}}, examples=4)
+    level, words = verdict([NAMED, nothing], [CASE, Case(name="b", title="other", kind="texts", defense="noise")])
+    assert (level, "no proof of safety" in words, "INCONCLUSIVE: In 1 audited case (other)" in words) == (
+        "partial", True, True,
+    )  # fmt: skip
     assert RowTexts(NAMED).outcome == "198 of 200 tokens identified, none wrong"
     assert [one.name for one in violations([refused, NAMED], parse_condition("token_recall>0.5"))] == ["token_set"]
     assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_identified>0"))] == ["token_set"]

@@ -184,11 +184,13 @@ def _limits(level: str, rows: Sequence[Row], cases: Mapping[str, Case], doubt: s
         most = worst(leaking)
         said.append(f"The attacker used {_knowledge(most)}.")
         said += [f"Its score fitted {most.fitted} with the truth, which an attacker could not."] * bool(most.fitted)
-        quiet = dict.fromkeys(row.case for row in rows if row.scored and row.case not in _leaking(rows, cases))
+    found = _leaking(rows, cases) | {row.case for row in rows if row.identified_tokens}
+    quiet = dict.fromkeys(row.case for row in rows if row.scored and row.case not in found)
+    if quiet and found:
         where = _named([cases[name] for name in quiet], cases)
         none = "these attacks, with the steps they were given, recovered no example. That is no proof of safety."
-        said += [f"In {where} {none}"] * bool(quiet)
-    if level in ("exact", "recognizable", "certified") and doubt:
+        said.append(f"In {where} {none}")
+    if doubt and level != "inconclusive":
         said.append(f"INCONCLUSIVE: {doubt}")
     back = [row for row in rows if row.returned and row.space == "input"] if level == "unscored" else []
     near = min((row for row in back if row.misfit is not None), key=lambda row: row.misfit or 0.0, default=None)
