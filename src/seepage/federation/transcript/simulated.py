@@ -80,7 +80,7 @@ class Victim:
         """A client as attackers read it."""
         own, read = knowledge.client, cls.knowing(knowledge, defense)
         victim = cls(read, params, batches.__getitem__, len(batches), buffers, defense, seed, own)
-        if not isinstance(own, FedAvg) or own.linear_in_gradient or own.precision != "float32" or defense is not None:
+        if not isinstance(own, FedAvg) or own.linear_in_gradient or defense is not None:
             return victim
         steps = {own.first_step(len(batch)) for batch in batches}
         one = steps.pop() if len(steps) == 1 else None
