@@ -47,7 +47,7 @@ REFUSED = {
     "bias": (Needs(input_layer=True, bias="to divide by"), seen("no bias"), "has no bias to divide by; use a matching"),
     "linear": (
         Needs(linear_in_gradient="no row is one"),
-        seen(client=FedAvg(optimizer="adam")),
+        seen(client=FedAvg(optimizer="adam", steps=2)),
         "so no row is one; use",
     ),
     "gradient": (Needs(gradient="mixes steps"), seen(client=STEPS), "a difference of weights mixes steps; observe one"),

@@ -100,7 +100,7 @@ def rows_of(tables: dict[str, Any], folder: Path, device: str) -> list[dict[str,
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("recipe", AUDITS.values(), ids=AUDITS)
 def test_an_audit_on_another_device_says_the_same(recipe: str, tmp_path: Path) -> None:
     tables = tomllib.loads(recipe)

@@ -321,7 +321,7 @@ def wide_head(size: int) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures this process's memory in /proc")
 def test_nothing_here_takes_more_than_400_mib(tmp_path: Path, observed: Path) -> None:
     size = 6 * 2**30

@@ -40,7 +40,7 @@ def holding(what: str, temporary: Path | None = None) -> "subprocess.Popen[str]"
     )
 
 
-@pytest.mark.slow  # two processes that import PyTorch
+@pytest.mark.full  # two processes that import PyTorch
 def test_one_process_at_a_time_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     other = holding(f"locked(Path({str(folder)!r}))")
@@ -79,7 +79,7 @@ def test_a_lock_that_is_a_link_leads_nowhere(tmp_path: Path) -> None:
     assert (tmp_path / "theirs").read_text() == "untouched"
 
 
-@pytest.mark.slow  # a process that imports PyTorch
+@pytest.mark.full  # a process that imports PyTorch
 def test_the_truth_in_a_temporary_folder_of_a_killed_process_is_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

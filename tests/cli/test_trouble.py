@@ -50,7 +50,7 @@ def test_a_disk_that_fills_up_while_recording_leaves_nothing(
     assert "free some space" in message
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("room", [7, 10, 14, 17, 19, 22])
 def test_a_disk_that_fills_up_later_leaves_whole_files_and_the_run_goes_on(
     room: int, cli: Cli, audited: Path, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +167,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("how", FAULTS)
 def test_an_attack_that_fails_is_a_row_and_the_others_go_on(how: str, own: str, cli: Cli) -> None:
     status, reason = FAULTS[how]
@@ -218,7 +218,7 @@ def test_a_defended_case_runs_beside_the_undefended_one(cli: Cli) -> None:
     assert found.json["summary"][0]["words"].startswith("0 of 2 examples")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_case_beside_a_defended_one_is_in_no_comparison_and_no_evidence(cli: Cli) -> None:
     found = cli("audit", "tiny.toml", *NOISE, "--out", "both", "--fail-if", "recovered>0", "--json")
     again = cli("audit", "both/recipe.toml", "--out", "again", "--json").json
@@ -252,7 +252,7 @@ def test_ctrl_c_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 LONG = ("tiny.toml", "--all", "--set", "attack.steps=400", "--json", "--out")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_stopped_by_ctrl_c_goes_on_from_its_checkpoint(jobs: int, cli: Cli, home: Path) -> None:
     child = start(home, "audit", *LONG, "run", "--jobs", str(jobs))
@@ -337,7 +337,7 @@ def test_sigterm_that_came_as_ctrl_c_is_143_all_the_same(cli: Cli, monkeypatch: 
     assert found.err.partition(";")[0] == "terminated"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["the process alone", "its whole group"])
 def test_a_run_stopped_by_sigterm_ends_its_workers_and_goes_on_later(
     kill: Callable[[int, int], None], cli: Cli, home: Path
@@ -357,7 +357,7 @@ def test_a_run_stopped_by_sigterm_ends_its_workers_and_goes_on_later(
         assert steps(home / "run", t).count(4) == 1, "it went on, and did not begin anew"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_worker_outlives_a_killed_run(home: Path) -> None:
     child = start(home, "audit", *LONG, "run", "--jobs", "2", "--set", "attack.steps=20000")
     until(lambda: any(home.glob("run/attacks/*/*/*-checkpoint.json")) and group(child.pid) != [], child)
@@ -443,7 +443,7 @@ def test_a_pipe_that_nobody_reads_is_not_the_gate_s_code(arguments: list[str]) -
     assert done.stderr == ""
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_closed_stdout_leaves_the_exit_code_alone() -> None:
     words = " ".join(f"'{word}'" for word in SEEPAGE[:2]) + f' "{SEEPAGE[2]}"'
     for arguments, code in (("list", 0), ("report nosuch", 2)):

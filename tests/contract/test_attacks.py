@@ -131,7 +131,7 @@ def test_it_keeps(use: str, number: int, names: list[str], subtests: pytest.Subt
             ATTACK_CHECKS[name](case_of(use, number))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("use", NAMES)
 def test_it_works_on_another_device(use: str) -> None:
     """The first case of each attack alone, for a few steps: where tensors lie does not depend on what is planted."""

@@ -6,6 +6,7 @@ A comment before a block says what is special about it: `file: NAME` (it is that
 import contextlib
 import importlib.util
 import io
+import os
 import re
 import shlex
 import sys
@@ -26,6 +27,8 @@ DOCS = ROOT / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted(DOCS.glob("howto/*.md")), *sorted(DOCS.glob("concepts/*.md")), DOCS / "prove.md"]
 WITH_THE_CODE = {"tutorial.md", "howto/add-an-attack.md", "howto/add-a-defense.md"}
 """Pages that run with the tests of the code; the others run with those of the docs."""
+CHANGED = os.environ.get("SEEPAGE_CHANGED")
+"""Paths of the repository that changed, where it is told (`.ci/run` does): the commands of other pages are not run."""
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n\n?)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {"bash", "python"}
 SHOWN = {"text", "toml", "yaml", ""}
@@ -48,7 +51,12 @@ def blocks(page: Path) -> list[Block]:
 
 def case(page: Path) -> Any:
     name = page.relative_to(DOCS).as_posix()
-    return pytest.param(page, id=name, marks=() if name in WITH_THE_CODE else pytest.mark.docs)
+    if name in WITH_THE_CODE:
+        return pytest.param(page, id=name)
+    unchanged = CHANGED is not None and f"docs/{name}" not in CHANGED.split()
+    return pytest.param(
+        page, id=name, marks=(pytest.mark.docs, pytest.mark.skipif(unchanged, reason="the page has not changed"))
+    )
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def test_networks_used_most_end_in_a_score_or_a_sentence(name: str) -> None:
     run(name, "one example, eval mode", [STUDY.LOOK, "cocktail_party", "inverting_gradients"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "uses", "setting"),
     [(*hand, setting) for hand, setting in zip(dealt().items(), cycle(STUDY.SETTINGS), strict=False)],

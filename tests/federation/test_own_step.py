@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, Inapplicable, SeepageError, attack, build, record
 from seepage.base.nn import derived_seed, frozen_randomness, norm, state_of
-from seepage.federation.clients import Aggregate, FedAvg, OwnStep
+from seepage.federation.clients import Aggregate, FedAvg, FedSGD, OwnStep
 from seepage.federation.clients.step import Client
 from seepage.federation.defenses import GaussianNoise
 from seepage.federation.transcript.recorded import open_transcript, save_transcript
@@ -134,8 +134,11 @@ def test_attackers_are_told_a_rule_that_was_stated_or_read_off_the_update() -> N
     several = record(model, batch, client=OwnStep.of(of_loader, batch_size=3, momentum=0.9)).knowledge.client
     assert isinstance(several, FedAvg)
     assert several.lr == pytest.approx(0.1, rel=0.1)
-    signs = record(model, batch, client=OwnStep.of(adam)).knowledge.client
-    assert signs.sign_only
+    inverted = record(model, batch, client=OwnStep.of(adam))
+    step = inverted[0].update.step
+    assert step is not None
+    assert (inverted.knowledge.client, step.rate, step.eps) == (FedSGD(), pytest.approx(1e-3, rel=1e-5), 1e-8)
+    assert record(model, batch, client=OwnStep.of(adam, steps=2)).knowledge.client.sign_only
     shrunk = record(model, batch, client=OwnStep.of(decayed))[0].update.decayed
     assert max(shrunk.values()) == pytest.approx(5e-3, rel=0.05)
 

@@ -136,7 +136,7 @@ def measured(use: str) -> float:
     return float(score(found, batch).psnr)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("use", list(ATTACKS))
 def test_the_number_is_still_the_same(use: str) -> None:
     assert measured(use) == pytest.approx(golden(use)["psnr"], abs=golden(use).get("tolerance", 1.0))

@@ -1,8 +1,8 @@
 """The default tier stays fast: a test that takes more than its share of the tier is refused by name.
 
-`--keep-dearest=FILE` writes what each test of a run took, as `.ci/run` does, which then runs this file on it. Seconds
-are of the processor, of the test and of the processes that it started and waited for; since machines differ by a factor
-of three, and a neighbor's load adds to them, what is limited is the share of the whole tier in the same run.
+`--keep-dearest=FILE` writes what each test of the tier took, as `.ci/run` does, which then runs this file on it.
+Seconds are of the processor, of the test and of the processes that it started and waited for; since machines differ by
+a factor of three, and a neighbor's load adds to them, what is limited is the share of the whole tier in the same run.
 """
 
 import json
@@ -15,6 +15,9 @@ import pytest
 
 MOST = 0.015
 """Share of the tier's core seconds that one test may take."""
+
+OTHER_TIERS = ("slow", "docs", "full")
+"""What these marks name is not in the default tier, also where one run holds all."""
 
 TOOK: dict[str, float] = {}
 BEGAN = pytest.StashKey[float]()
@@ -40,12 +43,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        item.user_properties.append(("core seconds", core_seconds() - item.stash[BEGAN]))
+        if not any(item.get_closest_marker(name) for name in OTHER_TIERS):
+            item.user_properties.append(("core seconds", core_seconds() - item.stash[BEGAN]))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "teardown":
-        TOOK[report.nodeid] = dict(report.user_properties).get("core seconds", 0.0)
+    if report.when == "teardown" and (took := dict(report.user_properties).get("core seconds")) is not None:
+        TOOK[report.nodeid] = took
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -33,7 +33,7 @@ from seepage.papers import book
 from seepage.papers.items import list_items
 from seepage.report.evidence import FORMATS
 
-pytestmark = pytest.mark.slow  # each waits for the finished runs that it spoils
+pytestmark = pytest.mark.full  # each waits for the finished runs that it spoils
 FILES = ("result.json", "result.json", "flags.json", "env.json", "exposure.json")
 
 

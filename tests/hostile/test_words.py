@@ -134,7 +134,7 @@ def typed_words(draw: Draw) -> tuple[dict[str, bytes], str, str]:
     return {}, choose(draw, *COMMANDS), word.replace("-", "_") if word.startswith("-") else word
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_words(sandbox: Sandbox) -> None:
     """--fail-if, --shape, --shapes, --data, --weights, paths"""
     sandbox.keep({"x.toml": "[batch]\nsize = 1\n[[attack]]\nuse = 'linear'\n"})

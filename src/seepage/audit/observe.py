@@ -16,18 +16,19 @@ from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UNKNO
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
+from seepage.attacks.exposure.reading import OneStep
 from seepage.attacks.exposure.rules import Adaptive, Explained, adaptive_step, vanishing_sums
 from seepage.attacks.exposure.running_statistics import BatchStatistics, batch_statistics, statistics_words
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.recipe.parts import problems_of
 from seepage.base.nn import as_inputs, in_mode, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import Spec, models
-from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.base.storage import make_private
 from seepage.errors import SeepageError, short
-from seepage.federation.clients import FedAvg, FedSGD, OwnStep, make_client
+from seepage.federation.clients import FedAvg, FedSGD, OwnStep, gradient_rule, make_client
 from seepage.federation.clients.fedavg import MOST_STEPS
-from seepage.federation.measured import Step, format_told, read_update
+from seepage.federation.clients.one_step import KEPT
+from seepage.federation.measured import Step
 from seepage.federation.models.naming import in_own_names
 from seepage.federation.models.trial import sigmoid_words
 from seepage.federation.models.weights import load_weights, read_state
@@ -178,8 +179,8 @@ def observe_files(
     elif bent.step is None:
         rule, lr, found = _rule_of_signs(client, steps, bent.adaptive, files.lr)
     else:
-        update, found = bent.read(update, before, model, (input_shape, outputs))
-        rule, lr = _as_one_gradient(client), None
+        update, found = bent.read(update, before)
+        rule, lr = gradient_rule(make_client(client)), None
     said |= found
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
         certain = not rule.batch_coupled(model)
@@ -392,7 +393,7 @@ def _rule(
         )
     if found.steps == 1:
         return rule, found.lr, dict(found.said)
-    same = {name: client.options[name] for name in STATED if name in client.options}
+    same = {name: client.options[name] for name in KEPT if name in client.options}
     return FedAvg(lr=found.lr, steps=found.steps, **same), None, dict(found.said)
 
 
@@ -403,14 +404,12 @@ class _Bent:
     Attributes:
         step: The one step that is inverted; None: several, or one that cannot be.
         shares: The share of each weight that a decay beside it took off, by name.
-        adaptive: What the files show; None where they show no such thing.
-        stated: The step was stated, and not inferred.
+        adaptive: What the files show; None where the step was stated.
     """
 
     step: Step | None
     shares: Mapping[str, float]
     adaptive: Adaptive | None
-    stated: bool = False
 
     @classmethod
     def of(
@@ -431,7 +430,7 @@ class _Bent:
             one = rule.first_step(batch_size)
             if one is None:
                 return None  # several steps, or signs: as stated
-            return cls(one[0], dict.fromkeys(before, one[1]), None, stated=True)
+            return cls(one[0], dict.fromkeys(before, one[1]), None)
         sums = vanishing_sums(model, outputs, rule, target or "class")
         seen = adaptive_step(update.tensors, before, sums=sums)
         if seen is None:
@@ -447,38 +446,12 @@ class _Bent:
             shares = dict.fromkeys(before, files.weight_decay * (files.lr or best.step.rate))
         return cls(best.step, shares, seen)
 
-    def read(
-        self, update: Update, before: Tensors, model: nn.Module, sizes: tuple[tuple[int, ...], int]
-    ) -> tuple[Update, dict[str, str]]:
+    def read(self, update: Update, before: Tensors) -> tuple[Update, dict[str, str]]:
         """The gradient behind the step, and what is said of it."""
         assert self.step is not None  # or signs alone are read
-        most = max(update.tensors, key=lambda name: update.tensors[name].numel())
-        told = format_told(-update.tensors[most], before[most], Step.sgd(), 0.0)
-        found = read_update(before, update.tensors, self.step, told, shares=self.shares)
-        own = {name: value.to(before[name]) for name, value in found.value.items()}
-        shares = {name: share for name, share in self.shares.items() if share and name in own}
-        inverted = Update(own, decayed=shares, step=self.step)
-        words = [f"one step of {self.step.name}, as stated" if self.stated else self._seen]
-        if self.step.scaled and self.step.eps:
-            words.append(f"its epsilon is taken for {self.step.eps:g}, which scales the whole gradient")
-        words.append(f"{found.known():.0%} of the entries that moved are known beyond a least size")
-        beyond = self._beyond(update, before)
-        words += [f"but entries moved by {beyond:.3g} times the most that such a step moves any"] * (beyond > 1)
-        middle = found.accuracy()
-        words += [f"the median one to {middle:.1g} of itself"] if middle is not None and middle < 1 else []
-        return inverted, {"optimizer": "; ".join(words)}
-
-    def _beyond(self, update: Update, before: Tensors) -> float:
-        """The largest entry over the ceiling of the step, above 1 where it is beyond it by more than rounding."""
-        assert self.step is not None  # or signs alone are read
-        top = max(float((t + self.shares.get(n, 0.0) * before[n]).abs().max()) for n, t in update.tensors.items())
-        times = top * self.step.gain / self.step.rate
-        return times if times > 1 + FLOAT32_NETWORK else 1.0
-
-    @property
-    def _seen(self) -> str:
-        assert self.adaptive is not None  # or it was stated
-        return self.adaptive.finding.message
+        told = f"one step of {self.step.name}, as stated" if self.adaptive is None else self.adaptive.finding.message
+        gradient, words = OneStep(self.step, told, self.shares).read(before, update)
+        return gradient, {"optimizer": words}
 
 
 def _fits_rate(best: Explained, seen: Adaptive, lr: float | None) -> bool:
@@ -488,12 +461,6 @@ def _fits_rate(best: Explained, seen: Adaptive, lr: float | None) -> bool:
     # Adam's ceiling is its rate, NAdam's up to a tenth more, and RMSprop's 1 / sqrt(1 - alpha) of it.
     times = seen.size / lr
     return abs(times - 1) < 0.12 or abs(times - 10) < 0.01
-
-
-def _as_one_gradient(client: Spec) -> ClientUpdate:
-    """The rule of a client that sent the gradient itself, on the same loss."""
-    own = {name: client.options[name] for name in STATED if name in client.options}
-    return make_client(Spec("fedsgd", own))
 
 
 def _rule_of_signs(
@@ -508,7 +475,7 @@ def _rule_of_signs(
     """
     assert adaptive is not None  # or nothing was seen
     rule, seen = make_client(client), adaptive.finding
-    same = {name: client.options[name] for name in (*STATED, "batch_size") if name in client.options}
+    same = {name: client.options[name] for name in (*KEPT, "batch_size") if name in client.options}
     said = {"optimizer": seen.message}
     if steps is None and isinstance(rule, FedSGD):
         said["local steps"] = _steps_of_signs(seen, lr)
@@ -526,8 +493,6 @@ def _steps_of_signs(adaptive: Finding, lr: float | None) -> str:
     return f"assumed to be 1; of Adam or AdamW at {lr:.3g} they were {many} or more: --steps"
 
 
-STATED = ("mode", "loss", "target", "label_smoothing", "class_weights")
-"""Options of plain SGD that hold for several steps of it too."""
 SIZE_UNKNOWN = "batch size unknown"
 
 

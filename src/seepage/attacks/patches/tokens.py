@@ -61,10 +61,12 @@ class PatchTokens:
         by_layer, by_parameter = _probed(attacked)
         for name, (call, slopes) in by_layer.items():
             layer = attacked.model.get_submodule(name)
+            position = _position(_rows_of(slopes, layer), by_parameter, f"{name}.")
+            if position is None and isinstance(layer, nn.Conv2d) and layer.stride < layer.kernel_size:
+                continue  # an ordinary convolution: its patches overlap
             entries = _entries(call, layer, torch.Size(attacked.knowledge.input_shape).numel())
             if entries is None:
                 continue
-            position = _position(_rows_of(slopes, layer), by_parameter, f"{name}.")
             if position is None and _overlap(entries[0]):
                 continue  # an ordinary convolution
             if position is None:

@@ -9,6 +9,7 @@ from seepage.federation.clients.base import TrainingRule, WrappedRule
 from seepage.federation.clients.fedavg import FedAvg
 from seepage.federation.clients.fedprox import FedProx
 from seepage.federation.clients.fedsgd import FedSGD
+from seepage.federation.clients.one_step import gradient_behind, gradient_rule
 from seepage.federation.clients.own_step import OwnStep, own_step
 from seepage.federation.types import ClientUpdate
 
@@ -25,6 +26,8 @@ __all__ = [
     "TrainingRule",
     "WrappedRule",
     "client_options",
+    "gradient_behind",
+    "gradient_rule",
     "make_client",
     "mean_update",
 ]

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from seepage.base.nn import norm, sorted_labels
-from seepage.federation.clients import mean_update
+from seepage.federation.clients import FedAvg, gradient_behind, gradient_rule, mean_update
 from seepage.federation.clients.step import Client
+from seepage.federation.measured import Step
 from seepage.federation.types import (
     Batch,
     ClientUpdate,
@@ -54,6 +55,9 @@ class Victim:
         rule: What the client does, where that is not what attackers read it as: its own code, or weight decay, which
             the server undoes. None: the attacker's rule.
         inferred: Name of each fact that the attacker's rule has from the update itself, to its source.
+        step: The one local step whose optimizer divides each entry by a size of its own, which the server inverts: what
+            attacks see is the gradient behind it, with its errors. None: they see what was sent.
+        shares: The share of each weight that a decay beside this step took off, by name.
     """
 
     knowledge: Knowledge
@@ -65,6 +69,8 @@ class Victim:
     seed: int = 0
     rule: ClientUpdate | None = None
     inferred: Mapping[str, str] = field(default_factory=dict)
+    step: Step | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -72,8 +78,13 @@ class Victim:
         seed: int,
     ) -> "Victim":  # fmt: skip
         """A client as attackers read it."""
-        read = cls.knowing(knowledge, defense)
-        return cls(read, params, batches.__getitem__, len(batches), buffers, defense, seed, knowledge.client)
+        own, read = knowledge.client, cls.knowing(knowledge, defense)
+        victim = cls(read, params, batches.__getitem__, len(batches), buffers, defense, seed, own)
+        if not isinstance(own, FedAvg) or own.linear_in_gradient or defense is not None:
+            return victim
+        steps = {own.first_step(len(batch)) for batch in batches}
+        one = steps.pop() if len(steps) == 1 else None
+        return victim if one is None else victim.by_one_step(one[0], dict.fromkeys(params, one[1]))
 
     @staticmethod
     def knowing(knowledge: Knowledge, defense: Defense | None) -> Knowledge:
@@ -83,6 +94,11 @@ class Victim:
         """
         read = knowledge.client.read_as
         return replace(knowledge, client=read if defense is not None else read.without_decay())
+
+    def by_one_step(self, step: Step, shares: Mapping[str, float]) -> "Victim":
+        """The same client, whose only local step the server inverts; arguments as the attributes."""
+        read = replace(self.knowledge, client=gradient_rule(self.knowledge.client))
+        return replace(self, knowledge=read, step=step, shares=shares)
 
     def transcript(self) -> SimulatedTranscript:
         """The transcript that the server observes of this client."""
@@ -122,9 +138,13 @@ class Victim:
             return None
         plain = replace(self, defense=None)
         with torch.enable_grad():
-            sent, read = self._undecayed(plain.update(t), t), replace(plain, rule=None).update(t)
+            sent, read = self._undecayed(plain.update(t), t), plain._read_as(own, t)
         apart = {name: tensor - read.tensors[name] for name, tensor in sent.tensors.items()}
         return float(norm(apart) / norm(sent.tensors))
+
+    def _read_as(self, own: ClientUpdate, t: int) -> Update:
+        read = replace(self, rule=own.read_as)
+        return read._undecayed(read.update(t), t)
 
     def _undecayed(self, update: Update, t: int) -> Update:
         if self.rule is None or self.defense is not None:
@@ -133,7 +153,11 @@ class Victim:
 
     def _round(self, t: int) -> Round:
         batch = self.batches(t)
-        known, update = self.knowledge.known, self._undecayed(self.update(t), t)
+        known, update = self.knowledge.known, self.update(t)
+        if self.step is None:
+            update = self._undecayed(update, t)
+        else:
+            update, _ = gradient_behind(self.params, update, self.step, self.shares)
         return Round(
             t=t,
             params=self.params,
