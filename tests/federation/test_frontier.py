@@ -167,16 +167,23 @@ def row(
     defense: str, accuracy: float | None, recovered: int | None, attacker: str = "oblivious", **found: int
 ) -> DefenseRow:
     """A row with the examples each attack found; where none is named, one found all that was."""
+    best = None if recovered is None else result(defense, "linear", 9.0, examples=10, recovered=recovered / 10)
     return DefenseRow(
         defense=defense,
         attacker=attacker,
         case=defense,
-        recovered=recovered,
-        examples=10,
+        best=best,
         found=found or ({} if recovered is None else {"linear": recovered}),
         accuracy=accuracy,
         accuracy_examples=200,
     )
+
+
+def result(case: str, attack: str, psnr: float | None, **changes: Any) -> Row:
+    """A row of an audit."""
+    base = {"ssim": 0.1, "psnr_median": 9.0, "gain_db": -3.0, "reason": None, "examples": 4, "recovered": 0.0}
+    found = {"case": case, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "partial", **base, **changes}
+    return row_of(**found)
 
 
 BARE = row("no defense", 0.9, 9)
@@ -279,7 +286,7 @@ def test_a_model_that_hardly_learned_has_no_accuracy_to_lose(
     ],
 )
 def test_what_is_measured_is_called_what_it_is(measure: Measure, words: str, tmp_path: Path) -> None:
-    rows = [replace(one, accuracy_of=measure, attack="linear") for one in (BARE, row("a", 0.8, 0))]
+    rows = [replace(one, accuracy_of=measure) for one in (BARE, row("a", 0.8, 0))]
     assert words in advice(rows)
     assert [one.record()["accuracy_of"] for one in rows] == [measure] * 2
     page = write_page(tmp_path, rows, "advice", Case(name="a"), 20).read_text()
@@ -348,13 +355,6 @@ def test_what_a_defense_leaves_is_said_with_its_cost() -> None:
 PRICE = dict.fromkeys(("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain", "promise", "reason"))
 
 
-def result(case: str, attack: str, psnr: float | None, **changes: Any) -> Row:
-    """A row of an audit."""
-    base = {"ssim": 0.1, "psnr_median": 9.0, "gain_db": -3.0, "reason": None, "examples": 4, "recovered": 0.0}
-    found = {"case": case, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "partial", **base, **changes}
-    return row_of(**found)
-
-
 def of_all(sweep: Sweep, rows: list[Row]) -> Result:
     """The result of an audit with these rows, which has a case for each kind of attacker."""
     recipes = [recipe for entry in sweep.entries for recipe in (entry.recipe, entry.known) if recipe is not None]
@@ -369,11 +369,11 @@ def test_the_best_attack_is_the_one_that_recovers_most() -> None:
         for attack, psnr, share in (("linear", 30.0, 0.25), ("bayes", 20.0, 0.75), ("dlg", None, None))
     ]
     found = rows_of(sweep.entries, [PRICE, PRICE], of_all(sweep, results))
-    assert [(one.attack, one.recovered, one.examples) for one in found] == [("bayes", 3, 4)] * 2
+    assert [(one.best.attack, one.recovered.hits, one.recovered.of) for one in found] == [("bayes", 3, 4)] * 2
     assert [dict(one.found) for one in found] == [{"linear": 1, "bayes": 3}] * 2
     unscored = [one.model_copy(update={"scores": {}, "reason": "why"}) for one in results]
     silent = rows_of(sweep.entries, [PRICE, PRICE], of_all(sweep, unscored))
-    assert [(one.attack, one.recovered, one.reason) for one in silent] == [(None, None, "why")] * 2
+    assert [(one.best, one.recovered, one.reason) for one in silent] == [(None, None, "why")] * 2
 
 
 def test_an_attack_counts_as_untried_where_the_defense_or_a_fault_is_why() -> None:
@@ -526,16 +526,15 @@ def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
     found = run_frontier(tables, out=tmp_path / "run", jobs=1)
     assert [row.attacker for row in found.rows] == ["oblivious", "oblivious", "knows"]
     bare, _, known = found.rows
-    assert (bare.members, bare.others, bare.identified_level) == (8, 8, 0.02)
+    assert (bare.identified.of, bare.test.others_identified.of, bare.test.level) == (8, 8, 0.02)
     for row in found.rows:
-        assert row.identified is not None
-        assert row.members is not None
-        assert row.identified_low == pytest.approx(binomtest(row.identified, row.members).proportion_ci().low, abs=1e-4)
+        hits, of = row.identified.hits, row.identified.of
+        assert row.identified.low == pytest.approx(binomtest(hits, of).proportion_ci().low, abs=1e-4)
     lines = [json.loads(line) for line in (tmp_path / "run" / "frontier.jsonl").read_text().splitlines()]
-    assert [line["identified"] for line in lines] == [row.identified for row in found.rows]
+    assert [(line["identified"], line["members"]) for line in lines] == [(row.identified.hits, 8) for row in found.rows]
     page = (tmp_path / "run" / "frontier.html").read_text()
     assert "Members identified" in page
-    assert f"{known.identified}/8<small>" in page
+    assert f"{known.identified.hits}/8<small>" in page
     price = {"promise": None, "reason": None, "accuracy": None, "accuracy_examples": None, "seconds": None}
     entry, price = sweep_of(tables).entries[0], {**price, "bytes": None, "bytes_plain": None}
     case = Case(name=entry.recipe.case, membership_skipped="too few examples")

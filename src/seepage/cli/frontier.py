@@ -67,7 +67,7 @@ def frontier(
         _print_lacking(found.rows)
     print(found.advice)
     if not printed.quiet:
-        shown = "pictures" if any(row.ssim is not None for row in found.rows) else "report"
+        shown = "pictures" if any(row.best and "ssim" in row.best.scores for row in found.rows) else "report"
         print(f"\npage: {found.folder / 'frontier.html'}; {shown}: {found.folder / 'report.html'}")
 
 
@@ -83,14 +83,18 @@ def _print_table(rows: "Sequence[DefenseRow]") -> None:
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("defense", overflow="fold")
-    tested = any(row.members or row.untested for row in rows)
-    close = [name for name, key in _CLOSENESS.items() if any(getattr(row, key) is not None for row in rows)]
+    tested = any(row.test or row.untested for row in rows)
+    close = [
+        name for name, key in _CLOSENESS.items() if any(row.best and row.best.value(key) is not None for row in rows)
+    ]
     for name in (rows[0].measure, "found", *(["identified"] if tested else []), *close, "epsilon", "ms", "kB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("best attack", overflow="fold")
     for i, row in enumerate(rows):
         first = i == 0 or rows[i - 1].defense != row.defense
-        table.add_row(*map(Text, _entries(row, first, tested, close)), style="red" if row.recovered else "")
+        table.add_row(
+            *map(Text, _entries(row, first, tested, close)), style="red" if row.recovered and row.recovered.hits else ""
+        )
     console = open_console()
     console.print(table)
     console.print(Text(_legend(rows), style="dim"))
@@ -100,21 +104,21 @@ def _print_table(rows: "Sequence[DefenseRow]") -> None:
 def _legend(rows: "Sequence[DefenseRow]") -> str:
     from seepage.measure.privacy.accounting import VACUOUS
 
-    close = "median: PSNR in dB. " * any(row.psnr_median is not None for row in rows)
+    close = "median: PSNR in dB. " * any(row.best and row.best.value("psnr_median") is not None for row in rows)
     words = (
         f"{rows[0].measure}: after federated training with it. found: examples recovered by the best attack. "
         f"{close}ms: one client's update. kB: sent by it. A second line: the attacker knows the defense."
     )
-    tested = next((row for row in rows if row.members), None)
+    tested = next((row.test for row in rows if row.test), None)
     if tested is not None:
-        level = f"{100 * (tested.identified_level or 0):g} %"
+        level = f"{100 * (tested.level or 0):g} %"
         words += (
             f" identified: members of the batches that the best membership test identifies at {level} false alarms."
         )
-    none = [row for row in rows if row.recovered == 0 and row.recovered_high is not None]
+    none = [row.recovered for row in rows if row.recovered is not None and not row.recovered.hits]
     if none:
-        highest, examples = max((row.recovered_high or 0.0, row.examples) for row in none)
-        words += f" 0/{examples} found: the 95 % interval goes up to {100 * highest:.0f} %."
+        widest = max(none, key=lambda share: share.high)
+        words += f" 0/{widest.of} found: the 95 % interval goes up to {100 * widest.high:.0f} %."
     if any(row.epsilon is not None and row.epsilon > VACUOUS for row in rows):
         words += f" An epsilon above {VACUOUS:g} promises nothing."
     return words
@@ -140,13 +144,13 @@ def _entries(row: "DefenseRow", first: bool, tested: bool, close: "Sequence[str]
         number(None if row.bytes is None else row.bytes / 1000),
     ]
     accuracy = "-" if row.accuracy is None else f"{row.accuracy:.1%}"
-    count = "-" if row.recovered is None else f"{row.recovered}/{row.examples}"
+    count = "-" if row.recovered is None else f"{row.recovered.hits}/{row.recovered.of}"
     texts = [
         row.defense if first else "  attacker knows it",
         accuracy if first else "",
         count,
-        *([f"{row.identified}/{row.members}" if row.members else "-"] if tested else []),
-        *(number(getattr(row, _CLOSENESS[name]), 2 if name == "SSIM" else 1) for name in close),
+        *([f"{row.identified.hits}/{row.identified.of}" if row.identified else "-"] if tested else []),
+        *(number(row.best and row.best.value(_CLOSENESS[name]), 2 if name == "SSIM" else 1) for name in close),
         *(price if first else ["", "", ""]),
     ]
-    return [*map(plain_text, texts), row.attack or row.reason or "-"]
+    return [*map(plain_text, texts), row.best.attack if row.best else row.reason or "-"]

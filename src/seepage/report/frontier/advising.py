@@ -56,7 +56,7 @@ def _choice(rows: Sequence[DefenseRow]) -> str:
             "examples."
         )
     best = max(stops, key=lambda point: point.accuracy)
-    attacked = next(row.examples for row in rows if row.defense == best.defense and row.examples)
+    attacked = next(row.recovered.of for row in rows if row.defense == best.defense and row.recovered is not None)
     tried = [attack for attack in _found(rows, best.defense) if attack in able]
     known = any(row.attacker == "knows" and able & set(row.found) for row in rows if row.defense == best.defense)
     return (
@@ -139,7 +139,9 @@ def untried(rows: Sequence[DefenseRow]) -> list[str]:
     """A sentence for each attack or training that failed, with its reason; first those that flatter a defense.
 
     >>> lacking = {"dlg": "no memory"}
-    >>> broken = DefenseRow(defense="a", attacker="oblivious", case="a", recovered=0, examples=4, untried=lacking)
+    >>> from seepage.audit.row import Row
+    >>> found = Row(case="a", attack="linear", outcome="nothing_recovered", examples=4)
+    >>> broken = DefenseRow(defense="a", attacker="oblivious", case="a", best=found, untried=lacking)
     >>> untried([broken])
     ['dlg could not be tried behind a: no memory.']
     """
@@ -157,9 +159,9 @@ def _gaps(row: DefenseRow) -> Iterable[tuple[str, str]]:
     known = " that knows of it" if row.attacker == "knows" else ""
     if row.failed is not None:
         yield f"The {row.measure} {{}} could not be measured", _bare(row.failed)
-    if row.recovered is None and not row.zero and row.reason is not None:
+    if row.best is None and not row.zero and row.reason is not None:
         yield f"No attack{known} could be tried {{}}", _bare(row.reason)
-    elif row.recovered is not None:
+    elif row.best is not None:
         for attack, reason in row.untried.items():
             yield f"{attack}{known} could not be tried {{}}", _bare(reason)
 

@@ -1,7 +1,8 @@
 """The rows of a frontier, and the Pareto-optimal ones among them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from seepage.audit.case import Measure
@@ -22,31 +23,15 @@ MEASURES: Mapping[Measure, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DefenseRow:
-    """One defense against one kind of attacker: one line of `frontier.jsonl`. Fields that do not apply are None.
+    """One defense against one kind of attacker: the rows of an audit that are worst for it, and its price.
 
     Attributes:
         defense: Name and strength of the defense.
         attacker: `oblivious`, or `knows` if the attacker knows of the defense.
         case: Name of the audit case.
-        attack: The attack that recovered most.
-        recovered: Number of examples that it recovered.
-        examples: Number of all examples.
+        best: The row of the attack that recovered most; None where none was scored.
         found: Scored attack to the number of examples that it recovered.
-        recovered_low: Lower end of the 95 % interval (Clopper and Pearson) of the share recovered, as if examples were
-            independent.
-        recovered_high: Its upper end.
-        ssim: Mean SSIM.
-        psnr_median: Median PSNR in dB.
-        gain_db: Mean PSNR in dB over that of each example's mean color.
-        membership_test: The membership test that named most; None where none was asked for, or none could be run.
-        identified: Number of members that it named, at the level of the recipe's `[membership]`.
-        members: Number of members.
-        identified_low: Lower end of the 95 % interval (Clopper and Pearson) of the share named, as if they were
-            independent.
-        identified_high: Its upper end.
-        identified_level: Share of others that may be named by mistake.
-        others_identified: Number of others that it named.
-        others: Number of others.
+        test: The membership test that identified most; None where none was asked for, or none could be run.
         untested: Why membership was not tested, though it was asked for.
         reason: Why there is no score.
         zero: Whether there is no score because every update is zero everywhere.
@@ -56,8 +41,7 @@ class DefenseRow:
             a share of says `accuracy_of`.
         accuracy_of: `class`: test examples; `value`: variance of the targets; `map`: pixels; `token`: next tokens.
         accuracy_examples: Number of test examples.
-        epsilon: The differential-privacy loss after that training.
-        promise: What that epsilon protects, its delta, rounds and doubts.
+        promise: The differential-privacy loss after that training, what it protects, its delta, rounds and doubts.
         seconds: Median time of one client's work in one round.
         bytes: Size of the update that it sends.
         bytes_plain: Size of an undefended update.
@@ -66,23 +50,9 @@ class DefenseRow:
     defense: str
     attacker: str
     case: str
-    attack: str | None = None
-    recovered: int | None = None
-    examples: int | None = None
+    best: Row | None = None
     found: Mapping[str, int] = field(default_factory=dict)
-    recovered_low: float | None = None
-    recovered_high: float | None = None
-    ssim: float | None = None
-    psnr_median: float | None = None
-    gain_db: float | None = None
-    membership_test: str | None = None
-    identified: int | None = None
-    members: int | None = None
-    identified_low: float | None = None
-    identified_high: float | None = None
-    identified_level: float | None = None
-    others_identified: int | None = None
-    others: int | None = None
+    test: MembershipRow | None = None
     untested: str | None = None
     reason: str | None = None
     zero: bool = False
@@ -91,7 +61,6 @@ class DefenseRow:
     accuracy: float | None = None
     accuracy_of: Measure = "class"
     accuracy_examples: int | None = None
-    epsilon: float | None = None
     promise: Guarantee | None = None
     seconds: float | None = None
     bytes: int | None = None
@@ -102,15 +71,39 @@ class DefenseRow:
         """What `accuracy` is called."""
         return MEASURES[self.accuracy_of]
 
+    @cached_property
+    def recovered(self) -> Share | None:
+        """Examples that the best attack recovered, with the interval of Clopper and Pearson, as if independent."""
+        return None if self.best is None else Share.count(self.best.count("recovered") or 0, self.best.examples or 0)
+
     @property
-    def share(self) -> float | None:
-        """Share of recovered examples."""
-        return None if self.recovered is None or not self.examples else self.recovered / self.examples
+    def identified(self) -> Share | None:
+        """Members that the best test identified, at the level of the recipe's `[membership]`."""
+        return None if self.test is None else self.test.members_identified
+
+    @property
+    def epsilon(self) -> float | None:
+        """The differential-privacy loss."""
+        return None if self.promise is None else self.promise.epsilon
 
     def record(self) -> dict[str, Any]:
-        """As a JSON line."""
-        promise = None if self.promise is None else self.promise.model_dump(mode="json")
-        return {"schema": SCHEMA, **asdict(self), "promise": promise}
+        """As a JSON line, in which the numbers of both rows stand beside those of the price."""
+        best, test, none = self.best, self.test, dict[str, Any]()
+        facts = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("best", "test")}
+        found = none if self.recovered is None else self.recovered.model_dump()
+        hit = none if self.identified is None else self.identified.model_dump()
+        other = none if test is None or test.others_identified is None else test.others_identified.model_dump()
+        return {
+            "schema": SCHEMA, **facts, "epsilon": self.epsilon,
+            "promise": None if self.promise is None else self.promise.model_dump(mode="json"),
+            "attack": best and best.attack, "recovered": found.get("hits"), "examples": found.get("of"),
+            "recovered_low": found.get("low"), "recovered_high": found.get("high"),
+            **{name: best and best.value(name) for name in ("ssim", "psnr_median", "gain_db")},
+            "membership_test": test and test.test, "identified": hit.get("hits"), "members": hit.get("of"),
+            "identified_low": hit.get("low"), "identified_high": hit.get("high"),
+            "identified_level": test and test.level,
+            "others_identified": other.get("hits"), "others": other.get("of"),
+        }  # fmt: skip
 
 
 def rows_of(
@@ -131,54 +124,24 @@ def rows_of(
     for entry, price in zip(entries, prices, strict=True):
         promise = None if price["promise"] is None else Guarantee.model_validate(price["promise"])
         paid = {key: price[key] for key in ("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain")}
-        paid |= {"epsilon": None if promise is None else promise.epsilon, "promise": promise, "accuracy_of": measure}
+        paid |= {"promise": promise, "accuracy_of": measure}
         known = entry.recipe.defense and "defense" in entry.recipe.knowledge.known
         for attacker, recipe in (("knows" if known else "oblivious", entry.recipe), ("knows", entry.known)):
             if recipe is not None:
                 case = cases[recipe.case]
                 own, tests = result.rows_of(case), [row for row in result.membership if row.case == case.name]
-                found = _best(own) | _lacking(own, bare) | {"failed": price["reason"]}
-                found |= _members(tests, case.membership_skipped)
+                scored = [row for row in own if row.scored]
+                told = [row for row in tests if row.members_identified is not None]
+                untested = case.membership_skipped or next((row.reason for row in tests if row.reason), None)
+                found = _lacking(own, bare) | {
+                    "best": worst(scored, "recovered") if scored else None,
+                    "found": {row.attack: row.count("recovered") or 0 for row in scored},
+                    "test": worst(told) if told else None,
+                    "untested": None if told else untested,
+                    "failed": price["reason"],
+                }
                 rows.append(DefenseRow(defense=entry.name, attacker=attacker, case=recipe.case, **found, **paid))
     return rows
-
-
-def _best(results: Sequence[Row]) -> dict[str, Any]:
-    """The attack that recovered most."""
-    scored = [row for row in results if row.scored]
-    if not scored:
-        return {}
-    best = worst(scored, "recovered")
-    count, examples = best.count("recovered") or 0, best.examples or 0
-    share = Share.count(count, examples)
-    return {
-        "attack": best.attack,
-        "recovered": count,
-        "examples": examples,
-        "found": {row.attack: row.count("recovered") or 0 for row in scored},
-        "recovered_low": share.low,
-        "recovered_high": share.high,
-        **{key: best.value(key) for key in ("ssim", "psnr_median", "gain_db")},
-    }
-
-
-def _members(tests: Sequence[MembershipRow], untested: str | None) -> dict[str, Any]:
-    """The membership test that named most members."""
-    scored = [row for row in tests if row.members_identified is not None]
-    if not scored:
-        return {"untested": untested or next((row.reason for row in tests if row.reason), None)}
-    best = worst(scored)
-    assert best.members_identified is not None
-    return {
-        "membership_test": best.test,
-        "identified": best.members_identified.hits,
-        "members": best.members_identified.of,
-        "identified_low": best.members_identified.low,
-        "identified_high": best.members_identified.high,
-        "identified_level": best.level,
-        "others_identified": None if best.others_identified is None else best.others_identified.hits,
-        "others": None if best.others_identified is None else best.others_identified.of,
-    }
 
 
 def _lacking(results: Sequence[Row], bare: Mapping[str, Row]) -> dict[str, Any]:
@@ -221,9 +184,9 @@ def points_of(rows: Sequence[DefenseRow]) -> list[Point]:
     found = []
     for defense in dict.fromkeys(row.defense for row in rows):
         own = [row for row in rows if row.defense == defense]
-        shares = [row.share for row in own if row.share is not None]
+        shares = [row.recovered.share for row in own if row.recovered is not None]
         if shares and own[0].accuracy is not None:
-            known = any(row.attacker == "knows" and row.share is not None for row in own)
+            known = any(row.attacker == "knows" and row.recovered is not None for row in own)
             found.append(Point(defense, own[0].accuracy, max(shares), known))
     return found
 
