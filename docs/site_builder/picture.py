@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from seepage.report.pictures import open_pictures, pixels
+from seepage.report.pictures import open_examples, pixels
 from seepage.report.run import open_run
 
 SHOWN = 12
@@ -27,7 +27,7 @@ def draw(run: Path, out: Path) -> None:
     cases = {case.name: case for case in opened.cases}
     figure = plt.figure(figsize=(9.6, 4.1), dpi=100, facecolor="white")
     for panel, (name, attack, title) in enumerate(PANELS):
-        pictures = open_pictures(opened, cases[name])
+        pictures = open_examples(opened, cases[name])
         figure.text(0.5, 0.985 - 0.5 * panel, title, ha="center", va="top", fontsize=12)
         places = pictures.places[:SHOWN]
         reconstructed = [pictures.guesses[attack].at(place) for place in places]

@@ -226,12 +226,15 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
     refused = Row(case="a", attack="token_sequences", outcome=Outcome.INAPPLICABLE, status="inapplicable", reason="no")
     level, words = verdict([refused, NAMED], [CASE])
     assert level == "partial"
-    assert words.startswith(
-        "TOKENS IDENTIFIED. On net token_set identifies 198 of 200 distinct tokens of the client's texts, none wrong"
-    )
-    assert "NO RESULT" not in words
-    assert parts_of([refused, NAMED], [CASE])[0].words == "198 of 200 tokens identified, by token_set on net"
-    assert RowTexts.of(NAMED).outcome == "198 of 200 tokens identified, none wrong"
+    assert words.startswith("TOKENS IDENTIFIED. 198 of 200 tokens identified, none wrong, by token_set on net.")
+    (part, *_) = parts_of([refused, NAMED], [CASE])
+    assert part.words == "198 of 200 tokens identified, none wrong, by token_set on net"
+    nothing = Row(case="b", attack="dlg", outcome="nothing_recovered", scores={"rouge_1": {"mean": 0.1}}, examples=4)
+    level, words = verdict([NAMED, nothing], [CASE, Case(name="b", title="other", kind="texts", defense="noise")])
+    assert (level, "no proof of safety" in words, "INCONCLUSIVE: In 1 audited case (other)" in words) == (
+        "partial", True, True,
+    )  # fmt: skip
+    assert RowTexts(NAMED).outcome == "198 of 200 tokens identified, none wrong"
     assert [one.name for one in violations([refused, NAMED], parse_condition("token_recall>0.5"))] == ["token_set"]
     assert [one.name for one in violations([refused, NAMED], parse_condition("tokens_identified>0"))] == ["token_set"]
     assert not NAMED.certified_examples
@@ -243,10 +246,8 @@ def test_without_a_truth_what_is_certified_is_said() -> None:
     bare = NAMED.model_copy(update={"scores": {}})
     level, words = verdict([bare], [CASE])
     assert level == "partial"
-    assert (
-        "identifies 198 distinct tokens of the client's texts by rows of the embedding that moved, 190 of them" in words
-    )
-    assert RowTexts.of(bare).outcome == "198 tokens identified, 190 of them certified"
+    assert "198 tokens identified, 190 of them certified" in words
+    assert RowTexts(bare).outcome == "198 tokens identified, 190 of them certified"
 
 
 def test_text_has_attacks_of_its_own_where_none_are_named(tmp_path: Path) -> None:

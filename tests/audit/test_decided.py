@@ -17,7 +17,7 @@ from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.row import Outcome, Result
 from seepage.audit.verdict import false_certificates
 from seepage.base.executor import Plan
-from seepage.report.evidence.comparison import compare, summary_line
+from seepage.report.evidence.comparison import compare
 from seepage.report.evidence.junit import _counts
 from seepage.report.evidence.sarif import KINDS
 
@@ -112,7 +112,7 @@ def test_a_baseline_of_all_attacks_is_no_worse_and_nothing_of_it_is_lost(decided
         assert not found.lost
         assert not found.leaks_alone
         assert found.of("not needed")
-        assert summary_line(found).startswith("NOT WORSE")
+        assert found.end[1].startswith("NOT WORSE")
 
 
 def test_whoever_attacks_without_a_truth_decides_by_the_same_certificates(decided: Path, tmp_path: Path) -> None:

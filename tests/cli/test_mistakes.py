@@ -29,12 +29,6 @@ def test_an_unknown_name_lists_near_ones(refused: Refused) -> None:
         assert f"did you mean '{near}'" in refused("audit", "tiny.toml", *arguments), kind
 
 
-def test_an_unknown_recipe_and_kind_list_what_there_is(refused: Refused) -> None:
-    assert "did you mean 'default'" in refused("audit", "defalt")
-    assert "did you mean 'attacks'" in refused("list", "attack")
-    assert "linear" in refused("audit", "tiny.toml", "--attack", "xyz")
-
-
 WRONG = {
     "a text for a number": ("batch.size=big", "whole number"),
     "NaN": ("score.exact_db=nan", "number"),
@@ -68,20 +62,32 @@ def test_a_wrong_setting_is_refused(refused: Refused) -> None:
         assert words in refused("audit", "tiny.toml", "--jobs", 1, "--set", setting), what
 
 
-def test_a_setting_below_a_plain_value_is_refused(refused: Refused) -> None:
-    assert "set seed itself" in refused("audit", "tiny.toml", "--set", "seed=1", "--set", "seed.x=2")
-    assert "takes the option" in refused("audit", "tiny.toml", "--set", "attack=3", "--set", "attack.steps=2")
+NUMBERS = list(range(200))
+LARGE = f'grid={{"seed"={NUMBERS}, "batch.size"={NUMBERS}, "training.steps"={NUMBERS}}}'
+REFUSED = [
+    (["audit", "defalt"], "did you mean 'default'"),
+    (["list", "attack"], "did you mean 'attacks'"),
+    (["audit", "tiny.toml", "--attack", "xyz"], "linear"),
+    (["audit", "tiny.toml", "--set", "seed=1", "--set", "seed.x=2"], "set seed itself"),
+    (["audit", "tiny.toml", "--set", "attack=3", "--set", "attack.steps=2"], "takes the option"),
+    (["audit", "tiny.toml", "--set", LARGE], "8000000 combinations"),
+    (["audit", "tiny.toml", "--set", 'data="faces"', "--set", 'grid={"data.size"=[8]}'], "has no options"),
+    (["audit", "tiny.toml", "--fail-if", "psnr=20"], "SCORE>NUMBER"),
+    (["audit", "nofile.toml"], "No such file"),
+    (["audit", "photos"], "--data photos"),
+    (["audit", "photos.zip"], "--data photos.zip"),
+    (["audit", ""], "no recipe"),
+    (["frontier", ""], "looks like data"),
+    (["audit", "--data", "pics\udcff"], "rename the file or folder"),
+    (["audit", "tiny.toml", "--set=score.features=none.safetensors", "--dry-run"], "there is no such file"),
+    *((["audit", "--set", f"{key}=5"], "KEY=VALUE") for key in ("batch.", ".size", "batch..size", " . ")),
+]
 
 
-def test_a_grid_too_large_to_be_meant_is_refused(refused: Refused) -> None:
-    numbers = list(range(200))
-    grid = f'grid={{"seed"={numbers}, "batch.size"={numbers}, "training.steps"={numbers}}}'
-    assert "8000000 combinations" in refused("audit", "tiny.toml", "--set", grid)
-
-
-def test_a_grid_over_a_value_that_is_no_table_is_refused(refused: Refused) -> None:
-    message = refused("audit", "tiny.toml", "--set", 'data="faces"', "--set", 'grid={"data.size"=[8]}')
-    assert "has no options" in message
+def test_what_cannot_be_meant_is_refused_with_the_remedy(home: Path, refused: Refused) -> None:
+    (home / "photos").mkdir()
+    for arguments, words in REFUSED:
+        assert words in refused(*arguments), arguments
 
 
 def test_all_mistakes_of_a_recipe_are_reported_at_once(home: Path, cli: Callable[..., object]) -> None:
@@ -116,18 +122,6 @@ def test_a_recipe_that_is_no_toml_is_refused(home: Path, refused: Refused) -> No
     assert "not valid TOML" in refused("audit", "bad.toml", "--dry-run")
     (home / "bad.toml").write_text("x = " + "[" * 100_000)
     assert "not valid TOML" in refused("audit", "bad.toml", "--dry-run")
-
-
-def test_a_missing_recipe_and_data_in_its_place_are_refused(home: Path, refused: Refused) -> None:
-    assert "No such file" in refused("audit", "nofile.toml")
-    (home / "photos").mkdir()
-    assert "--data photos" in refused("audit", "photos")
-    assert "--data photos.zip" in refused("audit", "photos.zip")
-    assert "no recipe" in refused("audit", "")
-
-
-def test_a_condition_that_is_none_is_refused(refused: Refused) -> None:
-    assert "SCORE>NUMBER" in refused("audit", "tiny.toml", "--fail-if", "psnr=20")
 
 
 OWN_CODE = {
@@ -228,27 +222,8 @@ def test_no_message_is_longer_than_a_screen(refused: Refused) -> None:
         assert max(map(len, message.split("\n"))) < 820
 
 
-def test_bytes_that_are_no_utf_8_are_refused_with_the_remedy(refused: Refused) -> None:
-    assert "rename the file or folder" in refused("audit", "--data", "pics\udcff")
-
-
 def test_the_home_of_nobody_is_a_path_like_any_other(refused: Refused) -> None:
     message = refused(
         "audit", "tiny.toml", "--weights", "~nosuchuser/x.pt", "--jobs", 1, "--set", "batch.count=1", "--out", "o"
     )
     assert "~nosuchuser/x.pt" in message
-
-
-def test_a_setting_without_a_name_is_refused(refused: Refused) -> None:
-    for key in ("batch.", ".size", "batch..size", " . "):
-        assert "KEY=VALUE" in refused("audit", "--set", f"{key}=5"), key
-
-
-def test_an_empty_name_is_no_default_recipe(refused: Callable[..., str]) -> None:
-    assert "looks like data" in refused("frontier", "")
-
-
-def test_a_missing_file_of_weights_is_said_at_once(refused: Refused) -> None:
-    assert "there is no such file" in refused(
-        "audit", "tiny.toml", "--set=score.features=none.safetensors", "--dry-run"
-    )

@@ -69,15 +69,10 @@ def test_a_log_says_what_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ]
 
 
-def test_an_attack_that_is_called_like_a_phase_is_an_attack(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert logged(monkeypatch, capsys, (0.5, 1, Doing("scoring on case"))) == ["attacking: 50%, scoring on case"]
-
-
 def test_few_long_attacks_are_told_by_their_share_and_nothing_is_said_twice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert logged(monkeypatch, capsys, (0.5, 1, Doing("scoring on case"))) == ["attacking: 50%, scoring on case"]
     for total in (1, 2):
         shown = ((share * total, total, Doing("dlg on case")) for share in (0.01, 0.011, 0.012, 0.5))
         lines = logged(monkeypatch, capsys, *shown, (0.9 * total, total, Doing()))

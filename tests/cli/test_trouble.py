@@ -185,8 +185,8 @@ def test_an_attack_that_fails_is_a_row_and_the_others_go_on(how: str, own: str, 
 def test_a_run_in_which_nothing_works_does_not_call_itself_safe(own: str, cli: Cli) -> None:
     result = cli("audit", "tiny.toml", "--attack", own, "--jobs", 1, "--json").json
     assert result["verdict_level"] == "certified"
-    assert "No attack of this run gave a result" in result["verdict"]
-    assert "reveals its one example exactly" in result["verdict"], "in closed form, whatever attack fails"
+    assert "1 of 1 examples exactly [2 %, 100 %], in closed form" in result["verdict"], "whatever attack fails"
+    assert "no attack gave a result" in result["verdict"]
     noise = ("--defense=gaussian_noise:sigma=1,clip=1", "--no-undefended", "--out=noisy")
     noisy = cli("audit", "tiny.toml", "--attack", own, *noise, "--jobs", 1, "--json", code=2)
     assert noisy.json["verdict_level"] == "unscored"
@@ -204,7 +204,7 @@ def test_terminal_and_report_say_that_attackers_did_not_know_of_the_defense(cli:
     for shown in (found.out, Path("run/report.html").read_text()):
         words = " ".join(shown.split())
         assert ("The attackers did not know of the defense." in words) is (not known)
-        assert "Without the defense linear reconstructed 2 of 2 examples exactly." in words
+        assert "Without the defense: 2 of 2 examples exactly [16 %, 100 %], by linear" in words
         assert "NOTHING RECOGNIZABLE" in words
 
 

@@ -182,7 +182,7 @@ def row(
 BARE = row("no defense", 0.9, 9)
 
 
-def test_the_advice_is_the_cheapest_defense_that_stops_every_attack_and_names_one_that_does_not() -> None:
+def test_the_advice_is_the_cheapest_defense_that_stops_every_attack() -> None:
     rows = [
         BARE,
         row("dp(s=1)", 0.5, 0),
@@ -194,7 +194,6 @@ def test_the_advice_is_the_cheapest_defense_that_stops_every_attack_and_names_on
     ]
     said = advice(rows)
     assert said.startswith("dp(s=0.1) costs 2.0 points of accuracy (90.0% to 88.0% of 200 test examples)")
-    assert "mask, at any strength tried, does not" in said
     assert "on 10 examples" in said
 
 
@@ -208,8 +207,8 @@ def test_an_attacker_who_knows_decides() -> None:
     [
         ([BARE, row("a", 0.9, 3), row("b", 0.7, 2)], "No defense tried stops every attack tried: behind b"),
         ([BARE, row("a", 0.9, 0)], "a costs no accuracy"),
-        ([BARE, row("a", 0.9, 0)], "stops every attack tried (none of which knew of it) on 10 examples"),
-        ([BARE, row("a", 0.9, 0, "knows")], "stops every attack tried on 10 examples"),
+        ([BARE, row("a", 0.9, 0)], "something without it (linear; none of which knew of it) on 10 examples"),
+        ([BARE, row("a", 0.9, 0, "knows")], "something without it (linear) on 10 examples"),
         ([row("no defense", 0.9, 0), row("a", 0.9, 0)], "say nothing about any defense; raise attack.steps"),
         ([BARE, row("a", 0.9, 0, dlg=0)], "linear alone found something without a defense, and could be tried behind"),
         ([BARE, row("a", 0.9, 0, dlg=0), row("b", 0.8, 1)], "No defense tried stops every attack tried: behind b"),
@@ -230,12 +229,10 @@ def test_an_attack_that_finds_nothing_without_a_defense_is_no_evidence_for_one()
     said = advice([bare, idle])
     assert said.startswith("a costs no accuracy (90.0% to 90.0%")
     assert "without it (linear; none of which knew of it) on 10 examples" in said
-    assert "inverting_gradients found nothing without a defense" in said
+    assert "inverting_gradients" not in said
     known = row("a", 0.9, 0, "knows", inverting_gradients=0)
     assert advice([bare, idle, known]) == advice([bare, idle]), "who was stated finds nothing anywhere"
     assert "something without it (linear) on" in advice([bare, idle, replace(known, found={"linear": 0})])
-    weak = row("a", 0.9, 0, linear=0, dlg=0, bayes=0, sapag=0, gaip=0)
-    assert "dlg, bayes, sapag and 1 more found nothing" in advice([bare, weak])
 
 
 def test_where_no_attack_finds_anything_without_a_defense_none_is_advised() -> None:
@@ -341,10 +338,9 @@ def test_without_an_undefended_row_nothing_is_compared() -> None:
     assert "nothing can be compared" in advice(noise)
 
 
-def test_noise_alone_at_several_strengths_names_no_kind_that_fails() -> None:
+def test_what_a_defense_leaves_is_said_with_its_cost() -> None:
     noise = [row("gaussian_noise(sigma=1)", 0.5, 0), row("gaussian_noise(sigma=0.1)", 0.8, 4)]
     assert advice([BARE, *noise]).startswith("gaussian_noise(sigma=1) costs 40.0 points")
-    assert "does not" not in advice([BARE, *noise])
     failing = advice([BARE, noise[1]])
     assert all(fact in failing for fact in ("behind gaussian_noise(sigma=0.1)", "10.0 points", "recovers 40%"))
 

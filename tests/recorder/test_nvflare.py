@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 import seepage
 from seepage import SeepageError, attack, build, open_transcript, score
-from seepage.base.storage import append_line, read_lines
+from seepage.base.storage import append_line
 from seepage.measure.privacy.ledger import LedgerEntry, open_entry
 from seepage.recorder.nvflare import RecordingFilter
 from seepage.recorder.opacus import Ledger
@@ -179,8 +179,7 @@ def test_what_cannot_be_read_is_logged_and_passed_on(
         assert (out.get_return_code() != ReturnCode.OK) == blocked
         assert blocked or out is sent
     assert why in caplog.text
-    assert [path.name for path in tmp_path.iterdir()] == ["faults.jsonl"]
-    assert why in read_lines(tmp_path / "faults.jsonl")[0]["why"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("server", [False, True], ids=["client", "server"])

@@ -24,8 +24,9 @@ CASE: dict[str, Any] = {
         {"name": "2.bias", "gives": None, "withhold": False},
     ],
     "findings": [
-        {"name": "batch-norm", "message": "train mode; 3 of 8 variances of the batch can be read"},
-        {"name": "labels", "evidence": {"present": [1, 4], "counts": None}, "tensors": ["2.bias"]},
+        {"name": "batch-norm", "severity": "note", "message": "train mode; 3 of 8 variances of the batch can be read"},
+        {"name": "labels", "severity": "note", "message": "", "evidence": {"present": [1, 4], "counts": None},
+         "tensors": ["2.bias"]},
     ],
     "a_later_key": 1,
 }  # fmt: skip
@@ -60,7 +61,7 @@ def test_what_does_not_hold_is_not_said(tmp_path: Path, build_run: Build, report
 
 def test_a_class_that_is_named_is_not_taken_for_a_count(tmp_path: Path) -> None:
     for present, words in (([0], "class 0"), ([0, 7], "classes 0, 7")):
-        labels = {"name": "labels", "evidence": {"present": present}, "tensors": ["2.bias"]}
+        labels = {**CASE["findings"][1], "evidence": {"present": present}}
         (found,) = open_exposed(exposed(tmp_path, {**CASE, "findings": [labels]}))
         assert found.classes == words
 
@@ -94,12 +95,6 @@ def test_epsilon_stands_beside_the_verdict(tmp_path: Path, build_run: Build, rep
     assert re.search(r"epsilon = 3 at delta = 1e-05 .*client's update, over 2 rounds \(fc2", words)
     change(run, lambda result: result["cases"][0].update(promise={"epsilon": None, "caveats": ["there is no clip"]}))
     assert "no epsilon" not in report(run).words, "that there is none is a warning, and this run has none"
-
-
-def test_what_was_inferred_is_said(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
-    run = build_run(tmp_path)
-    change(run, lambda result: result["cases"][0].update(inferred={"batch size": "3, from the rank"}))
-    assert "Inferred, not stated batch size: 3, from the rank" in report(run).words
 
 
 def test_certified_guesses_are_counted_without_a_truth(

@@ -96,17 +96,6 @@ def test_numbers_reach_the_table(tmp_path: Path, build_run: Build, report: Read)
     assert re.search(r"fc2\(hidden=8\), 97,290 parameters; .* accuracy 7 % on 120 ", text)
 
 
-@pytest.mark.parametrize(("examples", "shown"), [(29, False), (30, True), (None, False), (0, False)])
-def test_an_accuracy_of_few_examples_is_not_shown(
-    tmp_path: Path, build_run: Build, report: Read, change: Change, examples: int | None, shown: bool
-) -> None:
-    run = build_run(tmp_path, cases=("a",))
-    change(run, lambda result: result["cases"][0].update(accuracy_examples=examples, accuracy=1.0))
-    assert ("unseen" in report(run).words) == shown
-    change(run, lambda result: result["cases"][0].pop("accuracy_examples"))
-    assert "unseen" not in report(run).words
-
-
 def test_rounds_over_one_data_set_say_how_much_they_drew_from(
     tmp_path: Path, build_run: Build, report: Read, change: Change
 ) -> None:
@@ -117,12 +106,6 @@ def test_rounds_over_one_data_set_say_how_much_they_drew_from(
     change(run, lambda result: result["cases"][0].update(rounds={"count": 12}))
     with pytest.raises(SeepageError, match="lacks 'samples'"):
         report(run)
-
-
-def test_training_is_counted_in_steps(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
-    run = build_run(tmp_path, cases=("a",))
-    change(run, lambda result: result["cases"][0].update(training_steps=100))
-    assert "trained for 100 steps" in report(run).words
 
 
 UNSCORED = dict.fromkeys(
@@ -163,11 +146,25 @@ def test_what_does_not_apply_is_one_line_with_its_reason(tmp_path: Path, build_r
     assert "— does not apply" in page.words
 
 
-def test_a_failed_attack_gives_its_reason(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
+SAID: list[tuple[dict[str, Any], dict[str, Any], str, bool]] = [
+    ({"accuracy_examples": 29, "accuracy": 1.0}, {}, "unseen", False),
+    ({"accuracy_examples": 30, "accuracy": 1.0}, {}, "unseen", True),
+    ({"accuracy_examples": None, "accuracy": 1.0}, {}, "unseen", False),
+    ({"training_steps": 100}, {}, "trained for 100 steps", True),
+    ({"inferred": {"batch size": "3, from the rank"}}, {}, "Inferred, not stated batch size: 3, from the rank", True),
+    ({}, UNSCORED | {"status": "error", "outcome": "failed", "reason": "it fell over"}, "failed: it fell over", True),
+    ({}, UNSCORED | {"outcome": "features only"}, "\N{EM DASH} features only", True),
+    ({}, UNSCORED | {"outcome": "zero update"}, "\N{EM DASH} zero update", True),
+]
+
+
+@pytest.mark.parametrize(("case", "row", "words", "said"), SAID)
+def test_what_is_known_of_case_and_row_is_said(
+    tmp_path: Path, build_run: Build, report: Read, change: Change, case: Any, row: Any, words: str, said: bool
+) -> None:
     run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
-    failed = UNSCORED | {"status": "error", "outcome": "failed", "reason": "it fell over"}
-    change(run, lambda result: put(result["rows"][0], **failed))
-    assert "dlg, failed: it fell over" in report(run).words
+    change(run, lambda result: (result["cases"][0].update(case), put(result["rows"][0], **row)))
+    assert (words in report(run).words) is said
 
 
 def test_what_all_cases_have_in_common_is_said_once(
@@ -202,17 +199,6 @@ def test_what_an_attacker_was_told_is_a_column_only_where_it_was(
 ) -> None:
     assert "Knew more" not in report(build_run(tmp_path / "plain", attacks=("linear",))).words
     assert "Knew more" in report(build_run(tmp_path / "known", attacks=("linear", "dlg"))).words
-
-
-@pytest.mark.parametrize("outcome", ["features only", "zero update"])
-def test_other_outcomes_are_in_the_matrix(
-    tmp_path: Path, build_run: Build, report: Read, change: Change, outcome: str
-) -> None:
-    run = build_run(tmp_path, cases=("a",), attacks=("dlg",))
-    change(run, lambda result: put(result["rows"][0], **UNSCORED, outcome=outcome))
-    page = report(run)
-    assert f"\N{EM DASH} {outcome}" in page.words
-    assert f"{outcome.capitalize()} " in page.words, "it is explained"
 
 
 def test_a_case_that_was_not_recorded_says_why_once(

@@ -51,7 +51,7 @@ class Case(JsonRecord):
         decayed: Of captured checkpoints: the share of each weight that weight decay took off, stated or inferred.
         input_shape: Shape of one example of a recorded or captured update.
         files: Of a recorded or captured update: what each judged file is, to its SHA-256 in hexadecimal.
-        kind: What the examples are: pictures, rows of numbers, or texts; None in runs that did not say it yet.
+        kind: What the examples are: pictures, rows of numbers, or texts; None where that is not known.
         classes: Names of the classes; of private files numbers, unless `score.names` asks for the names.
         target: What examples are trained towards: a class, values, or a map with a class at each pixel.
         parameters: Number of the model's parameters.

@@ -337,11 +337,7 @@ def _of_test(row: MembershipRow, case: str) -> AuditFinding:
         words = row.reason or row.status
     else:
         state, severity = ("leaks", "error") if row.tells else ("quiet", "note")
-        words = (
-            f"{row.members_identified.hits} of {row.members_identified.of} members identified, and "
-            f"{row.others_identified.hits} of {row.others_identified.of} others, at a false positive rate of "
-            f"{100 * (row.level or 0.0):g} %"
-        )
+        words = f"identifies {row.words}"
     return AuditFinding(
         kind="membership", by=row.test, title=case, case=row.case, state=state, severity=severity, words=words,
         ran=row.status == "ok", seconds=row.seconds or 0.0, options=row.options, why=row.reason or row.status,

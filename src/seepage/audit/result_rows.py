@@ -60,6 +60,17 @@ class MembershipRow(JsonRecord):
         return found.share if isinstance(found, Share) else found
 
     @property
+    def words(self) -> str:
+        """How many it identifies, with intervals; there must be a result."""
+        hit, false = self.members_identified, self.others_identified
+        assert hit is not None
+        assert false is not None
+        return (
+            f"{hit.hits} of {hit.of} members {hit.range}, and {false.hits} of {false.of} others {false.range} at a "
+            f"false positive rate of {100 * (self.level or 0.0):g} %"
+        )
+
+    @property
     def tells(self) -> bool:
         """Whether it distinguishes members from others: the interval of its area lies above chance."""
         return self.auc_low is not None and self.auc_low > 0.5

@@ -227,6 +227,9 @@ class Row(JsonRecord):
         """
         if self.certified_features:
             return counted_features(self.certified_features)
+        if self.identified_tokens and (precision := self.mean("token_precision")) is not None:
+            wrong = self.identified_tokens - round(precision * self.identified_tokens)
+            return f"{self.phrase}, {f'{wrong:,}' if wrong else 'none'} wrong"
         if self.identified_tokens:
             return counted_tokens(self.identified_tokens, self.certified_tokens)
         return counted_guesses(self.certified_examples) if self.certified_examples else ""

@@ -1,26 +1,55 @@
-"""A run in plain words, from its rows."""
+"""A run in plain words: a level, the parts of the verdict (`verdict_summary` words them), and what limits them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from seepage.audit.case import Kind, shared_parts
 from seepage.audit.findings import inconclusive, worst
-from seepage.audit.row import (
-    Case,
-    Diagnostic,
-    EpsilonRow,
-    MembershipRow,
-    Outcome,
-    Result,
-    Row,
-    counted_features,
-    share_words,
-)
-from seepage.audit.verdict_summary import verdict_summary
-from seepage.base.units import in_words
+from seepage.audit.row import Case, Diagnostic, EpsilonRow, MembershipRow, Outcome, Result, Row
+from seepage.audit.verdict_summary import members_identified, reconstructed, verdict_summary
 from seepage.base.words import places_of, plural
 
 LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
+
+NEARLY = 0.25
+"""Likeness of half of an attack's guesses from which a verdict of nothing recovered asks for a look; unrelated guesses
+are at 0 (docs/concepts/verdict.md)."""
+
+HEADS = {
+    "exact": "LEAKS.",
+    "recognizable": "LEAKS.",
+    "certified": "LEAKS, BY ITS OWN PROOF.",
+    "partial": "PARTIAL.",
+    "nothing": "NOTHING RECOGNIZABLE.",
+    "inconclusive": "INCONCLUSIVE.",
+}
+"""What a verdict begins with, by its level; `unscored` has several."""
+
+_TRACES: Mapping[Kind, str] = {
+    "pictures": "come closer than a flat color; look at the pictures",
+    "records": "come closer than the means that need no update; look at the records",
+    "texts": "hold more than half of the tokens of a private text; look at the texts",
+}
+"""What guesses do that are no copies, and no nothing either."""
+
+NO_PROOF = "That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
+PROOF = "A certified guess passes a check that only a private example passes. No truth was at hand; whoever has it can"
+NO_TRUTH = (
+    "The truth is not at hand to say how close that is, and nothing here is a proof of safety; whoever has it can"
+)
+MISFITS = {
+    True: "Other inputs may give the same update, too.",
+    False: "Guesses that give another update are no exact copies, unless the update was changed (noise, rounding) or a "
+    "setting of the client, stated or inferred, is wrong.",
+}
+"""What the update that guesses give says of them, by whether it is the one that was sent."""
+NEARER = "An update that is nearer need not be of a guess that is nearer."
+MIXTURES = (
+    "What an inner layer read of private examples was found mixed, and not separated: no guess is proved to be of one "
+    "example, and none is shown to be near one. That is no proof of safety."
+)
+FEATURES = "Inner features of private examples were reconstructed, and no attack made examples of them"
+ORDER_OPEN = "Which tokens stood together, in what order and how often stays open."
 
 
 def with_verdict(
@@ -47,20 +76,6 @@ def with_verdict(
     return found.model_copy(update={"verdict": words, "verdict_level": level, "summary": summary})
 
 
-def stopped_words(rows: Sequence[Row]) -> str:
-    """What the deadline left open, in a sentence; empty where every attack came to its own end."""
-    going = list(dict.fromkeys(row.attack for row in rows if row.status == "interrupted"))
-    none = [
-        name for name in dict.fromkeys(row.attack for row in rows if row.status == "not_tried") if name not in going
-    ]
-    parts = [
-        f"{', '.join(going)} {'was' if len(going) == 1 else 'were'} still improving" if going else "",
-        f"{', '.join(none)} had no guess yet" if none else "",
-    ]
-    left = " and ".join(filter(None, parts))
-    return f"Stopped at the deadline: {left}; the same command goes on from there." if left else ""
-
-
 def verdict(
     rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Diagnostic] = (), *, own_code: bool = False
 ) -> tuple[str, str]:
@@ -75,305 +90,180 @@ def verdict(
         flags: The diagnostics of the run.
         own_code: Whether scoring the run later has to execute third-party code, which requires `--trust`.
     """
-    judged = [case for case in cases if not case.control]
-    named = {case.name: case for case in judged}
-    doubtful = inconclusive(rows, cases, flags)
-    beside = _without_defense(rows, cases)
+    named = {case.name: case for case in cases if not case.control}
+    titles = {case.name: case.heading for case in cases}
+    doubt = _doubt(inconclusive(rows, cases, flags), named)
     every, rows = rows, [row for row in rows if row.case in named]
-    others, tokens = [row for row in rows if row.space != "token"], identified_tokens_words(rows, judged)
+    level = level_of(rows, list(named.values()), doubtful=bool(doubt))
+    words = reconstructed(rows, titles, list(named.values())).words
     score = f"seepage report RUN --truth FOLDER{' --trust' if own_code else ''}"
-    if tokens and not any(row.gave_result for row in others):
-        level, text = "unscored", _silent(rows, named)  # of cases, not of attacks that do not apply
-    else:
-        level, text = _found(others, named, score, doubtful)
-    if tokens:
-        leaks = level in ("exact", "recognizable", "certified")
-        text = " ".join(filter(None, (text, tokens) if leaks else (tokens, text)))
-        level = level if leaks else "partial"
-    level, text = _with_closed_forms(level, text, rows, judged, _doubt(doubtful, named))
-    return level, " ".join(filter(None, (text, _unaware(every, named), beside)))
+    said = [_head(level, rows, named, words, doubt), *_limits(level, rows, named, doubt, score)]
+    beside = [row for row in every if row.case not in named]
+    if any(row.leaks for row in beside):
+        said.append(f"Without the defense: {reconstructed(beside, titles).words}.")
+    return level, " ".join(filter(None, said))
 
 
-def _with_closed_forms(
-    level: str, text: str, rows: Sequence[Row], cases: Sequence[Case], doubt: str
-) -> tuple[str, str]:
-    """Level and text with what is revealed exactly where no attack of this run shows it: a proof, whoever looks."""
-    shown = {row.case for row in rows if row.mean("exact") or row.certified_examples}
-    given = [case for case in cases if case.exposed_examples and case.name not in shown]
-    if not given:
-        return level, text
-    most = worst(given)
-    away, of = most.closed_form
-    whole = f"{away} of its {of} examples" if of > 1 else "its one example"
-    if "batch size" in (most.inferred or {}):
-        whole = f"{away} of its {of} or more examples"
-    more = f" Examples are revealed in {_cases(len(given) - 1, 'further')}, too." if len(given) > 1 else ""
-    said = f"In closed form, with no attack, the first update of {most.heading} reveals {whole} exactly.{more}"
-    if level in ("exact", "certified"):
-        return level, f"{text} {said}"
-    if level == "recognizable":
-        return "certified", f"{text} {said}"
-    none = "The attacks of this run recovered none of them" if any(row.gave_result for row in rows) else ""
-    advice = "; an attack that reads closed forms, such as linear, shows them."
-    beside = f" INCONCLUSIVE: {doubt}" if doubt else ""  # of other cases
-    return (
-        "certified",
-        f"LEAKS, BY ITS OWN PROOF. {said} {none or 'No attack of this run gave a result'}{advice}{beside}",
-    )
-
-
-def _without_defense(rows: Sequence[Row], cases: Sequence[Case]) -> str:
-    """A sentence on the best attack in the cases without the defense; empty where none was run or none leaks.
-
-    >>> row = Row(case="b", attack="x", outcome="exact", examples=4, scores={"exact": {"mean": 1.0}, "psnr":
-    ...     {"mean": 99.0}, "recovered": {"mean": 1.0}})
-    >>> _without_defense([row], [Case(name="a", undefended="b"), Case(name="b", control=True)])
-    'Without the defense x reconstructed 4 of 4 examples exactly.'
-    """
-    controls = [case for case in cases if case.control]
-    scored = [row for row in rows if row.scored and row.case in {case.name for case in controls}]
-    best = [worst(own) for case in controls if (own := [row for row in scored if row.case == case.name])]
-    leaking = [row for row in best if row.leaks]
-    if not leaking:
-        return ""  # another sentence says why nothing was recovered
-    most = worst(leaking)
-    if len(controls) == 1:
-        return f"Without the defense {most.attack} reconstructed {_share(most)}."
-    return (
-        f"Without the defense examples can be reconstructed in {len(leaking)} of {_cases(len(best))}: "
-        f"{most.attack} reconstructed {_share(most)} at the most."
-    )
-
-
-def _found(rows: Sequence[Row], cases: Mapping[str, Case], score: str, doubtful: Mapping[str, str]) -> tuple[str, str]:
-    """Level and sentences about what the attacks found.
+def level_of(rows: Sequence[Row], cases: Sequence[Case], *, doubtful: bool) -> str:
+    """The level of a run.
 
     Args:
-        rows: Rows of these cases.
-        cases: The cases.
-        score: The command that compares what was found with a truth.
-        doubtful: Name of each case in which the failure of all attacks is no evidence of safety, to the reason.
+        rows: Rows of the judged cases.
+        cases: The judged cases.
+        doubtful: Whether the failure of all attacks is no evidence of safety in any of them.
     """
+    shown = {row.case for row in rows if row.mean("exact") or row.certified_examples}
     scored = [row for row in rows if row.scored]
-    silent = _silent(rows, cases)
-    kinds = list(dict.fromkeys(cases[row.case].kind or "pictures" for row in rows if row.gave_result))
-    if not any(row.gave_result for row in rows):
-        return "unscored", f"NO RESULT. {silent}"
-    spoke = {row.outcome for row in rows if row.gave_result}
-    if not scored and spoke == {Outcome.MIXTURE_ONLY}:
-        return "unscored", (
-            "MIXTURE ONLY. What an inner layer read of private examples was found mixed, and not separated: no guess "
-            "is proved to be of one example, and none is shown to be near one. That is no proof of safety."
-        )
-    if not scored and spoke <= {Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY}:
-        return "unscored", (
-            "FEATURES ONLY. Inner features of private examples were reconstructed, and no attack made examples of them"
-            f"{'; cpa_fia goes on from there to images' * ('pictures' in kinds)}.{_features(rows)}"
-        )
+    if any(row.mean("exact") for row in scored):
+        return "exact"
+    if any(case.exposed_examples and case.name not in shown for case in cases):
+        return "certified"  # a proof, whoever looks
+    if any(row.leaks for row in scored):
+        return "recognizable"
     if not scored and any(row.certified_examples for row in rows):
-        return "certified", (
-            f"LEAKS, BY ITS OWN PROOF. {_unscored(rows, cases)} A certified guess passes a check "
-            f"that only a private example passes. No truth was at hand; whoever has it can check: {score}"
-        )
+        return "certified"
+    if any(row.identified_tokens for row in rows):
+        return "partial"
     if not scored:
-        return "unscored", (
-            f"NOT SCORED. Look at the {' and the '.join(kinds)}: {_unscored(rows, cases)}{_features(rows)} The truth "
-            f"is not at hand to say how close that is, and nothing here is a proof of safety; whoever has it "
-            f"can: {score}"
-        )
-    best = {case: worst(own) for case in cases if (own := [row for row in scored if row.case == case])}
-    leaking = [row for row in best.values() if row.leaks]
-    if not leaking:
-        partial = any(row.outcome is Outcome.PARTIAL for row in scored)
-        doubt = _doubt(doubtful, cases)
-        level = "inconclusive" if doubt else "partial" if partial else "nothing"
-        return level, f"{_quiet_verdict(best, partial, _nearly(scored), doubt)} {silent}".strip()
-    most = worst(leaking)
-    level = "exact" if most.mean("exact") else "recognizable"
-    parts = [
-        f"LEAKS. Private examples can be reconstructed in {len(leaking)} of {_cases(len(best))}.",
-        f"Worst: {cases[most.case].heading}, where the attack {most.attack} reconstructed {_share(most)}.",
-        *_closeness(most),
-        *_targets(most),
-        f"The attacker used {_knowledge(most)}.",
-        *_fitted(most),
-    ]
-    quiet = [row for row in best.values() if not row.leaks]
-    if quiet:
-        parts.append(
-            f"In {_named([cases[row.case] for row in quiet], cases)} these attacks, with the steps they were given, "
-            "recovered no example. That is no proof of safety."
-        )
-        parts += [f"INCONCLUSIVE: {doubt}"] if (doubt := _doubt(doubtful, cases)) else []
-    return level, " ".join([*parts, silent]).strip()
+        return "unscored"
+    if doubtful:
+        return "inconclusive"
+    return "partial" if any(row.outcome is Outcome.PARTIAL for row in scored) else "nothing"
+
+
+def _head(level: str, rows: Sequence[Row], cases: Mapping[str, Case], words: str, doubt: str) -> str:
+    """What a verdict begins with.
+
+    Args:
+        level: The level.
+        rows: Rows of the judged cases.
+        cases: The judged cases.
+        words: The part of the verdict on reconstruction.
+        doubt: Why the failure of the attacks is no evidence of safety; may be empty.
+    """
+    seen = {row.case for row in rows if row.scored}
+    if level in ("exact", "recognizable"):
+        given = _leaking(rows, cases)
+        many = f"Private examples can be reconstructed in {len(given)} of {_cases(len(seen | given))}."
+        return f"{HEADS[level]} {many} Worst: {words}."
+    if level == "certified":
+        return f"{HEADS[level]} {_sentence(words)}"
+    if any(row.identified_tokens for row in rows):
+        return f"TOKENS IDENTIFIED. {_sentence(words)} {ORDER_OPEN}"
+    if level == "unscored":
+        return _unscored(rows, cases, words)
+    where = _cases(len(seen))
+    if any(row.outcome is Outcome.PARTIAL for row in rows):
+        best = [worst([row for row in rows if row.scored and row.case == case]) for case in cases if case in seen]
+        signs = dict.fromkeys(_TRACES[_kind(row)] for row in best)
+        quiet = f"In {where} no example counts as recovered, but some guesses {', or '.join(signs)}."
+    else:
+        quiet = f"In {where} these attacks, with the steps they were given, recovered nothing.{_nearly(rows)}"
+    return " ".join(filter(None, (HEADS[level], doubt, quiet, NO_PROOF)))
+
+
+def _unscored(rows: Sequence[Row], cases: Mapping[str, Case], words: str) -> str:
+    """What a verdict begins with where nothing was scored, nor certified."""
+    back = [row for row in rows if row.gave_result]
+    kinds = list(dict.fromkeys(cases[row.case].kind or "pictures" for row in back))
+    outcomes = {row.outcome for row in back}
+    if not back:
+        return "NO RESULT."
+    if outcomes == {Outcome.MIXTURE_ONLY}:
+        return f"MIXTURE ONLY. {MIXTURES}"
+    if outcomes <= {Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY}:
+        more = "; cpa_fia goes on from there to images" * ("pictures" in kinds)
+        return f"FEATURES ONLY. {FEATURES}{more}. {_sentence(words)}"
+    return f"NOT SCORED. {_sentence(words.removeprefix('not known: '))} Look at the {' and the '.join(kinds)}."
+
+
+def _limits(level: str, rows: Sequence[Row], cases: Mapping[str, Case], doubt: str, score: str) -> list[str]:
+    """What limits what was found: who was told what, what was found nowhere, and what has no result."""
+    said, leaking = [], [row for row in rows if row.leaks]
+    if leaking:
+        most = worst(leaking)
+        said.append(f"The attacker used {_knowledge(most)}.")
+        said += [f"Its score fitted {most.fitted} with the truth, which an attacker could not."] * bool(most.fitted)
+    found = _leaking(rows, cases) | {row.case for row in rows if row.identified_tokens}
+    quiet = dict.fromkeys(row.case for row in rows if row.scored and row.case not in found)
+    if quiet and found:
+        where = _named([cases[name] for name in quiet], cases)
+        none = "these attacks, with the steps they were given, recovered no example. That is no proof of safety."
+        said.append(f"In {where} {none}")
+    if doubt and level != "inconclusive":
+        said.append(f"INCONCLUSIVE: {doubt}")
+    back = [row for row in rows if row.returned and row.space == "input"] if level == "unscored" else []
+    near = min((row for row in back if row.misfit is not None), key=lambda row: row.misfit or 0.0, default=None)
+    said += [] if near is None else [MISFITS[near.fits]]
+    said += [NEARER] * (near is not None and not near.fits and len({row.attack for row in back}) > 1)
+    if not any(row.scored for row in rows) and any(row.certified_examples for row in rows):
+        said.append(f"{PROOF} check: {score}")
+    elif level == "unscored" and {row.outcome for row in rows} & {Outcome.NOT_SCORED, Outcome.RETURNED_NOTHING}:
+        said.append(f"{NO_TRUTH}: {score}")
+    return [*said, _silent(rows, cases), _unaware(rows, cases)]
+
+
+def _leaking(rows: Sequence[Row], cases: Mapping[str, Case]) -> set[str]:
+    """Cases whose examples were reconstructed, or are revealed in closed form."""
+    return {row.case for row in rows if row.leaks} | {name for name, case in cases.items() if case.exposed_examples}
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
 
 
 def _unaware(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
     """Sentence that no attacker knew of the defense; empty if some did, or if there is no defense."""
     known = {row.case for row in rows if "defense" in row.side_information}
     spoke = {row.case for row in rows if row.gave_result}
-    defended = {name for name, case in cases.items() if case.defense}
-    unaware = [case for case in cases if case in defended & spoke - known]
+    unaware = [case for name, case in cases.items() if case.defense and name in spoke - known]
     if not unaware:
         return ""
-    where = "" if len(unaware) == len(cases) else f"In {_named([cases[case] for case in unaware], cases)} "
+    where = "" if len(unaware) == len(cases) else f"In {_named(unaware, cases)} "
     return f"{where}{'the' if where else 'The'} attackers did not know of the defense."
 
 
 def _doubt(doubtful: Mapping[str, str], cases: Mapping[str, Case]) -> str:
     """Sentences on why the failure of the attacks is no evidence of safety, each reason once with its cases."""
     return " ".join(
-        (
-            f"{why[0].upper()}{why[1:]}"
-            if len(names) == len(cases)
-            else f"In {_named([cases[n] for n in names], cases)} {why}"
-        )
-        + "."
+        _sentence(why) if len(names) == len(cases) else f"In {_named([cases[n] for n in names], cases)} {why}."
         for why, names in places_of(doubtful.items()).items()
     )
-
-
-def _unscored(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
-    """Sentence on the returned guesses of a run without a truth, from what the attacks report themselves."""
-    back = [row for row in rows if row.returned and row.space != "feature"]
-    if not back:
-        return "no attack returned any guess."
-    best = worst(back)
-    of_them = "it" if best.returned == 1 else f"{best.certified_examples} of them"
-    sure = (
-        f" and certifies {of_them} without any truth" if best.certified_examples else ", none of which it can certify"
-    )
-    guesses = plural(best.returned or 0, "guess")
-    return f"{best.attack} returned {guesses} on {cases[best.case].heading}{sure}.{_misfit(best)}{_beside(best, back)}"
-
-
-def _beside(best: Row, back: Sequence[Row]) -> str:
-    """Sentence on other guesses of the same update, where none is certified and no figure says which are nearest."""
-    others = [row for row in back if row is not best and row.case == best.case]
-    if best.certified_examples or best.fits or not others:
-        return ""
-    named = [f"{row.attack} ({row.misfit_words or 'update not known'})" for row in others]
-    return f" So did {' and '.join(named)}; an update that is nearer need not be of a guess that is nearer."
-
-
-def _misfit(row: Row) -> str:
-    """Sentence on whether the guesses give the update that was sent; empty where that is not known."""
-    if row.misfit is None:
-        return ""
-    one = row.returned == 1
-    again = f" Recomputing the update from {'this guess' if one else 'these guesses'} gives"
-    if row.fits:
-        alike = "" if row.certified_examples else ", which other inputs may give too"
-        off = share_words(row.misfit)
-        return f"{again} the one that was sent, or a multiple of it, within {off} of its size{alike}."
-    differs = f"{again} one that differs from the one that was sent by {share_words(row.misfit)} of its size"
-    if row.certified_examples:
-        return (
-            f"{differs}: that was changed (noise, rounding), or a setting of the client, stated or inferred, is wrong."
-        )
-    copies = "it is no exact copy" if one else "they are no exact copies"
-    return (
-        f"{differs}: {copies}, unless the update was changed (noise, rounding) or a setting of the "
-        "client, stated or inferred, is wrong."
-    )
-
-
-def _features(rows: Sequence[Row]) -> str:
-    """Sentence on certified inner features, which are no certified examples; empty where there are none."""
-    best = worst(rows)
-    if not best.certified_features:
-        return ""
-    return f" Of {best.attack}: {counted_features(best.certified_features)}."
 
 
 def _silent(rows: Sequence[Row], cases: Mapping[str, Case]) -> str:
     """Sentences about the cases for which no attack gave a result; empty if there are none."""
     spoke = {row.case for row in rows if row.gave_result}
     zero = {row.case for row in rows if row.outcome is Outcome.ZERO_UPDATE} - spoke
-    mute = [case for name, case in cases.items() if name not in spoke | zero]
     parts = []
-    if mute:
-        named = _named(mute, cases, "further" if spoke else "audited")
+    if mute := [case for name, case in cases.items() if name not in spoke | zero]:
+        causes = dict.fromkeys(_cause(case, [row for row in rows if row.case == case.name]) for case in mute)
         parts.append(
-            f"In {named} no attack gave a result: {_causes(rows, mute)}. "
-            "That is no proof of safety either; the reasons are listed with the results."
+            f"In {_named(mute, cases, 'further' if spoke else 'audited')} no attack gave a result: "
+            f"{', or '.join(causes)}. That is no proof of safety either; the reasons are listed with the results."
         )
     if zero:
         named = _named([case for name, case in cases.items() if name in zero], cases)
-        parts.append(
-            f"In {named} the update is zero everywhere: "
-            "it holds nothing to attack, but the update of another round may."
-        )
+        nothing = "the update is zero everywhere: it holds nothing to attack, but the update of another round may."
+        parts.append(f"In {named} {nothing}")
     return " ".join(parts)
 
 
-def _causes(rows: Sequence[Row], mute: Sequence[Case]) -> str:
-    """Reasons why cases have no result, each once."""
-    found = dict[str, None]()
-    for case in mute:
-        own = [row for row in rows if row.case == case.name]
-        if case.skipped or any(row.outcome is Outcome.NOT_RECORDED for row in own):
-            found["no update could be made"] = None
-        elif any(row.status == "error" for row in own):
-            found["those that apply failed"] = None
-        else:
-            found["none applies"] = None
-    return ", or ".join(found)
+def _cause(case: Case, rows: Sequence[Row]) -> str:
+    """Why a case has no result."""
+    if case.skipped or any(row.outcome is Outcome.NOT_RECORDED for row in rows):
+        return "no update could be made"
+    return "those that apply failed" if any(row.status == "error" for row in rows) else "none applies"
 
 
 def _cases(count: int, which: str = "audited") -> str:
     return plural(count, f"{which} case")
 
 
-def _fitted(row: Row) -> list[str]:
-    return [f"Its score fitted {row.fitted} with the truth, which an attacker could not."] if row.fitted else []
-
-
 def _knowledge(row: Row) -> str:
-    shown = (
-        "; the protocol shows the indices of each batch" if "indices" in {*row.known} - {*row.side_information} else ""
-    )
+    shown = "indices" in {*row.known} - {*row.side_information}
     extra = f"extra knowledge: {', '.join(row.side_information)}" if row.side_information else "no extra knowledge"
-    return extra + shown
-
-
-def _share(row: Row) -> str:
-    kind, share = ("exactly", "exact") if row.mean("exact") else ("recognizably", "recovered")
-    return f"{row.count(share)} of {row.examples} examples {kind}"
-
-
-def _closeness(row: Row) -> list[str]:
-    """A sentence with the median PSNR; values are capped at 150 dB, which would distort a mean. Of text, the ROUGE."""
-    if row.of_text:
-        tokens, pairs = (row.mean(name) or 0.0 for name in ("rouge_1", "rouge_2"))
-        shares = f"{tokens:.0%} of the tokens and {pairs:.0%} of their neighboring pairs"
-        return [f"{shares} were reconstructed (ROUGE-1, ROUGE-2)."]
-    median, flat = row.median("psnr"), row.value("mean_color_psnr")
-    typical = (row.baselines.get("typical") or {}).get("psnr")
-    if median is None:
-        return []
-    pictures = _kind(row) == "pictures"
-    guess = "guessing the mean color" if pictures else "guessing the example's own mean"
-    beside = "" if flat is None else f"; {guess} scores {flat:.0f} dB"
-    beside = beside if typical is None else f"; the mean of other rows scores {typical:.0f} dB"
-    what = f"Median PSNR of the {row.examples} examples" if row.examples != 1 else "PSNR"
-    return [f"{what}: {median:.0f} dB{beside}."]
-
-
-def _targets(row: Row) -> list[str]:
-    """A sentence on the values, or maps of classes, that were reconstructed with the examples."""
-    if "labels" in row.side_information:
-        return []  # it was given them
-    error, floor = row.mean("target_error"), row.baselines.get("mean_target", {}).get("target_error")
-    if error is not None:
-        beside = "" if floor is None else f"; the mean target is off by {in_words(floor)}"
-        return [f"Its targets are off by {in_words(error)} in their own unit{beside}."]
-    share, commonest = row.mean("label_accuracy"), row.baselines.get("commonest", {}).get("label")
-    if share is not None and commonest is not None:
-        return [
-            f"{share:.0%} of the pixels of its maps are of the right class; one class everywhere has {commonest:.0%}."
-        ]
-    return []
+    return extra + "; the protocol shows the indices of each batch" * shown
 
 
 def _named(some: Sequence[Case], cases: Mapping[str, Case], which: str = "audited") -> str:
@@ -390,50 +280,12 @@ def _kind(row: Row) -> Kind:
     return "texts" if row.of_text else "pictures" if "ssim" in row.scores else "records"
 
 
-_TRACES: Mapping[Kind, str] = {
-    "pictures": "come closer than a flat color; look at the pictures",
-    "records": "come closer than the means that need no update; look at the records",
-    "texts": "hold more than half of the tokens of a private text; look at the texts",
-}
-"""What guesses do that are no copies, and no nothing either."""
-
-
-NEARLY = 0.25
-"""Likeness of half of an attack's guesses from which a verdict of nothing recovered asks for a look; unrelated guesses
-are at 0 (docs/concepts/verdict.md)."""
-
-
 def _nearly(rows: Sequence[Row]) -> str:
     """A sentence on the guesses that are most like their examples, where these are no strangers; else empty."""
-    found = [(row.median("likeness") or 0.0, row) for row in rows]
-    likeness, row = max(found, key=lambda one: one[0], default=(0.0, None))
-    if row is None or likeness < NEARLY:
-        return ""
-    return (
-        f" Look at the pictures of {row.attack} all the same: half of them have a likeness of {likeness:.2f} or more."
-    )
-
-
-def _quiet_verdict(best: Mapping[str, Row], partial: bool, near: str, doubt: str) -> str:
-    """The verdict where nothing was recovered.
-
-    Args:
-        best: The best row of each case.
-        partial: Whether guesses hold more than nothing.
-        near: A sentence on guesses that nearly count as recovered; may be empty.
-        doubt: The reasons that make it inconclusive; may be empty.
-    """
-    if partial:
-        signs = dict.fromkeys(_TRACES[_kind(row)] for row in best.values())
-        head = f"In {_cases(len(best))} no example counts as recovered, but some guesses {', or '.join(signs)}."
-        more = "A stronger attack or more steps may recover more."
-    else:
-        head = f"In {_cases(len(best))} these attacks, with the steps they were given, recovered nothing."
-        head += near
-        more = "That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
-    if doubt:
-        return f"INCONCLUSIVE. {doubt} {head} {more}"
-    return f"{'PARTIAL' if partial else 'NOTHING RECOGNIZABLE'}. {head} {more}"
+    row = max(rows, key=lambda row: row.median("likeness") or 0.0)
+    alike = row.median("likeness") or 0.0
+    look = f" Look at the pictures of {row.attack} all the same: half of them have a likeness of {alike:.2f} or more."
+    return look * (alike >= NEARLY)
 
 
 def false_certificates(rows: Sequence[Row], cases: Sequence[Case]) -> str:
@@ -441,36 +293,28 @@ def false_certificates(rows: Sequence[Row], cases: Sequence[Case]) -> str:
 
     >>> row = Row(case="a", attack="x", outcome="partly_exact", certified={"n": 3, "wrong": 1})
     >>> print(false_certificates([row], [Case(name="a", title="net", data="digits")]).replace(": ", ":\n"))
-    FALSE CERTIFICATE. Of 3 guesses that x certified on net, 1 is no exact copy of a private example:
+    FALSE CERTIFICATE. 1 of 3 guesses that x certified on net is no exact copy of a private example:
     do not rely on its certificates here.
     """
     named, parts = {case.name: case for case in cases}, []
-    for row in rows:
-        given = row.certified
-        if given is None or not given.wrong:
-            continue
-        # Somebody who brings a truth may bring that of another update; an audit has its own.
-        brought = named[row.case].data is None and given.wrong == given.n
-        other = " Or the truth is that of another update: then the scores say nothing." if brought else ""
-        parts.append(
-            f"Of {plural(given.n, 'guess')} that {row.attack} certified on {named[row.case].heading}, {given.wrong} "
-            f"{_no_copies(row, given.wrong)}: do not rely on its certificates here."
-            f"{_passed_over(rows, row)}{other}"
+    for row, given in ((row, row.certified) for row in rows if row.certified is not None and row.certified.wrong):
+        one, skipped = (
+            given.wrong == 1,
+            [other.attack for other in rows if other.case == row.case and other.outcome is Outcome.NOT_NEEDED],
         )
+        copies = "exact copy of a private example" if one else "exact copies of a private example"
+        what = ("token" if one else "tokens") + " of the texts" if row.of_tokens else copies
+        parts.append(
+            f"{given.wrong} of {plural(given.n, 'guess')} that {row.attack} certified on {named[row.case].heading} "
+            f"{'is' if one else 'are'} no {what}: do not rely on its certificates here."
+        )
+        if skipped:
+            parts[-1] += f" For its sake {' and '.join(skipped)} did not run: run again with --all."
+        # Somebody who brings a truth may bring that of another update; an audit has its own.
+        if named[row.case].data is None and given.wrong == given.n:
+            parts[-1] += " Or the truth is that of another update: then the scores say nothing."
     more = f" Nor on {len(parts) - LISTED_NAMES} more rows." if len(parts) > LISTED_NAMES else ""
     return f"FALSE CERTIFICATE. {' '.join(parts[:LISTED_NAMES])}{more}" if parts else ""
-
-
-def _no_copies(row: Row, wrong: int) -> str:
-    if row.space == "token":
-        return "is no token of the texts" if wrong == 1 else "are no tokens of the texts"
-    return f"{'is no exact copy' if wrong == 1 else 'are no exact copies'} of a private example"
-
-
-def _passed_over(rows: Sequence[Row], false: Row) -> str:
-    """A clause on attacks that were not run for the sake of certificates, some of which are false."""
-    names = [row.attack for row in rows if row.case == false.case and row.outcome is Outcome.NOT_NEEDED]
-    return f" For its sake {' and '.join(names)} did not run: run again with --all." if names else ""
 
 
 def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
@@ -479,78 +323,27 @@ def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
     >>> rate = {"hits": 7, "of": 8, "low": 0.47, "high": 1.0}
     >>> row = MembershipRow(case="a", test="matched_filter", members=8, others=8, auc=0.98, auc_low=0.9, level=0.01,
     ...     members_identified=rate, others_identified=rate | {"hits": 0})
-    >>> print(named_members([row], [Case(name="a", title="net")]).replace("; ", ";\n"))
-    MEMBERS IDENTIFIED. matched_filter distinguishes members of the batch from others in 1 audited case;
-    on net it identifies 7 of 8 members and 0 of 8 others at a false positive rate of 1 % (AUC 0.98).
+    >>> print(named_members([row], [Case(name="a", title="net")]).replace(", and ", ",\nand "))
+    MEMBERS IDENTIFIED. 7 of 8 members [47 %, 100 %],
+    and 0 of 8 others [47 %, 100 %] at a false positive rate of 1 %, by matched_filter on net.
     """
-    named = {case.name: case for case in cases}
+    headings = {case.name: case.heading for case in cases}
     lacking = [case.heading for case in cases if case.membership_skipped]
     more = f" and {len(lacking) - LISTED_NAMES} more" if len(lacking) > LISTED_NAMES else ""
-    where = f"{'; '.join(lacking[:LISTED_NAMES])}{more}"
-    missing = f"Membership was not tested on {where}: see the report." if lacking else ""
-    judged = [row for row in rows if row.auc is not None]
-    if not judged:
-        silent = "No membership test gave a result; the reasons are listed with the results." if rows else ""
-        return " ".join(filter(None, (silent, missing)))
-    telling = [row for row in judged if row.tells]
-    tested = {row.case for row in judged}
-    if not telling:
-        return (
-            f"NO MEMBERS IDENTIFIED. In {_cases(len(tested))} no membership test did better than chance. "
-            f"That is no proof that nobody can be identified. {missing}"
-        ).strip()
-    best = worst(telling)
-    hit, false = best.members_identified, best.others_identified
-    assert hit is not None
-    assert false is not None
-    assert best.level is not None
-    leaking, where = len({row.case for row in telling}), _cases(len(tested))
-    return (
-        f"MEMBERS IDENTIFIED. {best.test} distinguishes members of the batch from others in "
-        f"{where if leaking == len(tested) else f'{leaking} of {where}'}; on {named[best.case].heading} it identifies "
-        f"{hit.hits} of {hit.of} members and {false.hits} of {false.of} others at a false positive rate of "
-        f"{100 * best.level:g} % (AUC {best.auc:.2f}). {missing}"
-    ).strip()
-
-
-def identified_tokens_words(rows: Sequence[Row], cases: Sequence[Case]) -> str:
-    r"""Sentences on the distinct tokens of the texts that were identified; empty where none were.
-
-    >>> share = {"mean": 0.99, "low": 0.95, "high": 0.998, "n": 200}
-    >>> row = Row(case="a", attack="token_set", outcome="tokens_identified", space="token", returned=198,
-    ...     certified={"n": 190, "wrong": 0}, scores={"token_recall": share, "token_precision": share | {"mean": 1.0}})
-    >>> print(identified_tokens_words([row], [Case(name="a", title="net")]).replace("texts, ", "texts,\n"))
-    TOKENS IDENTIFIED. On net token_set identifies 198 of 200 distinct tokens of the client's texts,
-    none wrong [95 %, 100 %]. Which stood together, in what order and how often stays open.
-    """
-    found = [row for row in rows if row.identified_tokens]
-    if not found:
-        return ""
-    best = worst(found)
-    where = {case.name: case for case in cases}[best.case]
-    recall, precision = best.scores.get("token_recall"), best.scores.get("token_precision")
-    if recall is None or precision is None or recall.low is None or recall.high is None or not recall.n:
-        words = (
-            f"{best.identified_tokens:,} distinct tokens of the client's texts by rows of the embedding that moved, "
-            f"{best.certified_tokens:,} of them certified"
+    missing = f"Membership was not tested on {'; '.join(lacking[:LISTED_NAMES])}{more}: see the report." * bool(lacking)
+    tested = [row for row in rows if row.auc is not None]
+    telling = [row for row in tested if row.tells]
+    if telling:
+        said = f"MEMBERS IDENTIFIED. {members_identified(telling, headings).words}."
+    elif tested:
+        where = _cases(len({row.case for row in tested}))
+        said = (
+            f"NO MEMBERS IDENTIFIED. In {where} no membership test did better than chance. "
+            "That is no proof that nobody can be identified."
         )
     else:
-        wrong = best.identified_tokens - round(precision.mean * best.identified_tokens)
-        frequent = where.baseline("frequent", "token_recall")
-        beside = "" if frequent is None else f"; as many of the most frequent public tokens are {frequent:.0%} of them"
-        words = (
-            (
-                f"{round(recall.mean * recall.n):,} of {recall.n:,} distinct tokens of the client's texts, "
-                f"{f'{wrong:,} wrong' if wrong else 'none wrong'} [{recall.low:.0%}, {recall.high:.0%}]{beside}"
-            )
-            .replace("%,", " %,")
-            .replace("%]", " %]")
-            .replace("% of", " % of")
-        )
-    more = len({row.case for row in found}) - 1
-    further = f" Tokens were identified in {_cases(more, 'further')}, too." if more else ""
-    unknown = "Which stood together, in what order and how often stays open."
-    return f"TOKENS IDENTIFIED. On {where.heading} {best.attack} identifies {words}. {unknown}{further}"
+        said = "No membership test gave a result; the reasons are listed with the results." * bool(rows)
+    return " ".join(filter(None, (said, missing)))
 
 
 def contradicted(epsilons: Sequence[EpsilonRow], cases: Sequence[Case]) -> str:
@@ -560,14 +353,27 @@ def contradicted(epsilons: Sequence[EpsilonRow], cases: Sequence[Case]) -> str:
     >>> contradicted([row], [Case(name="a", title="net")])
     'CONTRADICTED. On net the stated epsilon of 1 is contradicted by measuring the defense.'
     """
-    named = {case.name: case for case in cases}
+    headings = {case.name: case.heading for case in cases}
     wrong = [row for row in epsilons if row.contradicted]
     if not wrong:
         return ""
-    first = wrong[0]
     more = f" A claim is contradicted in {_cases(len(wrong) - 1, 'further')}, too." if len(wrong) > 1 else ""
-    claims = " and ".join(first.contradicted)
-    return f"CONTRADICTED. On {named[first.case].heading} {claims} by measuring the defense.{more}"
+    claims = " and ".join(wrong[0].contradicted)
+    return f"CONTRADICTED. On {headings[wrong[0].case]} {claims} by measuring the defense.{more}"
+
+
+def stopped_words(rows: Sequence[Row]) -> str:
+    """What the deadline left open, in a sentence; empty where every attack came to its own end."""
+    going = list(dict.fromkeys(row.attack for row in rows if row.status == "interrupted"))
+    none = [
+        name for name in dict.fromkeys(row.attack for row in rows if row.status == "not_tried") if name not in going
+    ]
+    parts = [
+        f"{', '.join(going)} {'was' if len(going) == 1 else 'were'} still improving" if going else "",
+        f"{', '.join(none)} had no guess yet" if none else "",
+    ]
+    left = " and ".join(filter(None, parts))
+    return f"Stopped at the deadline: {left}; the same command goes on from there." if left else ""
 
 
 # --- sentences beside the verdict --------------------------------------------------------------------------------

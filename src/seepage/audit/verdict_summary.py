@@ -80,7 +80,8 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Seque
     if given is None or given.closed_share <= exact or proved:
         return part
     found = Share.count(*given.closed_form)
-    closed = f"{found.hits} of {found.of} examples exactly {found.range}, in closed form, on {given.heading}"
+    size = f"{found.of}{' or more' * ('batch size' in (given.inferred or {}))}"
+    closed = f"{found.hits} of {size} examples exactly {found.range}, in closed form, on {given.heading}"
     words = f"{closed}; by attacks: {part.words.removesuffix(NO_ATTACK)}"
     return _part("reconstruction", words, given.name, found.share, *found.interval)
 
@@ -91,7 +92,7 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
     best = worst(rows) if rows else None
     if not scored and best is not None and best.certificate:
         lacking = "; no truth at hand" if best.certified_examples else ""  # which no score of features would need
-        words = f"{_proof(best)}, by {best.attack} on {headings[best.case]}{lacking}"
+        words = f"{best.certificate}, by {best.attack} on {headings[best.case]}{lacking}"
         return _part("reconstruction", words, best.case)
     if not scored:
         why = "no guess could be scored" if any(row.gave_result for row in rows) else "no attack gave a result"
@@ -106,14 +107,9 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> SummaryPart:
     by = f", by {most.attack} on {headings[most.case]}" if found.hits else NO_ATTACK
     named = [row for row in rows if row.identified_tokens]
     tokens = worst(named) if named else None
-    beside = "" if tokens is None else f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.case]}"
+    beside = "" if tokens is None else f"; {tokens.certificate}, by {tokens.attack} on {headings[tokens.case]}"
     words = f"{found.hits} of {found.of} examples {how} {found.range}{by}{beside}"
     return _part("reconstruction", words, most.case, found.share, *found.interval)
-
-
-def _proof(row: Row) -> str:
-    """The certificate of an attack, or the share of tokens that it names where that is known."""
-    return row.phrase if "token_recall" in row.scores else row.certificate
 
 
 def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, str]) -> SummaryPart:
@@ -129,13 +125,9 @@ def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, 
             name="membership_inference", tried=False, words=f"not tried: {lacking or 'ask with --membership'}"
         )
     most = worst(judged)
-    assert most.members_identified is not None
-    assert most.others_identified is not None
-    hit, false = most.members_identified, most.others_identified
-    words = (
-        f"{hit.hits} of {hit.of} members {hit.range}, and {false.hits} of {false.of} others {false.range} at a false "
-        f"positive rate of {100 * (most.level or 0.0):g} %, by {most.test} on {headings[most.case]}"
-    )
+    hit = most.members_identified
+    assert hit is not None
+    words = f"{most.words}, by {most.test} on {headings[most.case]}"
     return _part("membership_inference", words, most.case, hit.share, *hit.interval)
 
 

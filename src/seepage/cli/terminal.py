@@ -259,7 +259,7 @@ def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for row in rows:
-        texts = RowTexts.of(row, further, mean_digits=0)
+        texts = RowTexts(row, further, mean_digits=0)
         interval = f" [{', '.join(texts.interval)}]" if texts.interval else ""
         values = [
             texts.recovered,

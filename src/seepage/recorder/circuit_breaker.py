@@ -1,22 +1,18 @@
 """Faults of recording never reach the training: each kind is logged once, and a step that keeps failing is stopped."""
 
 import logging
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from seepage.base.storage import SCHEMA, append_line, make_private
 from seepage.errors import SeepageError, printable
 
 MAX_FAULTS_IN_A_ROW = 3
 """Faults of one step and client, one after the other, after which it is given up for the rest of the run."""
 MAX_REASON_LETTERS = 400
 """Letters of a fault's reason; more are cut."""
-FAULTS_FILE = "faults.jsonl"
-"""File of the recorder's folder with a line for each kind of fault, and for each step that was given up."""
 
 Step = Literal["hook", "read", "look", "write", "ledger"]
 Circuit = tuple[Step, int | str | None]
@@ -35,26 +31,21 @@ class CircuitBreaker:
     works on a client's message is counted for that client alone: whatever one sends, the others are recorded.
 
     Attributes:
-        folder: Where `faults.jsonl` goes, as far as it can be written.
         said: Kinds that were logged already. A framework that starts a process for each round may keep them.
         open: Open circuits: steps that are not tried anymore, of one client or at all, with the reason.
 
     Example:
-        >>> import tempfile
         >>> lines = []
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     breaker = CircuitBreaker(Path(place))
-        ...     for t in range(5):
-        ...         found = breaker.call("look", lambda: 1 / 0, f"round {t}", lines.append)
-        ...     len(lines), ("look", None) in breaker.open, found
+        >>> breaker = CircuitBreaker()
+        >>> for t in range(5):
+        ...     found = breaker.call("look", lambda: 1 / 0, f"round {t}", lines.append)
+        >>> len(lines), ("look", None) in breaker.open, found
         (2, True, None)
     """
 
-    folder: Path
     said: set[str] = field(default_factory=set)
     open: dict[Circuit, str] = field(default_factory=dict)
     _in_a_row: dict[Circuit, int] = field(default_factory=dict)
-    _unwritten: list[dict[str, Any]] = field(default_factory=list)
 
     def call(
         self,
@@ -82,41 +73,20 @@ class CircuitBreaker:
         try:
             found = work()
         except Exception as error:
-            self.note(circuit, error, where, say, always=always)
+            why = reason_of(error)
+            log.debug("seepage: %s: %s", where, why, exc_info=error)
+            self.once(f"{where}: {_WORDS[step]}: {why} (further faults of this kind are not said)", kind_of(error), say)
+            if always or _of_update(error):
+                return None
+            self._in_a_row[circuit] = self._in_a_row.get(circuit, 0) + 1
+            if self._in_a_row[circuit] >= MAX_FAULTS_IN_A_ROW:
+                self.open[circuit] = why
+                ended = f"{_ENDED[step]}{'' if client is None else ' for this client'}"
+                words = f"{ended} after {MAX_FAULTS_IN_A_ROW} faults in a row, and the training goes on"
+                self._tell(f"{where}: {words}; start the run again to record further: {why}", say)
             return None
         self._in_a_row.pop(circuit, None)
-        if self._unwritten and step == "write":
-            self._flush()
         return found
-
-    def note(self, circuit: Circuit, error: Exception, where: str, say: Say, *, always: bool = False) -> None:
-        """Log a fault, if it is the first of its kind, and stop its step after `MAX_FAULTS_IN_A_ROW`.
-
-        Args:
-            circuit: The step and its client.
-            error: The fault.
-            where: Round and client, for the warning.
-            say: Called with each warning.
-            always: Never stop the step.
-        """
-        step, client = circuit
-        why, kind = reason_of(error), kind_of(error)
-        log.debug("seepage: %s: %s", where, why, exc_info=error)
-        if kind not in self.said:
-            self.once(f"{where}: {_WORDS[step]}: {why} (further faults of this kind are not said)", kind, say)
-            self._write({"step": step, "where": where, "why": why, "given_up": False})
-        if always or _of_update(error):
-            return
-        self._in_a_row[circuit] = self._in_a_row.get(circuit, 0) + 1
-        if self._in_a_row[circuit] >= MAX_FAULTS_IN_A_ROW:
-            self.open[circuit] = why
-            whose = "" if client is None else " for this client"
-            self._tell(
-                f"{where}: {_ENDED[step]}{whose} after {MAX_FAULTS_IN_A_ROW} faults in a row, and the training goes "
-                f"on; start the run again to record further: {why}",
-                say,
-            )
-            self._write({"step": step, "where": where, "why": why, "given_up": True})
 
     def once(self, words: str, kind: str, say: Say) -> None:
         """Say something of this kind, if it was not said before."""
@@ -129,19 +99,6 @@ class CircuitBreaker:
             say(words)
         except Exception:
             log.debug("seepage: a warning could not be said", exc_info=True)
-
-    def _write(self, row: dict[str, Any]) -> None:
-        self._unwritten.append({"schema": SCHEMA, "time": round(time.time()), **row})
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            make_private(self.folder)
-            while self._unwritten:
-                append_line(self.folder / FAULTS_FILE, self._unwritten[0])
-                del self._unwritten[0]
-        except Exception:  # a full disk takes no note of itself: the log has it, and the next try may do
-            log.debug("seepage: no note of a fault could be written", exc_info=True)
 
 
 _WORDS: dict[Step, str] = {

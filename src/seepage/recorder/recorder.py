@@ -37,12 +37,13 @@ from seepage.federation.transcript.truth import save_truth
 from seepage.federation.types import Architecture, Batch, ClientUpdate, Knowledge, Round, Target, Update
 from seepage.recorder.arrays import Layout, Sent
 from seepage.recorder.circuit_breaker import CircuitBreaker, Say, Step
-from seepage.recorder.retention import recordings, surplus
 
 log = logging.getLogger("seepage")
 _MODEL_LOCK = threading.Lock()
 """Analyses share one model object, while a server may handle replies in several threads."""
 T = TypeVar("T")
+RECORDING = re.compile(r"\d{6,}-client-[A-Za-z0-9_-]{1,64}")
+"""Names of folders that a recorder wrote, and may remove again."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,7 @@ class Recorder:
         num_classes: Classes of the model.
         client: The clients' rule; `FedSGD` needs `lr` as well.
         lr: Learning rate of the one SGD step behind a difference of weights, for `FedSGD`.
-        most: Largest total size of all recordings in bytes. If a bound is exceeded, the oldest recordings are removed.
-        max_rounds: Number of rounds of which recordings are kept; None: as many as `most` allows.
-        max_per_client: Recordings kept of one client; None: as many as `most` allows.
+        most: Largest total size of all recordings in bytes. Beyond it the oldest recordings are removed.
         audit: `inline`: also analyze each update's exposure (half a second for a ResNet-18). `none`: only record.
         block: Number of exposed private examples above which an update is blocked, or a function that decides from
             the exposure. Only closed-form leaks are considered; an update that is not blocked is not therefore safe.
@@ -126,8 +125,6 @@ class Recorder:
     audit: Literal["none", "inline"] = field(kw_only=True, default="none")
     block: int | Callable[[Exposure], bool] | None = field(kw_only=True, default=None)
     on_error: Literal["drop", "pass"] = field(kw_only=True, default="drop")
-    max_rounds: int | None = field(kw_only=True, default=None)
-    max_per_client: int | None = field(kw_only=True, default=None)
     private: Path | None = field(kw_only=True, default=None)
     names: Sequence[str] | None = field(kw_only=True, default=None)
     target: Target | None = field(kw_only=True, default=None)
@@ -143,16 +140,13 @@ class Recorder:
             raise SeepageError(f"audit is 'none' or 'inline', got {self.audit!r}; correct it")
         if self.on_error not in ("drop", "pass"):
             raise SeepageError(f"on_error is 'drop' or 'pass', got {self.on_error!r}; correct it")
-        for name, bound in (("max_rounds", self.max_rounds), ("max_per_client", self.max_per_client)):
-            if bound is not None and bound < 1:
-                raise SeepageError(f"{name} must be 1 or more, got {bound}; leave it out to keep all that fit")
         if self.most < self.size:
             raise SeepageError(f"one recording of this model takes {self.size} bytes; give most=… above that")
 
     @cached_property
     def breaker(self) -> CircuitBreaker:
         """Faults of this process, which did not reach the training."""
-        return CircuitBreaker(self.folder)
+        return CircuitBreaker()
 
     @cached_property
     def layout(self) -> Layout:
@@ -221,10 +215,9 @@ class Recorder:
     ) -> Recorded:
         """Record an update as `record` does, but never raise, for a training that must not stop.
 
-        Each kind of fault is logged once and noted in `faults.jsonl` of the folder, if that can be written. A step of
-        recording that fails three times in a row for a reason other than the update itself is disabled, which is
-        logged and noted as well: reading and analyzing for that client alone, writing for all. Writing and
-        analyzing an update are independent: one may fail without the other.
+        Each kind of fault is logged once. A step of recording that fails three times in a row for a reason other than
+        the update itself is disabled, which is logged as well: reading and analyzing for that client alone, writing for
+        all. Writing and analyzing an update are independent: one may fail without the other.
 
         Args:
             before: As in `record`, like all up to `keep`.
@@ -358,11 +351,22 @@ class Recorder:
 
     def _make_room(self, name: str) -> None:
         """Remove the oldest recordings until one more fits; other files are never removed."""
-        kept = {path.name: path for path in recordings(self.folder)}
-        most = self.most // self.size
-        for old in surplus(list(kept), name, most=most, rounds=self.max_rounds, per_client=self.max_per_client):
-            shutil.rmtree(kept[old], ignore_errors=True)  # another process may be removing it
-            log.info("seepage: removed the recording %s to stay below the bounds of the recorder", old)
+        kept = [path for path in recordings(self.folder) if path.name != name]  # the new one replaces its own
+        for old in kept[: max(0, len(kept) + 1 - self.most // self.size)]:
+            shutil.rmtree(old, ignore_errors=True)  # another process may be removing it
+            log.info("seepage: removed the recording %s to stay below the bound of the recorder", old.name)
+
+
+def recordings(folder: Path) -> list[Path]:
+    """The recordings in a folder, in the order in which they were written."""
+    found = []
+    for path in folder.iterdir():
+        if RECORDING.fullmatch(path.name) and not path.is_symlink():
+            try:
+                found.append((path.stat().st_mtime_ns, int(path.name.partition("-")[0]), path.name, path))
+            except FileNotFoundError:
+                continue  # another process removed it
+    return [path for *_, path in sorted(found)]
 
 
 def _warn(words: str) -> None:

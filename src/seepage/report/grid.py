@@ -16,7 +16,7 @@ from seepage.audit.row import Case
 from seepage.base.manifest import renew
 from seepage.base.storage import write_whole
 from seepage.report.formatting import number
-from seepage.report.pictures import Pictures, Place, open_pictures, pixels
+from seepage.report.pictures import Examples, Place, open_examples, pixels
 from seepage.report.run import RunFolder, open_run
 
 MOST_CASES, MOST_ATTACKS, MOST_EXAMPLES = 10, 8, 4
@@ -95,8 +95,8 @@ def _png(picture: Image.Image) -> bytes:
 
 def _blocks(run: RunFolder) -> list[GridBlock]:
     examples = 2 if len(run.cases) > 4 else MOST_EXAMPLES - (len(run.cases) > 2)
-    opened = [(case, open_pictures(run, case)) for case in run.cases[:MOST_CASES]]
-    found = [(case, pictures) for case, pictures in opened if pictures.places]
+    opened = [(case, open_examples(run, case)) for case in run.cases[:MOST_CASES]]
+    found = [(case, pictures) for case, pictures in opened if pictures.kind == "pictures"]
     attacks = _attacks(run, found)
     held = any(pictures.truth for _, pictures in found)
     blocks = []
@@ -126,7 +126,7 @@ def what_differs(case: Case, cases: Sequence[Case]) -> str:
 
 
 def _shown(
-    run: RunFolder, case: Case, pictures: Pictures, attack: str, place: Place, phrase: str
+    run: RunFolder, case: Case, pictures: Examples, attack: str, place: Place, phrase: str
 ) -> tuple[Tensor | None, str]:
     if attack not in pictures.guesses:
         return None, phrase
@@ -135,7 +135,7 @@ def _shown(
     return picture, NOT_RETURNED if picture is None else "" if psnr is None else f"{number(psnr)} dB"
 
 
-def _attacks(run: RunFolder, found: list[tuple[Case, Pictures]]) -> list[str]:
+def _attacks(run: RunFolder, found: list[tuple[Case, Examples]]) -> list[str]:
     """The attacks that have pictures, in row order; if there are too many, those with the highest PSNR in any case."""
     best: dict[str, float] = {}
     for case, pictures in found:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from seepage.audit.case import Diagnostic
 from seepage.base.schema import JsonRecord, parse_all
 from seepage.base.storage import check_schema, read_json
 from seepage.measure.privacy.ledger import read_entry
@@ -21,15 +22,6 @@ class TensorExposure(JsonRecord):
     withhold: bool = False
 
 
-class FindingExposure(JsonRecord):
-    """What one closed form says."""
-
-    name: str
-    message: str = ""
-    evidence: dict[str, JsonValue] = {}
-    tensors: list[str] = []
-
-
 class CaseExposure(JsonRecord):
     """One case; the fields are keys of `exposure.json`."""
 
@@ -41,11 +33,11 @@ class CaseExposure(JsonRecord):
     at_least: int | None = None
     looks_like: list[JsonValue] = []
     tensors: list[TensorExposure] = []
-    findings: list[FindingExposure] = []
+    findings: list[Diagnostic] = []
     sent_words: str = ""
     stated: dict[str, JsonValue] | None = None
 
-    def of(self, name: str) -> FindingExposure | None:
+    def of(self, name: str) -> Diagnostic | None:
         """What the closed form of this name says."""
         return next((one for one in self.findings if one.name == name), None)
 

@@ -18,12 +18,12 @@ from seepage.report import formatting as words
 from seepage.report.first_screen import MOST_PAIRS, best_examples, system_under_test
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
-from seepage.report.pictures import LARGEST_SIDE, Guesses, Pictures, Place, data_uri, open_pictures, truth_folder
-from seepage.report.records import Records, open_records
+from seepage.report.pictures import LARGEST_SIDE, Examples, Guesses, Place, data_uri, open_examples, truth_folder
+from seepage.report.records import records_of
 from seepage.report.run import RunFolder, open_run
-from seepage.report.table import HEADINGS, MatrixEntry, RowTexts, further_metrics, is_muted
+from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, matrix_entry
 from seepage.report.templates import page_environment
-from seepage.report.texts import Texts, open_texts
+from seepage.report.texts import texts_of
 
 STRIP_LENGTH = 8
 """Examples shown per case."""
@@ -75,48 +75,6 @@ class StripPicture:
     caption: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Strip:
-    """One row of pictures."""
-
-    label: str
-    remark: str
-    pictures: list[StripPicture]
-
-
-@dataclass(frozen=True)
-class Section:
-    """One case, ready to be laid out.
-
-    Attributes:
-        case: The setting of the client.
-        accuracy: Sentence about the model's accuracy; empty where it was measured on too few examples.
-        known: Facts that every attacker of this case knows.
-        side_information: Whether an attacker of this case has side information besides.
-        rows: The attacks that were run, as texts.
-        kind: What the examples are; texts have neither PSNR nor SSIM, and records no SSIM.
-        further: Column headings of metrics that only this recipe requested.
-        others: Attacks that do not apply, or failed.
-        strips: Rows of pictures; empty where the data are not pictures.
-        texts: Texts; None where the data are none.
-        records: Rows of a table; None where the data are none.
-        remark: Sentence on how many of the examples the strips show.
-    """
-
-    case: Case
-    accuracy: str
-    known: list[str]
-    side_information: bool
-    rows: list[RowTexts]
-    kind: Kind
-    further: list[str]
-    others: list[Row]
-    strips: list[Strip]
-    texts: Texts | None
-    records: Records | None
-    remark: str
-
-
 def write_report(run: Path | RunFolder, *, pictures: bool | None = None) -> Path:
     """Write `report.html` into a finished run's folder: one file, no script, nothing from the network.
 
@@ -159,13 +117,13 @@ def _render(run: RunFolder, pictures: bool) -> str:
 def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     beside = {case.name for case in run.cases if case.control}
     common, sections = _common_notes(run), [_section(run, case, pictures) for case in run.cases]
-    kinds = {section.kind for section in sections}
+    kinds = {section["kind"] for section in sections}
     kind = next((one for one in ("pictures", "records", "texts") if one in kinds), "pictures")
     exposed, level = open_exposed(run.folder), run.result.verdict_level
     titles, members = run.result.titles, any(row.tells for row in run.result.membership)
     wrong = any(row.contradicted for row in run.result.epsilons)
     tokens = any(row.identified_tokens for row in run.result.judged_rows)
-    known = _in_all([section.known for section in sections if section.known])
+    known = _in_all([section["known"] for section in sections if section["known"]])
     return {
         "run": run,
         "subject": _subject(run),
@@ -192,7 +150,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         + "; tokens identified" * tokens
         + "; members identified" * members
         + "; epsilon contradicted" * wrong,
-        "matrix": [(attack, [MatrixEntry.of(_row(run, attack, case)) for case in run.cases]) for attack in run.attacks],
+        "matrix": [(attack, [matrix_entry(_row(run, attack, case)) for case in run.cases]) for attack in run.attacks],
         "sections": sections,
         "known": known,
         "pairs": _pairs(run) if pictures else [],
@@ -259,37 +217,28 @@ def _in_all(lists: list[list[str]]) -> list[str]:
 # --- one case ----------------------------------------------------------------------------------------------------
 
 
-def _section(run: RunFolder, case: Case, shown: bool) -> Section:
+def _section(run: RunFolder, case: Case, shown: bool) -> dict[str, Any]:
+    """One case, ready to be laid out; `shown`: with its examples."""
     rows = run.rows_of(case)
     tried = [row for row in rows if _was_tried(row)]
     known = [str(item) for item in tried[0].known] if tried else []
-    pictures = open_pictures(run, case) if shown else Pictures(None, {})
-    strips, records = _strips(run, case, tried, pictures), open_records(run, case) if shown else None
-    kind = case.kind or _kind(rows, bool(strips), records is not None)
+    found = open_examples(run, case) if shown else Examples()
+    kind = case.kind or found.kind or "pictures"
     further = further_metrics(tried)
-    return Section(
-        case=case,
-        accuracy=accuracy_words(case),
-        known=[item for item in known if all(item in map(str, row.known) for row in tried)],
-        side_information=any(row.side_information for row in tried),
-        rows=[RowTexts.of(row, further) for row in tried],
-        kind=kind,
-        further=further,
-        others=[row for row in rows if not _was_tried(row) or row.reason],
-        strips=strips,
-        texts=open_texts(run, case) if shown else None,
-        records=records,
-        remark=_remark(pictures, kind) if shown else f"This page was written without {kind}.",
-    )
-
-
-def _kind(rows: list[Row], strips: bool, records: bool) -> Kind:
-    """What a case's examples are, in a run that does not say it: by its scores and by what there is to look at."""
-    scored = [row for row in rows if row.scored]
-    if scored and all(row.of_text for row in scored):
-        return "texts"
-    flat = bool(scored) and not any("ssim" in row.scores or row.of_text for row in scored)
-    return "records" if not strips and (flat or records) else "pictures"
+    return {
+        "case": case,
+        "accuracy": accuracy_words(case),
+        "known": [item for item in known if all(item in map(str, row.known) for row in tried)],
+        "side_information": any(row.side_information for row in tried),
+        "rows": [RowTexts(row, further) for row in tried],
+        "kind": kind,
+        "further": further,
+        "others": [row for row in rows if not _was_tried(row) or row.reason],
+        "strips": _strips(run, case, tried, found) if found.kind == "pictures" else [],
+        "texts": texts_of(run, case, found),
+        "records": records_of(run, case, found),
+        "remark": _remark(found, kind) if shown else f"This page was written without {kind}.",
+    }
 
 
 def accuracy_words(case: Case) -> str:
@@ -301,17 +250,19 @@ def accuracy_words(case: Case) -> str:
     return f"{share} of {whole} explained" if case.measure == "value" else f"accuracy {share} on {whole}"
 
 
-def _strips(run: RunFolder, case: Case, rows: list[Row], pictures: Pictures) -> list[Strip]:
-    places = pictures.places[:STRIP_LENGTH]
-    strips = []
+def _strips(
+    run: RunFolder, case: Case, rows: list[Row], pictures: Examples
+) -> list[tuple[str, str, list[StripPicture]]]:
+    """Rows of pictures: whose they are, a remark, and the pictures."""
+    places, strips = pictures.places[:STRIP_LENGTH], []
     if pictures.truth:
         shown = [_shown(pictures.private(place), f"Private example {i}", ()) for i, place in enumerate(places, 1)]
-        strips.append(Strip("private", "what the client holds", shown))
+        strips.append(("private", "what the client holds", shown))
     for row in rows:
         if row.attack in pictures.guesses:
             guesses = pictures.guesses[row.attack]
             shown = [_guess(run, row, i, place, guesses) for i, place in enumerate(places, 1)]
-            strips.append(Strip(row.attack, _standing(row), shown))
+            strips.append((row.attack, _standing(row), shown))
     return strips
 
 
@@ -321,15 +272,16 @@ def _pairs(run: RunFolder) -> list[tuple[str, str, StripPicture, StripPicture]]:
     Returns:
         The case, where several are judged, the attack, what the client holds, and what the attack made of the update.
     """
-    opened, pairs = dict[str, Pictures](), list[tuple[str, str, StripPicture, StripPicture]]()
+    opened, pairs = dict[str, Examples](), list[tuple[str, str, StripPicture, StripPicture]]()
     several = sum(not case.control for case in run.cases) > 1
     for case, attack, place in best_examples(run):
         if len(pairs) == MOST_PAIRS:
             break
         if case.name not in opened:
-            opened[case.name] = open_pictures(run, case)
+            opened[case.name] = open_examples(run, case)
         pictures, row = opened[case.name], _row(run, attack, case)
-        if pictures.truth and row is not None and attack in pictures.guesses and place in pictures.places:
+        held = pictures.kind == "pictures" and pictures.truth is not None and place in pictures.places
+        if held and row is not None and attack in pictures.guesses:
             number = pictures.places.index(place) + 1
             private = _shown(pictures.private(place), f"Closest: private example {number} of {case.heading}", ())
             guess = _guess(run, row, number, place, pictures.guesses[attack])
@@ -382,7 +334,7 @@ def _shown(picture: Tensor | None, alt: str, caption: tuple[str, ...]) -> StripP
     return StripPicture(alt, None if picture is None else data_uri(picture), caption)
 
 
-def _remark(pictures: Pictures, kind: Kind) -> str:
+def _remark(pictures: Examples, kind: Kind) -> str:
     total, size = len(pictures.places), pictures.size
     if size is None:
         other = {"pictures": "the data are no pictures, or ", "records": "the data are no rows of a table, or "}

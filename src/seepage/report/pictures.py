@@ -1,9 +1,8 @@
-"""Read the pictures of a run, pair them with the truth, and reduce them to the size of a page."""
+"""Read the examples of a run, pair them with the truth, and reduce pictures to the size of a page."""
 
 import io
 import re
 from base64 import b64encode
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -13,12 +12,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from seepage.audit.case import Kind
 from seepage.audit.record import case_folder
 from seepage.audit.row import PASSED_OVER, Case
 from seepage.base.storage import read_tensors
 from seepage.errors import SeepageError
 from seepage.federation.transcript.truth import open_truth
-from seepage.federation.types import Batch, Tensors
+from seepage.federation.types import Tensors
 from seepage.report.run import RunFolder
 
 LARGEST_SIDE = 128
@@ -35,7 +35,7 @@ class Guesses:
     """One attack's reconstructions, in the truth's order.
 
     Attributes:
-        inputs: Round to `[n, C, H, W]`.
+        inputs: Round to `[n, ...]`.
         matched: Round to `[n]` bool; False: the attack returned no guess for that example.
         certified: Without a truth: round to `[n]` bool, which guesses the attack certifies; empty where it cannot tell.
     """
@@ -45,7 +45,7 @@ class Guesses:
     certified: dict[int, Tensor] = field(default_factory=dict)
 
     def at(self, place: Place) -> Tensor | None:
-        """The picture `[C, H, W]` for an example, or None where the attack returned none."""
+        """The guess at an example, or None where the attack returned none."""
         t, i = place
         if t not in self.inputs or i >= len(self.inputs[t]) or not self.matched[t][i]:
             return None
@@ -58,18 +58,18 @@ class Guesses:
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """The pictures of one case.
+class Examples:
+    """The examples of one case, and what attacks made of them.
 
     Attributes:
-        truth: Round to `[n, C, H, W]` private pictures; None where they are not in the folder.
-        guesses: Attack to its reconstructions; attacks without pictures are absent.
-        labels: Round to the labels of its private pictures, `[n]` int64 or `[n, classes]`.
+        truth: Round to `[n, ...]` private examples; None where they are not in the folder.
+        guesses: Attack to its reconstructions; attacks without any are absent.
+        kind: What they are; None where there are none.
     """
 
-    truth: dict[int, Tensor] | None
-    guesses: dict[str, Guesses]
-    labels: dict[int, Tensor] = field(default_factory=dict)
+    truth: dict[int, Tensor] | None = None
+    guesses: dict[str, Guesses] = field(default_factory=dict)
+    kind: Kind | None = None
 
     @property
     def places(self) -> list[Place]:
@@ -83,45 +83,40 @@ class Pictures:
     @property
     def size(self) -> tuple[int, int] | None:
         """Height and width of the pictures, or None where there are none."""
-        some = [*(self.truth or {}).values(), *(x for guess in self.guesses.values() for x in guess.inputs.values())]
-        return (some[0].shape[2], some[0].shape[3]) if some else None
+        return (self.some.shape[2], self.some.shape[3]) if self.kind == "pictures" else None
+
+    @property
+    def some(self) -> Tensor:
+        """One round's examples; there must be one."""
+        return next(iter((self.truth or next(iter(self.guesses.values())).inputs).values()))
 
     def private(self, place: Place) -> Tensor | None:
-        """The private picture `[C, H, W]`, where it is in the folder."""
+        """The private example, where it is in the folder."""
         return None if self.truth is None else self.truth[place[0]][place[1]]
 
 
-def open_pictures(run: RunFolder, case: Case) -> Pictures:
-    """Read the private and the reconstructed pictures of a case. Data that are not pictures are skipped.
+def open_examples(run: RunFolder, case: Case) -> Examples:
+    """Read the private and the reconstructed examples of a case, all of one kind; all others are skipped.
 
     Raises:
         SeepageError: For damaged files, and where truth and reconstructions do not pair up.
     """
-    return open_examples(run, case, _is_picture)
-
-
-def open_examples(run: RunFolder, case: Case, fits: Callable[[Tensor], bool]) -> Pictures:
-    """Read the private and the reconstructed examples of a case whose tensors fit, and skip all others.
-
-    Raises:
-        SeepageError: For damaged files, and where truth and reconstructions do not pair up.
-    """
-    batches = {t: batch for t, batch in _truth(run, case).items() if fits(batch.inputs)}
-    truth = {t: batch.inputs for t, batch in batches.items()} or None
+    folder = truth_folder(run, case)
+    held = {} if folder is None else {t: batch.inputs for t, batch in enumerate(open_truth(folder))}
+    kind = next((one for one in map(_kind_of, held.values()) if one), None)
+    truth = {t: inputs for t, inputs in held.items() if _kind_of(inputs) == kind} or None
     guesses = {}
     for row in run.rows_of(case):
         path = inside(run.folder / "reconstructions", case.name, f"{row.attack}.safetensors")
-        if row.status not in ("inapplicable", *PASSED_OVER) and path is not None and path.exists():
-            found = _guesses(read_tensors(path), path, fits)
+        there = path is not None and path.exists() and row.space not in ("feature", "token")
+        if row.status not in ("inapplicable", *PASSED_OVER) and path is not None and there:
+            tensors = read_tensors(path)
+            kind = kind or next((one for one in map(_kind_of, tensors.values()) if one), None)
+            found = _guesses(tensors, path, kind)
             _check_pairs(found, truth, path)
             if found.inputs:
                 guesses[row.attack] = found
-    return Pictures(truth, guesses, {t: batch.labels for t, batch in batches.items()})
-
-
-def _truth(run: RunFolder, case: Case) -> dict[int, Batch]:
-    folder = truth_folder(run, case)
-    return {} if folder is None else dict(enumerate(open_truth(folder)))
+    return Examples(truth, guesses, kind if truth or guesses else None)
 
 
 def truth_folder(run: RunFolder, case: Case) -> Path | None:
@@ -147,11 +142,11 @@ def _is_plain(name: str) -> bool:
     return single and name not in ("", "..") and "\0" not in name
 
 
-def _guesses(tensors: Tensors, path: Path, fits: Callable[[Tensor], bool]) -> Guesses:
+def _guesses(tensors: Tensors, path: Path, kind: Kind | None) -> Guesses:
     inputs, matched, certified = {}, {}, {}
     for key, tensor in tensors.items():
         number, _, part = key.partition("/")
-        if part != "inputs" or not _ROUND.fullmatch(number) or not fits(tensor):
+        if part != "inputs" or not _ROUND.fullmatch(number) or _kind_of(tensor) != kind:
             continue
         mask = tensors.get(f"{number}/matched", torch.ones(len(tensor), dtype=torch.bool))
         if mask.shape != (len(tensor),):
@@ -172,8 +167,12 @@ def _check_pairs(found: Guesses, truth: dict[int, Tensor] | None, path: Path) ->
             )
 
 
-def _is_picture(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.ndim == 4 and tensor.shape[1] in (1, 3) and min(tensor.shape) > 0
+def _kind_of(tensor: Tensor) -> Kind | None:
+    """What these are, by their shape `[n, ...]`; None for what no page shows."""
+    if tensor.ndim == 2 and min(tensor.shape) > 0:
+        return "records" if tensor.is_floating_point() else "texts"
+    whole = tensor.is_floating_point() and tensor.ndim == 4 and min(tensor.shape) > 0
+    return "pictures" if whole and tensor.shape[1] in (1, 3) else None
 
 
 def pixels(picture: Tensor, largest: int = LARGEST_SIDE) -> NDArray[np.uint8]:

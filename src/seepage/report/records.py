@@ -1,8 +1,8 @@
 """Rows of a table, as each attack reconstructed them beside those that the client holds, value by value."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from seepage.audit.row import Case
 from seepage.base.storage import read_json
 from seepage.errors import SeepageError, printable
 from seepage.federation.data.columns import Column
-from seepage.report.pictures import Pictures, Place, open_examples, truth_folder
+from seepage.report.pictures import Examples, Place, truth_folder
 from seepage.report.run import RunFolder
 from seepage.report.texts import Guess
 
@@ -31,46 +31,27 @@ TableRecord = tuple[list[TableValue], list[int | None]]
 returned nothing."""
 
 
-@dataclass(frozen=True)
-class Records:
-    """The records of one case.
+def records_of(run: RunFolder, case: Case, found: Examples) -> dict[str, Any] | None:
+    """The records of a case, in batch order; None where its examples are no rows of numbers.
 
-    Attributes:
-        attacks: Those that returned records.
-        rows: In batch order.
-        total: Number of records, of which `rows` are the first.
-        columns: Number of columns.
-        held: Whether the truth is in the folder.
-        named: Whether the columns' names and units are known; else values stand as the model reads them.
-    """
-
-    attacks: list[str]
-    rows: list[TableRecord]
-    total: int
-    columns: int
-    held: bool
-    named: bool
-
-
-def open_records(run: RunFolder, case: Case) -> Records | None:
-    """The records of a case; None where its examples are no rows of numbers.
+    Returns:
+        `attacks` that returned records; `rows`; the `total` of which these are the first; the number of `columns`;
+        whether the truth is `held` in the folder; whether the columns' names and units are known (`named`), else values
+        stand as the model reads them.
 
     Raises:
-        SeepageError: For damaged files, and where truth and reconstructions do not pair up.
+        SeepageError: For damaged files.
     """
-    if any(row.of_text or row.space == "feature" for row in run.rows_of(case)):
+    if found.kind != "records":
         return None
-    found = open_examples(run, case, _is_row)
-    if not found.places:
-        return None
-    some = [*(found.truth or {}).values(), *(x for guess in found.guesses.values() for x in guess.inputs.values())]
-    width = some[0].shape[1]
+    width = found.some.shape[1]
     known = _columns(truth_folder(run, case), width)
     columns = known or [Column(str(place)) for place in range(1, width + 1)]
     rows = [_record(found, place, columns, known is None) for place in found.places[:SHOWN]]
-    return Records(
-        list(found.guesses), rows, len(found.places), len(columns), found.truth is not None, known is not None
-    )
+    return {
+        "attacks": list(found.guesses), "rows": rows, "total": len(found.places), "columns": len(columns),
+        "held": found.truth is not None, "named": known is not None,
+    }  # fmt: skip
 
 
 def _columns(folder: Path | None, width: int) -> list[Column] | None:
@@ -84,7 +65,7 @@ def _columns(folder: Path | None, width: int) -> list[Column] | None:
     return columns
 
 
-def _record(found: Pictures, place: Place, columns: Sequence[Column], plain: bool) -> TableRecord:
+def _record(found: Examples, place: Place, columns: Sequence[Column], plain: bool) -> TableRecord:
     truth = found.private(place)
     private = None if truth is None else _words(truth, columns, plain)
     read = [
@@ -113,7 +94,3 @@ def _words(row: Tensor, columns: Sequence[Column], plain: bool) -> list[str]:
     widths = [column.width for column in columns]
     parts = row.split(widths)
     return [printable(column.words(part))[:LONGEST] for column, part in zip(columns, parts, strict=True)]
-
-
-def _is_row(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.ndim == 2 and min(tensor.shape) > 0

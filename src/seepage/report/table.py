@@ -1,7 +1,6 @@
 """Format a result row as the texts of a table, for the terminal, the report and the frontier."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from seepage.audit.row import Outcome, Row
 from seepage.base.units import in_words
@@ -30,12 +29,15 @@ def plain_text(text: str) -> str:
     return text.replace(NONE, "-").replace("\N{MINUS SIGN}", "-")
 
 
-@dataclass(frozen=True)
 class RowTexts:
     """One row as texts, with a dash where a value does not apply.
 
-    Attributes:
+    Args:
         row: The row.
+        further: Metrics beside those that every table has.
+        mean_digits: Decimals of the mean PSNR and its interval.
+
+    Attributes:
         recovered: Number of recovered examples, out of all.
         exact: Number of exactly recovered examples, out of all.
         median: Median PSNR in dB.
@@ -52,52 +54,25 @@ class RowTexts:
         more: The mean of each further metric.
     """
 
-    row: Row
-    recovered: str
-    exact: str
-    median: str
-    mean: str
-    interval: tuple[str, str] | None
-    ssim: str
-    gain: str
-    labels: str
-    time: str
-    seconds: str
-    outcome: str
-    status: str
-    known: str
-    more: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, row: Row, further: Sequence[str] = (), *, mean_digits: int = 1) -> "RowTexts":
-        """Format a row.
-
-        Args:
-            row: The row.
-            further: Metrics beside those that every table has.
-            mean_digits: Decimals of the mean PSNR and its interval.
-        """
+    def __init__(self, row: Row, further: Sequence[str] = (), *, mean_digits: int = 1) -> None:
         psnr = row.scores.get("psnr")
-        interval = None
+        self.row = row
+        self.recovered = count_of(row.mean("recovered"), row.examples)
+        self.exact = count_of(row.mean("exact"), row.examples)
+        self.median = number(row.median("psnr"))
+        self.mean = number(row.mean("psnr"), mean_digits)
+        self.interval = None
         if psnr is not None and psnr.low is not None and psnr.high is not None:
-            interval = number(psnr.low, mean_digits), number(psnr.high, mean_digits)
-        return cls(
-            row=row,
-            recovered=count_of(row.mean("recovered"), row.examples),
-            exact=count_of(row.mean("exact"), row.examples),
-            median=number(row.median("psnr")),
-            mean=number(row.mean("psnr"), mean_digits),
-            interval=interval,
-            ssim=number(row.mean("ssim"), 2),
-            gain=signed(row.mean("gain_db")),
-            labels=_labels(row),
-            time=duration(row.cost.seconds),
-            seconds=number(row.cost.seconds),
-            outcome=_outcome(row),
-            status="at rest" if row.status == "ok" and row.cost.steps else STATUSES[row.status],
-            known=", ".join(row.side_information),
-            more=[number(row.mean(name), 3) for name in further],
-        )
+            self.interval = number(psnr.low, mean_digits), number(psnr.high, mean_digits)
+        self.ssim = number(row.mean("ssim"), 2)
+        self.gain = signed(row.mean("gain_db"))
+        self.labels = _labels(row)
+        self.time = duration(row.cost.seconds)
+        self.seconds = number(row.cost.seconds)
+        self.outcome = _outcome(row)
+        self.status = "at rest" if row.status == "ok" and row.cost.steps else STATUSES[row.status]
+        self.known = ", ".join(row.side_information)
+        self.more = [number(row.mean(name), 3) for name in further]
 
 
 def _labels(row: Row) -> str:
@@ -116,11 +91,7 @@ def _outcome(row: Row) -> str:
     if row.certified_features:
         return f"{row.phrase}, {row.certified_features} of them certified"
     if row.identified_tokens:
-        precision = row.mean("token_precision")
-        if precision is None:
-            return row.certificate
-        others = row.identified_tokens - round(precision * row.identified_tokens)
-        return f"{row.phrase}, {f'{others:,}' if others else 'none'} wrong"
+        return row.certificate
     wrong = row.certified.wrong if row.certified is not None else None
     false = f", {plural(wrong, 'false certificate')}" if wrong else ""
     return f"{row.phrase}{f' ({row.fitted} fitted)' if row.fitted else ''}{false}"
@@ -141,29 +112,25 @@ _COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest", "t
 """Scores of a row that have no column of their own among the further metrics."""
 
 
-@dataclass(frozen=True)
-class MatrixEntry:
-    """One attack on one cell in the overview matrix: a count, words, and a shade from 0 (nothing) to 4 (all)."""
+def matrix_entry(row: Row | None) -> tuple[str, str, int, str | None]:
+    """One attack on one case in the overview matrix.
 
-    count: str
-    words: str
-    shade: int
-    reason: str | None = None
+    Args:
+        row: Its row; None: the attack was not run there.
 
-    @classmethod
-    def of(cls, row: Row | None) -> "MatrixEntry":
-        """The entry of a row; None: the attack was not run there."""
-        if row is None:
-            return cls(NONE, "not run", 0)
-        share = row.mean("recovered")
-        if share is None and row.certified_examples:
-            return cls(f"{row.certified_examples}", "certified", 4)
-        if row.identified_tokens:
-            recall = row.mean("token_recall")
-            return cls(f"{row.identified_tokens:,}", "tokens identified", 4 if recall is None else 1 + int(recall * 3))
-        if share is None:
-            return cls(NONE, _outcome(row), 0, row.reason)
-        return cls(count_of(share, row.examples), row.phrase, min(4, 1 + int(share * 3)) if share else 0)
+    Returns:
+        A count, words, a shade from 0 (nothing) to 4 (all), and why there is no result.
+    """
+    if row is None:
+        return NONE, "not run", 0, None
+    share, recall = row.mean("recovered"), row.mean("token_recall")
+    if share is None and row.certified_examples:
+        return f"{row.certified_examples}", "certified", 4, None
+    if row.identified_tokens:
+        return f"{row.identified_tokens:,}", "tokens identified", 4 if recall is None else 1 + int(recall * 3), None
+    if share is None:
+        return NONE, _outcome(row), 0, row.reason
+    return count_of(share, row.examples), row.phrase, min(4, 1 + int(share * 3)) if share else 0, None
 
 
 def is_muted(row: Row) -> bool:

@@ -7,25 +7,23 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from seepage.audit.case import Case
 from seepage.base.lock import scratch
 from seepage.base.words import places_of
 from seepage.errors import SeepageError, short
-from seepage.report.evidence.statement import CaseEvidence, Evidence, leaks_words
-from seepage.report.formatting import duration, unbroken
-from seepage.report.page import STRONG
+from seepage.report.evidence.statement import Evidence, leaks_words
+from seepage.report.formatting import NO_DATA, defense_words, duration, model_words, unbroken
+from seepage.report.page import STRONG, accuracy_words
 from seepage.report.templates import page_environment
 
 MOST_CASES = 6
-"""Cases on the page, those that gave back most; the others stand in `evidence.json`."""
+"""Cases on the page, those that gave back most; the others stand in `result.json`."""
 
 MOST_CAVEATS, LONGEST_DOUBT = 1, 250
-"""Doubts in print, and characters of one where it has several sentences; `evidence.json` has all of them whole."""
+"""Doubts in print, and characters of one where it has several sentences; `result.json` has all of them whole."""
 
 MOST_WARNINGS = 3
 """Kinds of warnings in print."""
-
-NO_LABELS = "not known"
-"""What is said of the labels of a case that was not recorded."""
 
 HEAD = re.compile(r"(?:([A-Z][A-Z ,]+\.) )?(.*)", re.DOTALL)
 """A verdict: the words in capitals that it begins with, and the rest."""
@@ -44,9 +42,19 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
         digest: SHA-256 of the run's manifest.
         signer: Name of the key that signs the pack; None: none does.
     """
-    shown = sorted(sorted(evidence.cases, key=_risk, reverse=True)[:MOST_CASES], key=evidence.cases.index)
-    level = "leaks" if evidence.level in STRONG else "quiet" if evidence.level == "nothing" else "partial"
+    result, letters = evidence.result, evidence.letters
+
+    def risk(case: Case) -> tuple[float, int]:
+        share = evidence.share(case)
+        return (-1.0, 0) if share is None else (share.share, share.of)
+
+    shown = sorted(sorted(result.cases, key=risk, reverse=True)[:MOST_CASES], key=result.cases.index)
+    level = "quiet" if result.verdict_level == "nothing" else "partial"
+    level = "leaks" if result.verdict_level in STRONG else level
     warnings = evidence.warning_lines
+    files = [(case, [one for one in evidence.judged_files if one.case == case.name]) for case in shown]
+    attacks = [(name, source, [one for one in evidence.findings if one.by == name])
+               for name, source in evidence.sources.items()]  # fmt: skip
     style = Path(__file__).with_name("annex.css").read_text(encoding="utf-8")
     return (
         page_environment("report/evidence", filters=(duration, unbroken))
@@ -54,15 +62,16 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
         .render(
             e=evidence,
             cases=shown,
-            left=len(evidence.cases) - len(shown),
-            judged=[case for case in shown if case.judged_files],
-            attacks=[(one, evidence.of(one)) for one in evidence.attacks],
+            left=len(result.cases) - len(shown),
+            judged=[(letters[case.name], own) for case, own in files if own],
+            attacks=attacks,
             leaks_words=leaks_words,
             tried=[one for one in evidence.findings if one.kind in ("attack", "membership")],
-            labels=places_of((case.letter, case.labels or NO_LABELS) for case in evidence.cases),
-            taken=places_of((case.letter, case.assumed_update) for case in evidence.cases if case.assumed_update),
-            observations=places_of((case.letter, words) for case in shown for words in case.observations),
-            inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred or {})),
+            taken=places_of((letters[case.name], case.assumed_update) for case in result.cases if case.assumed_update),
+            observations=places_of(
+                (letters[case.name], words) for case in shown for words in evidence.observations.get(case.name, [])
+            ),
+            inferred=list(dict.fromkeys(name for case in result.cases for name in case.inferred or {})),
             system=_system(evidence),
             parts={name: evidence.lettered(words) for name, words in evidence.summary.items()},
             not_tried=[evidence.lettered(words) for words in evidence.not_tried],
@@ -71,7 +80,7 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             caveats=[_begun(words) for words in evidence.caveats[:MOST_CAVEATS]],
             caveats_left=len(evidence.caveats[MOST_CAVEATS:]),
             level=level,
-            verdict=HEAD.fullmatch(evidence.lettered(evidence.verdict)),
+            verdict=HEAD.fullmatch(evidence.lettered(result.verdict)),
             digest=digest,
             signer=signer,
             style=style,
@@ -81,14 +90,20 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
 
 def _system(evidence: Evidence) -> dict[str, dict[str, list[str]]]:
     """What was audited: each fact in words, to the letters of the cases that it is one of."""
-    facts: dict[str, Callable[[CaseEvidence], str]] = {
-        "Model": lambda case: case.model_words,
-        "Data": lambda case: case.data_words,
+    facts: dict[str, Callable[[Case], str]] = {
+        "Model": lambda case: model_words(case.model or "not known", {}, case.parameters),
+        "Data": lambda case: (
+            f"{case.data or NO_DATA}{f' ({case.data_source})' if case.data and case.data_source else ''}"
+        ),
         "Client algorithm": lambda case: case.client or "not known",
-        "Defense": lambda case: case.defense_words,
-        "Training stage": lambda case: case.stage or "not known",
+        "Defense": lambda case: defense_words(case.defense, case.data),
+        "Training stage": lambda case: "; ".join(filter(None, (case.history, accuracy_words(case)))) or "not known",
     }
-    return {what: places_of((case.letter, said(case)) for case in evidence.cases) for what, said in facts.items()}
+    letters = evidence.letters
+    return {
+        what: places_of((letters[case.name], said(case)) for case in evidence.result.cases)
+        for what, said in facts.items()
+    }
 
 
 def _begun(words: str) -> str:
@@ -97,19 +112,12 @@ def _begun(words: str) -> str:
     >>> _begun("It is wrong. " + "What to do: this. " * 20)[:60]
     'It is wrong. What to do: this. What to do: this. What to do:'
     >>> _begun("It is wrong. " + "What to do, " * 50)
-    'It is wrong. The rest stands in evidence.json.'
+    'It is wrong. The rest stands in result.json.'
     """
     kept, *rest = words.split(". ")
     while rest and len(kept) + len(rest[0]) < LONGEST_DOUBT:
         kept = f"{kept}. {rest.pop(0)}"
-    return f"{kept}. The rest stands in evidence.json." if rest else kept
-
-
-def _risk(case: CaseEvidence) -> tuple[float, float, int]:
-    if case.recovered is None:
-        return -1.0, 0.0, 0
-    exact = 0.0 if case.exact is None else case.exact.hits / case.exact.of
-    return case.recovered.hits / case.recovered.of, exact, case.recovered.of
+    return f"{kept}. The rest stands in result.json." if rest else kept
 
 
 def find_browser() -> str | None:

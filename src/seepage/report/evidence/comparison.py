@@ -1,7 +1,8 @@
 """What got worse between two runs: counts of recovered, exact and named examples, each with an interval."""
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -9,13 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seepage.audit.findings import Measure, findings
-from seepage.audit.row import PASSED_OVER, Outcome, Result
+from seepage.audit.row import PASSED_OVER, Case, Outcome, Result
 from seepage.base.manifest import refuse_changed
 from seepage.base.schema import JsonRecord, parse
 from seepage.base.storage import check_schema, read_json
 from seepage.base.words import plural
-from seepage.errors import SeepageError, short
-from seepage.report.evidence.differences import Difference, contradictory, differences
+from seepage.errors import SeepageError
 from seepage.report.evidence.pack import is_pack, refuse_changed_pack
 from seepage.report.evidence.statement import CLOSED_FORM
 
@@ -28,6 +28,26 @@ sent before, and now it does. `lost`: the older run had a result and the newer h
 has a result and the older one did not look, so nobody can say whether that is worse."""
 
 Key = tuple[str, str, Measure]
+
+TOLD = {
+    "client": "client", "rate": "learning rate", "decayed": "weight decay", "batch_size": "batch size",
+    "input_shape": "shape of an example", "classes": "classes", "target": "target",
+}  # fmt: skip
+"""Facts of a captured update that attacks take for given, and their names for people."""
+
+SAME_FILES = {"model": "model", "model_options": "model's options"}
+"""Further such facts where both runs attacked the same files: whatever sent them was one client."""
+
+INFERRED = {
+    "rate": "learning rate",
+    "decayed": "weight decay",
+    "batch_size": "batch size",
+    "input_shape": "input shape",
+}
+"""Facts that may be inferred, and the name under which a case says so."""
+
+SHOWN = 60
+"""Characters of a fact that are shown."""
 
 
 class Count(JsonRecord):
@@ -88,15 +108,13 @@ class Comparison:
         changes: One per attack, case and measure.
         level: Chance that anything is called worse although nothing changed.
         remarks: What to know before believing it.
-        differences: What else is not the same in the two runs.
-        intended: Names of differences that somebody says are intended.
+        caveats: What the attackers knew or were set otherwise: fewer finds may come of that alone.
     """
 
     changes: list[Change]
     level: float
     remarks: list[str]
-    differences: list[Difference] = field(default_factory=list)
-    intended: frozenset[str] = frozenset()
+    caveats: list[str] = field(default_factory=list)
 
     def of(self, *kinds: Kind) -> list[Change]:
         """The changes of these kinds."""
@@ -117,22 +135,49 @@ class Comparison:
         """What leaks in the newer run where the older one did not look."""
         return [change for change in self.of("not compared") if change.new is not None and change.new.hits]
 
-    @cached_property
-    def caveats(self) -> list[Difference]:
-        """What differs in attacker knowledge, unless it is intended: fewer finds may come of that alone."""
-        return [one for one in self.differences if one.in_knowledge and one.what not in self.intended]
+    @property
+    def end(self) -> tuple[int, str]:
+        """The exit code (1: worse, 2: nobody can tell) and what came of it, in a sentence or two."""
+        new = len(self.of("not compared"))
+        compared = len(self.changes) - len(self.lost) - new - len(self.of("not needed"))
+        unknown = [
+            f"{plural(len(changes), 'count')} {words} ({changes[0].words})"
+            for changes, words in (
+                (self.lost, "of the older run without a result in the newer one"),
+                (self.leaks_alone, "of the newer run above 0 where the older one did not look"),
+            )
+            if changes
+        ]
+        if self.worse:
+            lacking = f" Not compared: {', '.join(unknown)}." if unknown else ""
+            return 1, f"WORSE in {len(self.worse)} of {compared} counts.{lacking}"
+        if unknown:
+            return 2, (
+                f"CANNOT TELL: {', '.join(unknown)}; run the same attacks on the same cases on both sides, or, once "
+                "somebody has looked at it, take the newer run as the baseline"
+            )
+        if self.caveats:
+            return 2, (
+                f"CANNOT TELL: none of {compared} compared counts rose, but the attackers knew or were set otherwise "
+                f"({self.caveats[0]}), which may be why; give both the same, or, if that is intended, take the newer "
+                "run as the baseline"
+            )
+        beside = f" {plural(new, 'count')} of the newer run, each 0, had nothing to be compared with." if new else ""
+        return 0, (
+            f"NOT WORSE: none of {compared} compared counts rose beyond chance ({100 * self.level:g} % for all of them "
+            f"together).{beside} That is no proof of safety."
+        )
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
         return {
             "schema": 1,
             "level": self.level,
-            "summary": summary_line(self),
+            "summary": self.end[1],
             "worse": len(self.worse),
             "lost": len(self.lost),
             "leaks_alone": len(self.leaks_alone),
-            "caveats": len(self.caveats),
-            "differences": [one.model_dump(mode="json") for one in self.differences],
+            "caveats": self.caveats,
             "remarks": self.remarks,
             "changes": [change.model_dump(mode="json") for change in self.changes],
         }
@@ -156,7 +201,7 @@ def open_result(place: Path) -> Result:
     return parse(Result, record, str(path))
 
 
-def compare(old: Result, new: Result, *, level: float = LEVEL, intended: Iterable[str] = ()) -> Comparison:
+def compare(old: Result, new: Result, *, level: float = LEVEL) -> Comparison:
     """Say what got worse, case by case and attack by attack.
 
     A share is worse where the interval of the difference of the two (Newcombe 1998, method 10, from two Wilson
@@ -169,11 +214,9 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, intended: Iterabl
         old: The older run.
         new: The newer run.
         level: Chance that anything is called worse although nothing changed.
-        intended: Names of differences in attacker knowledge that are intended, and so no caveat.
 
     Raises:
-        SeepageError: Where the two counted by different thresholds, have no case and attack in common, or do not
-            differ in what is said to be intended.
+        SeepageError: Where the two counted by different thresholds, or have no case and attack in common.
     """
     if old.thresholds != new.thresholds:
         raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
@@ -207,11 +250,9 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, intended: Iterabl
                 lacking=lacking,
             )
         )  # fmt: skip
+    remarks = [*unsure, *_remarks(old, new), *_dropped(old, new), *remarks]
     fewer = {change.title for change in changes if change.kind in ("better", "less")}
-    found, expected = differences(old, new, fewer), frozenset(intended)
-    _refuse_unknown(expected, found)
-    remarks = [*unsure, *contradictory(old, new, found), *_remarks(old, new), *_dropped(old, new), *remarks]
-    return Comparison(changes, level, remarks, found, expected)
+    return Comparison(changes, level, remarks, list(told_otherwise(old, new, fewer)))
 
 
 def _judged(result: Result) -> Result:
@@ -229,14 +270,55 @@ def _add_closed_forms(before: dict[Key, Count], after: dict[Key, Count], old: Re
                 counts[case.name, CLOSED_FORM, "exact"] = Count(hits=away, of=of)
 
 
-def _refuse_unknown(intended: frozenset[str], found: Iterable[Difference]) -> None:
-    names = dict.fromkeys(one.what for one in found)
-    for name in sorted(intended - names.keys()):
-        differs = ", ".join(map(short, names)) or "nothing"
-        raise SeepageError(
-            f"{short(name)} differs in no case of the two runs; what differs: {differs}; give one of these with "
-            "--intended, or leave it out"
-        )
+def told_otherwise(old: Result, new: Result, fewer: Container[str] = ()) -> Iterator[str]:
+    """What attackers of the cases in common knew or were set otherwise, in words.
+
+    Of an audit the client is what it was made to be, so that only options and knowledge of the attacks count; of
+    captured updates also what somebody stated of the client. What both runs inferred from different files is what two
+    runs are made to compare; of the same files it contradicts one of them.
+
+    Args:
+        old: The older run.
+        new: The newer run.
+        fewer: Titles of cases in the newer run of which it found less. Of the same files fewer finds come of what was
+            stated or inferred otherwise, also where an attacker knew more.
+    """
+    before = {case.name: case for case in old.cases}
+    for now in new.cases:
+        then = before.get(now.name)
+        if then is None:
+            continue
+        same = then.data is None and now.data is None and bool(now.files) and then.files == now.files
+        less = same and now.heading in fewer
+        facts = TOLD if then.data is None and now.data is None else {}
+        more = SAME_FILES | ({"inferred": "what was inferred"} if less else {}) if same else {}
+        for name, words in {**facts, **more}.items():
+            a, b = (_fact(case, name, then, now, same=same) for case in (then, now))
+            if a != b:
+                yield f"{words} of {now.heading}: {a[:SHOWN]} -> {b[:SHOWN]}"
+        rows = {row.attack: row for row in old.rows_of(then)}
+        for row in (row for row in new.rows_of(now) if row.attack in rows):
+            one = rows[row.attack]
+            if one.options != row.options:
+                yield f"options of {row.attack} on {now.heading}: {one.options[:SHOWN]} -> {row.options[:SHOWN]}"
+            other = {*one.known} ^ {*row.known} if less else {*one.known} - {*row.known}
+            if other:
+                yield f"knowledge of {row.attack} on {now.heading}: {', '.join(sorted(other))} in one run alone"
+
+
+def _fact(case: Case, name: str, then: Case, now: Case, *, same: bool) -> str:
+    """A fact as text; of different files without what both runs inferred, and no weight decay is nothing stated."""
+    both = (then.inferred or {}).keys() & (now.inferred or {}).keys()
+    value: Any = sorted(case.inferred or {}) if name == "inferred" else getattr(case, name)
+    if name == "decayed":
+        nothing = [not one.decayed or "weight decay" in (one.inferred or {}) for one in (then, now)]
+        return "" if all(nothing) and not same else f"{value or 0:.6g} of each weight"
+    if INFERRED.get(name) in both and not same:
+        return ""
+    if name == "client" and not same:
+        for option in ["lr"] * ("learning rate" in both) + ["steps"] * ("local steps" in both):
+            value = re.sub(rf"\b{option}=[^,)]*", "", value or "")
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def difference(old: Count, new: Count, chance: float) -> tuple[float, float]:
@@ -378,31 +460,6 @@ def _dropped(old: Result, new: Result) -> list[str]:
     silent = [row for row in old.rows if not row.gave_result and (row.case, row.attack) not in tried]
     names = ", ".join(f"{row.attack} on {old.titles.get(row.case, row.case)}" for row in silent)
     return [f"without a result in the older run, and not tried in the newer one: {names}"] if silent else []
-
-
-def summary_line(comparison: Comparison) -> str:
-    """What came of it, in a sentence or two."""
-    worse, lost, alone = len(comparison.worse), len(comparison.lost), len(comparison.leaks_alone)
-    new = len(comparison.of("not compared"))
-    compared = len(comparison.changes) - lost - new - len(comparison.of("not needed"))
-    unknown = [f"{plural(lost, 'count')} of the older run without a result in the newer one"] * bool(lost)
-    unknown += [f"{plural(alone, 'count')} of the newer run above 0 where the older one did not look"] * bool(alone)
-    lacking = ", ".join(unknown)
-    if worse:
-        return f"WORSE in {worse} of {compared} counts.{f' Not compared: {lacking}.' if lacking else ''}"
-    if lacking:
-        return f"CANNOT TELL: {lacking}."
-    if comparison.caveats:
-        names = ", ".join(dict.fromkeys(one.what for one in comparison.caveats))
-        return (
-            f"CANNOT TELL: none of {compared} compared counts rose, but the attackers knew or were set otherwise "
-            f"({names}), which may be the reason."
-        )
-    beside = f" {plural(new, 'count')} of the newer run, each 0, had nothing to be compared with." if new else ""
-    return (
-        f"NOT WORSE: none of {compared} compared counts rose beyond chance ({100 * comparison.level:g} % for all of "
-        f"them together).{beside} That is no proof of safety."
-    )
 
 
 def by_kind(changes: Iterable[Change]) -> Mapping[Kind, list[Change]]:

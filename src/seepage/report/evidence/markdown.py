@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from seepage.audit.findings import AuditFinding
-from seepage.audit.row import counted_features, counted_guesses
 from seepage.base.words import for_markdown
-from seepage.report.evidence.statement import Evidence, counted_given
+from seepage.report.evidence.statement import Evidence
 
 WORDS = {
     "leaks": "**leaks**",
@@ -27,7 +26,7 @@ def summary(evidence: Evidence) -> str:
     lines = [
         "# seepage: what the updates reveal",
         "",
-        for_markdown(evidence.verdict),
+        for_markdown(evidence.result.verdict),
         "",
         *_warnings(evidence),
         *_caveats(evidence),
@@ -66,14 +65,9 @@ def _caveats(evidence: Evidence) -> list[str]:
 
 def _risks(evidence: Evidence) -> list[str]:
     if evidence.maximum_risk is None or evidence.average_risk is None:
-        certified = sum(case.certified for case in evidence.judged)
-        features = sum(case.certified_features for case in evidence.judged)
-        proofs = [counted_guesses(certified)] * bool(certified) + [counted_features(features)] * bool(features)
-        given = max((case.exposed_examples or 0 for case in evidence.judged), default=0)
-        proofs += [counted_given(given)] * bool(given and not certified)
-        without = f" What proves itself: {'; '.join(proofs)}." if proofs else ""
-        why = evidence.unscored.capitalize() or "There is no case"
-        return [f"{why}, so no share of private examples can be given.{without}"]
+        return [
+            f"{evidence.unscored.capitalize() or 'There is no case'}, so no share of private examples can be given."
+        ]
     return [
         f"Private examples recovered in the worst case, the maximum risk: "
         f"{for_markdown(evidence.risk_words(evidence.maximum_risk))}. Average over all cases: "

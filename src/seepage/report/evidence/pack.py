@@ -1,6 +1,6 @@
 """The evidence pack of a run: files that an auditor files and a pipeline reads, tied together by digests.
 
-PACK/  evidence.json  evidence.schema.json  result.json  result.schema.json
+PACK/  evidence.json  result.json  result.schema.json
 annex.html  [annex.pdf]  summary.md
 junit.xml  results.sarif
 manifest.json  [manifest.json.sig  signer.pub]
@@ -63,7 +63,7 @@ FORMATS: Mapping[str, Callable[[Evidence, str], str]] = {
 
 
 NAMES = frozenset({
-    "evidence.json", "evidence.schema.json", "result.json", "result.schema.json", "annex.html", "annex.pdf",
+    "evidence.json", "result.json", "result.schema.json", "annex.html", "annex.pdf",
     "summary.md", "junit.xml", "results.sarif",
     manifest.FILE, SIGNATURE, SIGNER,
 })  # fmt: skip
@@ -181,14 +181,13 @@ def export(run: Path, name: str, request: PackRequest | None = None) -> str:
 def _stated(run: RunFolder, request: PackRequest) -> Evidence:
     """The evidence, in words that act nowhere: many of them are a stranger's."""
     evidence = statement.evidence_of(run, subject=request.subject, auditor=request.auditor)
-    return Evidence.model_validate_json(json.dumps(all_spelled(evidence.record())))
+    return Evidence.model_validate_json(json.dumps(all_spelled(evidence.model_dump(mode="json", by_alias=True))))
 
 
 def _files(run: RunFolder, request: PackRequest, digest: str, signer: str | None) -> dict[str, str]:
     evidence = _stated(run, request)
     return {
         "evidence.json": json_text(evidence.record()),
-        "evidence.schema.json": json_text(statement.json_schema()),
         "result.json": json_text(read_json(run.folder / "result.json")),  # byte by byte, unless a stranger wrote it
         "result.schema.json": json_text(rows.json_schema()),
         "annex.html": annex(evidence, digest=digest, signer=signer),

@@ -6,7 +6,7 @@ from seepage.audit.findings import AuditFinding
 from seepage.base.registry import attacks as known_attacks
 from seepage.base.registry import membership_tests
 from seepage.base.words import for_sarif
-from seepage.report.evidence.statement import AttackEvidence, Evidence
+from seepage.report.evidence.statement import Evidence
 
 SCHEMA_URL = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 
@@ -26,11 +26,10 @@ def sarif(evidence: Evidence, *, location: str = "recipe.toml") -> dict[str, Any
     """
     found = evidence.findings
     rules = list(dict.fromkeys(one.by for one in found))
-    sources = {one.name: one for one in evidence.attacks}
     driver = {
         "name": "seepage",
         "semanticVersion": evidence.tool.removeprefix("seepage "),
-        "rules": [_rule(rule, sources.get(rule)) for rule in rules],
+        "rules": [_rule(rule, evidence.sources.get(rule)) for rule in rules],
     }
     invocation: dict[str, Any] = {"executionSuccessful": all(one.state != "untried" for one in found)}
     lacking = [one for one in found if one.state == "untried"]
@@ -48,20 +47,20 @@ def sarif(evidence: Evidence, *, location: str = "recipe.toml") -> dict[str, Any
                 "automationDetails": {"id": "seepage/"},
                 "invocations": [invocation],
                 "results": [_result(one, rules.index(one.by), location) for one in found],
-                "properties": {"verdict": evidence.verdict, "threatModel": evidence.threat_model.letter},
+                "properties": {"verdict": evidence.result.verdict, "threatModel": evidence.threat_model.letter},
             }
         ],
     }
 
 
-def _rule(name: str, known: AttackEvidence | None) -> dict[str, Any]:
+def _rule(name: str, published: str | None) -> dict[str, Any]:
     entry = known_attacks.get(name) or membership_tests.get(name)
     about = entry.about if entry is not None else "A measurement or attack of the auditor's own."
     if name == "epsilon":
         about = "The epsilon of the defense that really runs, measured by calling it, beside the one that is claimed."
     if name == "closed_form":
         about = "What the update reveals exactly by itself, read off its layers with no attack run."
-    source = "" if known is None else f" Published: {for_sarif(known.source)}."
+    source = "" if published is None else f" Published: {for_sarif(published)}."
     return {
         "id": f"seepage/{name}",
         "name": "".join(part.capitalize() for part in name.replace("-", "_").replace(".", "_").split("_")),

@@ -1,27 +1,14 @@
-"""`evidence.json`: what was audited, by whom, with what, for how long, what came of it, and what was not tried."""
+"""What is filed of a run beside its result: its findings, by whom, with what, for how long, and what was not tried."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Literal, Self
 
-from pydantic import Field
-from safetensors import SafetensorError, safe_open
-
 from seepage.attacks.network.evidence import MULTIPLE
-from seepage.audit.findings import AuditFinding, failed, findings, leaked, reported, worst
-from seepage.audit.row import (
-    PASSED_OVER,
-    Case,
-    Diagnostic,
-    Outcome,
-    Result,
-    Row,
-    counted_features,
-    counted_guesses,
-)
+from seepage.audit.findings import AuditFinding, failed, findings, reported, worst
+from seepage.audit.row import PASSED_OVER, Case, Outcome, Result, Row
 from seepage.audit.verdict import caveat_lines, warning_lines
 from seepage.base.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
 from seepage.base.registry import attacks as known_attacks
@@ -32,17 +19,13 @@ from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.report.evidence.frameworks import Reference, ThreatModel, references, threat_model
 from seepage.report.evidence.sign_off import what_to_sign
-from seepage.report.formatting import NO_DATA, defense_words, model_words
 from seepage.report.leakage import open_exposed
-from seepage.report.page import accuracy_words
 from seepage.report.run import RunFolder
 
 OWN_CODE = "the auditor's own code"
 
 CLOSED_FORM = "closed form"
 """What stands in the place of an attack where an update gives examples away exactly by itself."""
-
-YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 
 UNTRIED_PARTS = {
     "reconstruction": "reconstruction of examples",
@@ -70,13 +53,6 @@ AUDIT_AGAIN = [
     "an attack is published that is not among those of this run, or seepage gets a new one",
 ]
 """What ends the validity of a finding."""
-
-
-IN_RESULT: dict[str, Any] = {
-    "cases": {"__all__": {"title_parts", "classes", "baselines", "refusals"}},
-    "findings": {"__all__": {"numbers"}},
-}
-"""Lists that stand in the pack's `result.json`, of thousands of entries for a language model."""
 
 
 def counted_given(n: int) -> str:
@@ -113,107 +89,6 @@ class CaseShare(Share):
         return f"{self.hits:,} of {self.of:,} {self.range}{whose}"
 
 
-class CaseEvidence(Case):
-    """One audited setting: its facts, and what came of them.
-
-    Attributes:
-        letter: What it is called on the annex: A, B, ...
-        stage: How far the model was trained, in words, and how well it does on unseen examples.
-        examples: Private examples that were attacked.
-        recovered: Those that the best attack here recovered recognizably or exactly; None without a truth.
-        exact: Those that the best attack here reconstructed exactly; None without a truth.
-        unscored: Why no share can be given; None where one is.
-        certified: Most guesses that one attack certifies to fit what was sent as only a private example would; needs no
-            truth.
-        tokens: Distinct tokens of the texts that one attack names at the most, of all; None without a truth, or where
-            none does.
-        identified_tokens: Most tokens that one attack names; needs no truth.
-        certified_features: Most inner features that one attack certifies, which are no examples; needs no truth.
-        best: The attack that recovered or certified most; None where none did any.
-        sent: Numbers in one update.
-        private: Numbers in the private inputs behind one update.
-        ratio: Sent numbers per private number: below 1, inputs without structure cannot all be in the update.
-        labels: How many classes there are, and whether the attacker knew the labels; empty where none are known.
-        observations: What the values of the update show, in words: likeness to a defense such as clipping, a number
-            format, or a multiple of the gradient of the stated loss.
-        judged_files: What was judged: the captured files, or those of the recording.
-    """
-
-    letter: str = ""
-    stage: str | None = None
-    examples: int | None
-    recovered: CaseShare | None
-    exact: CaseShare | None
-    unscored: str | None = None
-    certified: int
-    certified_features: int = 0
-    tokens: CaseShare | None = None
-    identified_tokens: int = 0
-    best: str | None
-    sent: int | None
-    private: int | None
-    ratio: float | None
-    labels: str = ""
-    observations: list[str] = []
-    judged_files: list[JudgedFile] = []
-
-    @property
-    def model_words(self) -> str:
-        """The model with its size, for people."""
-        return model_words(self.model or "not known", {}, self.parameters)
-
-    @property
-    def data_words(self) -> str:
-        """The data with the place they come from, for people."""
-        if self.data is None:
-            return NO_DATA
-        return f"{self.data} ({self.data_source})" if self.data_source else self.data
-
-    @property
-    def defense_words(self) -> str:
-        """The defense, for people: of updates that somebody else recorded it is not known."""
-        return defense_words(self.defense, self.data)
-
-    @property
-    def exact_words(self) -> str:
-        """What was reconstructed exactly, for people."""
-        if self.exact is None:
-            return "not scored"
-        return f"inconclusive ({self.exact.words})" if self.inconclusive is not None else self.exact.words
-
-    @property
-    def recovered_words(self) -> str:
-        """What was reconstructed, for people: without a truth what is certified, and of what."""
-        named = f"{self.tokens.words if self.tokens else f'{self.identified_tokens:,}'} distinct tokens identified"
-        if self.inconclusive is not None and self.recovered is not None:
-            return f"inconclusive ({self.recovered.words})"
-        if self.recovered is not None:
-            return f"{self.recovered.words}; {named}" if self.identified_tokens else self.recovered.words
-        if self.certified:
-            return f"not scored; {counted_guesses(self.certified)}"
-        if self.exposed_examples:
-            return f"not scored; {counted_given(self.exposed_examples)}"
-        if self.identified_tokens:
-            return named
-        return f"not scored; {counted_features(self.certified_features)}" if self.certified_features else "not scored"
-
-
-class AttackEvidence(JsonRecord):
-    """One attack or membership test of the run; what came of it say the findings.
-
-    Attributes:
-        kind: Which of the two.
-        name: Its name in this run.
-        source: Where it was published; `OWN_CODE` for the auditor's own.
-        year: Year of the latest publication in `source`.
-    """
-
-    kind: Literal["attack", "membership"]
-    name: str
-    source: str
-    year: int | None
-
-
 def leaks_words(found: Sequence[AuditFinding]) -> str:
     """On how many cases an attack leaks, for people: what is not known is no zero.
 
@@ -231,7 +106,7 @@ def leaks_words(found: Sequence[AuditFinding]) -> str:
 
 
 class Evidence(JsonRecord):
-    """The content of `evidence.json`.
+    """What is filed of a run. `record` is the content of `evidence.json`, which stands beside the `result.json`.
 
     Attributes:
         schema_version: 1.
@@ -244,18 +119,14 @@ class Evidence(JsonRecord):
         environment: Versions and machine.
         seed: The seed of all randomness.
         command: The command, where it was recorded.
-        verdict: In plain words.
-        level: `exact`, `recognizable`, `partial`, `nothing`, `certified`, `inconclusive` or `unscored`.
-        warnings: The diagnostics by which a number may mislead.
-        summary: The four parts of the verdict, in words.
-        maximum_risk: Of the case with most reconstructions: the share of its examples that the best attack recovered.
-        average_risk: Over all cases: the examples that the best attack of each case recovered.
-        cases: One per audited setting.
+        result: The result.
         findings: One per attack or membership test and case, closed form that no attack shows, and measured epsilon.
-        attacks: One per attack and membership test.
+        sources: Each attack and membership test of the run, to where it was published; `OWN_CODE` for one's own.
+        observations: Name of each case, to what the values of its update show, in words: likeness to a defense such as
+            clipping, a number format, or a multiple of the gradient of the stated loss.
+        judged_files: What was judged: the captured files, or those of the recording.
         threat_model: Who the attacker is.
         references: Entries of public catalogs that this evidence speaks of.
-        thresholds: When an example counts as recovered or exact.
         not_tried: What this run says nothing of.
         may_sign: What may be signed after this run, and what not.
         audit_again: What ends the validity of this finding.
@@ -272,64 +143,110 @@ class Evidence(JsonRecord):
     environment: dict[str, str]
     seed: int | None
     command: str | None
-    verdict: str
-    level: str
-    warnings: list[Diagnostic] = Field(default_factory=list)
-    summary: dict[str, str]
-    maximum_risk: CaseShare | None
-    average_risk: CaseShare | None
-    cases: list[CaseEvidence]
+    result: Result
     findings: list[AuditFinding]
-    attacks: list[AttackEvidence]
+    sources: dict[str, str]
+    observations: dict[str, list[str]]
+    judged_files: list[JudgedFile]
     threat_model: ThreatModel
     references: list[Reference]
-    thresholds: dict[str, float]
     not_tried: list[str]
     may_sign: str | None = None
     audit_again: list[str]
 
     def record(self) -> dict[str, Any]:
-        """The evidence as JSON."""
-        return self.model_dump(mode="json", exclude=IN_RESULT)
+        """The evidence as JSON, without the result, which stands in a file of its own."""
+        risks = {"maximum_risk": self.maximum_risk, "average_risk": self.average_risk}
+        facts = self.model_dump(mode="json", exclude={"result": True, "findings": {"__all__": {"numbers"}}})
+        return {
+            **facts,
+            "verdict": self.result.verdict,
+            "level": self.result.verdict_level,
+            "summary": self.summary,
+            **{name: None if share is None else share.model_dump(mode="json") for name, share in risks.items()},
+        }
+
+    @cached_property
+    def letters(self) -> dict[str, str]:
+        """Name of each case to what it is called on the annex: A, B, ..."""
+        return {case.name: _letter(place) for place, case in enumerate(self.result.cases)}
 
     @property
-    def judged(self) -> list[CaseEvidence]:
-        """The cases that were asked for, without those that only show that the attacks work."""
-        return [case for case in self.cases if not case.control]
+    def summary(self) -> dict[str, str]:
+        """The four parts of the verdict, in words."""
+        return {part.title: part.words for part in self.result.summary}
 
     @property
     def warning_lines(self) -> list[str]:
         """The warnings in words, with the cases by their letters."""
-        return warning_lines(
-            self.warnings, [one.model_copy(update={"title": f"case {one.letter}"}) for one in self.cases]
-        )
+        cases = self.result.cases
+        lettered = [one.model_copy(update={"title": f"case {self.letters[one.name]}"}) for one in cases]
+        return warning_lines(self.result.warnings, lettered)
 
-    def of(self, attack: AttackEvidence) -> list[AuditFinding]:
-        """The findings of one attack or test."""
-        return [one for one in self.findings if (one.kind, one.by) == (attack.kind, attack.name)]
+    @property
+    def caveats(self) -> list[str]:
+        """Caveats on what was stated of the updates, each once, with its cases where these are not all."""
+        return caveat_lines(self.result.cases)
+
+    def share(self, case: Case, measure: Literal["recovered", "exact"] = "recovered") -> CaseShare | None:
+        """The largest share of a case's examples that an attack reconstructed, or that is revealed in closed form.
+
+        None where there was no truth to compare guesses with.
+        """
+        rows = [row for row in self.result.rows_of(case) if row.scored and row.examples]
+        counts = [(row.count(measure), row.examples, False) for row in rows]
+        counts += [(*case.closed_form, True)] if case.exposed_examples and (rows or case.baselines) else []
+        whole = [
+            CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of
+        ]
+        return max(whole, key=lambda one: one.hits / one.of, default=None)
+
+    @cached_property
+    def _recovered(self) -> list[CaseShare]:
+        return [share for case in self.result.judged if (share := self.share(case)) is not None]
+
+    @property
+    def maximum_risk(self) -> CaseShare | None:
+        """Of the case with most reconstructions: the share of its examples that the best attack recovered."""
+        return max(self._recovered, key=lambda share: (share.hits / share.of, share.hits), default=None)
+
+    @property
+    def average_risk(self) -> CaseShare | None:
+        """Over all cases: the examples that the best attack of each case recovered."""
+        found = self._recovered
+        return CaseShare.count(sum(one.hits for one in found), sum(one.of for one in found)) if found else None
 
     def risk_words(self, share: CaseShare | None) -> str:
         """A share of all cases for people: of nothing, where that says nothing, it is no finding."""
         if share is None:
             return f"not scored: {self.unscored}"
-        doubtful = not share.hits and any(case.inconclusive is not None for case in self.judged)
+        doubtful = not share.hits and any(case.inconclusive is not None for case in self.result.judged)
         return f"inconclusive ({share.words})" if doubtful else share.words
+
+    def case_words(self, case: Case, measure: Literal["recovered", "exact"]) -> str:
+        """What was reconstructed of a case, for people: without a truth what proves itself."""
+        share, rows = self.share(case, measure), self.result.rows_of(case)
+        if share is not None and case.inconclusive is not None:
+            return f"inconclusive ({share.words})"
+        best = worst(rows) if rows else None
+        proof = "" if best is None or measure == "exact" else best.certificate
+        if share is None and case.exposed_examples and not (best and best.certified_examples):
+            proof = counted_given(case.exposed_examples) if measure == "recovered" else ""
+        if share is not None:
+            return f"{share.words}; {proof}" if best is not None and best.identified_tokens and proof else share.words
+        return "; ".join(filter(None, ("not scored", proof)))
 
     def lettered(self, words: str) -> str:
         """Words in which each case is called by its letter in place of its title."""
-        for case in sorted(self.cases, key=lambda one: -len(one.title)):
-            words = re.sub(rf"(?<!\w){re.escape(case.title)}(?!\w)", f"case {case.letter}", words)
+        for case in sorted(self.result.cases, key=lambda one: -len(one.heading)):
+            words = re.sub(rf"(?<!\w){re.escape(case.heading)}(?!\w)", f"case {self.letters[case.name]}", words)
         return words
 
     @property
     def unscored(self) -> str:
         """Why no share can be given of any case, each reason once."""
-        return " and ".join(dict.fromkeys(case.unscored for case in self.judged if case.unscored))
-
-    @property
-    def caveats(self) -> list[str]:
-        """Caveats on what was stated of the updates, each once, with its cases where these are not all."""
-        return caveat_lines(self.cases)
+        lacking = (case for case in self.result.judged if self.share(case) is None)
+        return " and ".join(dict.fromkeys(_unscored(self.result.rows_of(case), case) for case in lacking))
 
 
 def evidence_of(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
@@ -340,18 +257,18 @@ def evidence_of(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evid
         subject: What was audited; empty: the models and data sets of the run.
         auditor: Who audited; empty: said to be not stated.
     """
-    result = run.result
-    cases = [_case(run, case, _letter(place)) for place, case in enumerate(result.cases)]
-    judged = [case for case in cases if not case.control]
-    attack_records, audit_findings = _attacks(run), reported(findings(result))
+    result, uses = run.result, _uses(run)
     known_words = list(dict.fromkeys(word for row in result.rows for word in row.known))
     side_information = list(dict.fromkeys(word for row in result.rows for word in row.side_information))
-    used = [known_attacks.get(_use(name, _uses(run))) for name in run.attacks]
+    used = [known_attacks.get(_use(name, uses)) for name in run.attacks]
     learned_prior = any(entry is not None and entry.facts.get("learned_prior") for entry in used)
     models_on_data = sorted(
         {f"{one.model} on {one.data}" if one.data else one.model for one in result.cases if one.model}
     )
     facts = {"python": run.env.python, "torch": run.env.torch, "platform": run.env.platform, "device": run.env.device}
+    sources = {name: _source(_use(name, uses), known_attacks) for name in run.attacks}
+    sources |= {row.test: _source(row.test, membership_tests) for row in result.membership}
+    found = reported(findings(result))
     return Evidence(
         subject=subject or f"updates of {', '.join(models_on_data) or 'a captured model'}",
         auditor=auditor or "not stated",
@@ -363,26 +280,17 @@ def evidence_of(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evid
         environment={name: value for name, value in facts.items() if value},
         seed=run.seed if type(run.seed) is int else None,
         command=run.shown_command,
-        verdict=result.verdict,
-        level=result.verdict_level,
-        summary={part.title: part.words for part in result.summary},
-        warnings=[flag for flag in run.flags if flag.severity == "warning"],
-        maximum_risk=_maximum(judged),
-        average_risk=_average(judged),
-        cases=cases,
-        findings=audit_findings,
-        attacks=attack_records,
+        result=result,
+        findings=found,
+        sources=sources,
+        observations={case.name: _observations(run, case) for case in result.cases},
+        judged_files=[file for case in result.cases for file in _judged(run, case)],
         threat_model=threat_model(known_words, side_information, learned_prior=learned_prior),
         references=references(
             membership=bool(result.membership),
             epsilon=bool(result.epsilons) or any(case.promise is not None for case in result.cases),
         ),
-        thresholds={
-            name: value
-            for name in ("recovered_likeness", "recovered_gain_db", "exact_db")
-            if (value := getattr(result.thresholds, name)) is not None
-        },
-        not_tried=_not_tried(run, attack_records, audit_findings),
+        not_tried=_not_tried(run, found),
         may_sign=what_to_sign(result),
         audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],
     )
@@ -411,49 +319,6 @@ def _letter(place: int) -> str:
         place, last = divmod(place, 26)
         letters, place = f"{chr(ord('A') + last)}{letters}", place - 1
     return letters
-
-
-def _case(run: RunFolder, case: Case, letter: str) -> CaseEvidence:
-    rows = [row for row in run.rows_of(case) if row.scored and row.examples]
-    best = worst(run.rows_of(case), "recovered") if run.rows_of(case) else None
-    sent, private = _sent(run.folder, case), _private(run.folder, case)
-    return CaseEvidence(
-        **dict(case) | {"title": case.heading},
-        letter=letter,
-        stage="; ".join(filter(None, (case.history, accuracy_words(case)))) or None,
-        examples=next((row.examples for row in run.rows_of(case) if row.examples), None),
-        recovered=_most(rows, "recovered", case),
-        exact=_most(rows, "exact", case),
-        unscored=None if rows or (case.exposed_examples and case.baselines) else _unscored(run.rows_of(case), case),
-        certified=max((row.certified_examples for row in run.rows_of(case)), default=0),
-        certified_features=max((row.certified_features for row in run.rows_of(case)), default=0),
-        tokens=_tokens(run.rows_of(case)),
-        identified_tokens=max((row.identified_tokens for row in run.rows_of(case)), default=0),
-        best=best.attack if best is not None and leaked(best) else CLOSED_FORM if case.exposed_examples else None,
-        sent=sent,
-        private=private,
-        ratio=None if not sent or not private else round(sent / private, 4),
-        labels=_labels(run.rows_of(case), case),
-        observations=_observations(run, case),
-        judged_files=_judged(run, case),
-    )
-
-
-TARGETS = {"class": ("class", "classes"), "map": ("class at each pixel", "classes at each pixel")}
-"""What is counted of the targets, for one of them and for several."""
-
-
-def _labels(rows: Sequence[Row], case: Case) -> str:
-    """How many classes, and how the attacker knew the labels. Which labels were read stays out: they are private."""
-    if not case.classes or case.target not in TARGETS:
-        return "values, no classes" if case.target == "value" else "next tokens, no classes" if case.baselines else ""
-    known = sum("labels" in row.known for row in rows)
-    how = "not known to the attacker"
-    if known:
-        how = "known to the attacker" if known == len(rows) else f"known to {known} of {len(rows)} attacks"
-    elif "labels" in (case.inferred or {}):
-        how = "not known to the attacker but inferred from the update"
-    return f"of {len(case.classes):,} {TARGETS[case.target][len(case.classes) > 1]}, {how}"
 
 
 def _observations(run: RunFolder, case: Case) -> list[str]:
@@ -493,63 +358,6 @@ def _unscored(rows: Sequence[Row], case: Case) -> str:
     return "no guess could be scored" if case.baselines else "no truth was at hand"
 
 
-def _most(rows: Sequence[Row], share: str, case: Case) -> CaseShare | None:
-    """The largest share of examples that an attack reconstructed, or that is revealed in closed form."""
-    counts = [(row.count(share), row.examples, False) for row in rows]
-    counts += [(*case.closed_form, True)] if case.exposed_examples and (rows or case.baselines) else []
-    whole = [CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
-    return max(whole, key=lambda one: one.hits / one.of, default=None)
-
-
-def _tokens(rows: Sequence[Row]) -> CaseShare | None:
-    """Named tokens that are right, of all distinct ones, by the attack that names most of them."""
-    shares = [row.scores["token_recall"] for row in rows if "token_recall" in row.scores]
-    most = max((share for share in shares if share.n), key=lambda share: share.mean, default=None)
-    return None if most is None or most.n is None else CaseShare.count(round(most.mean * most.n), most.n)
-
-
-def _maximum(cases: Sequence[CaseEvidence]) -> CaseShare | None:
-    scored = [case.recovered for case in cases if case.recovered is not None]
-    return max(scored, key=lambda share: (share.hits / share.of, share.hits), default=None)
-
-
-def _average(cases: Sequence[CaseEvidence]) -> CaseShare | None:
-    scored = [case.recovered for case in cases if case.recovered is not None]
-    return CaseShare.count(sum(one.hits for one in scored), sum(one.of for one in scored)) if scored else None
-
-
-def _observed(folder: Path, case: Case) -> Path | None:
-    """The folder of a case's updates within the run; None where they lie elsewhere, as those that others captured."""
-    for place in (folder / "observed" / case.name, folder / "observed"):
-        if (place / "knowledge.json").is_file():
-            return place
-    return None
-
-
-def _sent(folder: Path, case: Case) -> int | None:
-    """Numbers in the first round's update, by the head of its file alone; else the model's parameters."""
-    place = _observed(folder, case)
-    files = sorted((place / "rounds").glob("*.safetensors")) if place is not None else []
-    if not files:
-        return case.parameters
-    try:
-        with safe_open(files[0], framework="numpy") as opened:
-            names = [name for name in opened.keys() if name.startswith("update/")]  # noqa: SIM118
-            return sum(math.prod(opened.get_slice(name).get_shape()) for name in names) or case.parameters
-    except (OSError, SafetensorError):
-        return case.parameters
-
-
-def _private(folder: Path, case: Case) -> int | None:
-    """Numbers in the inputs of one batch."""
-    place = _observed(folder, case)
-    if place is None or not case.batch_size:
-        return None
-    shape = read_json(place / "knowledge.json").get("input_shape")
-    whole = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
-    return case.batch_size * math.prod(shape) if whole else None
-
-
 # --- attacks -----------------------------------------------------------------------------------------------------
 
 
@@ -572,28 +380,16 @@ def _use(name: str, uses: Mapping[str, str]) -> str:
     return uses.get(name) or uses.get(re.sub(r"-\d+$", "", name)) or name
 
 
-def _published(
-    kind: Literal["attack", "membership"], name: str, use: str, registry: Mapping[str, Any]
-) -> AttackEvidence:
+def _source(use: str, registry: Mapping[str, Any]) -> str:
+    """Where an attack or test was published."""
     entry = registry.get(use)
-    source = str(entry.facts.get("paper", "")) if entry is not None else OWN_CODE
-    years = [int(year) for year in YEAR.findall(source)]
-    return AttackEvidence(kind=kind, name=name, source=source or "not published", year=max(years, default=None))
-
-
-def _attacks(run: RunFolder) -> list[AttackEvidence]:
-    """One entry for each attack, then for each membership test."""
-    uses, tests = _uses(run), dict.fromkeys(row.test for row in run.result.membership)
-    return [
-        *(_published("attack", name, _use(name, uses), known_attacks) for name in run.attacks),
-        *(_published("membership", name, name, membership_tests) for name in tests),
-    ]
+    return OWN_CODE if entry is None else str(entry.facts.get("paper", "")) or "not published"
 
 
 # --- not tried ---------------------------------------------------------------------------------------------------
 
 
-def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence], listed: Sequence[AuditFinding]) -> list[str]:
+def _not_tried(run: RunFolder, listed: Sequence[AuditFinding]) -> list[str]:
     result, uses = run.result, _uses(run)
     spoke = any(row.gave_result for row in result.rows)  # then what was reconstructed was tried, though it is not known
     lacking = [part for part in result.summary if not part.tried and not (spoke and part.name == "reconstruction")]
@@ -606,18 +402,15 @@ def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence], listed: Sequence
         how = "was not tried" if row.outcome is Outcome.NOT_TRIED else "failed"
         found.append(f"{row.attack} on {titles[row.case]} {how}: {row.reason}")
     passed_over = {row.attack for row in result.rows if row.status in PASSED_OVER}
-    ran = {(one.kind, one.by) for one in listed if one.ran}
-    barred = [one for one in tried if (one.kind, one.name) not in ran and one.name not in passed_over]
-    reasons = {row.attack: row.reason for row in result.rows if row.reason}
-    found += [f"{one.name}: applies to no case of this run{_because(reasons.get(one.name))}" for one in barred]
-    used = {_use(one.name, uses) for one in tried}
+    ran = {one.by for one in listed if one.ran}
+    tried = list(dict.fromkeys([*run.attacks, *(row.test for row in result.membership)]))
+    reasons = {row.attack: f": {row.reason}" for row in result.rows if row.reason}
+    barred = [name for name in tried if name not in ran and name not in passed_over]
+    found += [f"{name}: applies to no case of this run{reasons.get(name, '')}" for name in barred]
+    used = {_use(name, uses) for name in tried}
     found += _unused("attacks", used, known_attacks, _refused(result))
     found += _unused("membership tests", used, membership_tests) if result.membership else []
     return [*found, *OUT_OF_SCOPE]
-
-
-def _because(reason: str | None) -> str:
-    return "" if reason is None else f": {reason}"
 
 
 def _refused(result: Result) -> set[str]:
@@ -635,9 +428,3 @@ def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any], refused
     found = [f"{kind} of seepage {which}: {', '.join(names)}"] if names else []
     said = f"{kind} that apply to no case as it was recorded, with what the attacker knew: {', '.join(barred)}"
     return [*found, said] if barred else found
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of `evidence.json`."""
-    schema = Evidence.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "evidence.schema.json", **schema}

@@ -1,10 +1,10 @@
 """Sentences that summarize a frontier. They call no defense safe, since only the attacks of the run were tried."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 
 from seepage.base.schema import Share
 from seepage.report.formatting import measured_on
-from seepage.report.frontier.rows import DefenseRow, Point, points_of
+from seepage.report.frontier.rows import DefenseRow, points_of
 
 LISTED_NAMES = 3
 """Largest number of sentences on what could not be tried, and of defenses named in one; more are counted."""
@@ -56,13 +56,13 @@ def _choice(rows: Sequence[DefenseRow]) -> str:
             "examples."
         )
     best = max(stops, key=lambda point: point.accuracy)
-    failing = _failing(judged)
-    rest = f"; {failing} does not" if failing else ""
     attacked = next(row.examples for row in rows if row.defense == best.defense and row.examples)
-    stopped = _stopped(rows, best.defense, able)
+    tried = [attack for attack in _found(rows, best.defense) if attack in able]
+    known = any(row.attacker == "knows" and able & set(row.found) for row in rows if row.defense == best.defense)
     return (
-        f"{best.defense} {_cost(best.accuracy, bare.accuracy, measured)} and stops {stopped} "
-        f"on {attacked} examples, with the steps they were given{rest}.{_idle(rows, best.defense, able)}"
+        f"{best.defense} {_cost(best.accuracy, bare.accuracy, measured)} and stops the attacks that found something "
+        f"without it ({_listed(tried)}{'' if known else '; none of which knew of it'}) on {attacked} examples, with "
+        "the steps they were given."
     )
 
 
@@ -73,25 +73,6 @@ def _found(rows: Sequence[DefenseRow], defense: str) -> dict[str, int]:
         for attack, count in row.found.items() if row.defense == defense else ():
             found[attack] = max(found.get(attack, 0), count)
     return found
-
-
-def _stopped(rows: Sequence[DefenseRow], defense: str, able: Set[str]) -> str:
-    """The attacks that a defense stops, in words: those run against it that recover examples without it."""
-    tried = [attack for attack in _found(rows, defense) if attack in able]
-    known = any(row.attacker == "knows" and able & set(row.found) for row in rows if row.defense == defense)
-    unknown = "" if known else "none of which knew of it"
-    if len(tried) == len(_found(rows, defense)):
-        return f"every attack tried{f' ({unknown})' if unknown else ''}"
-    return f"the attacks that found something without it ({'; '.join(filter(None, [_listed(tried), unknown]))})"
-
-
-def _idle(rows: Sequence[DefenseRow], defense: str, able: Set[str]) -> str:
-    """A sentence on attacks that are no evidence for a defense, since they fail without it as well."""
-    idle = [attack for attack in _found(rows, defense) if attack not in able]
-    if not idle:
-        return ""
-    says = "it says" if len(idle) == 1 else "they say"
-    return f" {_listed(idle)} found nothing without a defense either, so {says} nothing here."
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -113,16 +94,6 @@ def _cost(accuracy: float, bare: float, measured: DefenseRow) -> str:
     if points < 0.05:
         return f"costs no {measured.measure} {of}"
     return f"costs {points:.1f} points of {measured.measure} {of}"
-
-
-def _failing(points: Sequence[Point]) -> str:
-    """The kind of defense that leaks most at its best strength; empty if each kind can stop all attacks."""
-    kinds: dict[str, float] = {}
-    for point in points:
-        kind = " + ".join(part.partition("(")[0] for part in point.defense.split(" + "))
-        kinds[kind] = min(kinds.get(kind, 1.0), point.share)
-    worst = max(kinds, key=lambda kind: kinds[kind])
-    return f"{worst}, at any strength tried," if kinds[worst] > 0 else ""
 
 
 def _nothing_left(rows: Sequence[DefenseRow]) -> list[str]:
