@@ -5,9 +5,11 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import JsonValue
 
 from seepage.attacks import ATTACKS
 from seepage.audit.attack import Source, attack_cases
@@ -29,7 +31,7 @@ from seepage.base.manifest import RECORDED_FILES, JudgedFile, digest_of, refuse_
 from seepage.base.nn import vocabulary_of
 from seepage.base.progress import ProgressCallback, no_progress
 from seepage.base.registry import Spec
-from seepage.base.schema import parse_all
+from seepage.base.schema import JsonRecord, parse, parse_all
 from seepage.base.signatures import bind
 from seepage.base.storage import (
     LARGEST_JSON,
@@ -141,7 +143,7 @@ def attack_only(
         seed=request.seed,
         model=None if model is None else {"use": model.use, "options": dict(model.options)},
         batch_size=batch_size,
-        sizes={name: list(size) for name, size in (sizes or {}).items()} or None,
+        sizes=dict(sizes or {}) or None,
         contents=request_contents(request, model, observed) or None,
         all_attacks=request.all_attacks,
     )
@@ -153,8 +155,8 @@ def attack_only(
         read_through(transcript)
         texts = texts and vocabulary_of(transcript.knowledge.model) is not None
     request = request.of_texts() if texts else request
-    recorded = replace(recorded, attacks=[dict(table) for table in request.attacks])
-    recorded = replace(recorded, content=fingerprint([source.observed for source in sources]))
+    content = fingerprint([source.observed for source in sources])
+    recorded = recorded.model_copy(update={"attacks": list(map(dict, request.attacks)), "content": content})
     text = recorded.text
     folder = request.out or Path("runs") / run_name(text, "attack")
     goes_on = request.minutes is not None
@@ -191,32 +193,29 @@ OPTIONAL = ("sizes", "contents", "all_attacks")
 """Arguments that stand in `attack.json` only where they say something."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedRequest:
+class RecordedRequest(JsonRecord):
     """The arguments of `attack_only`, as stored in `attack.json`."""
 
     observed: str
     content: str
-    attacks: list[dict[str, Any]]
+    attacks: list[dict[str, JsonValue]]
     seed: int
-    model: dict[str, Any] | None
+    model: dict[str, JsonValue] | None
     batch_size: int | None
-    sizes: dict[str, Any] | None = None
+    sizes: dict[str, tuple[int, str]] | None = None
     contents: dict[str, str] | None = None
     all_attacks: bool = False
 
     @property
     def text(self) -> str:
         """The request as JSON without default values, so that names of runs stay when an argument is added."""
-        table = {name: value for name, value in asdict(self).items() if name not in OPTIONAL or value}
+        table = {name: value for name, value in self.model_dump(mode="json").items() if name not in OPTIONAL or value}
         return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
 
     def size_of(self, folder: str) -> tuple[int | None, str | None]:
         """The batch size of a folder that states none, and the source of an inferred one."""
         found = (self.sizes or {}).get(folder) if self.batch_size is None else None
-        if isinstance(found, list) and len(found) == 2 and type(found[0]) is int and isinstance(found[1], str):
-            return found[0], found[1]
-        return self.batch_size, None
+        return (self.batch_size, None) if found is None else found
 
     def parts(self) -> tuple[Spec, ...]:
         return tuple(map(Spec.of, self.attacks))
@@ -229,13 +228,12 @@ def _read_request(path: Path, trust: bool) -> RecordedRequest:
     """Read `attack.json`. Code that it names is executed only if `trust` is set, since the file may be foreign."""
     record = read_json(path)
     check_schema(record, path)
-    known = {name: record[name] for name in RecordedRequest.__dataclass_fields__ if name in record}
-    bind(RecordedRequest, known, str(path))
-    for problem in seed_problems(known["seed"], "its seed"):
+    found = parse(RecordedRequest, record, str(path))
+    for problem in seed_problems(found.seed, "its seed"):
         raise SeepageError(f"{path} is damaged: {problem}; attack again")
     if not trust:
-        refuse_code({"attack": known.get("attacks"), "model": known.get("model")}, str(path))
-    return RecordedRequest(**known)
+        refuse_code({"attack": found.attacks, "model": found.model}, str(path))
+    return found
 
 
 def _foreign_sources(recorded: RecordedRequest, truth: Path | None = None, *, trust: bool) -> list[Source]:

@@ -96,19 +96,14 @@ def condition_of(text: str | None, tables: Mapping[str, Any]) -> "Condition | No
 
 def check_asked(condition: "Condition | None", tables: Mapping[str, Any]) -> None:
     """Raise where a gate's score is of a part of the verdict that the recipe's tables do not ask for."""
-    from seepage.audit.findings import BOUND_SCORES, EPSILON_SCORES
-    from seepage.audit.row import MEMBERSHIP_SCORES
+    from seepage.audit.gate import REMEDIES
 
-    parts = (
-        (MEMBERSHIP_SCORES, "membership", "--membership"),
-        (BOUND_SCORES, "bounds", "--bounds"),
-        (EPSILON_SCORES, "epsilon", "--prove"),
-    )
     cases = tables.get("case")
     asked = [tables, *(case for case in cases if isinstance(case, Mapping))] if isinstance(cases, list) else [tables]
-    for scores, table, option in parts:
+    for kind, (scores, remedy) in REMEDIES.items():
+        table = "bounds" if kind == "bound" else kind
         if condition is not None and condition.score in scores and not any(table in one for one in asked):
-            raise SeepageError(f"--fail-if {condition} needs what was not asked for; add {option}, or [{table}]")
+            raise SeepageError(f"--fail-if {condition} needs what was not asked for; {remedy}")
 
 
 def gate_on(result: "Result", condition: "Condition | None", *, silent: bool) -> None:
