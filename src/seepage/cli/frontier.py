@@ -150,7 +150,10 @@ def _entries(row: "DefenseRow", first: bool, tested: bool, close: "Sequence[str]
         accuracy if first else "",
         count,
         *([f"{row.identified.hits}/{row.identified.of}" if row.identified else "-"] if tested else []),
-        *(number(row.best and row.best.value(_CLOSENESS[name]), 2 if name == "SSIM" else 1) for name in close),
+        *(
+            number(None if row.best is None else row.best.value(_CLOSENESS[name]), 2 if name == "SSIM" else 1)
+            for name in close
+        ),
         *(price if first else ["", "", ""]),
     ]
     return [*map(plain_text, texts), row.best.attack if row.best else row.reason or "-"]
