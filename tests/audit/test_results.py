@@ -95,40 +95,6 @@ def test_the_level_of_a_run() -> None:
         assert re.match(r"[A-Z ,]+\. ", text), "it begins with the verdict in capitals"
 
 
-def test_the_worst_row_is_named_with_what_it_was_told() -> None:
-    rows = [
-        row(attack="sapag", recovered=0.25, gain_db=9.0, psnr=22.0),
-        row(
-            attack="linear",
-            exact=0.5,
-            recovered=0.5,
-            gain_db=80.0,
-            psnr=99.4,
-            psnr_median=17.6,
-            mean_color_psnr=14.2,
-            side_information=["labels"],
-        ),
-        row(case="b", attack="dlg", recovered=1.0, gain_db=12.0, psnr=25.0),
-    ]
-    _, text = verdict(rows, cases_of(TITLES))
-    facts = ("2 of 2", "4 of 8 examples exactly [16 %, 84 %], by linear on case A", "extra knowledge: labels")
-    assert [fact for fact in facts if fact not in text] == []
-
-
-def test_a_case_without_a_leak_is_no_proof_and_one_without_a_result_neither() -> None:
-    leak = row(exact=1.0, recovered=1.0, gain_db=30.0)
-    _, text = verdict([leak, row(case="b")], cases_of(TITLES))
-    assert "In 1 audited case (case B)" in text
-    assert "no proof of safety" in text
-    _, text = verdict([leak, row(case="b", status="error", **NO_SCORE)], cases_of(TITLES))
-    assert "of 1 audited case." in text
-    assert "In 1 further case (case B) no attack gave a result" in text
-    for quiet in ([row(), row(case="b", status="inapplicable", **NO_SCORE)], [row(gain_db=2.0)]):
-        _, text = verdict(quiet, cases_of(TITLES))
-        assert "case B" in text
-        assert "no proof of safety" in text
-
-
 UNTOLD = "he attackers did not know of the defense"
 
 
@@ -311,21 +277,6 @@ def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
             violations(rows, Condition("lpips", ">", 0.5))
     with pytest.raises(SeepageError, match="'psnr' in b"):
         violations([row(psnr=9.0), row(case="b", status="error", **NO_SCORE)], Condition("psnr", ">", 20.0))
-
-
-@pytest.mark.parametrize(
-    ("silent", "cause"),
-    [
-        ([row(status="inapplicable", **NO_SCORE)], "none applies"),
-        ([row(status="inapplicable", **NO_SCORE), row(status="error", **NO_SCORE)], "those that apply failed"),
-        ([row(outcome="not_recorded", status="inapplicable", **NO_SCORE)], "no update could be made"),
-    ],
-)
-def test_a_verdict_without_a_result_says_why(silent: list[Row], cause: str) -> None:
-    level, text = verdict(silent, [Case(name=silent[0].case, title="net")])
-    assert level == "unscored"
-    assert text.startswith("NO RESULT. In 1 audited case (net)")
-    assert cause in text
 
 
 def test_a_gate_says_what_lets_it_be_judged() -> None:

@@ -1,0 +1,98 @@
+"""All that a verdict can say, in one file that people read in the diff: `sentences.txt`.
+
+What decides is tested by names and numbers elsewhere. After a change of words: SEEPAGE_SENTENCES=write, and read.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.rows import result_of, row_of
+
+from seepage.audit.row import Case, EpsilonRow, MembershipRow, Result, Row
+from seepage.audit.verdict import with_verdict
+from seepage.base.schema import Share, Summary
+
+FILE = Path(__file__).with_name("sentences.txt")
+
+
+def row(case: str = "a", attack: str = "dlg", **more: Any) -> Row:
+    """A scored row that recovered nothing, with changes."""
+    found = {"examples": 8, "recovered": 0.0, "exact": 0.0, "psnr": 9.0, "ssim": 0.1, "gain_db": -3.0} | more
+    return row_of(case=case, attack=attack, **found)
+
+
+def bare(case: str = "a", attack: str = "dlg", **more: Any) -> Row:
+    """A row without a score."""
+    return row_of(**{"case": case, "attack": attack, **more})
+
+
+def failed(case: str, status: str = "error") -> Row:
+    return bare(case, status=status, reason="why")
+
+
+def of(*rows: Row, **more: Any) -> Result:
+    """A result with the cases a and b, the parts of whose titles are these."""
+    beside = more.pop("cases", [{"name": name} for name in dict.fromkeys(row.case for row in rows)])
+    cases = [Case.model_validate({"title": f"net {one['name'].upper()}", "kind": "pictures", **one}) for one in beside]
+    return result_of(rows, cases, **more)
+
+
+NEAR = row(attack="near")
+NEAR.scores["likeness"] = Summary(mean=0.31, median=0.31)
+SHARE = {"mean": 0.99, "low": 0.95, "high": 0.998, "n": 200}
+TOKENS = Row(
+    case="a", attack="token_set", outcome="tokens_identified", space="token", returned=198, examples=4,
+    certified={"n": 190, "wrong": 0}, scores={"token_recall": SHARE, "token_precision": {**SHARE, "mean": 1.0}},
+)  # fmt: skip
+RATES = [Share.count(hits, 8) for hits in (7, 0)]
+TEST = MembershipRow(
+    case="a", test="matched_filter", members=8, others=8, auc=0.98, auc_low=0.9, level=0.01,
+    members_identified=RATES[0], others_identified=RATES[1],
+)  # fmt: skip
+NOISE = {"name": "a", "defense": "noise"}
+FEATURES = {"space": "feature", "returned": 1, "outcome": "features only"}
+SAID: dict[str, Result] = {
+    "exact": of(row(exact=0.5, recovered=0.5, side_information=["labels"], alignment="hungarian+sign"), row("b")),
+    "recognizable, and a case without a result": of(row(recovered=0.25), failed("b")),
+    "partial": of(row(gain_db=1.0)),
+    "nothing, and a case to which no attack applies": of(row(), failed("b", "inapplicable")),
+    "nothing, but nearly": of(row(), NEAR),
+    "nothing, in five cases": of(*(row(name) for name in "abcde")),
+    "nothing behind a defense, unshown": of(row(), cases=[NOISE]),
+    "nothing behind a defense, shown": of(
+        row(), row("b", exact=1.0, recovered=1.0), cases=[{**NOISE, "undefended": "b"}, {"name": "b", "control": True}]
+    ),
+    "not scored, another update": of(bare(returned=3, misfit=0.2, space="input"), bare(attack="idlg", returned=3)),
+    "not scored, the update that was sent": of(bare(returned=1, misfit=1e-6, space="input")),
+    "certified": of(bare(returned=3, certified_guesses=2, space="input")),
+    "certified in closed form": of(row(), cases=[{"name": "a", "exposed_examples": 3, "exposed_of": 4}]),
+    "features": of(bare(**FEATURES, certified_guesses=1)),
+    "mixture": of(bare(**{**FEATURES, "outcome": "mixture only"})),
+    "tokens": of(TOKENS),
+    "no attack applies": of(failed("a", "inapplicable")),
+    "those that apply failed": of(failed("a")),
+    "not recorded": of(bare(status="inapplicable", outcome="not recorded")),
+    "a zero update": of(bare(status="inapplicable", zero_update=True)),
+    "stopped at the deadline": of(row(status="interrupted"), bare(attack="idlg", status="not_tried")),
+    "members": of(row(), membership=[TEST]),
+    "no members": of(row(), membership=[TEST.model_copy(update={"auc_low": 0.4})]),
+    "membership not tested": of(row(), cases=[{"name": "a", "membership_skipped": "too few examples"}]),
+    "a false certificate": of(row(exact=0.5, certified_guesses=3, false_certificates=1), cases=[{"name": "a"}]),
+    "a claim that is contradicted": of(row(), epsilons=[
+        EpsilonRow(case="a", contradicted=["the stated epsilon of 1 is contradicted"], measured=2.0, delta=1e-5)
+    ]),
+}  # fmt: skip
+
+
+def test_all_that_a_verdict_says_is_as_it_was_read() -> None:
+    """Each name with its level, its verdict, and the parts that have something to say."""
+    lines = []
+    for name, result in SAID.items():
+        found = with_verdict(result)
+        parts = [f"  {part.title}: {part.words}" for part in found.summary if "ask with" not in part.words]
+        lines += [f"{name} ({found.verdict_level})", f"  {found.verdict}", *parts, ""]
+    text = "\n".join(lines)
+    if os.environ.get("SEEPAGE_SENTENCES") == "write":
+        FILE.write_text(text, encoding="utf-8")
+    assert text == FILE.read_text(encoding="utf-8"), "read what changed, and set SEEPAGE_SENTENCES=write"
