@@ -202,7 +202,7 @@ def test_a_single_case_has_no_name_to_tell(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_words_are_explained_where_they_occur(capsys: pytest.CaptureFixture[str]) -> None:
-    explained = "features only: inner features"
+    explained = "features only: what an inner layer reads"
     assert explained not in " ".join(printed(capsys, ROW))
     said = " ".join(printed(capsys, {**ROW, **NULLS, "outcome": "features only"}))
     assert explained in " ".join(said.split())

@@ -22,7 +22,7 @@ from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.cli.console import PlainConsole, open_console
 from seepage.cli.stored import MARK, Stored
 from seepage.errors import printable
-from seepage.report.formatting import duration, measured_on, number
+from seepage.report.formatting import GLOSSARY, duration, measured_on, number
 from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, plain_text
 
 LINE_EVERY = 5.0
@@ -213,35 +213,26 @@ def _beside(case: Case, rows: Sequence[Row]) -> list[str]:
 
 
 def _legend(result: Result) -> str:
-    limits, pictures = result.thresholds, _of_pictures(result.rows)
-    scored = [row for row in result.rows if row.scored]
-    tokens = "tokens identified: which distinct tokens the texts hold, without order or number." * any(
-        row.outcome is Outcome.TOKENS_IDENTIFIED for row in result.rows
-    )
-    if tokens and not scored:
-        return tokens
+    """What the columns mean, and the outcomes of this run that no score compares with examples."""
+    limits, scored = result.thresholds, [row for row in result.rows if row.scored]
+    outcomes = {row.outcome.phrase for row in result.rows}
+    own = "the example's own mean" + " and that of other rows" * any("typical" in row.baselines for row in scored)
+    rule = limits.of_pictures if _of_pictures(result.rows) else f"{limits.recovered_gain_db:g} dB over {own}"
     if scored and all(row.of_text for row in scored):
         words = (
             "found: recovered of all texts; recovered is a ROUGE-2 of at least 0.5. exact: every token is right. "
             "ROUGE-1, ROUGE-2: share of tokens, and of neighboring pairs of tokens, in common (F measure)."
         )
-        return f"{words} {tokens}".strip()
-    own = "the example's own mean" + " and that of other rows" * any("typical" in row.baselines for row in scored)
-    rule = limits.of_pictures if pictures else f"{limits.recovered_gain_db:g} dB over {own}"
-    words = (
-        f"found: recovered of all examples; recovered is {rule}. "
-        f"exact: over {limits.exact_db:g} dB. "
-        "median, mean: PSNR in dB over all examples; equal ones count 150, which draws a mean up. "
-        "[low, high]: 95 % interval of the mean."
-    )
-    if not scored:
+    elif scored:
+        words = (
+            f"found: recovered of all examples; recovered is {rule}. exact: over {limits.exact_db:g} dB. "
+            "median, mean: PSNR in dB over all examples; equal ones count 150, which draws a mean up. "
+            "[low, high]: 95 % interval of the mean."
+        )
+    else:
         words = "found: what an attack certifies. How close a guess is to a private example takes a truth (--truth)."
-    outcomes = {row.outcome for row in result.rows}
-    words += " features only: inner features were reconstructed, which no score compares with examples." * (
-        Outcome.FEATURES_ONLY in outcomes
-    )
-    mixed = " mixture only: inner features were found mixed, and none is proved to be of one example."
-    return words + mixed * (Outcome.MIXTURE_ONLY in outcomes)
+    further = ("features only", "mixture only", "tokens identified")
+    return " ".join([words, *(f"{name}: {GLOSSARY[name]}." for name in further if name in outcomes)])
 
 
 def _table(rows: Sequence[Row], kind: Kind | None) -> Table:

@@ -13,6 +13,23 @@ NONE = "\N{EM DASH}"
 """Stands where a number does not apply."""
 
 
+GLOSSARY = {
+    "recovered": "so like a private example that it would be recognized, by the limits under the tables",
+    "exact": "as good as equal to a private example: within about 1 % of the value range, by the limit there too",
+    "partial": "closer to a private example than what needs no update, and not recovered",
+    "certified": "an attack proved, without the private examples, that only they fit what was sent",
+    "knew more": "what the attacker was given beyond what the protocol shows to every server",
+    "features only": "what an inner layer reads was reconstructed, and no attack made examples of it",
+    "mixture only": "what an inner layer was given was found mixed, and no guess is proved to be of one example",
+    "tokens identified": "which distinct tokens the texts hold, not which stood together, in what order or how often",
+    "does not apply": "the attack needs something that this case has not; the reason stands under the tables",
+    "not needed": "another attack had proved every private example already, so this one was not run",
+    "not run": "the recipe asks for this attack in other cases only",
+    "fresh": "the model had its random initial weights, so the attacked round is the first of a training",
+}
+"""What a reader who is no specialist may look up."""
+
+
 def number(value: float | None, digits: int = 1) -> str:
     """A number with a fixed count of decimals.
 

@@ -41,22 +41,6 @@ LEVELS = {
 }
 """The verdict in words; any other level means that nothing could be scored."""
 
-GLOSSARY = {
-    "recovered": "so like a private example that it would be recognized, by the limits under the tables",
-    "exact": "as good as equal to a private example: within about 1 % of the value range, by the limit there too",
-    "partial": "closer to a private example than what needs no update, and not recovered",
-    "certified": "an attack proved, without the private examples, that only they fit what was sent",
-    "knew more": "what the attacker was given beyond what the protocol shows to every server",
-    "features only": "what an inner layer reads was reconstructed, and no attack made examples of it",
-    "mixture only": "what an inner layer was given was found mixed, and no guess is proved to be of one example",
-    "tokens identified": "which distinct tokens the texts hold, not which stood together, in what order or how often",
-    "does not apply": "the attack needs something that this case has not; the reason stands under the tables",
-    "not needed": "another attack had proved every private example already, so this one was not run",
-    "not run": "the recipe asks for this attack in other cases only",
-    "fresh": "the model had its random initial weights, so the attacked round is the first of a training",
-}
-"""What a reader who is no specialist may look up."""
-
 OF_PICTURES = {
     "partial": "closer to a private example than its mean color, and not recovered",
 }
@@ -164,7 +148,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "defense_words": words.defense_words,
         "is_muted": is_muted,
         "headings": HEADINGS,
-        "glossary": {**GLOSSARY, **OF_PICTURES} if kind == "pictures" else GLOSSARY,
+        "glossary": {**words.GLOSSARY, **OF_PICTURES} if kind == "pictures" else words.GLOSSARY,
         "untested": [case for case in run.cases if case.membership_skipped],
     }
 
