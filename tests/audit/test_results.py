@@ -317,6 +317,7 @@ def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
     ("silent", "cause"),
     [
         ([row(status="inapplicable", **NO_SCORE)], "none applies"),
+        ([row(status="inapplicable", **NO_SCORE), row(status="not_tried", **NO_SCORE)], "time was over"),
         ([row(status="inapplicable", **NO_SCORE), row(status="error", **NO_SCORE)], "those that apply failed"),
         ([row(outcome="not_recorded", status="inapplicable", **NO_SCORE)], "no update could be made"),
     ],
