@@ -72,6 +72,7 @@ SAID: dict[str, Result] = {
     "tokens": of(TOKENS),
     "no attack applies": of(failed("a", "inapplicable")),
     "those that apply failed": of(failed("a")),
+    "their time was over": of(failed("a", "inapplicable"), bare(attack="idlg", status="not_tried")),
     "not recorded": of(bare(status="inapplicable", outcome="not recorded")),
     "a zero update": of(bare(status="inapplicable", zero_update=True)),
     "stopped at the deadline": of(row(status="interrupted"), bare(attack="idlg", status="not_tried")),

@@ -22,7 +22,7 @@ from seepage.audit.recipe.parts import seed_problems
 from seepage.audit.recipe.resolve import run_name
 from seepage.audit.recipe.trust import refuse_code
 from seepage.audit.retry import reopened, unfinished
-from seepage.audit.summary import summarize
+from seepage.audit.summary import looks_of, summarize
 from seepage.base.clock import check_minutes, deadline
 from seepage.base.executor import Executor
 from seepage.base.hashing import Hasher
@@ -169,12 +169,13 @@ def attack_only(
         if finished and not (goes_on and reopened(folder)):  # by another process, meanwhile
             return Run(folder, read_result(folder), fresh=False)
         take(folder, "attack.json", text)
+        looks = looks_of(sources, request.show)
         plan = attack_cases(sources, recipes, folder, request.jobs, request.show, on=request.on, until=until)
         found = environment(request.command, started, request.device, plan.jobs)
         judged = files or judged_files({one.name: one.observed for one in sources})
         noted = [one.model_dump() for one in judged]
         write_json(folder / "env.json", found | {"threads": plan.threads, "files": noted})
-        return Run(folder, summarize(sources, recipes, folder, request.show, files=judged), fresh=True)
+        return Run(folder, summarize(sources, recipes, folder, request.show, files=judged, looks=looks), fresh=True)
 
 
 def recipe_of(source: Source, request: AttackRequest) -> Recipe:

@@ -33,7 +33,7 @@ from seepage.audit.recipe.places import kind_of
 from seepage.audit.recipe.resolve import resolve_cases, run_name
 from seepage.audit.record import record_cases
 from seepage.audit.retry import REPEATED, failures, forget_failures, reopened, stopped_steps, unfinished
-from seepage.audit.summary import summarize
+from seepage.audit.summary import looks_of, summarize
 from seepage.base.clock import check_minutes, deadline
 from seepage.base.executor import Executor
 from seepage.base.lock import locked
@@ -106,6 +106,7 @@ def run(
             with undone_on_mistake(made):
                 record_cases(recipes, folder, show)
             sources = [own_source(recipe, recipes, folder) for recipe in recipes]
+            looks = looks_of(sources, show)
             repeated = read_json(folder / REPEATED) if (folder / REPEATED).exists() else None
             plan = attack_cases(
                 sources, recipes, folder, jobs, show, on=workers, until=until, repeated=repeated
@@ -114,7 +115,7 @@ def run(
         measure_cases(sources, recipes, folder, show)
         found = environment(command, started, recipes[0].device, plan.jobs)
         write_json(folder / "env.json", found | {"threads": plan.threads} | ({"resumed": True} if resumed else {}))
-        return Run(folder, summarize(sources, recipes, folder, show), fresh=True)
+        return Run(folder, summarize(sources, recipes, folder, show, looks=looks), fresh=True)
 
 
 def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: ProgressCallback = no_progress) -> Path:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ from seepage.measure.metrics.features import features_missing
 from seepage.measure.metrics.text import TextAlignment
 from seepage.measure.privacy.guarantee import guarantee_of
 
+Look = tuple[Exposure | None, dict[str, Any]]
+"""What the first round's update reveals without an attack, where that could be looked at; and as JSON."""
 CaseSummary = tuple[Case, list[Row], list[Diagnostic], list[dict[str, Any]], dict[str, Any] | None]
 """A case's facts, one row per attack, warnings and notes about the numbers, one line per example and metric for
 `scores.jsonl`, and what the first round's update reveals without an attack, as JSON; None if no update was made."""
@@ -67,6 +70,7 @@ def summarize(
     show: ProgressCallback = no_progress,
     files: Sequence[JudgedFile] = (),
     env: Mapping[str, Any] | None = None,
+    looks: Mapping[str, Look] = MappingProxyType({}),
 ) -> Result:
     """Score all attempts, raise diagnostics, and write `scores.jsonl`, `flags.json`, the manifest and, last,
     `result.json`.
@@ -78,11 +82,15 @@ def summarize(
         show: Called with progress messages.
         files: What was judged, of recorded or captured updates.
         env: The new content of `env.json`, which is written once all attempts are scored; None: it stays.
+        looks: What is to be said of each case's update without an attack, as far as it was looked at before.
     """
     pairs, found = list(zip(sources, recipes, strict=True)), list[CaseSummary]()
     for i, (source, recipe) in enumerate(pairs):
         show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.SCORING))
-        found.append(_skipped_case(source, recipe) if source.skipped else _summarize_case(source, recipe, folder))
+        if source.skipped:
+            found.append(_skipped_case(source, recipe))
+        else:
+            found.append(_summarize_case(source, recipe, folder, looks.get(source.name)))
     places = _places(sources, recipes, folder)
     if env is not None:
         write_json(folder / "env.json", env)
@@ -170,17 +178,18 @@ def _named_attacks(recipe: Recipe) -> list[tuple[str, Attack]]:
     return list(zip(attack_names(recipe.attack), map(recipe.make_attack, recipe.attack), strict=True))
 
 
-def _summarize_case(source: Source, recipe: Recipe, folder: Path) -> CaseSummary:
+def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look | None) -> CaseSummary:
     """Everything that a report says of one case: its facts, rows of its attacks, diagnostics and score lines.
 
     Args:
         source: The case's recording.
         recipe: The recipe with its attacks and score options.
         folder: The run folder.
+        looked: What is to be said of the update without an attack; None: it is looked at here.
     """
     transcript = source.open("cpu")
     truth = None if source.private is None else _truth_for(transcript, source)
-    said, (seen, look) = _said(source), _look(source, transcript)
+    said, (seen, look) = _said(source), looked or _look(source, transcript)
     promise = None if source.recipe is None else _guarantee(source.recipe)
     case = _case_of(source, transcript)
     said = {**(case.inferred or {}), **said}
@@ -238,8 +247,22 @@ def _said(source: Source) -> dict[str, str]:
     return said | ({"batch size": source.inferred} if source.inferred else {})
 
 
-def _look(source: Source, transcript: Transcript) -> tuple[Exposure | None, dict[str, Any]]:
-    """What the first round's update reveals without an attack, where that could be looked at; and as JSON."""
+def looks_of(sources: Sequence[Source], show: ProgressCallback = no_progress) -> dict[str, Look]:
+    """What each case's update reveals without an attack: before attacks, whose deadline then leaves nothing but scores.
+
+    Args:
+        sources: The cases.
+        show: Called with progress messages.
+    """
+    found = dict[str, Look]()
+    for i, source in enumerate(sources):
+        show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.LOOKING))
+        if not source.skipped:
+            found[source.name] = _look(source, source.open("cpu"))
+    return found
+
+
+def _look(source: Source, transcript: Transcript) -> Look:
     try:
         found = exposure(transcript)
         table = {key: value for key, value in found.table().items() if key != "marks"}  # long, and no report shows it

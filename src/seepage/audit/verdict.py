@@ -253,7 +253,9 @@ def _cause(case: Case, rows: Sequence[Row]) -> str:
     """Why a case has no result."""
     if case.skipped or any(row.outcome is Outcome.NOT_RECORDED for row in rows):
         return "no update could be made"
-    return "those that apply failed" if any(row.status == "error" for row in rows) else "none applies"
+    if any(row.status == "error" for row in rows):
+        return "those that apply failed"
+    return "time was over before a first guess" if any(row.status == "not_tried" for row in rows) else "none applies"
 
 
 def _cases(count: int, which: str = "audited") -> str:

@@ -10,6 +10,7 @@ class Phase(StrEnum):
 
     RECORDING = "recording"
     TRAINING = "training"
+    LOOKING = "looking at updates"
     ATTACKING = "attacking"
     MEASURING = "measuring"
     SCORING = "scoring"
