@@ -1,13 +1,10 @@
-"""All that a verdict can say, in one file that people read in the diff: `sentences.txt`.
+"""All that a verdict can say."""
 
-What decides is tested by names and numbers elsewhere. After a change of words: SEEPAGE_SENTENCES=write, and read.
-"""
-
-import os
 from pathlib import Path
 from typing import Any
 
 from tests.helpers.rows import result_of, row_of
+from tests.helpers.sentences import assert_as_read
 
 from seepage.audit.row import Case, EpsilonRow, MembershipRow, Result, Row
 from seepage.audit.verdict import with_verdict
@@ -93,7 +90,4 @@ def test_all_that_a_verdict_says_is_as_it_was_read() -> None:
         found = with_verdict(result)
         parts = [f"  {part.title}: {part.words}" for part in found.summary if "ask with" not in part.words]
         lines += [f"{name} ({found.verdict_level})", f"  {found.verdict}", *parts, ""]
-    text = "\n".join(lines)
-    if os.environ.get("SEEPAGE_SENTENCES") == "write":
-        FILE.write_text(text, encoding="utf-8")
-    assert text == FILE.read_text(encoding="utf-8"), "read what changed, and set SEEPAGE_SENTENCES=write"
+    assert_as_read(lines, FILE)
