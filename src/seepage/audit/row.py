@@ -32,8 +32,8 @@ from seepage.base.words import plural
 __all__ = [
     "MEMBERSHIP_SCORES", "NUMBER_NAMES", "PASSED_OVER", "PROTOCOL", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Case",
     "Certified", "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Result",
-    "Row", "SummaryName", "SummaryPart", "Status", "Thresholds", "counted_features",
-    "counted_guesses", "counted_tokens", "json_schema", "judge_outcome",
+    "Row", "SummaryName", "SummaryPart", "Status", "Thresholds", "json_schema",
+    "judge_outcome",
 ]  # fmt: skip
 
 PROTOCOL = ("model", "client rule", "batch size", "update")
@@ -50,35 +50,6 @@ class Certified(JsonRecord):
 
     n: int
     wrong: int | None = None
-
-
-def counted_guesses(n: int) -> str:
-    """Certified guesses of examples in words.
-
-    >>> counted_guesses(1), counted_guesses(2)
-    ('1 guess certified', '2 guesses certified')
-    """
-    return f"{plural(n, 'guess')} certified"
-
-
-def counted_features(n: int) -> str:
-    """Certified inner features in words.
-
-    >>> counted_features(2)
-    '2 inner features certified, which are no examples'
-    """
-    words = "feature certified, which is no example" if n == 1 else "features certified, which are no examples"
-    return f"{n} inner {words}"
-
-
-def counted_tokens(n: int, certified: int) -> str:
-    """Identified tokens in words.
-
-    >>> counted_tokens(3, 2), counted_tokens(1, 1)
-    ('3 tokens identified, 2 of them certified', '1 token identified, certified')
-    """
-    of_them = "certified" if certified == n == 1 else f"{certified:,} of them certified"
-    return f"{plural(n, 'token')} identified, {of_them}"
 
 
 FITS = 0.01
@@ -225,14 +196,17 @@ class Row(JsonRecord):
         >>> Row(case="a", attack="x", outcome="features_only", space="feature", certified={"n": 1}).certificate
         '1 inner feature certified, which is no example'
         """
-        if self.certified_features:
-            return counted_features(self.certified_features)
+        if n := self.certified_features:
+            words = "feature certified, which is no example" if n == 1 else "features certified, which are no examples"
+            return f"{n} inner {words}"
         if self.identified_tokens and (precision := self.mean("token_precision")) is not None:
             wrong = self.identified_tokens - round(precision * self.identified_tokens)
             return f"{self.phrase}, {f'{wrong:,}' if wrong else 'none'} wrong"
         if self.identified_tokens:
-            return counted_tokens(self.identified_tokens, self.certified_tokens)
-        return counted_guesses(self.certified_examples) if self.certified_examples else ""
+            both = self.certified_tokens == self.identified_tokens == 1
+            of_them = "certified" if both else f"{self.certified_tokens:,} of them certified"
+            return f"{plural(self.identified_tokens, 'token')} identified, {of_them}"
+        return f"{plural(self.certified_examples, 'guess')} certified" if self.certified_examples else ""
 
     @property
     def fits(self) -> bool:

@@ -55,15 +55,6 @@ AUDIT_AGAIN = [
 """What ends the validity of a finding."""
 
 
-def counted_given(n: int) -> str:
-    """Examples that an update reveals without an attack, in words.
-
-    >>> counted_given(1), counted_given(2)
-    ('1 example revealed exactly in closed form', '2 examples revealed exactly in closed form')
-    """
-    return f"{plural(n, 'example')} revealed exactly in closed form"
-
-
 class CaseShare(Share):
     """A share of private examples.
 
@@ -231,7 +222,8 @@ class Evidence(JsonRecord):
         best = worst(rows) if rows else None
         proof = "" if best is None or measure == "exact" else best.certificate
         if share is None and case.exposed_examples and not (best and best.certified_examples):
-            proof = counted_given(case.exposed_examples) if measure == "recovered" else ""
+            given = f"{plural(case.exposed_examples, 'example')} revealed exactly in closed form"
+            proof = given if measure == "recovered" else ""
         if share is not None:
             return f"{share.words}; {proof}" if best is not None and best.identified_tokens and proof else share.words
         return "; ".join(filter(None, ("not scored", proof)))
