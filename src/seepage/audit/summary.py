@@ -116,7 +116,7 @@ def summarize(
             warnings=[flag for flag in flags if flag.severity == "warning"],
         ),
         own_code=_takes_own_code(sources, recipes),
-        asked=_asked_for(recipes),
+        asked={part for one in recipes for part in ("membership", "epsilon") if getattr(one, part) is not None},
         captured=all(source.recipe is None for source in sources),
     )
     # By its result a run counts as finished, so that is written last: the manifest tells what it will be.
@@ -143,12 +143,6 @@ def _kind(knowledge: Knowledge) -> Kind:
     if vocabulary_of(knowledge.model) is not None:
         return "texts"
     return "pictures" if is_image(knowledge.input_shape) else "records"
-
-
-def _asked_for(recipes: Sequence[Recipe]) -> set[str]:
-    """Further parts of the verdict that any case asks for."""
-    found = {"membership" for recipe in recipes if recipe.membership is not None}
-    return found | {"epsilon" for recipe in recipes if recipe.epsilon is not None}
 
 
 def membership_rows(source: Source, recipe: Recipe, folder: Path) -> list[MembershipRow]:

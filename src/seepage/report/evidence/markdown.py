@@ -23,17 +23,24 @@ TELLING = ("leaks", "untried", "open")
 
 def summary(evidence: Evidence) -> str:
     """What `$GITHUB_STEP_SUMMARY`, or a comment on a merge request, shows of a run."""
-    lines = [
-        "# seepage: what the updates reveal",
-        "",
-        for_markdown(evidence.result.verdict),
-        "",
-        *_warnings(evidence),
-        *_caveats(evidence),
-        *_risks(evidence),
-        "",
-        *([f"**What may be signed?** {for_markdown(evidence.may_sign)}", ""] if evidence.may_sign else []),
-    ]
+    lines = ["# seepage: what the updates reveal", "", for_markdown(evidence.result.verdict), ""]
+    if warnings := evidence.warning_lines:
+        lines += ["**Warnings:**", "", *(f"- {for_markdown(line)}" for line in warnings), ""]
+    lines += [line for words in evidence.caveats for line in (for_markdown(words), "")]
+    if evidence.maximum_risk is None:
+        why = evidence.unscored.capitalize() or "There is no case"
+        lines += [f"{why}, so no share of private examples can be given.", ""]
+    else:
+        worst, average = (
+            for_markdown(evidence.risk_words(share)) for share in (evidence.maximum_risk, evidence.average_risk)
+        )
+        lines += [
+            f"Private examples recovered in the worst case, the maximum risk: {worst}. "
+            f"Average over all cases: {average}.",
+            "",
+        ]
+    if evidence.may_sign:
+        lines += [f"**What may be signed?** {for_markdown(evidence.may_sign)}", ""]
     lines += ["| part of the verdict | finding |", "|---|---|"]
     lines += [f"| {for_markdown(name)} | {for_markdown(words)} |" for name, words in evidence.summary.items()]
     telling = [one for one in evidence.findings if one.state in TELLING]
@@ -50,29 +57,6 @@ def summary(evidence: Evidence) -> str:
         lines += ["", "</details>"]
     lines += ["", "**Not tried:**", "", *(f"- {for_markdown(item)}" for item in evidence.not_tried)]
     return "\n".join(lines) + "\n"
-
-
-def _warnings(evidence: Evidence) -> list[str]:
-    """What limits the numbers, right under the verdict."""
-    lines = evidence.warning_lines
-    return ["**Warnings:**", "", *(f"- {for_markdown(line)}" for line in lines), ""] if lines else []
-
-
-def _caveats(evidence: Evidence) -> list[str]:
-    """A paragraph for each caveat."""
-    return [line for words in evidence.caveats for line in (for_markdown(words), "")]
-
-
-def _risks(evidence: Evidence) -> list[str]:
-    if evidence.maximum_risk is None or evidence.average_risk is None:
-        return [
-            f"{evidence.unscored.capitalize() or 'There is no case'}, so no share of private examples can be given."
-        ]
-    return [
-        f"Private examples recovered in the worst case, the maximum risk: "
-        f"{for_markdown(evidence.risk_words(evidence.maximum_risk))}. Average over all cases: "
-        f"{for_markdown(evidence.risk_words(evidence.average_risk))}."
-    ]
 
 
 def _table(found: Sequence[AuditFinding]) -> list[str]:
