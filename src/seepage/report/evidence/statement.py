@@ -219,14 +219,12 @@ class Evidence(JsonRecord):
         share, rows = self.share(case, measure), self.result.rows_of(case)
         if share is not None and case.inconclusive is not None:
             return f"inconclusive ({share.words})"
-        best = worst(rows) if rows else None
-        proof = "" if best is None or measure == "exact" else best.certificate
-        if share is None and case.exposed_examples and not (best and best.certified_examples):
+        proving = [row for row in rows if row.certificate and (share is None or row.identified_tokens)]
+        proof = worst(proving).certificate if proving and measure == "recovered" else ""
+        if share is None and case.exposed_examples and not any(row.certified_examples for row in proving):
             given = f"{plural(case.exposed_examples, 'example')} revealed exactly in closed form"
             proof = given if measure == "recovered" else ""
-        if share is not None:
-            return f"{share.words}; {proof}" if best is not None and best.identified_tokens and proof else share.words
-        return "; ".join(filter(None, ("not scored", proof)))
+        return "; ".join(filter(None, ("not scored" if share is None else share.words, proof)))
 
     def lettered(self, words: str) -> str:
         """Words in which each case is called by its letter in place of its title."""
