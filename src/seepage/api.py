@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import Progress, ignore
 from seepage.attacks.exposure.reading import read_off
-from seepage.base.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, vocabulary_of
+from seepage.base.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, try_inputs, vocabulary_of
 from seepage.base.own_code import first_line
 from seepage.base.registry import Spec
 from seepage.errors import SeepageError, short
@@ -77,6 +77,7 @@ def record(
         raise SeepageError("record needs at least one private example; pass a Batch with inputs and labels")
     params, buffers = state_of(model)
     shape, rule = tuple(batches[0].inputs.shape[1:]), client or FedSGD()
+    try_inputs(model, shape)
     classes = _classes_of(model, batches[0].inputs[:1], rule)
     if rule.target == "input":
         if "labels" in known:
@@ -197,6 +198,7 @@ def observe(
     True
     """
     params, buffers = state_of(model)
+    try_inputs(model, input_shape)
     params = {name: tensor for name, tensor in params.items() if name not in personal}
     trained = _trained(update.tensors, model, params.keys() | buffers.keys())
     sent = replace(update, tensors={name: tensor for name, tensor in trained.items() if name not in buffers})

@@ -394,7 +394,8 @@ def _optimizer(truth: Truth, value: str, origin: str) -> bool | None:
     if origin == "stated":
         return None
     if value.startswith("as one step of"):
-        return not plain and truth.drawn.steps == 1
+        clipped = "clipped by value" in value
+        return truth.drawn.steps == 1 and (truth.drawn.clip == "value" if clipped else not plain)
     if value.startswith("held to one size"):
         return not plain or truth.drawn.clip == "value"
     return plain if value.startswith("SGD") and origin == "read" else None

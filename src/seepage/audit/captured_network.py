@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.base.nn import as_inputs, logits_in, logits_words, vocabulary_of
+from seepage.attacks.network.outputs import outputs_of
+from seepage.base.nn import as_inputs, logits_in, logits_words
 from seepage.base.registry import is_network_file, models
 from seepage.errors import SeepageError
 from seepage.federation.models import build, trusted, warned_words
@@ -58,6 +59,7 @@ class Network:
         warned: A sentence on warnings of its factory.
         pools: A sentence where pictures of other sizes fit as well, so that the result depends on the assumed size.
         unfit: Addition to an error about weights that do not fit it; empty where the shape was stated.
+        classes_last: The last axis of its outputs is that of the classes, and they have more than two.
     """
 
     model: nn.Module
@@ -67,6 +69,7 @@ class Network:
     warned: str | None = None
     pools: str | None = None
     unfit: str = ""
+    classes_last: bool = False
 
 
 def find_network(
@@ -116,11 +119,24 @@ def find_network(
             )
     where, wide = logits_words(output), logits_in(output)
     inferred |= {} if where is None else {"logits": where}
-    if classes is None and wide.ndim > 1:
+    made = outputs_of(model, taken) if wide.ndim > 2 or classes is None else None
+    last, axis = False, 1
+    if made is not None:
+        outputs, axis = made.classes, made.axis
+        if classes is None:
+            inferred["classes"] = f"{outputs}, the rows of {made.layer or 'the last layer'}, which makes the outputs"
+    elif classes in wide.shape[2:] and classes != wide.shape[1]:
+        axis = wide.ndim - 1 if wide.shape[-1] == classes else 1
+    elif classes is None and wide.ndim > 1:
         head = _head(model, state, wide.shape[1])  # of a network that takes no number of classes, its own
-        inferred["classes"] = _source_of_classes(wide.shape[1], head, outputs)
-        outputs = wide.shape[1]
-    return Network(model=model, input_shape=taken, outputs=outputs, inferred=inferred, pools=pools, warned=warned)
+        outputs, told = wide.shape[1], wide.ndim == 2
+        inferred["classes"] = _source_of_classes(outputs, head, built_for=DEFAULT_CLASSES if told else outputs)
+    last = wide.ndim > 2 and axis == wide.ndim - 1
+    if last:
+        inferred["class axis"] = f"the last of {wide.ndim}"
+    return Network(
+        model=model, input_shape=taken, outputs=outputs, inferred=inferred, pools=pools, warned=warned, classes_last=last
+    )
 
 
 class _Tries:
@@ -247,11 +263,11 @@ def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Te
     Raises:
         SeepageError: Where the first layer takes examples of any length, so that nothing tells theirs.
     """
-    if vocabulary_of(model) is not None:
+    if any(isinstance(module, nn.Embedding) for module in model.modules()):
         raise SeepageError(
-            f"{UNTOLD} how long an example of {architecture.use!r} is: its first layer is an "
-            "embedding, which takes texts of any length; give the number of tokens of one example with --shape "
-            "LENGTH, such as --shape 60"
+            f"{UNTOLD} the shape of one example of {architecture.use!r}, which looks up whole numbers in a table; give "
+            "the number of tokens of one example with --shape LENGTH, such as --shape 60, or the number of columns of a "
+            "row that holds codes"
         )
     name, first = next(((name, one) for name, one in model.named_modules() if isinstance(one, _READS)), ("", None))
     weight = _in_names_of(model, state).get(f"{name}.weight" if name else "weight")

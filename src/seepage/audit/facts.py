@@ -11,15 +11,15 @@ from seepage.attacks.exposure import Exposure, UpdateAnalysis
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, UNKNOWN_RATE
 from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
-from seepage.attacks.text.token_set import TokenSet
+from seepage.attacks.network.outputs import draws
+from seepage.attacks.text.token_set import looked_up
 from seepage.audit.caveats import OPTIMIZERS, dropping_layers
-from seepage.base.nn import has_batch_norm
+from seepage.base.nn import has_batch_norm, token_table
 from seepage.base.schema import JsonRecord
 from seepage.errors import SeepageError
 from seepage.federation.clients import FedAvg
 from seepage.federation.models.naming import known_names, renamed, tied_names
 from seepage.federation.models.weights import read_state
-from seepage.federation.transcript.simulated import OneRound
 
 Origin = Literal["stated", "read", "guessed", "unknown"]
 
@@ -133,7 +133,8 @@ class _Reader:
         elif self.rule.one_logit:
             yield self._fact("classes", "2, by one logit", "read")
         else:
-            yield self._fact("classes", self.said.get("classes", outputs), "read", "--classes")
+            words = self.said.get("classes", outputs)
+            yield self._fact("classes", words, "guessed" if "assumed" in words else "read", "--classes")
         if len(knowledge.input_shape) == 3:
             own = None if knowledge.architecture is None else knowledge.architecture.options.get("normalize")
             words = "none but the network's own" if own is None else str(own)
@@ -284,8 +285,14 @@ class _Reader:
 
     def _dropout(self) -> Fact:
         count = dropping_layers(self.knowledge.model)
+        random = None if count else draws(self.knowledge.model, self.knowledge.input_shape)
+        if random is None and not count:
+            return self._seen("dropout", "no module drops anything, and the network does not run in train mode", "guessed")
+        if random:
+            words = "two passes in train mode differ: dropout, noise or random paths in the network's code"
+            return self._seen("dropout", f"{words}; attacks have them as in eval mode", "unknown")
         if not count:
-            return self._seen("dropout", "no layer drops anything", "read")
+            return self._seen("dropout", "none: two passes in train mode are the same", "read")
         layers = "1 layer drops" if count == 1 else f"{count} layers drop"
         if self.rule.mode == "eval":
             return self._fact("dropout", f"off, though {layers} values or paths in training", "guessed")
@@ -293,12 +300,16 @@ class _Reader:
         return self._seen("dropout", words, "unknown", "--client fedsgd:mode=eval")
 
     def _labels(self) -> Iterator[Fact]:
-        try:
-            found = TokenSet().prepare(OneRound(self.look.seen, self.look.t))
+        tables = [name for name, one in self.knowledge.model.named_modules() if isinstance(one, nn.Embedding)]
+        whole = token_table(self.knowledge.model)
+        for table in tables:
+            try:
+                found = looked_up(self.knowledge, self.observed, table)
+            except SeepageError:
+                continue  # places, a shared table, or one whose rows do not tell
+            name = "tokens" if whole is not None and whole[0] == table else f"codes in {table or 'the table'}"
             count = int(found.rows.moved.sum())
-            yield self._seen("tokens", f"{count:,} distinct ones, by the rows of {found.name} that moved", "read")
-        except SeepageError:
-            pass  # no texts, or a table whose rows do not tell
+            yield self._seen(name, f"{count:,} distinct ones, by the rows of {found.name} that moved", "read")
         labels = self.look.labels
         source = None if labels is None else labels.source
         if source is not None:

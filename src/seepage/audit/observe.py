@@ -16,19 +16,22 @@ from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UNKNO
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
+from seepage.attacks.exposure.labels import sums_to_zero
 from seepage.attacks.exposure.rules import Adaptive, Explained, adaptive_step, vanishing_sums
 from seepage.attacks.exposure.running_statistics import BatchStatistics, batch_statistics, statistics_words
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.recipe.parts import problems_of
-from seepage.base.nn import as_inputs, in_mode, logits_in, output_shape, vocabulary_of
+from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import Spec, models
 from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.base.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.federation.clients import FedAvg, FedSGD, OwnStep, make_client
 from seepage.federation.clients.fedavg import MOST_STEPS
+from seepage.federation.clients.losses import LOSSES
 from seepage.federation.measured import Step, format_told, read_update
 from seepage.federation.models.naming import in_own_names
+from seepage.federation.models.normalize import classes_second
 from seepage.federation.models.trial import sigmoid_words
 from seepage.federation.models.weights import load_weights, read_state
 from seepage.federation.sent_tensors import check_finite, check_fits
@@ -159,7 +162,11 @@ def observe_files(
         raise SeepageError(
             f"{files.before} was made for another number of classes than {outputs}; give that with --classes"
         )
-    _ask_for_target(client, target, num_classes, model, input_shape)
+    if network.classes_last and make_client(client).loss in LOSSES:
+        classes_second(model)
+        architecture = architecture.with_options(classes_last=True)
+    _check_classes(num_classes, model, input_shape, one_logit=one_logit)
+    _ask_for_target(client, target, num_classes, model, input_shape, sent)
     squashed = sigmoid_words(model, input_shape) if one_logit else None
     said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
@@ -199,19 +206,46 @@ def observe_files(
     return [*filter(None, [network.pools, network.warned]), *remarks, sent_words(transcript[0], model)]
 
 
+def _check_classes(classes: int | None, model: nn.Module, input_shape: tuple[int, ...], *, one_logit: bool) -> None:
+    """Raise where a stated number of classes is not the network's: no other number is shown as stated."""
+    if classes is None or one_logit:
+        return
+    outputs = output_shape(model, dict(model.named_parameters()), None, input_shape)
+    if classes not in outputs:
+        raise SeepageError(
+            f"--classes {classes} was stated, and the network's outputs for one example have shape "
+            f"{','.join(map(str, outputs)) or '()'}; leave it out, or name the network that has so many with --model"
+        )
+
+
 def _ask_for_target(
-    client: Spec, target: Target | None, classes: int | None, model: nn.Module, input_shape: tuple[int, ...]
+    client: Spec,
+    target: Target | None,
+    classes: int | None,
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    sent: Tensors,
 ) -> None:
-    """Raise `SeepageError` where a model returns as many numbers as it takes, and nobody says that they are classes."""
+    """Raise `SeepageError` where a model returns as many numbers as it takes, and nobody says that they are classes.
+
+    Nothing is asked where the last bias says so: of a softmax its gradient adds up to zero.
+    """
     rule = make_client(client)
     if rule.loss != "cross_entropy" or target is not None or classes is not None or vocabulary_of(model) is not None:
         return
     outputs = output_shape(model, dict(model.named_parameters()), None, input_shape)
-    if math.prod(outputs) == math.prod(input_shape) > 1:
-        raise SeepageError(
-            f"the model returns as many numbers as it takes, {math.prod(outputs)}, as an autoencoder does; say what "
-            "it is: --target input, with its loss (--loss mse, bce, or your own module:function), or --target class"
-        )
+    if math.prod(outputs) != math.prod(input_shape) or math.prod(outputs) == 1:
+        return
+    names, own = last_linear(model, outputs[0]), dict(model.named_parameters())
+    if names is not None and names[1] in sent and sent[names[1]].shape == own[names[1]].shape:
+        moved, start = sent[names[1]].double(), own[names[1]].detach().double()
+        rounding = float(torch.finfo(torch.float32).eps * start.abs().sum())
+        if sums_to_zero(moved - start, rounding) or sums_to_zero(moved, 0.0):  # AFTER, or a gradient
+            return
+    raise SeepageError(
+        f"the model returns as many numbers as it takes, {math.prod(outputs)}, as an autoencoder does; say what "
+        "it is: --target input, with its loss (--loss mse, bce, or your own module:function), or --target class"
+    )
 
 
 def _personal(architecture: Architecture, model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:

@@ -392,7 +392,8 @@ class UpdateAnalysis:
         """What the last layer says of the labels; nothing, where the loss's gradient is not softmax minus label."""
         gradient, scaled, _ = self._read
         rule = self.knowledge.client
-        if not (self.knowledge.softmax_labels or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
+        softmax = rule.softmax_gradient and self.knowledge.target in ("class", "map")
+        if not (softmax or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
         kind = None if self.makes_examples or self.head is None else self.head.kind
         if self.bent and kind in ("outputs", "rises") and not self._counted:
@@ -404,11 +405,13 @@ class UpdateAnalysis:
             return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
         if self.signs or kind != "outputs":
             return None
-        size = self.observed.batch_size if scaled and self.explained_step else None
+        # Places may have no label of their own, so that nothing counts those that have.
+        places = 1 if self.head is None else self.head.places
+        size = self.observed.batch_size if scaled and self.explained_step and places == 1 else None
         rounding = self._label_rounding() if scaled else 0.0
         inferred = "batch size" in self._guessed
         found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred)
-        whole = found is not None and not inferred and len(found.present) == self.observed.batch_size
+        whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
 
     @cached_property
