@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from seepage import Architecture, build
 from seepage.base.nn import (
     dot,
-    first_layer,
     forward,
     frozen_randomness,
     generator,
@@ -143,16 +142,6 @@ def test_dot_and_norm_are_those_of_one_long_vector() -> None:
     long_a, long_b = (np.concatenate([x["w"].numpy().ravel(), x["b"].numpy()]) for x in (a, b))
     assert float(dot(a, dict(reversed(b.items())))) == pytest.approx(long_a @ long_b, rel=1e-12)
     assert float(norm(a)) == pytest.approx(np.linalg.norm(long_a), rel=1e-12)
-
-
-def test_layers_are_recognised() -> None:
-    assert has_batch_norm(nn.Sequential(nn.Sequential(nn.BatchNorm2d(3))))
-    assert not has_batch_norm(nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm(3)))
-    assert has_dropout(nn.Sequential(nn.Dropout2d()))
-    assert not has_dropout(nn.Sequential(nn.ReLU()))
-    assert first_layer(nn.Sequential(nn.Flatten(), nn.ReLU())) is None
-    found = first_layer(nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(2, 2))))
-    assert found[0] == "1.0"
 
 
 class Wrapped(nn.Module):

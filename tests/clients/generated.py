@@ -170,7 +170,9 @@ class Network(nn.Module):
         flat = kind in ("rows", "mixed") or maps
         self.norm = norms[drawn.norm]() if drawn.norm and (flat or drawn.norm == "layer") else nn.Identity()
         self.drop = nn.Dropout(0.3) if drawn.drops == "module" else nn.Identity()
-        self.head: nn.Module = nn.Conv2d(width, drawn.classes, 1) if "maps" in drawn.head else nn.Linear(width, drawn.classes)
+        self.head: nn.Module = (
+            nn.Conv2d(width, drawn.classes, 1) if "maps" in drawn.head else nn.Linear(width, drawn.classes)
+        )
         if drawn.tied:
             self.head.weight = self.words.weight
             if drawn.seed % 5 == 0:
@@ -417,7 +419,9 @@ def _steps(truth: Truth, value: str, origin: str) -> bool | None:
     if origin == "stated" or value.startswith("assumed") or truth.drawn.accumulated > 1:
         return None
     number = value.split()[0]
-    return int(number) <= truth.drawn.steps * (1 if truth.drawn.optimizer == "sgd" else 99) if number.isdigit() else None
+    return (
+        int(number) <= truth.drawn.steps * (1 if truth.drawn.optimizer == "sgd" else 99) if number.isdigit() else None
+    )
 
 
 def _half(truth: Truth, value: str, origin: str) -> bool | None:
@@ -466,8 +470,12 @@ def main() -> None:
         missed.update(one.split(":")[0] for one in verdict.missed)
         for one in verdict.false:
             kinds[one.split(":")[0]] += 1
-            print(f"{d.seed} {d.body}/{d.head}/{d.norm}/{d.drops}/{d.optimizer}x{d.steps}{' half' * d.half} {one}"[:330])
-    print(f"{count} clients: {total} false statements {dict(kinds)}, {told} right ones; {right} verdicts right and whole")
+            print(
+                f"{d.seed} {d.body}/{d.head}/{d.norm}/{d.drops}/{d.optimizer}x{d.steps}{' half' * d.half} {one}"[:330]
+            )
+    print(
+        f"{count} clients: {total} false statements {dict(kinds)}, {told} right ones; {right} verdicts right and whole"
+    )
     print(f"read by hand and not said: {dict(missed)}; {time.process_time() - began:.0f} s of a core")
 
 

@@ -21,7 +21,7 @@ from seepage.base.registry import is_network_file, models
 from seepage.errors import SeepageError
 from seepage.federation.models import build, trusted, warned_words
 from seepage.federation.models.factories import is_told
-from seepage.federation.models.naming import known_names, renamed, tied_names
+from seepage.federation.models.naming import other_names
 from seepage.federation.models.trial import Untaken, tried
 from seepage.federation.types import Architecture
 
@@ -135,7 +135,13 @@ def find_network(
     if last:
         inferred["class axis"] = f"the last of {wide.ndim}"
     return Network(
-        model=model, input_shape=taken, outputs=outputs, inferred=inferred, pools=pools, warned=warned, classes_last=last
+        model=model,
+        input_shape=taken,
+        outputs=outputs,
+        inferred=inferred,
+        pools=pools,
+        warned=warned,
+        classes_last=last,
     )
 
 
@@ -230,7 +236,7 @@ def _on_meta(architecture: Architecture, shape: Shape, classes: int) -> nn.Modul
 
 
 def _in_names_of(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    given = renamed(state, known_names(model), tied_names(model))
+    given = other_names(state, model)
     return {given.get(name, name): tensor for name, tensor in state.items()}
 
 

@@ -18,7 +18,7 @@ from seepage.base.nn import has_batch_norm, token_table
 from seepage.base.schema import JsonRecord
 from seepage.errors import SeepageError
 from seepage.federation.clients import FedAvg
-from seepage.federation.models.naming import known_names, renamed, tied_names
+from seepage.federation.models.naming import UNNAMED, other_names
 from seepage.federation.models.weights import read_state
 
 Origin = Literal["stated", "read", "guessed", "unknown"]
@@ -65,13 +65,16 @@ def keys_fact(before: Path, model: nn.Module) -> Fact:
         before: The file.
         model: The network.
     """
-    names, own = set(read_state(before)), {name for name, _ in model.named_parameters()}
-    other = renamed(names, known_names(model), tied_names(model))
-    found = {other.get(name, name) for name in names} & own
+    state, own = read_state(before), {name for name, _ in model.named_parameters()}
+    other = other_names(state, model)
+    found = {other.get(name, name) for name in state} & own
     words = f"{len(found)} of the network's {len(own)} parameters are in the files"
     if other:
         first, place = next(iter(other.items()))
-        words += f", {len(other)} of them under another name ({first} is {place})"
+        unnamed = UNNAMED.fullmatch(first) is not None
+        how = "which have no names, taken in their order" if unnamed else f"{len(other)} of them under another name"
+        words += f", {how} ({first} is {place})"
+        return Fact(name="keys", value=words, origin="guessed" if unnamed else "read", option="")
     return Fact(name="keys", value=words, origin="read")
 
 
@@ -120,6 +123,11 @@ class _Reader:
         use = knowledge.architecture.use if knowledge.architecture else "the model"
         words = f"{use}: {sent.of_tensors} tensors, {sent.of_numbers:,} numbers"
         yield self._fact("model", words, "guessed", "--model")
+        for name in ("what was sent", "arrays"):
+            if name in self.said:
+                yield self._seen(
+                    name, self.said[name], "guessed", "--difference" if "difference" in self.said[name] else ""
+                )
         if "weights" in self.said:
             yield self._seen("weights", self.said["weights"], "guessed", "--model")
         if not sent.whole:
@@ -159,8 +167,11 @@ class _Reader:
 
     def _optimizer(self) -> Fact:
         """The local optimizer: by the sizes of the update's entries, else the client rule's own."""
+        if self.look.one_size:
+            words = "entries of one size, as of one step of Adam: given as a gradient, which may be a difference"
+            return self._seen("optimizer", words, "guessed", "--difference")
         if not self.moved:
-            return self._seen("optimizer", "none: a gradient was sent", "read")
+            return self._seen("optimizer", "none: it was given as a gradient", "stated" if self.stated else "read")
         if self.update.step is not None:
             return self._fact("optimizer", self.said.get("optimizer", "one step, inverted"), "guessed", ADAPTIVE)
         if self.signs is not None:
@@ -287,7 +298,9 @@ class _Reader:
         count = dropping_layers(self.knowledge.model)
         random = None if count else draws(self.knowledge.model, self.knowledge.input_shape)
         if random is None and not count:
-            return self._seen("dropout", "no module drops anything, and the network does not run in train mode", "guessed")
+            return self._seen(
+                "dropout", "no module drops anything, and the network does not run in train mode", "guessed"
+            )
         if random:
             words = "two passes in train mode differ: dropout, noise or random paths in the network's code"
             return self._seen("dropout", f"{words}; attacks have them as in eval mode", "unknown")

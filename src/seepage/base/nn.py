@@ -413,7 +413,9 @@ def token_table(model: nn.Module) -> tuple[str, nn.Embedding] | None:
 
     Of a network that `try_inputs` never saw the first module with parameters decides.
     """
-    first = next((n for n, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None), "")
+    first = next(
+        (n for n, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None), ""
+    )
     name = model.__dict__.get(_TABLE, first)
     found = None if name is None else model.get_submodule(name)
     return (name, found) if isinstance(found, nn.Embedding) else None

@@ -10,6 +10,7 @@ import typer
 
 from seepage.cli.capturing import (
     capture_of,
+    is_files,
     is_recipe,
     named_tables,
     refuse_facts,
@@ -64,7 +65,7 @@ def check(
     from seepage.cli.terminal import progress_bar
 
     condition = None if fail_if is None else parse_condition(fail_if, scores=("exposed",))
-    folder = Path(source) if source is not None and Path(source).is_dir() else None
+    folder = None if source is None or is_files(Path(source)) else Path(source)
     with progress_bar(off=printed.silent) as show:
         look = Look(t=round_, thorough=thorough, show=show)
         if folder is not None:

@@ -358,6 +358,16 @@ class UpdateAnalysis:
         return not self.knowledge.client.linear_in_gradient or any(one.name == "adaptive" for one in self.defenses)
 
     @property
+    def one_size(self) -> bool:
+        """Whether what was given as a gradient has entries of one size, as a difference of weights by Adam has.
+
+        Such a difference has the other sign, so that nothing is read off signs.
+        """
+        update = self.observed.update
+        plain = update.kind == "gradient" and update.step is None and update.rate is None
+        return plain and self.signs and self.knowledge.client.linear_in_gradient
+
+    @property
     def _largest(self) -> str:
         """Name of the tensor with the most entries."""
         return max(self.observed.update.tensors, key=lambda name: self.observed.update.tensors[name].numel())
@@ -401,6 +411,8 @@ class UpdateAnalysis:
             assert step is not None  # as it is bent
             moved = LazyTensors({name: name for name in gradient}, lambda name: step.psi(gradient[name]))
             return signed_label_leak(moved, self.observed.params, self.knowledge, self.observed.batch_size)
+        if self.one_size:
+            return None
         if self.signs and kind in ("outputs", "rises"):
             return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
         if self.signs or kind != "outputs":
@@ -645,6 +657,8 @@ class UpdateAnalysis:
         limited = self._read[2]
         if limited is not None:
             yield limited
+        if self.one_size:
+            yield "its entries are of one size, as those of a difference of weights by Adam are: --difference FILE"
         if self.unread_head is not None:
             yield f"{self.unread_head}, so no label is read off its bias"
         if self.changed and not self.signs:  # of which no layer is read
