@@ -78,11 +78,11 @@ def record(
     params, buffers = state_of(model)
     shape, rule = tuple(batches[0].inputs.shape[1:]), client or FedSGD()
     try_inputs(model, shape)
-    classes = _classes_of(model, batches[0].inputs[:1], rule)
+    classes = _classes_of(model, batches[0].inputs[:1].repeat_interleave(2, 0), rule)
     if rule.target == "input":
         if "labels" in known:
             raise SeepageError("the targets are the inputs, and who knows them has all; leave out labels")
-        outputs = _outputs_of(model, batches[0].inputs[:1])
+        outputs = _outputs_of(model, batches[0].inputs[:1].repeat_interleave(2, 0))
         classes, batches = math.prod(outputs), [with_inputs(one, outputs) for one in batches]
     tokens = vocabulary_of(model) is not None
     found = [target_of(batch.labels, rule.loss, tokens=tokens) for batch in batches]
@@ -140,8 +140,8 @@ def _outputs_of(model: nn.Module, inputs: Tensor) -> tuple[int, ...]:
             ) from error
     if found.ndim < 2:
         raise SeepageError(
-            f"the model returns outputs of shape {tuple(found.shape)} for {len(inputs)} example, and [n, 1] are needed "
-            "for n examples; leave out what flattens or squeezes them, which changes no weight"
+            f"the model returns outputs of shape {tuple(found.shape)} for {len(inputs)} examples, and for n examples "
+            "[n, 1] are needed; leave out what flattens or squeezes them, which changes no weight"
         )
     return tuple(found.shape[1:])
 
@@ -209,11 +209,11 @@ def observe(
         # after = (1 - lr wd) before - lr g, and the share lr wd has been added back.
         slopes = {name: -tensor / lr for name, tensor in sent.tensors.items()}
         sent = replace(sent, tensors=slopes, kind="gradient", rate=lr)
-    zeros = torch.zeros(1, *input_shape, device=next(iter(params.values())).device)
+    zeros = torch.zeros(2, *input_shape, device=next(iter(params.values())).device)
     rule, dummy = client or FedSGD(), as_inputs(model, zeros)
     classes = _classes_of(model, dummy, rule)
     if rule.target == "input":
-        outputs = with_inputs(Batch(dummy, torch.zeros(1)), _outputs_of(model, dummy)).labels.shape[1:]
+        outputs = with_inputs(Batch(dummy, torch.zeros(2)), _outputs_of(model, dummy)).labels.shape[1:]
         target, classes = "value", math.prod(outputs)
     target = target or likely_target(_outputs_of(model, dummy), rule.loss, tokens=vocabulary_of(model) is not None)
     check_target(rule.loss, target, classes, getattr(rule, "class_weights", ()))

@@ -272,8 +272,8 @@ def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Te
     if any(isinstance(module, nn.Embedding) for module in model.modules()):
         raise SeepageError(
             f"{UNTOLD} the shape of one example of {architecture.use!r}, which looks up whole numbers in a table; give "
-            "the number of tokens of one example with --shape LENGTH, such as --shape 60, or the number of columns of a "
-            "row that holds codes"
+            "the number of tokens of one example with --shape LENGTH, such as --shape 60, or the columns of a row that "
+            "holds codes"
         )
     name, first = next(((name, one) for name, one in model.named_modules() if isinstance(one, _READS)), ("", None))
     weight = _in_names_of(model, state).get(f"{name}.weight" if name else "weight")

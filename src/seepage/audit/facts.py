@@ -106,6 +106,8 @@ class _Reader:
         yield from self._compression()
         yield self._precision()
         yield self._batch_norm()
+        if "columns" in self.said:
+            yield self._seen("columns", self.said["columns"], "read")
         yield self._dropout()
         yield from self._labels()
 
@@ -326,6 +328,8 @@ class _Reader:
         labels = self.look.labels
         source = None if labels is None else labels.source
         if source is not None:
-            yield self._seen("labels", source, "read")
+            yield self._seen("labels", source, "guessed")
         elif self.knowledge.target == "class" and not self.look.makes_examples:
-            yield self._seen("labels", self.look.unread_head or "the last bias names none", "unknown")
+            told = self.rule.loss in ("cross_entropy", "bce", "binary")
+            none = "the last bias names none" if told else f"not read under the loss {self.rule.loss}"
+            yield self._seen("labels", self.look.unread_head or none, "unknown")

@@ -18,7 +18,12 @@ from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
 from seepage.attacks.exposure.labels import label_leak, sums_to_zero
 from seepage.attacks.exposure.rules import Adaptive, Explained, adaptive_step, vanishing_sums
-from seepage.attacks.exposure.running_statistics import BatchStatistics, batch_statistics, statistics_words
+from seepage.attacks.exposure.running_statistics import (
+    BatchStatistics,
+    batch_statistics,
+    column_words,
+    statistics_words,
+)
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.recipe.parts import problems_of
 from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
@@ -114,8 +119,8 @@ class Files:
             count = shapes[0][0][:1]
             if count and all(given == (*count, *own) for given, own in shapes):
                 words = (
-                    f"the gradient of each of {count[0]} examples alone, which gives away more than their mean, as which "
-                    "they are read: one example's gradient is an update of one example"
+                    f"the gradient of each of {count[0]} examples alone, which gives away more than their mean; "
+                    "read as that mean: one example's gradient is an update of one example"
                 )
                 return self, {name: tensor.mean(0) for name, tensor in sent.items()}, count[0], {SENT_AS: words}
         return self, sent, None, {}
@@ -130,7 +135,7 @@ SMALL = 0.1
 
 
 def _is_difference(before: Tensors, after: Tensors) -> bool:
-    """Whether what was given as the returned weights is what they changed by: no training shrinks all weights so far."""
+    """Whether what was given as the returned weights is what they changed by: no training shrinks all of them so."""
     pairs = [(after[name].double().norm(), before[name].double().norm()) for name in before if before[name].ndim > 1]
     return bool(pairs) and all(float(small) < SMALL * float(large) for small, large in pairs)
 
@@ -250,7 +255,10 @@ def observe_files(
     returned = sent
     if files.difference is not None:
         returned = {name: tensor + buffers[name] for name, tensor in sent.items() if name in buffers}
-    said |= _of_batch_norms(batch_statistics(model, buffers, returned), rule, said)
+    statistics = batch_statistics(model, buffers, returned)
+    said |= _of_batch_norms(statistics, rule, said)
+    columns = column_words(model, statistics, input_shape, transcript[0].batch_size)
+    said |= {} if columns is None else {"columns": columns}
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown)
@@ -395,8 +403,8 @@ def _check_sign(files: Files, transcript: Transcript, said: Mapping[str, str]) -
     if other is not None and len(other.present) <= size:
         raise SeepageError(
             f"{files.gradient} is no gradient of {size} example{'s' * (size > 1)}: its last bias names "
-            f"{len(labels.present)} classes, and {len(other.present)} with the other sign, which a difference of weights "
-            "has; give it with --difference FILE and --lr, or the right --batch-size"
+            f"{len(labels.present)} classes, and {len(other.present)} with the other sign, which a difference of "
+            "weights has; give it with --difference FILE and --lr, or the right --batch-size"
         )
 
 

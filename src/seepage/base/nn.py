@@ -166,12 +166,14 @@ def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
         try:
             output = functional_call(model, state, (inputs.clone(),))
         except ValueError as error:
-            if ONE_VALUE not in str(error) or not has_batch_norm(model):
+            if ONE_VALUE not in str(error):
                 raise
+            norms = has_batch_norm(model)
+            what = "batch norm in train mode" if norms else "a normalization of one channel at a time"
             raise SeepageError(
-                f"batch norm in train mode needs more than one value per channel, and a layer of this model is given "
+                f"{what} needs more than one value per channel, and a layer of this model is given "
                 f"one by {len(inputs)} example of shape {tuple(inputs.shape[1:])}; take two examples or more "
-                "(--batch-size 2), larger inputs, or a client in eval mode (--set client.mode=eval)"
+                f"(--batch-size 2){', larger inputs, or a client in eval mode (--set client.mode=eval)' * norms}"
             ) from error
     return logits_in(output)
 

@@ -63,8 +63,8 @@ def refuse_recorded(folder: Path, after: Path | None, own: NetworkOptions, facts
     """Raise for facts of files beside a folder, which states them."""
     if after is not None or any(given(typed(facts))) or own.normalize or own.client or own.loss:
         raise SeepageError(
-            f"{folder} is a folder, in which all was recorded; leave out AFTER, --gradient, --difference, --normalize, --shape, "
-            "--classes, --client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
+            f"{folder} is a folder, in which all was recorded; leave out AFTER, --gradient, --difference, --normalize, "
+            "--shape, --classes, --client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
         )
 
 
@@ -273,8 +273,8 @@ def _check_files(captured: Path, after: Path | None, gradient: Path | None) -> N
     if (after is None) == (gradient is None):
         raise SeepageError(
             f"{captured} alone is no update; give the weights returned for it (BEFORE AFTER), or the gradient "
-            "that was made at it with --gradient FILE, or what was sent in their place with --difference FILE, and one of "
-            "them"
+            "that was made at it with --gradient FILE, or what was sent in their place with --difference FILE, and "
+            "one of them"
         )
 
 

@@ -29,6 +29,7 @@ from seepage.attacks.exposure.labels import (
     ZERO_SUM_SHARE,
     Head,
     LabelLeak,
+    finding_leak,
     head_of,
     label_findings,
     label_leak,
@@ -402,6 +403,8 @@ class UpdateAnalysis:
         """What the last layer says of the labels; nothing, where the loss's gradient is not softmax minus label."""
         gradient, scaled, _ = self._read
         rule = self.knowledge.client
+        if rule.loss == "bce" and self.head is not None and self.head.same and not self.signs and not self.bent:
+            return finding_leak(gradient, self.knowledge, self._label_rounding() if scaled else 0.0)
         softmax = rule.softmax_gradient and self.knowledge.target in ("class", "map")
         if not (softmax or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None

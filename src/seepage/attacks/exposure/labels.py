@@ -38,6 +38,7 @@ class Head:
     softmax: Tensor
     kind: Literal["outputs", "rises", "other"]
     places: int = 1
+    same: bool = False
 
 
 def head_of(
@@ -82,7 +83,8 @@ def head_of(
     bias = state.get(f"{layer}.bias" if layer else "bias")
     own = F.linear(found[0].input.detach(), state[own_name].detach(), bias).double().flatten(0, -2)  # [n T, classes]
     if own.shape == softmax.T.shape and torch.allclose(own.softmax(1), softmax.T, atol=FLOAT32_NETWORK):
-        return Head(mean, "outputs", places)
+        values = outputs.detach().double().transpose(0, 1).flatten(1).T
+        return Head(mean, "outputs", places, torch.allclose(own, values, atol=FLOAT32_NETWORK))
     # v^T J = v * (1^T J) for a v at random: J is diagonal.
     weights = torch.rand(outputs.shape, generator=generator(0, "slopes")).to(outputs)
     reads = found[0].output
@@ -211,6 +213,24 @@ def label_leak(
     most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
     proved = not lower_bound and int(least.sum()) == batch_size
     return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most, proved)
+
+
+def finding_leak(gradient: Mapping[str, Tensor], knowledge: Knowledge, rounding: float = 0.0) -> LabelLeak | None:
+    """The findings behind the last bias of independent sigmoids, each with a cross-entropy of its own.
+
+    With `w` the weight of those that are there, `dL/db_c = mean_i (p_ic (1 - y_ic) - w_c (1 - p_ic) y_ic)`, so that an
+    entry is below zero only where somebody has the finding c; where few have it, it may be above zero all the same.
+
+    Args:
+        gradient: The update read as a gradient, up to a factor.
+        knowledge: What the attacker knows.
+        rounding: As in `label_leak`.
+    """
+    bias = _last_bias(gradient, knowledge)
+    if bias is None or not (largest := float(bias.abs().max())) > 0:
+        return None
+    present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding)).flatten().tolist())
+    return LabelLeak(present, None, None, sound=True)
 
 
 def _last_bias(tensors: Mapping[str, Tensor], knowledge: Knowledge) -> Tensor | None:

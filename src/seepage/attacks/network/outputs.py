@@ -1,4 +1,4 @@
-"""What a network's outputs are, by one pass: which layer makes them, along which axis its classes lie, what it draws."""
+"""What a network's outputs are, by one pass: the layer that makes them, the axis of its classes, what it draws."""
 
 from dataclasses import dataclass
 
@@ -44,9 +44,10 @@ def outputs_of(model: nn.Module, input_shape: tuple[int, ...]) -> Outputs | None
         classes = layer.out_features if isinstance(layer, nn.Linear) else len(layer.weight)  # type: ignore[arg-type]
         rows = _rows(made if isinstance(layer, nn.Linear) else made.movedim(1, -1), int(classes))
         for axis in range(1, logits.ndim):
-            if logits.shape[axis] == classes and logits.numel() == made.numel():
-                if torch.allclose(_rows(logits.movedim(axis, -1), int(classes)), rows, atol=FLOAT32_NETWORK):
-                    return Outputs(name, int(classes), axis)
+            if logits.shape[axis] != classes or logits.numel() != made.numel():
+                continue
+            if torch.allclose(_rows(logits.movedim(axis, -1), int(classes)), rows, atol=FLOAT32_NETWORK):
+                return Outputs(name, int(classes), axis)
     return None
 
 

@@ -161,16 +161,19 @@ def _check_alone(knowledge: Knowledge, observed: Round, layer: str, name: str) -
     try:
         with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, [layer]) as calls:
             logits = forward(model, {**params, name: table}, inputs, buffers=observed.buffers)
+            read = [call.input for call in calls.get(layer, [])]
             # Any function of all logits: only which rows have a gradient at all is read from it.
             (gradient,) = torch.autograd.grad(logits.square().sum(), table)
+            calls.clear()
+            forward(model, {**params, name: table}, inputs.flip(0), buffers=observed.buffers)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise Inapplicable(
             f"the network cannot be run on {tuple(inputs.shape)} made-up examples, so it is not known that only the "
             f"rows of {name} which are looked up move ({str(error).splitlines()[0][:80]})",
             "name a model that takes such examples alone, with --model",
         ) from error
-    read = [call.input for call in calls.get(layer, [])]
-    if not read or all(len(one) < 2 or torch.equal(one[0], one[1]) for one in read):
+    turned = [call.input for call in calls.get(layer, [])]
+    if not read or all(torch.equal(*pair) for pair in zip(read, turned, strict=True)):
         raise Inapplicable(f"the table {name} looks up the same rows for every example", "use token_sequences")
     used = torch.zeros(len(table), dtype=torch.bool, device=table.device)
     used[torch.cat([one.flatten() for one in read])] = True
