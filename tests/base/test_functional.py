@@ -244,7 +244,9 @@ def test_the_first_registered_layer_need_not_be_the_first_used() -> None:
             return output
 
     model = Backwards()
-    assert input_layer(model, state_of(model)[0], SHAPE) is None
+    found = input_layer(model, state_of(model)[0], SHAPE)
+    assert found is not None
+    assert found.weight == "first.weight"
 
 
 @pytest.mark.parametrize(("use", "weight"), [("fc2", "4.weight"), ("mlp3", "6.weight"), ("convnet", "8.weight")])

@@ -383,7 +383,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
 ) -> None:
     both = ("before.pt", "after.pt", "--lr=0.1")
     assert "alone is no update" in refused("attack", "before.pt", *HIDDEN)
-    assert "and not both" in refused("attack", "before.pt", "model.safetensors", "--gradient=after.pt", *HIDDEN)
+    assert "--gradient FILE" in refused("attack", "before.pt", "model.safetensors", "--gradient=after.pt", *HIDDEN)
     assert "does not exist" in refused("attack", "nothing.pt", "after.pt", *HIDDEN)
     assert "does not exist" in refused("attack", "before.pt", "nothing.pt", *HIDDEN)
     assert "is a folder" in refused("attack", observed, "--lr=0.1", "--attack=linear")

@@ -123,7 +123,10 @@ def find_network(
     last, axis = False, 1
     if made is not None:
         outputs, axis = made.classes, made.axis
-        if classes is None:
+        own = f"{made.layer}." if made.layer else ""
+        if classes is None and not {f"{own}weight", f"{own}bias"} & set(_in_names_of(model, state)):
+            inferred["classes"] = _source_of_classes(outputs, None, outputs)
+        elif classes is None:
             inferred["classes"] = f"{outputs}, the rows of {made.layer or 'the last layer'}, which makes the outputs"
     elif classes in wide.shape[2:] and classes != wide.shape[1]:
         axis = wide.ndim - 1 if wide.shape[-1] == classes else 1

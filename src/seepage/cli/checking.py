@@ -202,7 +202,7 @@ def _facts_table(facts: Sequence["Fact"]) -> "Table":
     table.add_column("value", overflow="fold", ratio=1)
     table.add_column("origin", no_wrap=True)
     table.add_column("option", overflow="fold", max_width=28)
-    styles = {"stated": "dim", "read": "", "guessed": "yellow", "unknown": "red"}
+    styles = {"stated": "dim", "read": "", "inferred": "yellow", "assumed": "yellow", "unknown": "red"}
     for one in facts:
         style = styles[one.origin]
         table.add_row(one.name, Text(printable(one.value)), Text(one.origin, style=style), one.option)

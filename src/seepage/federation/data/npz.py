@@ -154,7 +154,7 @@ def _split(sizes: list[int], options: Options, name: str) -> tuple[Tensor, Tenso
 def _read(path: Path) -> Mapping[str, Array]:
     """The arrays that make a data set, read only after every header was found to tell the truth."""
     _refuse_content(path)
-    arrays = read_arrays(path, most=MAX_BYTES, choose=lambda found: _wanted(found, path))
+    arrays = read_arrays(path, most=MAX_BYTES, choose=lambda found: _wanted(set(found), path))
     return {OF_BATCH.get(name, name): array for name, array in arrays.items()}
 
 

@@ -46,7 +46,9 @@ FOLDER_FILES = (
 
 def weights_in(path: Path) -> Path | None:
     """The file of weights in a folder of `save_pretrained`; None for another folder, and for a file."""
-    return next((path / name for name in FOLDER_FILES if (path / name).is_file()), None) if path.is_dir() else None
+    if not path.is_dir() or (path / "knowledge.json").exists():  # a recording, which has weights too
+        return None
+    return next((path / name for name in FOLDER_FILES if (path / name).is_file()), None)
 
 
 def _kind(path: Path) -> Literal["torch", "npz", "safetensors"]:
@@ -108,7 +110,15 @@ def read_state(path: Path) -> Tensors:
     if kind == "npz":
         return stripped(_as_tensors(read_arrays(path, most=LARGEST_ARRAYS), path))
     try:
-        content = _loaded(path)
+        content, left_out = _loaded(path)
+        try:
+            return stripped(_tensors(content, path))
+        except SeepageError:
+            if not left_out:
+                raise
+            raise pickle.UnpicklingError from None  # what was left out may be the model itself
+    except SeepageError:
+        raise
     except pickle.UnpicklingError as error:
         raise SeepageError(
             f"{path} holds more than tensors, and reading that could run code; save the model's state_dict() alone, "
@@ -116,7 +126,6 @@ def read_state(path: Path) -> Tensors:
         ) from error
     except Exception as error:  # whatever a damaged file may raise in the loader
         raise _damaged(path, error) from error
-    return stripped(_tensors(content, path))
 
 
 def _as_tensors(arrays: Mapping[str, Any], path: Path) -> Tensors:
@@ -127,12 +136,12 @@ def _as_tensors(arrays: Mapping[str, Any], path: Path) -> Tensors:
         raise SeepageError(f"{path} holds no numbers ({error}); save the weights as arrays of floats") from error
 
 
-def _loaded(path: Path) -> Any:
+def _loaded(path: Path) -> tuple[Any, list[str]]:
     """What PyTorch's restricted loader makes of a file, with an empty dictionary for each object of another class."""
     unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path) if zipfile.is_zipfile(path) else []
     empty = [(type("LeftOut", (), {"__new__": lambda cls, *_, **__: OrderedDict()}), name) for name in unknown]
     with torch.serialization.safe_globals(empty):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True), unknown
 
 
 def _damaged(path: Path, error: Exception) -> SeepageError:
