@@ -21,7 +21,7 @@ from seepage.base.registry import is_network_file, models
 from seepage.errors import SeepageError
 from seepage.federation.models import build, trusted, warned_words
 from seepage.federation.models.factories import is_told
-from seepage.federation.models.naming import other_names
+from seepage.federation.models.naming import other_names, tied_names
 from seepage.federation.models.trial import Untaken, tried
 from seepage.federation.types import Architecture
 
@@ -123,8 +123,9 @@ def find_network(
     last, axis = False, 1
     if made is not None:
         outputs, axis = made.classes, made.axis
-        own = f"{made.layer}." if made.layer else ""
-        if classes is None and not {f"{own}weight", f"{own}bias"} & set(_in_names_of(model, state)):
+        tied, own = tied_names(model), f"{made.layer}." if made.layer else ""
+        rows = {tied.get(name, name) for name in (f"{own}weight", f"{own}bias")}
+        if classes is None and not rows & set(_in_names_of(model, state)):
             inferred["classes"] = _source_of_classes(outputs, None, outputs)
         elif classes is None:
             inferred["classes"] = f"{outputs}, the rows of {made.layer or 'the last layer'}, which makes the outputs"

@@ -107,6 +107,29 @@ def load_tokens(path: Path, vocabulary: int) -> Batch:
     return Batch(torch.from_numpy(x.astype(np.int64)), torch.from_numpy(y.astype(np.int64)))
 
 
+def load_shaped(path: Path, input_shape: tuple[int, ...]) -> Batch | None:
+    """Examples of any shape that a network takes, such as series, signals and stacks: `x` `[N, *shape]` and `y`.
+
+    Args:
+        path: An `.npz` file.
+        input_shape: Of one example, which decides.
+
+    Returns:
+        None where the examples are of another shape or are no floats.
+
+    Raises:
+        SeepageError: For a file that holds no such arrays, NaN, or not one label for each example.
+    """
+    arrays = _read(path)
+    if not {"x", "y"} <= set(arrays) or arrays["x"].shape[1:] != input_shape or arrays["x"].dtype.kind != "f":
+        return None
+    x, y = arrays["x"], arrays["y"]
+    if y.dtype.kind not in "iuf" or y.shape[:1] != x.shape[:1] or not np.isfinite(x).all() or not len(x):
+        raise SeepageError(f"{path} has x {x.shape} and y {y.dtype} {y.shape}; save finite x and a label of each, y")
+    labels = y.astype(np.int64) if y.dtype.kind in "iu" else y.astype(np.float32)
+    return Batch(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)), torch.from_numpy(labels))
+
+
 def _joined(train: Array, test: Array, path: Path) -> Array:
     """The labels of both parts; those of single numbers in one row."""
     flat = [part.reshape(-1) if part.size == len(part) else part for part in (train, test) if part.ndim]
