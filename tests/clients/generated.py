@@ -110,19 +110,20 @@ def describe(seed: int) -> Drawn:
     }
     tied = body in ("text", "attention") and draw.random() < 0.3
     per_place = body in ("text", "attention", "rnn", "conv") and (tied or draw.random() < 0.3)
+    norm = draw.choice(("", "", "batch", "layer", "group"))
     wrap = draw.choice(("plain", "plain", "plain", "log_softmax", "tuple", "dict"))
     places = draw.choice(("first", "last")) if per_place and body != "conv" else "maps" if per_place else ""
     return Drawn(
         seed=seed,
         body=body,
         head=f"{wrap} {places}".strip(),
-        norm=draw.choice(("", "", "batch", "layer", "group")),
+        norm=norm,
         drops=draw.choice(("", "", "", "module", "function")),
         inplace=draw.random() < 0.4,
         tied=tied,
         shape=shapes[body],
         classes=WORDS if tied else classes,
-        size=draw.randint(1, 6),
+        size=draw.randint(4 if norm == "batch" else 1, 6),  # a batch norm trains on no single example
         optimizer=draw.choice((*["sgd"] * 6, *OPTIMIZERS)),
         steps=draw.choice((1, 1, 1, 1, 2, 3, 5)),
         clip=draw.choice(("", "", "", "", "norm", "value")),
@@ -396,7 +397,7 @@ def _optimizer(truth: Truth, value: str, origin: str) -> bool | None:
     if origin == "stated":
         return None
     if value.startswith("as one step of"):
-        clipped = "clipped by value" in value
+        clipped = value.startswith("as one step of SGD clipped by value")
         return truth.drawn.steps == 1 and (truth.drawn.clip == "value" if clipped else not plain)
     if value.startswith("held to one size"):
         return not plain or truth.drawn.clip == "value"

@@ -12,7 +12,7 @@ from torch import nn
 
 from seepage.api import observe
 from seepage.attacks.exposure import UpdateAnalysis, sent_words
-from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UNKNOWN_RATE
+from seepage.attacks.exposure.analysis import ANOTHER_RATE, FEWEST_VALUES, OTHER_OUTPUTS, UNKNOWN_RATE
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
@@ -293,7 +293,7 @@ def _ask_for_target(
     if rule.loss != "cross_entropy" or target is not None or classes is not None or vocabulary_of(model) is not None:
         return
     outputs = output_shape(model, dict(model.named_parameters()), None, input_shape)
-    if math.prod(outputs) != math.prod(input_shape) or math.prod(outputs) == 1:
+    if math.prod(outputs) != math.prod(input_shape) or math.prod(outputs) < FEWEST_VALUES:
         return
     names, own = last_linear(model, outputs[0]), dict(model.named_parameters())
     if names is not None and names[1] in sent and sent[names[1]].shape == own[names[1]].shape:

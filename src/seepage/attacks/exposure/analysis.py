@@ -538,7 +538,9 @@ class UpdateAnalysis:
 
         A layer that reads positions counts those, and inner features move with the weights of local steps.
         """
-        if self.changed:
+        step = self.observed.update.step
+        cut = step is not None and math.isfinite(step.limit)  # entries were cut off, and rows with them
+        if self.changed or cut or self.low_precision or any(one.name == "rounded" for one in self.defenses):
             return None
         tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
         return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)
