@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import Progress, ignore
 from seepage.attacks.exposure.reading import read_off
-from seepage.base.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, vocabulary_of
+from seepage.base.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, try_inputs, vocabulary_of
 from seepage.base.own_code import first_line
 from seepage.base.registry import Spec
 from seepage.errors import SeepageError, short
@@ -77,11 +77,12 @@ def record(
         raise SeepageError("record needs at least one private example; pass a Batch with inputs and labels")
     params, buffers = state_of(model)
     shape, rule = tuple(batches[0].inputs.shape[1:]), client or FedSGD()
-    classes = _classes_of(model, batches[0].inputs[:1], rule)
+    try_inputs(model, shape)
+    classes = _classes_of(model, batches[0].inputs[:1].repeat_interleave(2, 0), rule)
     if rule.target == "input":
         if "labels" in known:
             raise SeepageError("the targets are the inputs, and who knows them has all; leave out labels")
-        outputs = _outputs_of(model, batches[0].inputs[:1])
+        outputs = _outputs_of(model, batches[0].inputs[:1].repeat_interleave(2, 0))
         classes, batches = math.prod(outputs), [with_inputs(one, outputs) for one in batches]
     tokens = vocabulary_of(model) is not None
     found = [target_of(batch.labels, rule.loss, tokens=tokens) for batch in batches]
@@ -139,8 +140,8 @@ def _outputs_of(model: nn.Module, inputs: Tensor) -> tuple[int, ...]:
             ) from error
     if found.ndim < 2:
         raise SeepageError(
-            f"the model returns outputs of shape {tuple(found.shape)} for {len(inputs)} example, and [n, 1] are needed "
-            "for n examples; leave out what flattens or squeezes them, which changes no weight"
+            f"the model returns outputs of shape {tuple(found.shape)} for {len(inputs)} examples, and for n examples "
+            "[n, 1] are needed; leave out what flattens or squeezes them, which changes no weight"
         )
     return tuple(found.shape[1:])
 
@@ -197,6 +198,7 @@ def observe(
     True
     """
     params, buffers = state_of(model)
+    try_inputs(model, input_shape)
     params = {name: tensor for name, tensor in params.items() if name not in personal}
     trained = _trained(update.tensors, model, params.keys() | buffers.keys())
     sent = replace(update, tensors={name: tensor for name, tensor in trained.items() if name not in buffers})
@@ -207,11 +209,11 @@ def observe(
         # after = (1 - lr wd) before - lr g, and the share lr wd has been added back.
         slopes = {name: -tensor / lr for name, tensor in sent.tensors.items()}
         sent = replace(sent, tensors=slopes, kind="gradient", rate=lr)
-    zeros = torch.zeros(1, *input_shape, device=next(iter(params.values())).device)
+    zeros = torch.zeros(2, *input_shape, device=next(iter(params.values())).device)
     rule, dummy = client or FedSGD(), as_inputs(model, zeros)
     classes = _classes_of(model, dummy, rule)
     if rule.target == "input":
-        outputs = with_inputs(Batch(dummy, torch.zeros(1)), _outputs_of(model, dummy)).labels.shape[1:]
+        outputs = with_inputs(Batch(dummy, torch.zeros(2)), _outputs_of(model, dummy)).labels.shape[1:]
         target, classes = "value", math.prod(outputs)
     target = target or likely_target(_outputs_of(model, dummy), rule.loss, tokens=vocabulary_of(model) is not None)
     check_target(rule.loss, target, classes, getattr(rule, "class_weights", ()))

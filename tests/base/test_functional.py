@@ -11,12 +11,9 @@ from torch import Tensor, nn
 from seepage import Architecture, build
 from seepage.base.nn import (
     dot,
-    first_layer,
     forward,
     frozen_randomness,
     generator,
-    has_batch_norm,
-    has_dropout,
     in_mode,
     input_layer,
     last_linear,
@@ -145,16 +142,6 @@ def test_dot_and_norm_are_those_of_one_long_vector() -> None:
     assert float(norm(a)) == pytest.approx(np.linalg.norm(long_a), rel=1e-12)
 
 
-def test_layers_are_recognised() -> None:
-    assert has_batch_norm(nn.Sequential(nn.Sequential(nn.BatchNorm2d(3))))
-    assert not has_batch_norm(nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm(3)))
-    assert has_dropout(nn.Sequential(nn.Dropout2d()))
-    assert not has_dropout(nn.Sequential(nn.ReLU()))
-    assert first_layer(nn.Sequential(nn.Flatten(), nn.ReLU())) is None
-    found = first_layer(nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(2, 2))))
-    assert found[0] == "1.0"
-
-
 class Wrapped(nn.Module):
     """A layer within a layer, and a name of its own."""
 
@@ -255,7 +242,9 @@ def test_the_first_registered_layer_need_not_be_the_first_used() -> None:
             return output
 
     model = Backwards()
-    assert input_layer(model, state_of(model)[0], SHAPE) is None
+    found = input_layer(model, state_of(model)[0], SHAPE)
+    assert found is not None
+    assert found.weight == "first.weight"
 
 
 @pytest.mark.parametrize(("use", "weight"), [("fc2", "4.weight"), ("mlp3", "6.weight"), ("convnet", "8.weight")])

@@ -223,12 +223,12 @@ def test_a_batch_size_that_the_rank_contradicts_is_said_once_where_people_look(
     words = "a layer has a gradient of rank 3"
     asked = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", *HIDDEN)
     out = " ".join(cli(*asked, "--batch-size=2", "--out=run").out.split())
-    assert out.count(f"Contradicted: {words}") == 1
+    assert out.count(words) == 1
     assert "--batch-size" in out
     page = " ".join((home / "run" / "report.html").read_text().split())
     assert page.count(words) == 1
     assert words in " ".join(cli("check", "run/observed").out.split())
-    assert "Contradicted" not in cli(*asked, "--batch-size=3", "--out=right").out
+    assert words not in cli(*asked, "--batch-size=3", "--out=right").out
 
 
 @pytest.mark.parametrize("pull", [0.0, 0.002])
@@ -380,7 +380,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
 ) -> None:
     both = ("before.pt", "after.pt", "--lr=0.1")
     assert "alone is no update" in refused("attack", "before.pt", *HIDDEN)
-    assert "and not both" in refused("attack", "before.pt", "model.safetensors", "--gradient=after.pt", *HIDDEN)
+    assert "--gradient FILE" in refused("attack", "before.pt", "model.safetensors", "--gradient=after.pt", *HIDDEN)
     assert "does not exist" in refused("attack", "nothing.pt", "after.pt", *HIDDEN)
     assert "does not exist" in refused("attack", "before.pt", "nothing.pt", *HIDDEN)
     assert "is a folder" in refused("attack", observed, "--lr=0.1", "--attack=linear")

@@ -40,7 +40,7 @@ def facts(found: Any) -> dict[str, tuple[str, str, str]]:
 MODEL = ("--model=fc2", "--set=model.hidden=24", "--shape=1,8,8")
 
 
-def test_two_files_are_told_read_guessed_and_unknown(cli: Cli, captured: None) -> None:
+def test_two_files_are_told_read_inferred_and_unknown(cli: Cli, captured: None) -> None:
     found = cli("check", "before.pt", "after.pt", *MODEL, "--lr=0.1", "--json")
     said = facts(found)
     assert said["learning rate"] == ("0.1", "stated", "")
@@ -48,9 +48,9 @@ def test_two_files_are_told_read_guessed_and_unknown(cli: Cli, captured: None) -
     assert said["keys"] == ("4 of the network's 4 parameters are in the files", "read", "")
     assert said["classes"][1:] == ("read", "")
     assert said["batch size"][0].startswith("1 or more")
-    assert said["batch size"][1:] == ("guessed", "--batch-size")
+    assert said["batch size"][1:] == ("inferred", "--batch-size")
     assert said["normalization"][1:] == ("unknown", "--normalize")
-    assert said["labels"][1] == "read"
+    assert said["labels"][1] == "inferred"
     assert "class 2" in said["labels"][0]
     (case,) = found.json["cases"]
     assert case["exposure"]["examples"] == 1
@@ -124,8 +124,8 @@ def test_one_size_of_several_steps_is_no_rate(cli: Cli, home: Path) -> None:
     found = cli("check", "before.pt", "after.pt", *MODEL)
     assert found.out.count("a gradient's sizes are gone") == 0, "the table has it"
     said = facts(cli("check", "before.pt", "after.pt", *MODEL, "--json"))
-    assert said["optimizer"][1] == "guessed"
-    assert said["learning rate"][1:] == ("guessed", "--lr")
+    assert said["optimizer"][1] == "inferred"
+    assert said["learning rate"][1:] == ("inferred", "--lr")
     assert said["learning rate"][0].endswith(
         "is the size of its largest entries: of Adam, about its rate times its steps"
     )
@@ -142,7 +142,7 @@ def test_what_is_stated_is_no_longer_guessed(cli: Cli, captured: None) -> None:
 def test_a_gradient_has_no_rate_and_no_steps(cli: Cli, captured: None) -> None:
     found = cli("check", "before.pt", "--gradient=gradient.pt", *MODEL, "--json")
     said = facts(found)
-    assert said["optimizer"][0] == "none: a gradient was sent"
+    assert said["optimizer"][0] == "none: it was given as a gradient"
     assert not {"learning rate", "local steps", "weight decay"} & set(said)
     assert found.json["command"].startswith("seepage attack before.pt --model fc2")
 
@@ -196,7 +196,7 @@ def test_mistakes_are_one_sentence(refused: Refused, observed: Path, captured: N
     assert "looked at as it is" in refused("check", observed, "--set", "data.size=8")
     assert "in which all was recorded" in refused("check", observed, "--lr=0.1")
     assert "no round 9" in refused("check", observed, "--round", "9")
-    assert "either the returned weights" in refused("check", "before.pt")
+    assert "--difference FILE" in refused("check", "before.pt")
     assert "does not exist" in refused("check", "nowhere.pt", "after.pt")
 
 

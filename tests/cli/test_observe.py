@@ -60,8 +60,8 @@ def test_mistakes_are_one_sentence(
     sure = torch.load(home / "before.pt", weights_only=True)
     torch.save({**sure, "4.bias": torch.tensor([9.0, 0.0, 0.0, 0.0])}, home / "sure.pt")
     assert "times the learning rate, which is not known" in refused("record", "sure.pt", "after.pt", *OPTIONS)
-    assert "either the returned weights" in refused("record", "before.pt", *OPTIONS)
-    assert "not both" in refused("record", "before.pt", "after.pt", "--gradient=gradient.safetensors", *OPTIONS)
+    assert "--difference FILE" in refused("record", "before.pt", *OPTIONS)
+    assert "one of them" in refused("record", "before.pt", "after.pt", "--gradient=gradient.safetensors", *OPTIONS)
     assert "does not fit the model" in refused("record", "before.pt", "after.pt", "--lr=0.1", "--shape=1,8,8")
     assert "does not exist" in refused("record", "before.pt", "none.pt", "--lr=0.1", *OPTIONS)
     for rate in ("-1", "inf"):

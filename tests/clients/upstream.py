@@ -179,6 +179,7 @@ CLIENTS = [
     ),
     Client(
         name="examples-vae", network="vae", shape=(1, 28, 28), classes=None, size=128, make=examples_vae, bent=True,
+        asks=frozenset({"dropout"}),
         nameless=True, known={"client": Spec("fedsgd", {"target": "input", "loss": "mse"})},
     ),
     Client(

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from seepage.base.checkpoint import Checkpoint, Resumable, run_steps
-from seepage.base.nn import first_layer, input_layer, vocabulary_of
+from seepage.base.nn import input_layer, token_table, vocabulary_of
 from seepage.errors import Inapplicable, short
 from seepage.federation.sent_tensors import not_sent
 from seepage.federation.types import Knowledge, Reconstruction, Round, Tensors, Transcript
@@ -205,10 +205,10 @@ class Needs:
                 f"{self.images} needs images (channels, height, width), and an example here has shape {shape}",
                 f"use {self.instead}",
             )
-        first = first_layer(knowledge.model) if self.differentiable else None
-        if first is not None and isinstance(first[1], nn.Embedding | nn.EmbeddingBag):
+        table = token_table(knowledge.model) if self.differentiable else None
+        if table is not None:
             raise Inapplicable(
-                f"the model's first layer {first[0]!r} looks up whole numbers, which have no gradient to follow",
+                f"the table {table[0]!r} looks up whole numbers, which have no gradient to follow",
                 TOKENS_INSTEAD,
             )
 

@@ -99,6 +99,7 @@ class Capture:
             (files.before, "weights that were sent out", "BEFORE"),
             (files.after, "returned weights", "AFTER"),
             (files.gradient, "sent gradient", "GRADIENT"),
+            (files.difference, "sent difference of weights", "DIFFERENCE"),
         )
         return [
             JudgedFile(case="case", what=what, name=name, sha256=_digest(path))
@@ -109,7 +110,7 @@ class Capture:
     @property
     def text(self) -> str:
         """The identity of this capture as JSON: digests of its files and what is known about them."""
-        captured = (self.files.before, self.files.after, self.files.gradient)
+        captured = (self.files.before, self.files.after, self.files.gradient, self.files.difference)
         known = {
             "files": [None if path is None else _digest(path) for path in captured],
             "lr": self.files.lr,

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.base.nn import as_inputs, logits_in, logits_words, vocabulary_of
+from seepage.attacks.network.outputs import outputs_of
+from seepage.base.nn import as_inputs, logits_in, logits_words
 from seepage.base.registry import is_network_file, models
 from seepage.errors import SeepageError
 from seepage.federation.models import build, trusted, warned_words
 from seepage.federation.models.factories import is_told
-from seepage.federation.models.naming import known_names, renamed, tied_names
+from seepage.federation.models.naming import other_names, tied_names
 from seepage.federation.models.trial import Untaken, tried
 from seepage.federation.types import Architecture
 
@@ -58,6 +59,7 @@ class Network:
         warned: A sentence on warnings of its factory.
         pools: A sentence where pictures of other sizes fit as well, so that the result depends on the assumed size.
         unfit: Addition to an error about weights that do not fit it; empty where the shape was stated.
+        classes_last: The last axis of its outputs is that of the classes, and they have more than two.
     """
 
     model: nn.Module
@@ -67,6 +69,7 @@ class Network:
     warned: str | None = None
     pools: str | None = None
     unfit: str = ""
+    classes_last: bool = False
 
 
 def find_network(
@@ -116,11 +119,34 @@ def find_network(
             )
     where, wide = logits_words(output), logits_in(output)
     inferred |= {} if where is None else {"logits": where}
-    if classes is None and wide.ndim > 1:
+    made = outputs_of(model, taken) if wide.ndim > 2 or classes is None else None
+    last, axis = False, 1
+    if made is not None:
+        outputs, axis = made.classes, made.axis
+        tied, own = tied_names(model), f"{made.layer}." if made.layer else ""
+        rows = {tied.get(name, name) for name in (f"{own}weight", f"{own}bias")}
+        if classes is None and not rows & set(_in_names_of(model, state)):
+            inferred["classes"] = _source_of_classes(outputs, None, outputs)
+        elif classes is None:
+            inferred["classes"] = f"{outputs}, the rows of {made.layer or 'the last layer'}, which makes the outputs"
+    elif classes in wide.shape[2:] and classes != wide.shape[1]:
+        axis = wide.ndim - 1 if wide.shape[-1] == classes else 1
+    elif classes is None and wide.ndim > 1:
         head = _head(model, state, wide.shape[1])  # of a network that takes no number of classes, its own
-        inferred["classes"] = _source_of_classes(wide.shape[1], head, outputs)
-        outputs = wide.shape[1]
-    return Network(model=model, input_shape=taken, outputs=outputs, inferred=inferred, pools=pools, warned=warned)
+        outputs, told = wide.shape[1], wide.ndim == 2
+        inferred["classes"] = _source_of_classes(outputs, head, built_for=DEFAULT_CLASSES if told else outputs)
+    last = wide.ndim > 2 and axis == wide.ndim - 1
+    if last:
+        inferred["class axis"] = f"the last of {wide.ndim}"
+    return Network(
+        model=model,
+        input_shape=taken,
+        outputs=outputs,
+        inferred=inferred,
+        pools=pools,
+        warned=warned,
+        classes_last=last,
+    )
 
 
 class _Tries:
@@ -214,7 +240,7 @@ def _on_meta(architecture: Architecture, shape: Shape, classes: int) -> nn.Modul
 
 
 def _in_names_of(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    given = renamed(state, known_names(model), tied_names(model))
+    given = other_names(state, model)
     return {given.get(name, name): tensor for name, tensor in state.items()}
 
 
@@ -247,11 +273,11 @@ def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Te
     Raises:
         SeepageError: Where the first layer takes examples of any length, so that nothing tells theirs.
     """
-    if vocabulary_of(model) is not None:
+    if any(isinstance(module, nn.Embedding) for module in model.modules()):
         raise SeepageError(
-            f"{UNTOLD} how long an example of {architecture.use!r} is: its first layer is an "
-            "embedding, which takes texts of any length; give the number of tokens of one example with --shape "
-            "LENGTH, such as --shape 60"
+            f"{UNTOLD} the shape of one example of {architecture.use!r}, which looks up whole numbers in a table; give "
+            "the number of tokens of one example with --shape LENGTH, such as --shape 60, or the columns of a row that "
+            "holds codes"
         )
     name, first = next(((name, one) for name, one in model.named_modules() if isinstance(one, _READS)), ("", None))
     weight = _in_names_of(model, state).get(f"{name}.weight" if name else "weight")

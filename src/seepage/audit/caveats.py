@@ -11,6 +11,7 @@ from seepage.attacks.base import SingleRound
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UpdateAnalysis, size_doubt
 from seepage.attacks.exposure.finding import Finding, note, warning
 from seepage.attacks.network import AttackedRound, vouch
+from seepage.attacks.network.outputs import draws
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
 from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
@@ -20,6 +21,7 @@ from seepage.base.words import plural
 from seepage.errors import Inapplicable
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.base import TrainingRule
+from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.types import Batch, Reconstruction, Transcript
 
 # --- of a row's numbers ------------------------------------------------------------------------------------------
@@ -237,7 +239,11 @@ def caveats(
     """
     wrong, rule = size_doubt(transcript[0].batch_size, at_least), transcript.knowledge.client
     if wrong is not None:
-        return [f"Contradicted: {wrong}."]  # enough to stop every attack, so that nothing else need be questioned yet
+        # Enough to stop every attack, so that nothing else need be questioned yet. Rounding and noise add to a rank, so
+        # that it contradicts nobody alone: the classes that are named are another way.
+        labels, size = UpdateAnalysis(OneRound(transcript, 0)).labels, transcript[0].batch_size
+        more = labels is not None and labels.believed and size is not None and len(labels.present) > size
+        return [f"Contradicted: {wrong}." if more else f"Questioned, by one way alone: {wrong}."]
     if rule.sign_only or (not contradicts(off) and any(map(_explains, rows))):
         return []
     found, ran = causes(transcript, said or {}), any(row.outcome not in WITHOUT_RUN for row in rows)
@@ -296,6 +302,10 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
         found["dropout"] = (
             f"dropout ({dropped} of the network's layers drop values or paths in training, by chance, and the attacks "
             "have them off)"
+        )
+    elif knowledge.client.mode == "train" and draws(knowledge.model, knowledge.input_shape):
+        found["dropout"] = (
+            "dropout or noise in the network's code (two passes in train mode differ, and attacks have none)"
         )
     if "weights" in said:
         found["missing weights"] = f"other weights than the client's ({said['weights']})"

@@ -1,4 +1,4 @@
-"""Facts on a client, one a line, each with its origin: stated, read from the files, guessed, or unknown."""
+"""Facts on a client, one a line, each with its origin: stated, read, inferred, assumed, or unknown."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -11,17 +11,17 @@ from seepage.attacks.exposure import Exposure, UpdateAnalysis
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, UNKNOWN_RATE
 from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
-from seepage.attacks.text.token_set import TokenSet
+from seepage.attacks.network.outputs import draws
+from seepage.attacks.text.token_set import looked_up
 from seepage.audit.caveats import OPTIMIZERS, dropping_layers
-from seepage.base.nn import has_batch_norm
+from seepage.base.nn import has_batch_norm, token_table
 from seepage.base.schema import JsonRecord
 from seepage.errors import SeepageError
 from seepage.federation.clients import FedAvg
-from seepage.federation.models.naming import known_names, renamed, tied_names
+from seepage.federation.models.naming import UNNAMED, other_names
 from seepage.federation.models.weights import read_state
-from seepage.federation.transcript.simulated import OneRound
 
-Origin = Literal["stated", "read", "guessed", "unknown"]
+Origin = Literal["stated", "read", "inferred", "assumed", "unknown"]
 
 ADAPTIVE = "--client fedavg:optimizer"
 
@@ -32,8 +32,9 @@ class Fact(JsonRecord):
     Attributes:
         name: What it is about.
         value: Its value, or the assumed one.
-        origin: `stated`: by the user or the recording. `read`: determined by the files. `guessed`: the likeliest value,
-            or the default where nothing contradicts it. `unknown`: nothing determines it.
+        origin: `stated`: by the user or the recording, as it is shown. `read`: the files say it, or the network as it is
+            built. `inferred`: the likeliest by the update, which its words say how. `assumed`: the default, which
+            nothing contradicts. `unknown`: nothing determines it.
         option: Option of the command line that states it; empty where there is none, or the files determine it.
     """
 
@@ -65,13 +66,16 @@ def keys_fact(before: Path, model: nn.Module) -> Fact:
         before: The file.
         model: The network.
     """
-    names, own = set(read_state(before)), {name for name, _ in model.named_parameters()}
-    other = renamed(names, known_names(model), tied_names(model))
-    found = {other.get(name, name) for name in names} & own
+    state, own = read_state(before), {name for name, _ in model.named_parameters()}
+    other = other_names(state, model)
+    found = {other.get(name, name) for name in state} & own
     words = f"{len(found)} of the network's {len(own)} parameters are in the files"
     if other:
         first, place = next(iter(other.items()))
-        words += f", {len(other)} of them under another name ({first} is {place})"
+        unnamed = UNNAMED.fullmatch(first) is not None
+        how = "which have no names, taken in their order" if unnamed else f"{len(other)} of them under another name"
+        words += f", {how} ({first} is {place})"
+        return Fact(name="keys", value=words, origin="inferred" if unnamed else "read", option="")
     return Fact(name="keys", value=words, origin="read")
 
 
@@ -103,6 +107,8 @@ class _Reader:
         yield from self._compression()
         yield self._precision()
         yield self._batch_norm()
+        if "columns" in self.said:
+            yield self._seen("columns", self.said["columns"], "read")
         yield self._dropout()
         yield from self._labels()
 
@@ -113,19 +119,24 @@ class _Reader:
 
     def _seen(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
         """A fact that nobody can state, with the given origin; no option where the files determine it."""
-        return Fact(name=name, value=value, origin=origin, option=option if origin in ("guessed", "unknown") else "")
+        return Fact(name=name, value=value, origin=origin, option="" if origin in ("stated", "read") else option)
 
     def _network(self) -> Iterator[Fact]:
         knowledge, sent = self.knowledge, self.exposure.sent
         use = knowledge.architecture.use if knowledge.architecture else "the model"
         words = f"{use}: {sent.of_tensors} tensors, {sent.of_numbers:,} numbers"
-        yield self._fact("model", words, "guessed", "--model")
+        yield self._fact("model", words, "assumed", "--model")
+        for name in ("what was sent", "arrays"):
+            if name in self.said:
+                yield self._seen(
+                    name, self.said[name], "inferred", "--difference" if "difference" in self.said[name] else ""
+                )
         if "weights" in self.said:
-            yield self._seen("weights", self.said["weights"], "guessed", "--model")
+            yield self._seen("weights", self.said["weights"], "assumed", "--model")
         if not sent.whole:
             yield self._seen("sent", sent.line.removeprefix("sent: "), "read")
         shape = ",".join(map(str, knowledge.input_shape))
-        yield self._fact("input shape", self.said.get("input shape", shape), "guessed", "--shape")
+        yield self._fact("input shape", self.said.get("input shape", shape), "inferred", "--shape")
         outputs = f"{knowledge.num_outputs}"
         if self.look.makes_examples:
             words = f"none: {outputs} outputs, as many as an example has values"
@@ -133,7 +144,8 @@ class _Reader:
         elif self.rule.one_logit:
             yield self._fact("classes", "2, by one logit", "read")
         else:
-            yield self._fact("classes", self.said.get("classes", outputs), "read", "--classes")
+            words = self.said.get("classes", outputs)
+            yield self._fact("classes", words, "assumed" if "assumed" in words else "read", "--classes")
         if len(knowledge.input_shape) == 3:
             own = None if knowledge.architecture is None else knowledge.architecture.options.get("normalize")
             words = "none but the network's own" if own is None else str(own)
@@ -154,16 +166,19 @@ class _Reader:
                 if labels.sound
                 else "; its last bias would add up to zero without noise and in float32, and does not"
             )
-        return self._fact("loss", words, "guessed", "--loss")
+        return self._fact("loss", words, "inferred" if "adds up to zero, as" in words else "assumed", "--loss")
 
     def _optimizer(self) -> Fact:
         """The local optimizer: by the sizes of the update's entries, else the client rule's own."""
+        if self.look.one_size:
+            words = "entries of one size, as of one step of Adam: given as a gradient, which may be a difference"
+            return self._seen("optimizer", words, "inferred", "--difference")
         if not self.moved:
-            return self._seen("optimizer", "none: a gradient was sent", "read")
+            return self._seen("optimizer", "none: it was given as a gradient", "stated" if self.stated else "read")
         if self.update.step is not None:
-            return self._fact("optimizer", self.said.get("optimizer", "one step, inverted"), "guessed", ADAPTIVE)
+            return self._fact("optimizer", self.said.get("optimizer", "one step, inverted"), "inferred", ADAPTIVE)
         if self.signs is not None:
-            return self._fact("optimizer", self.signs.message, "guessed", ADAPTIVE)
+            return self._fact("optimizer", self.signs.message, "inferred", ADAPTIVE)
         if isinstance(self.rule, FedAvg):
             words = OPTIMIZERS[self.rule.optimizer]
             words += f" with momentum {self.rule.momentum:g}" if self.rule.momentum else ""
@@ -171,22 +186,22 @@ class _Reader:
             words = str(self.rule) if self.update.rate is None else "SGD"  # a rate is that of one step of SGD
         if self.stated is not None and "optimizer" not in self.stated:
             words += ", as entries have many sizes; momentum does not show in one step"
-        return self._fact("optimizer", words, "guessed", ADAPTIVE)
+        return self._fact("optimizer", words, "inferred", ADAPTIVE)
 
     def _rate(self) -> Fact:
         known = self.update.rate if self.update.rate is not None else getattr(self.rule, "lr", None)
         if self.update.step is not None:
             size = f"{self.update.step.rate:.3g} is the most that an entry moves"
-            return self._fact("learning rate", size, "guessed", "--lr")
+            return self._fact("learning rate", size, "inferred", "--lr")
         if self.signs is not None and self.rule.sign_only:
             size = f"{known:.3g} is the size of its largest entries: of Adam, about its rate times its steps"
-            return self._seen("learning rate", size, "guessed", "--lr")
+            return self._seen("learning rate", size, "inferred", "--lr")
         if UNKNOWN_RATE in self.said:
             return self._seen("learning rate", self.said[UNKNOWN_RATE], "unknown", "--lr")
         words = self.said.get("learning rate", "not known" if known is None else f"{known:.3g}")
         if ANOTHER_RATE in self.said:
             words += f"; but {self.said[ANOTHER_RATE]}"
-        return self._fact("learning rate", words, "unknown" if known is None else "guessed", "--lr")
+        return self._fact("learning rate", words, "unknown" if known is None else "inferred", "--lr")
 
     def _steps(self) -> Fact:
         rule = self.rule
@@ -194,9 +209,11 @@ class _Reader:
         if isinstance(rule, FedAvg) and not rule.steps:
             count = f"{rule.epochs} epoch{'' if rule.epochs == 1 else 's'}"
         words = self.said.get("local steps", count)
-        origin: Origin = "guessed"
+        origin: Origin = "inferred"
         if "local steps" not in self.said and {"learning rate", UNKNOWN_RATE} & set(self.said):
             words, origin = f"assumed: {count}", "unknown"
+        if words.startswith("assumed") and origin != "unknown":
+            origin = "assumed"
         return self._fact("local steps", words, origin, "--steps")
 
     def _batch_size(self) -> Fact:
@@ -204,7 +221,7 @@ class _Reader:
         if size is None:
             why = infer_size(self.look)[1]
             return self._seen("batch size", why, "unknown", "--batch-size")
-        return self._fact("batch size", self.said.get("batch size", str(size)), "guessed", "--batch-size")
+        return self._fact("batch size", self.said.get("batch size", str(size)), "inferred", "--batch-size")
 
     def _decay(self) -> Fact:
         name, shares = "weight decay", self.update.decayed
@@ -219,7 +236,7 @@ class _Reader:
             return self._fact(name, f"the loss {self.rule.loss} does not tell it", "unknown", "--weight-decay")
         if self.look.labels is None or not self.look.labels.sound or self.look.low_precision:
             return self._fact(name, "the last layer does not tell it", "unknown", "--weight-decay")
-        return self._fact(name, "none that the last layer shows", "guessed", "--weight-decay")
+        return self._fact(name, "none that the last layer shows", "inferred", "--weight-decay")
 
     def _clipping(self) -> Fact:
         found = next((one for one in self.look.defenses if one.name == "clipped"), None)
@@ -227,9 +244,9 @@ class _Reader:
         own = {name: getattr(self.rule, name, None) for name in ("clip_norm", "clip_value")}
         if any(own.values()):
             words = ", ".join(f"{name} {value:g}" for name, value in own.items() if value)
-            return self._fact("clipping", words, "guessed", option)
+            return self._fact("clipping", words, "inferred", option)
         if found is not None:
-            return self._seen("clipping", found.message, "guessed", option)
+            return self._seen("clipping", found.message, "inferred", option)
         scaled = self.update.kind == "gradient" and UNKNOWN_RATE not in self.said
         what = "a gradient" if scaled else "a difference of weights"
         unsure = ", if the rate is right," if scaled and self.moved and "learning rate" in self.said else ""
@@ -245,24 +262,24 @@ class _Reader:
             why = "such steps hide it" if self.signs is not None else "no tensor is large enough to show it"
             return self._seen("noise", why, "unknown")
         many = "1 tensor" if tell == 1 else f"{tell} tensors"
-        return self._seen("noise", f"none of a hundredth of an entry or more, by {many}", "guessed")
+        return self._seen("noise", f"none of a hundredth of an entry or more, by {many}", "inferred")
 
     def _compression(self) -> Iterator[Fact]:
         for one in self.look.defenses:
             if one.name in ("quantized", "sparsified"):
-                yield self._seen("compression", one.message, "guessed")
+                yield self._seen("compression", one.message, "inferred")
 
     def _precision(self) -> Fact:
         name, labels = "half precision", self.look.labels
         found = next((one for one in self.look.defenses if one.name == "rounded"), None)
         if found is not None:
-            return self._seen(name, found.message, "guessed")
+            return self._seen(name, found.message, "inferred")
         if self.look.low_precision:
             words = "as under autocast: the last bias adds up to zero but for a thousandth"
-            return self._seen(name, words, "guessed")
+            return self._seen(name, words, "inferred")
         stated = labels is not None and labels.sound and not self.signs and self.update.kind == "gradient"
         if stated and not self.rule.one_logit:
-            return self._seen(name, "none: the last bias adds up to zero as float32 does", "guessed")
+            return self._seen(name, "none: the last bias adds up to zero as float32 does", "inferred")
         return self._seen(name, "nothing tells it", "unknown")
 
     def _batch_norm(self) -> Fact:
@@ -278,30 +295,44 @@ class _Reader:
             words = (
                 f"{' and '.join(modes)} mode, by the gradient; {read} of {channels} variances of the batch can be read"
             )
-            return self._seen(name, words, "read" if "unclear" not in modes else "guessed")
+            return self._seen(name, words, "read" if "unclear" not in modes else "inferred")
         option = "--client fedsgd:mode=eval"
-        return self._fact(name, f"{self.rule.mode} mode", "guessed", option)
+        return self._fact(name, f"{self.rule.mode} mode", "assumed", option)
 
     def _dropout(self) -> Fact:
         count = dropping_layers(self.knowledge.model)
+        random = None if count else draws(self.knowledge.model, self.knowledge.input_shape)
+        if random is None and not count:
+            return self._seen(
+                "dropout", "no module drops anything, and the network does not run in train mode", "inferred"
+            )
+        if random:
+            words = "two passes in train mode differ: dropout, noise or random paths in the network's code"
+            return self._seen("dropout", f"{words}; attacks have them as in eval mode", "unknown")
         if not count:
-            return self._seen("dropout", "no layer drops anything", "read")
+            return self._seen("dropout", "none: two passes in train mode are the same", "read")
         layers = "1 layer drops" if count == 1 else f"{count} layers drop"
         if self.rule.mode == "eval":
-            return self._fact("dropout", f"off, though {layers} values or paths in training", "guessed")
+            return self._fact("dropout", f"off, though {layers} values or paths in training", "inferred")
         words = f"{layers} values or paths in training; attacks have them off"
         return self._seen("dropout", words, "unknown", "--client fedsgd:mode=eval")
 
     def _labels(self) -> Iterator[Fact]:
-        try:
-            found = TokenSet().prepare(OneRound(self.look.seen, self.look.t))
+        tables = [name for name, one in self.knowledge.model.named_modules() if isinstance(one, nn.Embedding)]
+        whole = token_table(self.knowledge.model)
+        for table in tables:
+            try:
+                found = looked_up(self.knowledge, self.observed, table)
+            except SeepageError:
+                continue  # places, a shared table, or one whose rows do not tell
+            name = "tokens" if whole is not None and whole[0] == table else f"codes in {table or 'the table'}"
             count = int(found.rows.moved.sum())
-            yield self._seen("tokens", f"{count:,} distinct ones, by the rows of {found.name} that moved", "read")
-        except SeepageError:
-            pass  # no texts, or a table whose rows do not tell
+            yield self._seen(name, f"{count:,} distinct ones, by the rows of {found.name} that moved", "read")
         labels = self.look.labels
         source = None if labels is None else labels.source
         if source is not None:
-            yield self._seen("labels", source, "read")
+            yield self._seen("labels", source, "inferred")
         elif self.knowledge.target == "class" and not self.look.makes_examples:
-            yield self._seen("labels", self.look.unread_head or "the last bias names none", "unknown")
+            told = self.rule.loss in ("cross_entropy", "bce", "binary")
+            none = "the last bias names none" if told else f"not read under the loss {self.rule.loss}"
+            yield self._seen("labels", self.look.unread_head or none, "unknown")

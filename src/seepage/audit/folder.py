@@ -55,6 +55,10 @@ class Run:
     fresh: bool
 
 
+MOST_ROWS = 10_000
+"""Rows of a result: reports of more take minutes, and no grid of cases and attacks has as many."""
+
+
 def claim(
     folder: Path, name: str, text: str, beside: Collection[str] = (), *, sweeps: bool = False, reuse: bool = True
 ) -> bool:
@@ -127,6 +131,8 @@ def read_result(folder: Path) -> Result:
         refuse_changed(folder, path.name)
     found = read_json(path)
     check_schema(found, path)
+    if len(found.get("rows") or ()) > MOST_ROWS:
+        raise SeepageError(f"{path} has more than {MOST_ROWS:,} rows, and no run writes so many; copy the run again")
     return parse(Result, found, str(path))
 
 
@@ -134,7 +140,7 @@ def check_device(device: str) -> None:
     """Raise unless torch can use the device here."""
     try:
         torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:  # a device may be of a package that is not there
         reason = str(error).splitlines()[0]
         raise SeepageError(f"the device {device!r} cannot be used here ({reason}); use --device cpu") from error
 

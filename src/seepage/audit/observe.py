@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -12,24 +12,32 @@ from torch import nn
 
 from seepage.api import observe
 from seepage.attacks.exposure import UpdateAnalysis, sent_words
-from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UNKNOWN_RATE
+from seepage.attacks.exposure.analysis import ANOTHER_RATE, FEWEST_VALUES, OTHER_OUTPUTS, UNKNOWN_RATE
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
+from seepage.attacks.exposure.labels import label_leak, sums_to_zero
 from seepage.attacks.exposure.reading import OneStep
 from seepage.attacks.exposure.rules import Adaptive, Explained, adaptive_step, vanishing_sums
-from seepage.attacks.exposure.running_statistics import BatchStatistics, batch_statistics, statistics_words
+from seepage.attacks.exposure.running_statistics import (
+    BatchStatistics,
+    batch_statistics,
+    column_words,
+    statistics_words,
+)
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.recipe.parts import problems_of
-from seepage.base.nn import as_inputs, in_mode, logits_in, output_shape, vocabulary_of
+from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import Spec, models
 from seepage.base.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.federation.clients import FedAvg, FedSGD, OwnStep, gradient_rule, make_client
 from seepage.federation.clients.fedavg import MOST_STEPS
+from seepage.federation.clients.losses import LOSSES
 from seepage.federation.clients.one_step import KEPT
 from seepage.federation.measured import Step
-from seepage.federation.models.naming import in_own_names
+from seepage.federation.models.naming import UNNAMED, in_own_names
+from seepage.federation.models.normalize import classes_second
 from seepage.federation.models.trial import sigmoid_words
 from seepage.federation.models.weights import load_weights, read_state
 from seepage.federation.sent_tensors import check_finite, check_fits
@@ -44,8 +52,9 @@ class Files:
 
     Attributes:
         before: Weights that the server sent to the client.
-        after: Weights that the client returned; exactly one of `after` and `gradient` is given.
+        after: Weights that the client returned; exactly one of `after`, `gradient` and `difference` is given.
         gradient: The gradient that the client returned.
+        difference: What the client returned where that is AFTER minus BEFORE.
         lr: Learning rate of the SGD from `before` to `after`, if known.
         weight_decay: Of that SGD, if known.
     """
@@ -53,12 +62,15 @@ class Files:
     before: Path
     after: Path | None = None
     gradient: Path | None = None
+    difference: Path | None = None
     lr: float | None = None
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.after is None) == (self.gradient is None):
-            raise SeepageError("give either the returned weights (AFTER) or --gradient FILE, and not both")
+        if sum(path is not None for path in (self.after, self.gradient, self.difference)) != 1:
+            raise SeepageError(
+                "give the returned weights (AFTER), --gradient FILE or --difference FILE, and one of them"
+            )
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise SeepageError(f"--lr must be above 0 and finite, got {self.lr}; give the client's learning rate")
         if self.weight_decay is not None and not 0 <= self.weight_decay * (self.lr or 1.0) < 1:
@@ -68,8 +80,8 @@ class Files:
 
     @property
     def answer(self) -> Path:
-        """The client's reply: `after` or `gradient`."""
-        path = self.after or self.gradient
+        """The client's reply."""
+        path = self.after or self.gradient or self.difference
         assert path is not None
         return path
 
@@ -84,10 +96,49 @@ class Files:
             words = f"has {_some(strange)}, which {self.before} has not" if strange else "holds no parameter of it"
             raise SeepageError(f"{self.answer} {words}; give files of the same model")
         own = {name: state[name].to(like) for name, like in before.items() if name in state}
-        if self.gradient is None:
+        if self.after is not None:
             return Update.from_states(before, own)
-        check_fits(own, before, str(self.gradient), str(self.before), partial=True)
-        return Update(own)
+        check_fits(own, before, str(self.answer), str(self.before), partial=True)
+        return Update(own) if self.gradient is not None else Update(own, "delta")
+
+    def mended(self, state: Tensors, sent: Tensors) -> "tuple[Self, Tensors, int | None, dict[str, str]]":
+        """The files as what they are: a difference in the place of AFTER, gradients of single examples as their mean.
+
+        Args:
+            state: The weights that were sent out, in the model's names.
+            sent: What came back, in the model's names.
+
+        Returns:
+            The files, what came back, the number of examples where it holds the gradient of each, and what is said.
+        """
+        there = [name for name in sent if name in state and state[name].is_floating_point()]
+        if self.after is not None and _is_difference({n: state[n] for n in there}, {n: sent[n] for n in there}):
+            words = f"{self.after.name} is a difference of weights, and no weights: its entries are far smaller"
+            return replace(self, after=None, difference=self.after), sent, None, {SENT_AS: words}
+        if self.gradient is not None and there:
+            shapes = [(tuple(sent[name].shape), tuple(state[name].shape)) for name in there]
+            count = shapes[0][0][:1]
+            if count and all(given == (*count, *own) for given, own in shapes):
+                words = (
+                    f"the gradient of each of {count[0]} examples alone, which gives away more than their mean; "
+                    "read as that mean: one example's gradient is an update of one example"
+                )
+                return self, {name: tensor.mean(0) for name, tensor in sent.items()}, count[0], {SENT_AS: words}
+        return self, sent, None, {}
+
+
+ARRAYS = "arrays"
+"""Name of the fact that arrays have no names."""
+SENT_AS = "what was sent"
+"""Name of the fact in which form the client's reply came, where that is not the one it was given as."""
+SMALL = 0.1
+"""Largest ratio of the norms of a training's difference and of the weights: what is larger in no tensor is one."""
+
+
+def _is_difference(before: Tensors, after: Tensors) -> bool:
+    """Whether what was given as the returned weights is what they changed by: no training shrinks all of them so."""
+    pairs = [(after[name].double().norm(), before[name].double().norm()) for name in before if before[name].ndim > 1]
+    return bool(pairs) and all(float(small) < SMALL * float(large) for small, large in pairs)
 
 
 def observe_files(
@@ -147,7 +198,11 @@ def observe_files(
         raise SeepageError(f"{error}, and the learning rate with --lr, if you know it") from error
     model, input_shape, outputs, said = network.model, network.input_shape, network.outputs, dict(network.inferred)
     check_batch_size(batch_size, list(input_shape), "--batch-size")
+    ordered = any(map(UNNAMED.fullmatch, (*state, *sent)))
     sent = in_own_names(sent, model, str(files.answer))
+    files, sent, alone, form = files.mended(in_own_names(state, model, str(files.before)), sent)
+    batch_size = batch_size if alone is None else alone
+    said |= form | ({ARRAYS: "of files without names are taken in the order of the network's"} if ordered else {})
     personal = _personal(architecture, model, in_own_names(state, model, str(files.before)), sent, files)
     spared = {*personal, *_brought(model, architecture)}
     as_built = _as_built(architecture, model, in_own_names(state, model, str(files.before)))
@@ -160,7 +215,11 @@ def observe_files(
         raise SeepageError(
             f"{files.before} was made for another number of classes than {outputs}; give that with --classes"
         )
-    _ask_for_target(client, target, num_classes, model, input_shape)
+    if network.classes_last and make_client(client).loss in LOSSES:
+        classes_second(model)
+        architecture = architecture.with_options(classes_last=True)
+    _check_classes(num_classes, model, input_shape, one_logit=one_logit)
+    _ask_for_target(client, target, num_classes, model, input_shape, sent)
     squashed = sigmoid_words(model, input_shape) if one_logit else None
     said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
@@ -193,26 +252,60 @@ def observe_files(
     )  # fmt: skip
     transcript, more, unknown = _with_size(whole, batch_size, said)
     said |= more
-    said |= _of_batch_norms(batch_statistics(model, buffers, sent), rule, said)
+    _check_sign(files, transcript, said)
+    returned = sent
+    if files.difference is not None:
+        returned = {name: tensor + buffers[name] for name, tensor in sent.items() if name in buffers}
+    statistics = batch_statistics(model, buffers, returned)
+    said |= _of_batch_norms(statistics, rule, said)
+    columns = column_words(model, statistics, input_shape, transcript[0].batch_size)
+    said |= {} if columns is None else {"columns": columns}
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown)
     return [*filter(None, [network.pools, network.warned]), *remarks, sent_words(transcript[0], model)]
 
 
+def _check_classes(classes: int | None, model: nn.Module, input_shape: tuple[int, ...], *, one_logit: bool) -> None:
+    """Raise where a stated number of classes is not the network's: no other number is shown as stated."""
+    if classes is None or one_logit:
+        return
+    outputs = output_shape(model, dict(model.named_parameters()), None, input_shape)
+    if classes not in outputs:
+        raise SeepageError(
+            f"--classes {classes} was stated, and the network's outputs for one example have shape "
+            f"{','.join(map(str, outputs)) or '()'}; leave it out, or name the network that has so many with --model"
+        )
+
+
 def _ask_for_target(
-    client: Spec, target: Target | None, classes: int | None, model: nn.Module, input_shape: tuple[int, ...]
+    client: Spec,
+    target: Target | None,
+    classes: int | None,
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    sent: Tensors,
 ) -> None:
-    """Raise `SeepageError` where a model returns as many numbers as it takes, and nobody says that they are classes."""
+    """Raise `SeepageError` where a model returns as many numbers as it takes, and nobody says that they are classes.
+
+    Nothing is asked where the last bias says so: of a softmax its gradient adds up to zero.
+    """
     rule = make_client(client)
     if rule.loss != "cross_entropy" or target is not None or classes is not None or vocabulary_of(model) is not None:
         return
     outputs = output_shape(model, dict(model.named_parameters()), None, input_shape)
-    if math.prod(outputs) == math.prod(input_shape) > 1:
-        raise SeepageError(
-            f"the model returns as many numbers as it takes, {math.prod(outputs)}, as an autoencoder does; say what "
-            "it is: --target input, with its loss (--loss mse, bce, or your own module:function), or --target class"
-        )
+    if math.prod(outputs) != math.prod(input_shape) or math.prod(outputs) < FEWEST_VALUES:
+        return
+    names, own = last_linear(model, outputs[0]), dict(model.named_parameters())
+    if names is not None and names[1] in sent and sent[names[1]].shape == own[names[1]].shape:
+        moved, start = sent[names[1]].double(), own[names[1]].detach().double()
+        rounding = float(torch.finfo(torch.float32).eps * start.abs().sum())
+        if sums_to_zero(moved - start, rounding) or sums_to_zero(moved, 0.0):  # AFTER, or a gradient
+            return
+    raise SeepageError(
+        f"the model returns as many numbers as it takes, {math.prod(outputs)}, as an autoencoder does; say what "
+        "it is: --target input, with its loss (--loss mse, bce, or your own module:function), or --target class"
+    )
 
 
 def _personal(architecture: Architecture, model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:
@@ -293,6 +386,27 @@ def _of_batch_norms(found: list[BatchStatistics], rule: ClientUpdate, inferred: 
         if inferred.get("local steps") == UNSHOWN_STEPS:
             said["local steps"] = f"assumed to be 1; if each pass was a step, they were {passes}: --steps {passes}"
     return said
+
+
+def _check_sign(files: Files, transcript: Transcript, said: Mapping[str, str]) -> None:
+    """Raise where a gradient has more classes than examples, and no more the other way round: it is a difference.
+
+    Of softmax minus label an entry of the last bias is below zero only for a class that is there.
+    """
+    found = UpdateAnalysis(transcript, inferred=said)
+    size, labels, head = found.observed.batch_size, found.labels, found.head
+    if files.gradient is None or size is None or "batch size" in said or labels is None or head is None:
+        return
+    if head.places > 1 or not labels.sound or len(labels.present) <= size:
+        return
+    turned = Update({name: -tensor for name, tensor in found.observed.update.tensors.items()})
+    other = label_leak(turned.tensors, transcript.knowledge, None)
+    if other is not None and len(other.present) <= size:
+        raise SeepageError(
+            f"{files.gradient} is no gradient of {size} example{'s' * (size > 1)}: its last bias names "
+            f"{len(labels.present)} classes, and {len(other.present)} with the other sign, which a difference of "
+            "weights has; give it with --difference FILE and --lr, or the right --batch-size"
+        )
 
 
 def _some(names: list[str]) -> str:

@@ -141,6 +141,14 @@ class Row(JsonRecord):
     cost: Cost = Cost()
     notes: list[str] = []
 
+    @model_validator(mode="after")
+    def _shares(self) -> "Row":
+        """Shares of the examples are from 0 to 1."""
+        for name in ("recovered", "exact"):
+            if name in self.scores and not 0 <= self.scores[name].mean <= 1:
+                raise ValueError(f"{name} is a share of the examples, from 0 to 1, and not {self.scores[name].mean:g}")
+        return self
+
     def mean(self, metric: str) -> float | None:
         """Mean of a metric over the examples."""
         return self.scores[metric].mean if metric in self.scores else None

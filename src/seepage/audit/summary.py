@@ -46,7 +46,7 @@ from seepage.base.storage import SCHEMA, json_text, write_json, write_lines, wri
 from seepage.base.vouching import staying_own
 from seepage.errors import SeepageError
 from seepage.federation import data
-from seepage.federation.data.npz import load_tokens
+from seepage.federation.data.npz import load_shaped, load_tokens
 from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.transcript.truth import Truth, misfit, open_truth
@@ -301,6 +301,11 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     shape, vocabulary = knowledge.input_shape, vocabulary_of(knowledge.model)
     if vocabulary is not None and place.suffix.lower() == ".npz":
         return Truth((load_tokens(place, vocabulary),))
+    pictures = len(shape) == 3 and shape[0] in (1, 3)
+    if place.suffix.lower() == ".npz" and len(shape) > 1 and not pictures:
+        own = load_shaped(place, shape)
+        if own is not None:
+            return Truth((own,))
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
     dataset = data.load(str(place), size=size, channels=channels, split=1.0)
     whole, units = dataset.batch(torch.arange(len(dataset))), getattr(dataset, "units", None)

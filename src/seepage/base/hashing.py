@@ -39,21 +39,28 @@ class Hasher:
     def __init__(self, most: int = MOST_OF_RUN, *, own: bool = False) -> None:
         self._most = self._left = most
         self._empty, self._own = MOST_EMPTY, own
+        self._known: dict[tuple[int | str, ...], str] = {}
 
     def digest(self, path: Path, seal: "hmac.HMAC | None" = None) -> str:
         """In hexadecimal; of `seal`, where one is given, which is updated with the content.
+
+        What lies under several names, as links do, is read once.
 
         Raises:
             SeepageError: Before anything is read, for what is no file, is too large by its ending or together with
                 those before it, or takes hardly any room on the disk.
         """
+        digest = hashlib.sha256() if seal is None else seal
+        state = path.stat()
+        here = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, digest.hexdigest())
+        if state.st_ino and here in self._known:
+            return self._known[here]
         if not self._own:
             self._check(path)
-        digest = hashlib.sha256() if seal is None else seal
         with path.open("rb") as stream:
             while block := stream.read(2**20):
                 digest.update(block)
-        return digest.hexdigest()
+        return self._known.setdefault(here, digest.hexdigest())
 
     def _check(self, path: Path) -> None:
         """Count a file against the limits of size, and against files that take hardly any room on the disk (sparse).

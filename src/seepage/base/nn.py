@@ -143,7 +143,7 @@ def output_shape(
     model: nn.Module, params: Tensors, buffers: Tensors | None, input_shape: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Shape of the model's outputs for one example: `(classes,)`, of maps `(classes, h, w)`."""
-    zero = torch.zeros((1, *input_shape), device=next(iter(params.values())).device)
+    zero = torch.zeros((2, *input_shape), device=next(iter(params.values())).device)
     with torch.no_grad(), in_mode(model, training=False):
         values = forward(model, params, as_inputs(model, zero.to(next(iter(params.values())))), buffers=buffers)
     return tuple(values.shape[1:])
@@ -168,10 +168,12 @@ def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
         except ValueError as error:
             if ONE_VALUE not in str(error):
                 raise
+            norms = has_batch_norm(model)
+            what = "batch norm in train mode" if norms else "a normalization of one channel at a time"
             raise SeepageError(
-                f"batch norm in train mode needs more than one value per channel, and a layer of this model is given "
+                f"{what} needs more than one value per channel, and a layer of this model is given "
                 f"one by {len(inputs)} example of shape {tuple(inputs.shape[1:])}; take two examples or more "
-                "(--batch-size 2), larger inputs, or a client in eval mode (--set client.mode=eval)"
+                f"(--batch-size 2){', larger inputs, or a client in eval mode (--set client.mode=eval)' * norms}"
             ) from error
     return logits_in(output)
 
@@ -225,10 +227,17 @@ def logits_words(output: Any) -> str | None:
 
 
 class LayerCall(NamedTuple):
-    """One call of a layer: the first tensor it was given, and what it made of it."""
+    """One call of a layer: the first tensor it was given, and what it made of it.
+
+    Attributes:
+        input: What it read.
+        output: What it made.
+        versions: How often each of the two had been written to when the layer returned.
+    """
 
     input: Tensor
     output: Tensor
+    versions: tuple[int, int] = (0, 0)
 
 
 @contextmanager
@@ -255,7 +264,7 @@ def captured_calls(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str,
             # Recurrent layers and attention return tuples; some models pass all by keyword.
             read, made = first_tensor((*args, *kwargs.values())), first_tensor(output)
             if read is not None and made is not None:
-                calls.setdefault(name, []).append(LayerCall(read, made))
+                calls.setdefault(name, []).append(LayerCall(read, made, (read._version, made._version)))
 
         return keep
 
@@ -286,7 +295,7 @@ def calls_in_pass(
 def normalized_layers(
     model: nn.Module, params: Tensors, input_shape: tuple[int, ...], *, buffers: Tensors | None = None
 ) -> dict[str, str]:
-    """Name of each batch norm that reads a layer's output as it is, to that layer's name: one pass on a zero example.
+    """Name of each batch norm that reads a layer's output as it is, to that layer's name: one pass on zeros.
 
     The slopes of such a layer's outputs add up to zero over the batch in train mode, as a norm takes the mean away:
     the gradient of its bias is rounding alone, and that of its weight has at most the rank of one example less.
@@ -302,12 +311,13 @@ def normalized_layers(
     norms = [name for name, module in modules.items() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     layers = [name for name, module in modules.items() if isinstance(module, kinds)]
     like = next(iter(params.values()))
-    probe = torch.zeros((1, *input_shape), dtype=like.dtype, device=like.device)
+    probe = torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device)
     with torch.no_grad():
         calls = calls_in_pass(model, [*layers, *norms], params, as_inputs(model, probe), buffers=buffers)
-    # The very tensor that a layer made; the calls hold all of them, so an id stays its tensor's own.
-    maker = {id(call.output): name for name in layers for call in calls.get(name, [])}
-    pairs = ((norm, maker.get(id(call.input))) for norm in norms for call in calls.get(norm, []))
+    # The very tensor that a layer made, which nothing has written to since; the calls hold all of them, so that an id
+    # stays its tensor's own.
+    maker = {(id(call.output), call.versions[1]): name for name in layers for call in calls.get(name, [])}
+    pairs = ((norm, maker.get((id(call.input), call.versions[0]))) for norm in norms for call in calls.get(norm, []))
     return {norm: layer for norm, layer in pairs if layer is not None}
 
 
@@ -365,24 +375,62 @@ class InputLayer:
         return ((rows - self.shift.to(rows)) / self.scale.to(rows)).reshape(len(rows), *shape)
 
 
-def first_layer(model: nn.Module) -> tuple[str, nn.Module] | None:
-    """The first module, in registration order, that has parameters of its own."""
-    for name, module in model.named_modules():
-        if next(module.parameters(recurse=False), None) is not None:
-            return name, module
-    return None
+_TABLE = "_seepage_token_table"
+"""Where a network keeps the name of the table that looks its inputs up; None: it takes numbers."""
+
+
+def try_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Find out in a pass whether a network with tables takes numbers or tokens, and which table looks those up.
+
+    Numbers are tried before tokens: a network that looks up all of them takes tokens, one that looks up some columns of
+    a row takes numbers. The answer is kept on the network, and copies keep it.
+
+    Args:
+        model: The network. One that takes neither is left as it was.
+        input_shape: Shape of one example.
+    """
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    like = next(model.parameters(), None)
+    if not names or like is None or like.device.type == "meta":
+        return
+    # Two examples, of zeros and of ones: what is looked up for both alike are places, not tokens.
+    probes = torch.stack([like.new_zeros(input_shape), like.new_ones(input_shape)])
+    for values in (probes, probes.long()):
+        with torch.no_grad(), in_mode(model, training=False), captured_calls(model, names) as calls:
+            try:
+                model(values)
+            except Exception:  # user code may raise anything
+                continue
+        whole = (name for name, found in calls.items() if torch.equal(found[0].input, probes.long()))
+        table = next(whole, None)
+        if table is None and values is not probes:
+            read = (name for name, found in calls.items() if len(found[0].input) == 2)
+            table = next((name for name in read if not torch.equal(*calls[name][0].input)), None)
+        model.__dict__[_TABLE] = table
+        return
+
+
+def token_table(model: nn.Module) -> tuple[str, nn.Embedding] | None:
+    """Name and module of the table that looks up a network's inputs; None: they are numbers.
+
+    Of a network that `try_inputs` never saw the first module with parameters decides.
+    """
+    first = next(
+        (n for n, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None), ""
+    )
+    name = model.__dict__.get(_TABLE, first)
+    found = None if name is None else model.get_submodule(name)
+    return (name, found) if isinstance(found, nn.Embedding) else None
 
 
 def vocabulary_of(model: nn.Module) -> int | None:
     """Number of tokens that a model over sequences of token numbers knows; None for all other models.
 
-    Its first layer is then an embedding, whose rows are the tokens' own.
-
     >>> vocabulary_of(nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 2))), vocabulary_of(nn.Linear(8, 2))
     (50, None)
     """
-    found = first_layer(model)
-    return found[1].num_embeddings if found is not None and isinstance(found[1], nn.Embedding) else None
+    found = token_table(model)
+    return None if found is None else found[1].num_embeddings
 
 
 def padding_row(model: nn.Module) -> int | None:
@@ -391,8 +439,8 @@ def padding_row(model: nn.Module) -> int | None:
     >>> padding_row(nn.Sequential(nn.Embedding(50, 8, padding_idx=0), nn.Linear(8, 2)))
     0
     """
-    found = first_layer(model)
-    return found[1].padding_idx if found is not None and isinstance(found[1], nn.Embedding) else None
+    found = token_table(model)
+    return None if found is None else found[1].padding_idx
 
 
 def as_inputs(model: nn.Module, values: Tensor) -> Tensor:
@@ -427,16 +475,21 @@ def input_layer(model: nn.Module, params: Tensors, input_shape: tuple[int, ...])
     The layer's input is measured at three probes; it must be the flattened model input, each entry scaled and
     shifted (a normalization). So this works on any module, whatever its code looks like.
     """
-    found = first_layer(model)
-    if found is None or not isinstance(found[1], nn.Linear):
+    own = [n for n, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None]
+    norms = [n for n, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    names = list(dict.fromkeys([*own, *norms]))
+    if not any(isinstance(model.get_submodule(n), nn.Linear) for n in names) or vocabulary_of(model) is not None:
         return None
-    name, layer = found
     like = next(iter(params.values()))
     probe = torch.rand((1, *input_shape), generator=generator(0, "probe"), dtype=torch.float64)
     probes = torch.cat([torch.zeros_like(probe), torch.ones_like(probe), probe]).to(like)
     with torch.no_grad():
-        calls = calls_in_pass(model, [name], params, probes).get(name, [])
-    if len(calls) != 1 or calls[0].input.shape != (3, probes[0].numel()):
+        first = next(iter(calls_in_pass(model, names, params, probes).items()), None)
+    if first is None or len(first[1]) != 1 or first[1][0].input.shape != (3, probes[0].numel()):
+        return None
+    name, calls = first
+    layer = model.get_submodule(name)
+    if not isinstance(layer, nn.Linear):
         return None
     zero, one, at_probe = calls[0].input.double()
     scale, shift = one - zero, zero

@@ -1,5 +1,6 @@
 """Tables of JSON as typed records: what a file holds is checked once, and a damaged file is one sentence."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -64,6 +65,10 @@ class Share(JsonRecord):
         return f"[{100 * self.low:.0f} %, {100 * self.high:.0f} %]"
 
 
+LARGEST = 1e30
+"""Size of a number of a summary: nothing that is measured is larger."""
+
+
 class Summary(JsonRecord):
     """One metric over all examples of a case.
 
@@ -80,6 +85,14 @@ class Summary(JsonRecord):
     low: float | None = None
     high: float | None = None
     n: int | None = None
+
+    @field_validator("mean", "median", "low", "high")
+    @classmethod
+    def _bounded(cls, number: float | None) -> float | None:
+        """Sums and roundings of what is measured are finite."""
+        if number is not None and LARGEST < abs(number) < math.inf:
+            raise ValueError(f"a number of a summary is at most {LARGEST:g}, and not {number:g}")
+        return number
 
     def rounded(self, digits: int) -> "Summary":
         """A copy with numbers rounded to so many decimals.

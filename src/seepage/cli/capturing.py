@@ -41,9 +41,16 @@ def is_recipe(source: str | None, after: Path | None, facts: FileOptions) -> boo
     """Whether the first argument is a recipe, or none at all, and no file of weights."""
     from seepage.audit.recipe.files import list_recipes
 
-    if after is not None or facts.gradient is not None:
+    if after is not None or facts.gradient is not None or facts.difference is not None:
         return False
     return source is None or source.endswith(".toml") or source in list_recipes() or not Path(source).exists()
+
+
+def is_files(path: Path) -> bool:
+    """Whether this is a file of weights, or a folder that a library saved them in, and no recording."""
+    from seepage.federation.models.weights import weights_in
+
+    return not path.is_dir() or weights_in(path) is not None
 
 
 def refuse_facts(facts: FileOptions) -> None:
@@ -56,8 +63,8 @@ def refuse_recorded(folder: Path, after: Path | None, own: NetworkOptions, facts
     """Raise for facts of files beside a folder, which states them."""
     if after is not None or any(given(typed(facts))) or own.normalize or own.client or own.loss:
         raise SeepageError(
-            f"{folder} is a folder, in which all was recorded; leave out AFTER, --gradient, --normalize, --shape, "
-            "--classes, --client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
+            f"{folder} is a folder, in which all was recorded; leave out AFTER, --gradient, --difference, --normalize, "
+            "--shape, --classes, --client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
         )
 
 
@@ -160,7 +167,14 @@ def capture_of(
     if target == "input":  # which the client's rule says, as it is no number of an attacker's
         client, target = client.with_options(target="input"), None
     return Capture(
-        files=Files(before=before, after=after, gradient=facts.gradient, lr=facts.lr, weight_decay=facts.weight_decay),
+        files=Files(
+            before=before,
+            after=after,
+            gradient=facts.gradient,
+            difference=facts.difference,
+            lr=facts.lr,
+            weight_decay=facts.weight_decay,
+        ),
         architecture=Spec.of(tables["model"]),
         client=client,
         input_shape=None if facts.shape is None else parse_shape(facts.shape),
@@ -202,9 +216,9 @@ def attack(
     from seepage.base.registry import Spec
     from seepage.cli.terminal import progress_bar
 
-    files = not captured.is_dir()
+    files = is_files(captured)
     if files:
-        _check_files(captured, after, facts.gradient)
+        _check_files(captured, after, facts.gradient or facts.difference)
     else:
         refuse_recorded(captured, after, own, facts)
     if candidates.candidates is not None or candidates.public is not None:
@@ -259,7 +273,8 @@ def _check_files(captured: Path, after: Path | None, gradient: Path | None) -> N
     if (after is None) == (gradient is None):
         raise SeepageError(
             f"{captured} alone is no update; give the weights returned for it (BEFORE AFTER), or the gradient "
-            "that was made at it with --gradient FILE, and not both"
+            "that was made at it with --gradient FILE, or what was sent in their place with --difference FILE, and "
+            "one of them"
         )
 
 

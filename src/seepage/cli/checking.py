@@ -10,6 +10,7 @@ import typer
 
 from seepage.cli.capturing import (
     capture_of,
+    is_files,
     is_recipe,
     named_tables,
     refuse_facts,
@@ -61,7 +62,7 @@ def check(
     from seepage.cli.terminal import progress_bar
 
     condition = None if fail_if is None else parse_condition(fail_if, scores=("exposed",))
-    folder = Path(source) if source is not None and Path(source).is_dir() else None
+    folder = None if source is None or is_files(Path(source)) else Path(source)
     with progress_bar(off=printed.silent) as show:
         look = Look(t=round_, show=show)
         if folder is not None:
@@ -198,7 +199,7 @@ def _facts_table(facts: Sequence["Fact"]) -> "Table":
     table.add_column("value", overflow="fold", ratio=1)
     table.add_column("origin", no_wrap=True)
     table.add_column("option", overflow="fold", max_width=28)
-    styles = {"stated": "dim", "read": "", "guessed": "yellow", "unknown": "red"}
+    styles = {"stated": "dim", "read": "", "inferred": "yellow", "assumed": "yellow", "unknown": "red"}
     for one in facts:
         style = styles[one.origin]
         table.add_row(one.name, Text(printable(one.value)), Text(one.origin, style=style), one.option)

@@ -208,6 +208,9 @@ class FileOptions:
     """What is known of captured files: two checkpoints, or one and a gradient."""
 
     gradient: Annotated[Path | None, _files("--gradient", help="The client's gradient, in place of AFTER.")] = None
+    difference: Annotated[
+        Path | None, _files("--difference", help="What the client changed the weights by, in place of AFTER.")
+    ] = None
     shape: Annotated[
         str | None, _files("--shape", help="Shape of one example, such as 3,32,32; default: one the weights fit.")
     ] = None

@@ -146,7 +146,7 @@ def _not_in(keys: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]
 def _outputs(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
     try:
         with torch.no_grad(), in_mode(model, training=False):
-            found = forward(model, {}, as_inputs(model, torch.zeros(1, *input_shape)))
+            found = forward(model, {}, as_inputs(model, torch.zeros(2, *input_shape)))
             return found.shape[1], *found.shape[2:]
     except Exception as error:
         raise SeepageError(

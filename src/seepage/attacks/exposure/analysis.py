@@ -28,6 +28,7 @@ from seepage.attacks.exposure.labels import (
     ZERO_SUM_SHARE,
     Head,
     LabelLeak,
+    finding_leak,
     head_of,
     label_findings,
     label_leak,
@@ -353,6 +354,16 @@ class UpdateAnalysis:
         return not self.knowledge.client.linear_in_gradient or any(one.name == "adaptive" for one in self.defenses)
 
     @property
+    def one_size(self) -> bool:
+        """Whether what was given as a gradient has entries of one size, as a difference of weights by Adam has.
+
+        Such a difference has the other sign, so that nothing is read off signs.
+        """
+        update = self.observed.update
+        plain = update.kind == "gradient" and update.step is None and update.rate is None
+        return plain and self.signs and self.knowledge.client.linear_in_gradient
+
+    @property
     def _largest(self) -> str:
         """Name of the tensor with the most entries."""
         return max(self.observed.update.tensors, key=lambda name: self.observed.update.tensors[name].numel())
@@ -387,7 +398,10 @@ class UpdateAnalysis:
         """What the last layer says of the labels; nothing, where the loss's gradient is not softmax minus label."""
         gradient, scaled, _ = self._read
         rule = self.knowledge.client
-        if not (self.knowledge.softmax_labels or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
+        if rule.loss == "bce" and self.head is not None and self.head.same and not self.signs and not self.bent:
+            return finding_leak(gradient, self.knowledge, self._label_rounding() if scaled else 0.0)
+        softmax = rule.softmax_gradient and self.knowledge.target in ("class", "map")
+        if not (softmax or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
         kind = None if self.makes_examples or self.head is None else self.head.kind
         if self.bent and kind in ("outputs", "rises") and not self._counted:
@@ -395,15 +409,19 @@ class UpdateAnalysis:
             assert step is not None  # as it is bent
             moved = LazyTensors({name: name for name in gradient}, lambda name: step.psi(gradient[name]))
             return signed_label_leak(moved, self.observed.params, self.knowledge, self.observed.batch_size)
+        if self.one_size:
+            return None
         if self.signs and kind in ("outputs", "rises"):
             return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
         if self.signs or kind != "outputs":
             return None
-        size = self.observed.batch_size if scaled and self.explained_step else None
+        # Places may have no label of their own, so that nothing counts those that have.
+        places = 1 if self.head is None else self.head.places
+        size = self.observed.batch_size if scaled and self.explained_step and places == 1 else None
         rounding = self._label_rounding() if scaled else 0.0
         inferred = "batch size" in self._guessed
         found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred)
-        whole = found is not None and not inferred and len(found.present) == self.observed.batch_size
+        whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
 
     @cached_property
@@ -515,7 +533,9 @@ class UpdateAnalysis:
 
         A layer that reads positions counts those, and inner features move with the weights of local steps.
         """
-        if self.changed:
+        step = self.observed.update.step
+        cut = step is not None and math.isfinite(step.limit)  # entries were cut off, and rows with them
+        if self.changed or cut or self.low_precision or any(one.name == "rounded" for one in self.defenses):
             return None
         tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
         return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)
@@ -622,6 +642,8 @@ class UpdateAnalysis:
         limited = self._read[2]
         if limited is not None:
             yield limited
+        if self.one_size:
+            yield "its entries are of one size, as those of a difference of weights by Adam are: --difference FILE"
         if self.unread_head is not None:
             yield f"{self.unread_head}, so no label is read off its bias"
         if self.changed and not self.signs:  # of which no layer is read

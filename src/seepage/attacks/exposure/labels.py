@@ -12,6 +12,7 @@ from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
 from seepage.base.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
 from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
+from seepage.federation.models.naming import tied_names
 from seepage.federation.types import Knowledge
 
 SIGN_SHARE = 0.1
@@ -36,6 +37,8 @@ class Head:
 
     softmax: Tensor
     kind: Literal["outputs", "rises", "other"]
+    places: int = 1
+    same: bool = False
 
 
 def head_of(
@@ -65,28 +68,33 @@ def head_of(
     """
     layer = weight.rpartition(".")[0]
     state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *params.items())}
-    state[weight] = state[weight].clone().requires_grad_()
+    own_name = tied_names(model).get(weight, weight)  # of a weight that an embedding shares
+    state[own_name] = state[own_name].clone().requires_grad_()
     noise = torch.rand((count, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
     levels = torch.linspace(0.1, 0.9, count, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
-    probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(state[weight])
+    probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(state[own_name])
     with torch.enable_grad(), in_mode(model, training=training), captured_calls(model, [layer]) as calls:
         outputs = forward(model, state, as_inputs(model, probes), buffers=None if buffers is None else dict(buffers))
-    softmax = outputs.detach().double().softmax(1)
-    found = calls.get(layer, [])
+    softmax = outputs.detach().double().softmax(1).transpose(0, 1).flatten(1)  # [classes, examples and places]
+    mean, found, places = softmax.mean(1), calls.get(layer, []), outputs[0, 0].numel()
     if len(found) != 1 or found[0].output.numel() != outputs.numel():
-        return Head(softmax.mean(0), "other")
+        return Head(mean, "other")
     # Not what the layer returned, which a ReLU may have overwritten.
-    own = F.linear(found[0].input.detach(), state[weight].detach(), state.get(f"{layer}.bias" if layer else "bias"))
-    if torch.allclose(own.reshape(outputs.shape).double().softmax(1), softmax, atol=FLOAT32_NETWORK):
-        return Head(softmax.mean(0), "outputs")
+    bias = state.get(f"{layer}.bias" if layer else "bias")
+    own = F.linear(found[0].input.detach(), state[own_name].detach(), bias).double().flatten(0, -2)  # [n T, classes]
+    if own.shape == softmax.T.shape and torch.allclose(own.softmax(1), softmax.T, atol=FLOAT32_NETWORK):
+        values = outputs.detach().double().transpose(0, 1).flatten(1).T
+        return Head(mean, "outputs", places, torch.allclose(own, values, atol=FLOAT32_NETWORK))
     # v^T J = v * (1^T J) for a v at random: J is diagonal.
     weights = torch.rand(outputs.shape, generator=generator(0, "slopes")).to(outputs)
     reads = found[0].output
+    if reads.shape != outputs.shape:
+        return Head(mean, "other")
     (slopes,) = torch.autograd.grad(outputs, reads, torch.ones_like(outputs), retain_graph=True)
     (mixed,) = torch.autograd.grad(outputs, reads, weights)
-    alone = torch.allclose(mixed, weights.reshape(mixed.shape) * slopes, atol=FLOAT32_NETWORK)
+    alone = torch.allclose(mixed, weights * slopes, atol=FLOAT32_NETWORK)
     rises = alone and bool((slopes >= 0).all())
-    return Head(softmax.mean(0), "rises" if rises else "other")
+    return Head(mean, "rises" if rises else "other")
 
 
 @dataclass(frozen=True)
@@ -205,6 +213,24 @@ def label_leak(
     most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
     proved = not lower_bound and int(least.sum()) == batch_size
     return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most, proved)
+
+
+def finding_leak(gradient: Mapping[str, Tensor], knowledge: Knowledge, rounding: float = 0.0) -> LabelLeak | None:
+    """The findings behind the last bias of independent sigmoids, each with a cross-entropy of its own.
+
+    With `w` the weight of those that are there, `dL/db_c = mean_i (p_ic (1 - y_ic) - w_c (1 - p_ic) y_ic)`, so that an
+    entry is below zero only where somebody has the finding c; where few have it, it may be above zero all the same.
+
+    Args:
+        gradient: The update read as a gradient, up to a factor.
+        knowledge: What the attacker knows.
+        rounding: As in `label_leak`.
+    """
+    bias = _last_bias(gradient, knowledge)
+    if bias is None or not (largest := float(bias.abs().max())) > 0:
+        return None
+    present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding)).flatten().tolist())
+    return LabelLeak(present, None, None, sound=True)
 
 
 def _last_bias(tensors: Mapping[str, Tensor], knowledge: Knowledge) -> Tensor | None:

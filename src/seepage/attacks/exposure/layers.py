@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network import CERTIFYING_MISMATCH
+from seepage.attacks.network.mixing_layer import mixes_examples
 from seepage.base.adapters import inside_adapters
 from seepage.base.algebra.lowrank import low_rank
 from seepage.base.algebra.rows import LEAST_ALIKE
@@ -49,6 +50,7 @@ class LayerLeak:
         centered: A batch norm in train mode reads its outputs and takes their mean away: the slopes of each neuron add
             up to zero over the batch, which is one rank less than there are examples and no gradient of the bias.
         believed: Nothing speaks of noise, rounding or another loss, which change what the rank says of examples.
+        mixes: Its rows mix the examples, as unmixing needs (`mixes_examples`).
     """
 
     layer: str
@@ -64,6 +66,7 @@ class LayerLeak:
     last: bool
     centered: bool = False
     believed: bool = True
+    mixes: bool = True
 
     @property
     def examples(self) -> int:
@@ -76,7 +79,14 @@ class LayerLeak:
 
         Not where they mix positions, nor where no gradient of the bias says how much of each input is in them.
         """
-        return self.believed and self.reads != "positions" and self.rank > 1 and not self.full and not self.centered
+        return (
+            self.mixes
+            and self.believed
+            and self.reads != "positions"
+            and self.rank > 1
+            and not self.full
+            and not self.centered
+        )
 
     @property
     def noisy(self) -> bool:
@@ -143,7 +153,7 @@ def hidden_layers(observed: Round, knowledge: Knowledge) -> list[LayerLeak]:
     first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
     last = last_linear(knowledge.model, knowledge.num_outputs)
     leaks = []
-    for name, (module, positions) in _linear_layers(observed, knowledge).items():
+    for name, (module, positions, mixes) in _linear_layers(observed, knowledge).items():
         prefix = f"{name}." if name else ""
         weight, bias = f"{prefix}weight", f"{prefix}bias"
         if weight in observed.update.tensors:
@@ -151,7 +161,7 @@ def hidden_layers(observed: Round, knowledge: Knowledge) -> list[LayerLeak]:
             reads = "input" if first is not None and first.weight == weight else inner
             sent, ends = bias if bias in observed.update.tensors else None, last is not None and last[0] == weight
             m, d = module.out_features, module.in_features
-            leaks.append(LayerLeak(name, weight, sent, reads, m, d, 0, True, 0, None, ends))
+            leaks.append(LayerLeak(name, weight, sent, reads, m, d, 0, True, 0, None, ends, mixes=mixes))
     return leaks
 
 
@@ -173,7 +183,7 @@ def layer_leaks(
         model, shape = knowledge.model, knowledge.input_shape
         centered = set(normalized_layers(model, observed.params, shape, buffers=observed.buffers).values())
     leaks = []
-    for name, (module, positions) in _linear_layers(observed, knowledge).items():
+    for name, (module, positions, mixes) in _linear_layers(observed, knowledge).items():
         prefix = f"{name}." if name else ""
         weight, bias = f"{prefix}weight", f"{prefix}bias"
         if weight not in gradient:
@@ -196,7 +206,9 @@ def layer_leaks(
             found = min(shared, rank, observed.batch_size or rank)
         sent = bias if shifts is not None else None
         m, d = rows.shape
-        leaks.append(LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered))
+        leaks.append(
+            LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered, mixes=mixes)
+        )
     return leaks
 
 
@@ -265,17 +277,21 @@ def _rank(rows: Tensor, shifts: Tensor | None, ends: bool) -> tuple[int, bool]:
     return rank, rank >= most and most > 1
 
 
-def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.Linear, int]]:
-    """Each fully connected layer that a pass of the model goes through, and the vectors that it reads per example."""
+def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.Linear, int, bool]]:
+    """Each fully connected layer that a pass goes through, the vectors that it reads per example, whether it mixes."""
     aside, every = inside_adapters(knowledge.model), knowledge.model.named_modules()
     layers = {name: module for name, module in every if isinstance(module, nn.Linear) and name not in aside}
     like = next(iter(observed.params.values()))
-    probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
+    probe = torch.zeros((2, *knowledge.input_shape), dtype=like.dtype, device=like.device)
     with torch.no_grad():
         inputs = as_inputs(knowledge.model, probe)
         calls = calls_in_pass(knowledge.model, layers, observed.params, inputs, buffers=observed.buffers)
     return {
-        name: (layer, sum(call.input.numel() // layer.in_features for call in calls[name]))
+        name: (
+            layer,
+            sum(call.input.numel() // layer.in_features for call in calls[name]) // 2,
+            mixes_examples(calls[name], 2),
+        )
         for name, layer in layers.items()
         if name in calls
     }

@@ -1,10 +1,13 @@
 """What the returned running statistics of batch norms reveal: the batch's own means and variances."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from seepage.base.nn import as_inputs, captured_calls, generator, in_mode
 
 
 @dataclass(frozen=True)
@@ -94,3 +97,37 @@ def statistics_words(found: list[BatchStatistics]) -> str | None:
     channels, norms = sum(len(one.mean) for one in found), "batch norm" if len(found) == 1 else "batch norms"
     whose = "the batch's mean and variance" if max(one.steps for one in found) == 1 else "the batches' mean statistics"
     return f"{whose} in {channels} channels of {len(found)} {norms}, from the returned running statistics"
+
+
+MOST_COLUMNS = 8
+"""Columns whose statistics are listed."""
+
+
+def column_words(
+    model: nn.Module, found: list[BatchStatistics], input_shape: tuple[int, ...], examples: int | None
+) -> str | None:
+    """The batch's statistics in the input's own units, where a norm reads the input as it is; else None.
+
+    With two rows a and b of a column, PyTorch keeps their mean and the unbiased variance `(a - b)^2 / 2`, so that both
+    are `mean +- (variance / 2)^(1/2)`.
+
+    >>> norm = nn.BatchNorm1d(1)
+    >>> column_words(norm, [BatchStatistics("", torch.tensor([2.0]), torch.tensor([2.0]), 1)], (1,), 2)
+    'the values of both rows: 1 and 3'
+    """
+    own = {one.norm: one for one in found if one.steps == 1}
+    like = next((p for p in model.parameters()), torch.zeros(()))
+    probe = torch.rand((2, *input_shape), generator=generator(0, "probe")).to(like)
+    if not own or as_inputs(model, probe) is not probe:
+        return None
+    with torch.no_grad(), in_mode(model, training=False), captured_calls(model, own) as calls:
+        model(probe)
+    raw = next((own[n] for n, made in calls.items() if torch.equal(made[0].input.flatten(), probe.flatten())), None)
+    if raw is None:
+        return None
+    more = " …" if len(raw.mean) > MOST_COLUMNS else ""
+    pairs = list(zip(raw.mean.tolist(), raw.variance.clamp(min=0).tolist(), strict=True))[:MOST_COLUMNS]
+    if examples == 2 and len(input_shape) == 1:
+        values = [f"{mean - math.sqrt(var / 2):.5g} and {mean + math.sqrt(var / 2):.5g}" for mean, var in pairs]
+        return f"the values of both rows: {', '.join(values)}{more}"
+    return f"means of the input's own columns: {', '.join(f'{mean:.5g}' for mean, _ in pairs)}{more}"

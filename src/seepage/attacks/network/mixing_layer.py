@@ -1,5 +1,6 @@
 """The fully connected layer whose weight gradient mixes the batch: its choice, and its input."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
 from seepage.base.adapters import inside_adapters
-from seepage.base.nn import InputLayer, as_inputs, calls_in_pass, generator, input_layer
+from seepage.base.nn import InputLayer, LayerCall, as_inputs, calls_in_pass, generator, input_layer
 from seepage.federation.sent_tensors import not_sent
 from seepage.federation.types import Knowledge, Round
 
@@ -102,8 +103,18 @@ def _probed(names: list[str], knowledge: Knowledge, observed: Round) -> dict[str
     with torch.no_grad():
         inputs = as_inputs(knowledge.model, probe.to(like))
         calls = calls_in_pass(knowledge.model, names, observed.params, inputs, buffers=observed.buffers)
-    once = {name: calls[name][0].input for name in names if len(calls.get(name, [])) == 1}
-    return {name: seen for name, seen in once.items() if seen.dim() == 2 and len(seen) == 2}
+    return {name: calls[name][0].input.flatten(1) for name in names if mixes_examples(calls.get(name, []), 2)}
+
+
+def mixes_examples(calls: Sequence[LayerCall], examples: int) -> bool:
+    """Whether a layer's rows mix the examples: it is called once in a pass, and reads one vector of each example.
+
+    >>> one = LayerCall(torch.zeros(2, 1, 5), torch.zeros(2, 1, 3))
+    >>> mixes_examples([one], 2), mixes_examples([one, one], 2), mixes_examples([one], 3)
+    (True, False, False)
+    """
+    read = calls[0].input if len(calls) == 1 else None
+    return read is not None and read.shape[:1] == (examples,) and read.numel() == examples * read.shape[-1]
 
 
 def stretch(sources: Tensor, knowledge: Knowledge) -> Tensor:

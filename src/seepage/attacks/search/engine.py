@@ -344,7 +344,9 @@ class _MatchingRun(Resumable):
     def labels_of(self, search: Restart) -> Tensor:
         """Fixed labels, or the search's own as probabilities; values as they are."""
         if search.logits is not None:
-            return search.logits if self.knowledge.target == "value" else search.logits.softmax(1)
+            if self.knowledge.target == "value":
+                return search.logits
+            return search.logits.sigmoid() if search.logits.shape[1] == 1 else search.logits.softmax(1)
         assert self.labels is not None
         return self.labels
 
@@ -354,7 +356,7 @@ class _MatchingRun(Resumable):
             return self._nothing(step, status or "diverged")
         inputs, labels = search.best["inputs"], search.best["labels"]
         if search.logits is not None and self.knowledge.target != "value":
-            labels = labels.argmax(1)
+            labels = labels.argmax(1) if labels.shape[1] > 1 else (labels[:, 0] > 0.5).long()
         return Reconstruction(
             inputs=inputs,
             labels=labels,

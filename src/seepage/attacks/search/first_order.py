@@ -221,7 +221,7 @@ class FirstOrderProblem(Problem):
                 loss = loss + step * extra()
             # The chunk's share n_chunk / n again: both passes differentiate the same mean loss. [n_chunk, *shape]
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
-            parts.append(torch.autograd.grad(loss * (len(leaves[0]) / len(inputs)), wanted))
+            parts.append(torch.autograd.grad(loss * (len(leaves[0]) / len(inputs)), wanted, materialize_grads=True))
         return [torch.cat(gradients) for gradients in zip(*parts, strict=True)]
 
 

@@ -63,7 +63,7 @@ def _last_layer(observed: Round, knowledge: Knowledge, *, signs: bool = False) -
     if not (knowledge.client.linear_in_gradient or signs):
         raise Inapplicable(
             "the client's optimizer divides every entry by a size of its own, so the update counts no labels",
-            "state the labels (--known labels) or set the attack's labels to 'joint'",
+            "search for them too, with the attack's labels as 'joint' (--set attack.labels=joint)",
         )
     one_logit = knowledge.client.one_logit and knowledge.target == "class"
     if not (knowledge.softmax_labels or one_logit):
@@ -71,19 +71,19 @@ def _last_layer(observed: Round, knowledge: Knowledge, *, signs: bool = False) -
         raise Inapplicable(
             f"labels are read off softmax minus label, and "
             f"{own if knowledge.target == 'class' else f'the targets are {TARGETS[knowledge.target]}'}",
-            "state the labels (--known labels) or set the attack's labels to 'joint'",
+            "search for them too, with the attack's labels as 'joint' (--set attack.labels=joint)",
         )
     found = last_linear(knowledge.model, knowledge.num_outputs)
     if found is None:
         raise Inapplicable(
             f"the model has no fully connected layer with {knowledge.num_outputs} outputs to read labels from",
-            "state the labels (--known labels) or set the attack's labels to 'joint'",
+            "search for them too, with the attack's labels as 'joint' (--set attack.labels=joint)",
         )
     weight, bias = found
     if weight not in observed.update.tensors:
         raise Inapplicable(
             "the last layer's weight was not sent, so no labels can be read from it",
-            "state the labels (--known labels) or set the attack's labels to 'joint'",
+            "search for them too, with the attack's labels as 'joint' (--set attack.labels=joint)",
         )
     gradient: Tensors = observed.gradient(knowledge.client)
     weights, shifts = gradient[weight].double(), gradient[bias].double() if bias in gradient else None
@@ -151,7 +151,8 @@ class Given(LabelInference):
         if observed.labels is None:
             raise Inapplicable(
                 "the attack wants to be given the labels and this transcript does not tell them",
-                "record with --known labels, or set the attack's labels to 'auto'",
+                "set the attack's labels to 'auto' (--set attack.labels=auto), or audit a batch of your own with "
+                "--known labels",
             )
         return observed.labels
 

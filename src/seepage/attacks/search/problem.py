@@ -183,5 +183,6 @@ def _differentiate(value: Tensor, leaves: tuple[Tensor, Tensor]) -> tuple[Tensor
     inputs, labels = leaves
     if not labels.requires_grad:
         return torch.autograd.grad(value, inputs)[0], None
-    by_inputs, by_labels = torch.autograd.grad(value, (inputs, labels))
+    # A loss that takes class numbers alone does not depend on the chances.
+    by_inputs, by_labels = torch.autograd.grad(value, (inputs, labels), materialize_grads=True)
     return by_inputs, by_labels

@@ -15,7 +15,7 @@ from seepage.attacks.text.span import GradientSpan
 from seepage.attacks.text.targets import targets_by_errors
 from seepage.attacks.text.unread import targets_by_direction
 from seepage.base.adapters import inside_adapters
-from seepage.base.nn import as_inputs, first_layer, next_tokens, vocabulary_of
+from seepage.base.nn import as_inputs, next_tokens, token_table, vocabulary_of
 from seepage.base.registry import attacks
 from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
 
@@ -196,7 +196,7 @@ def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool, adapter
 
 def _present(attacked: AttackedRound, vocabulary: int) -> Tensor:
     """`[v]` tokens whose row of the embedding's gradient is not zero: the batch's, unless the weight is shared."""
-    layer = first_layer(attacked.model)
+    layer = token_table(attacked.model)
     assert layer is not None
     rows = attacked.gradient.get(f"{layer[0]}.weight" if layer[0] else "weight")
     used = None if rows is None else rows.any(1).nonzero().flatten().cpu()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.text.moved_rows import MovedRows, moved_rows
-from seepage.base.nn import first_layer, forward, generator, in_mode, padding_row, vocabulary_of
+from seepage.base.nn import captured_calls, forward, generator, in_mode, token_table
 from seepage.base.registry import attacks
 from seepage.federation.sent_tensors import not_sent
 from seepage.federation.types import Knowledge, Reconstruction, Round, Transcript
@@ -62,36 +62,50 @@ class TokenSet(Attack):
                 no two of its rows moved alike.
         """
         knowledge, observed = transcript.knowledge, transcript[0]
-        layer, vocabulary = first_layer(knowledge.model), vocabulary_of(knowledge.model)
-        if layer is None or vocabulary is None or len(knowledge.input_shape) != 1:
+        table = token_table(knowledge.model)
+        if table is None or len(knowledge.input_shape) != 1:
             raise Inapplicable(
-                "the network does not begin with an embedding of tokens",
+                "the network looks up no tokens in a table of its own",
                 "use inverting_gradients for images and tables",
             )
-        name = f"{layer[0]}.weight" if layer[0] else "weight"
-        if name not in observed.update.tensors:
-            raise not_sent(name, [*observed.params, *observed.personal])
-        change = observed.update.tensors[name]
-        if not change.any():
-            raise Inapplicable(
-                f"no row of the embedding {name} moved: it was frozen, or its update withheld",
-                "use token_sequences, or lora where adapters were trained",
-            )
-        _check_alone(knowledge, observed, name)
-        rows = moved_rows(*_moves(observed, name))
-        if rows is None:
-            raise Inapplicable(
-                f"every row of {name} moved in a way of its own: noise was added, the decay of an optimizer that "
-                "divides each entry by a size of its own is in it, or every token was used",
-                "use token_sequences for one step of SGD, or seepage attack with candidate texts",
-            )
-        return LookedUp(name, rows, padding_row(knowledge.model))
+        return looked_up(knowledge, observed, table[0])
 
     def run(self, seen: "LookedUp", /, *, seed: int, progress: Progress) -> Reconstruction:
         """Return the rows that moved, as tokens."""
         rows = seen.rows
         tokens = rows.moved.nonzero()
         return Reconstruction(tokens, space="token", certified=rows.sure[tokens[:, 0]], notes=tuple(seen.notes()))
+
+
+def looked_up(knowledge: Knowledge, observed: Round, layer: str) -> "LookedUp":
+    """Which rows of a table were looked up, of a network that takes tokens, or numbers with a code among them.
+
+    Args:
+        knowledge: What the attacker knows.
+        observed: The round.
+        layer: Name of the `nn.Embedding`.
+
+    Raises:
+        Inapplicable: Where the table was not sent, is shared or stood still, where it looks up places and not what
+            examples say, or where no two of its rows moved alike.
+    """
+    name = f"{layer}.weight" if layer else "weight"
+    if name not in observed.update.tensors:
+        raise not_sent(name, [*observed.params, *observed.personal])
+    if not observed.update.tensors[name].any():
+        raise Inapplicable(
+            f"no row of the embedding {name} moved: it was frozen, or its update withheld",
+            "use token_sequences, or lora where adapters were trained",
+        )
+    _check_alone(knowledge, observed, layer, name)
+    rows = moved_rows(*_moves(observed, name))
+    if rows is None:
+        raise Inapplicable(
+            f"every row of {name} moved in a way of its own: noise was added, the decay of an optimizer that "
+            "divides each entry by a size of its own is in it, or every token was used",
+            "use token_sequences for one step of SGD, or seepage attack with candidate texts",
+        )
+    return LookedUp(name, rows, knowledge.model.get_submodule(layer).padding_idx)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -138,33 +152,42 @@ def _moves(observed: Round, name: str) -> tuple[Tensor, Tensor | None]:
     return moved - update.decayed.get(name, 0.0) * start.double(), start
 
 
-def _check_alone(knowledge: Knowledge, observed: Round, name: str) -> None:
-    """Raise where a row has a gradient though its token is not looked up: the network runs once to find out."""
+def _check_alone(knowledge: Knowledge, observed: Round, layer: str, name: str) -> None:
+    """Raise where a row has a gradient though it is not looked up: the network runs once to find out."""
     model, params = knowledge.model, {**dict(knowledge.model.named_parameters()), **observed.params}
     params = {key: tensor.detach() for key, tensor in params.items()}
     table = params[name].clone().requires_grad_()
-    ids = _probe(len(table), knowledge.input_shape[0]).to(table.device)
+    inputs = _probes(knowledge, len(table)).to(table.device)
     try:
-        with torch.enable_grad(), in_mode(model, training=False):
-            logits = forward(model, {**params, name: table}, ids, buffers=observed.buffers)
+        with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, [layer]) as calls:
+            logits = forward(model, {**params, name: table}, inputs, buffers=observed.buffers)
+            read = [call.input for call in calls.get(layer, [])]
             # Any function of all logits: only which rows have a gradient at all is read from it.
             (gradient,) = torch.autograd.grad(logits.square().sum(), table)
+            calls.clear()
+            forward(model, {**params, name: table}, inputs.flip(0), buffers=observed.buffers)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise Inapplicable(
-            f"the network cannot be run on token numbers {tuple(ids.shape)}, so it is not known that only the rows of "
-            f"{name} which are looked up move ({str(error).splitlines()[0][:80]})",
-            "name a model that takes token numbers alone, with --model",
+            f"the network cannot be run on {tuple(inputs.shape)} made-up examples, so it is not known that only the "
+            f"rows of {name} which are looked up move ({str(error).splitlines()[0][:80]})",
+            "name a model that takes such examples alone, with --model",
         ) from error
-    looked_up = torch.zeros(len(table), dtype=torch.bool, device=table.device)
-    looked_up[ids.flatten()] = True
-    if (gradient.any(1) & ~looked_up).any():
+    turned = [call.input for call in calls.get(layer, [])]
+    if not read or all(torch.equal(*pair) for pair in zip(read, turned, strict=True)):
+        raise Inapplicable(f"the table {name} looks up the same rows for every example", "use token_sequences")
+    used = torch.zeros(len(table), dtype=torch.bool, device=table.device)
+    used[torch.cat([one.flatten() for one in read])] = True
+    if (gradient.any(1) & ~used).any():
         raise Inapplicable(
             f"the embedding {name} is the last layer as well, which moves the rows of all tokens",
             "use token_sequences, for one step of SGD",
         )
 
 
-def _probe(vocabulary: int, length: int) -> Tensor:
-    """`[1, length]` tokens, at most half of all: so that there are rows that are not looked up."""
-    order = torch.randperm(vocabulary, generator=generator(0, "token set"))[: max(1, vocabulary // 2)]
-    return order[torch.arange(length) % len(order)][None]
+def _probes(knowledge: Knowledge, rows: int) -> Tensor:
+    """`[2, *shape]` examples that look up at most half of the rows, and not the same ones."""
+    shape = knowledge.input_shape
+    if token_table(knowledge.model) is None:  # numbers, with codes of 0 and 1 among them
+        return torch.stack([torch.zeros(shape), torch.ones(shape)])
+    order = torch.randperm(rows, generator=generator(0, "token set"))[: max(1, rows // 2)]
+    return order[torch.arange(2 * shape[0]) % len(order)].reshape(2, *shape)

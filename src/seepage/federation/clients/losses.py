@@ -10,7 +10,7 @@ Somebody's own `module:function` may be of any of them.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -239,18 +239,44 @@ def _own(name: str, logits: Tensor, labels: Tensor, reduction: Reduction) -> Ten
 
 
 def _called(name: str, loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> Tensor:
-    """What user code makes of outputs and targets, in one sentence where it fails."""
-    try:
-        found: object = loss(logits, labels)
-    except Exception as error:  # user code may raise anything
-        text = (str(error).splitlines() or [""])[0]
-        raise Inapplicable(
-            f"the loss {short(name)} fails ({type(error).__name__}: {text}) on outputs {tuple(logits.shape)} and "
-            f"{str(labels.dtype).removeprefix('torch.')} targets {tuple(labels.shape)}",
-            "correct it; where it takes class numbers alone, which a search for labels does not give it, tell the "
-            "labels (--known labels) to an attack that uses them, such as inverting_gradients, or dlg with "
-            "attack.labels=given",
-        ) from error
-    if not isinstance(found, Tensor) or not found.is_floating_point():
-        raise SeepageError(f"the loss {short(name)} returns no tensor of numbers; let it return the loss")
-    return found
+    """What user code makes of outputs and targets: in the first form of these that it takes, else in one sentence."""
+    first: Exception | None = None
+    for targets in _forms(logits, labels):
+        try:
+            found: object = loss(logits, targets)
+        except Exception as error:  # user code may raise anything
+            first = first or error
+            continue
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            raise SeepageError(f"the loss {short(name)} returns no tensor of numbers; let it return the loss")
+        return found
+    assert first is not None  # as there is a form, and none went through
+    text = (str(first).splitlines() or [""])[0]
+    raise Inapplicable(
+        f"the loss {short(name)} fails ({type(first).__name__}: {text}) on outputs {tuple(logits.shape)} and "
+        f"{str(labels.dtype).removeprefix('torch.')} targets {tuple(labels.shape)}, and on them as class numbers or "
+        "chances",
+        "correct it, or say what it is trained towards (--target value, map or class)",
+    ) from first
+
+
+def _forms(logits: Tensor, labels: Tensor) -> Iterator[Tensor]:
+    """Targets as a loss may want them: as they are, as class numbers or chances, in the shape of the outputs.
+
+    A search for labels hands over chances, and a loss may take class numbers alone; what it found are class numbers,
+    and a loss of several findings at once takes none.
+    """
+    yield labels
+    if labels.is_floating_point():
+        if labels.ndim > 1 and labels.shape[1] > 1:
+            yield labels.argmax(1)
+        elif labels.ndim == logits.ndim and labels.shape[1] == 1:
+            yield labels[:, 0]
+            yield (labels[:, 0] > 0.5).long()
+        return
+    if labels.ndim == logits.ndim - 1 and logits.shape[1] == 1:
+        yield labels[:, None].to(logits)
+    elif labels.ndim == logits.ndim - 1:
+        numbers = torch.arange(logits.shape[1], device=logits.device).reshape(-1, *[1] * (labels.ndim - 1))
+        yield (labels[:, None] == numbers).to(logits)
+    yield labels.to(logits)

@@ -1,21 +1,18 @@
 """Data sets from an `.npz` file of plain arrays. The file may come from anyone: nothing in it is trusted."""
 
-import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
 from seepage.base.nn import NO_TARGET
+from seepage.base.npz import PICKLE_REMEDY, read_arrays
 from seepage.base.registry import datasets
 from seepage.base.storage import pickle_refused
-from seepage.base.zip_safety import check_member
 from seepage.errors import SeepageError
 from seepage.federation.data.arrays import ArrayDataset
 from seepage.federation.data.dataset import Options, check_labels, divide, number_words
@@ -27,7 +24,6 @@ MAX_BYTES = 8 * 2**30
 """Largest size in bytes (8 GiB) of the unpacked arrays, which are held in memory."""
 OF_BATCH = {"inputs": "x", "labels": "y"}
 """What `Batch` calls the two arrays, and what they are called here."""
-PICKLE_REMEDY = "save plain arrays with numpy.savez"
 
 Array = NDArray[Any]
 
@@ -111,6 +107,29 @@ def load_tokens(path: Path, vocabulary: int) -> Batch:
     return Batch(torch.from_numpy(x.astype(np.int64)), torch.from_numpy(y.astype(np.int64)))
 
 
+def load_shaped(path: Path, input_shape: tuple[int, ...]) -> Batch | None:
+    """Examples of any shape that a network takes, such as series, signals and stacks: `x` `[N, *shape]` and `y`.
+
+    Args:
+        path: An `.npz` file.
+        input_shape: Of one example, which decides.
+
+    Returns:
+        None where the examples are of another shape or are no floats.
+
+    Raises:
+        SeepageError: For a file that holds no such arrays, NaN, or not one label for each example.
+    """
+    arrays = _read(path)
+    if not {"x", "y"} <= set(arrays) or arrays["x"].shape[1:] != input_shape or arrays["x"].dtype.kind != "f":
+        return None
+    x, y = arrays["x"], arrays["y"]
+    if y.dtype.kind not in "iuf" or y.shape[:1] != x.shape[:1] or not np.isfinite(x).all() or not len(x):
+        raise SeepageError(f"{path} has x {x.shape} and y {y.dtype} {y.shape}; save finite x and a label of each, y")
+    labels = y.astype(np.int64) if y.dtype.kind in "iu" else y.astype(np.float32)
+    return Batch(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)), torch.from_numpy(labels))
+
+
 def _joined(train: Array, test: Array, path: Path) -> Array:
     """The labels of both parts; those of single numbers in one row."""
     flat = [part.reshape(-1) if part.size == len(part) else part for part in (train, test) if part.ndim]
@@ -155,31 +174,11 @@ def _split(sizes: list[int], options: Options, name: str) -> tuple[Tensor, Tenso
     return torch.arange(sizes[0]), torch.arange(sizes[0], sum(sizes))
 
 
-@dataclass(frozen=True)
-class _Header:
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    bytes: int
-
-
 def _read(path: Path) -> Mapping[str, Array]:
     """The arrays that make a data set, read only after every header was found to tell the truth."""
-    try:
-        _refuse_content(path)
-        with zipfile.ZipFile(path) as archive:
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            if len(members) < len(archive.infolist()):  # else the one that is checked is not the one that is read
-                raise SeepageError(f"{path} holds two arrays of one name; save it again with numpy.savez")
-            wanted = _wanted(set(members), path)
-            _check_headers(archive, {name: members[name] for name in wanted}, path)
-        with np.load(path, allow_pickle=False) as file:
-            return {OF_BATCH.get(name, name): file[name] for name in wanted}
-    except SeepageError:
-        raise
-    except Exception as error:  # numpy's parser of headers raises almost anything on forged ones.
-        raise SeepageError(
-            f"cannot read {path} ({error}); it is damaged or no .npz file: copy it again or save it with numpy.savez"
-        ) from error
+    _refuse_content(path)
+    arrays = read_arrays(path, most=MAX_BYTES, choose=lambda found: _wanted(set(found), path))
+    return {OF_BATCH.get(name, name): array for name, array in arrays.items()}
 
 
 def _wanted(found: set[str], path: Path) -> list[str]:
@@ -193,41 +192,13 @@ def _wanted(found: set[str], path: Path) -> list[str]:
     )
 
 
-def _check_headers(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], path: Path) -> None:
-    """Refuse pickles, encryption, headers that promise more than the file holds, and too much data in all."""
-    total = 0
-    for name, info in members.items():
-        check_member(info, path)
-        with archive.open(info) as file:
-            header = _header(file)
-        if header.dtype.hasobject:
-            raise pickle_refused(f"the array {name} of {path}", PICKLE_REMEDY)
-        if info.file_size != header.bytes or header.dtype.itemsize == 0:
-            raise SeepageError(
-                f"the array {name} of {path} promises {header.bytes} bytes and has {info.file_size}; copy it again"
-            )
-        total += info.file_size
-    if total > MAX_BYTES:
-        raise SeepageError(
-            f"{path} unpacks to {total / 2**30:.0f} GiB and seepage loads at most {MAX_BYTES / 2**30:.0f}; "
-            "keep fewer images, or pass a folder of image files, which is read on demand"
-        )
-
-
-def _header(file: IO[bytes]) -> _Header:
-    version = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = read(file)
-    count = 1
-    for side in shape:
-        count *= side
-    return _Header(shape, dtype, file.tell() + count * dtype.itemsize)
-
-
 def _refuse_content(path: Path) -> None:
     """Raise for a file that starts like a pickle or a lone array, whatever its name says."""
-    with path.open("rb") as file:
-        start = file.read(8)
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise SeepageError(f"cannot read {path} ({error}); check the path") from error
     if start[:1] == b"\x80":
         raise pickle_refused(str(path), PICKLE_REMEDY)
     if start.startswith(b"\x93NUMPY"):

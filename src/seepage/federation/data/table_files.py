@@ -144,6 +144,8 @@ def _delimited(path: Path) -> Table:
     """The columns of a text file with one row a line."""
     content = read_text(path)
     head = content[: content.find("\n")] if "\n" in content else content
+    if (content.count("\n") + 1) * (max(head.count(one) for one in ",;\t|") + 1) > MAX_CELLS:
+        raise SeepageError(f"{path} has more than {MAX_CELLS:,} cells; keep fewer rows or columns")
     between = "\t" if path.suffix.lower() == ".tsv" else max(",;\t|", key=head.count)
     try:
         rows = list(csv.reader(io.StringIO(content, newline=""), delimiter=between, strict=True))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from seepage.base.nn import frozen_randomness, in_mode
+from seepage.base.nn import frozen_randomness, in_mode, try_inputs
 from seepage.base.own_code import first_line, own_line
 from seepage.base.registry import Registry, Spec, is_network_file, models, working_folder_first
 from seepage.base.signatures import bind
@@ -21,7 +21,7 @@ from seepage.federation.models.convnet import cnn6, convnet, lenet
 from seepage.federation.models.factories import make_own
 from seepage.federation.models.files import read_network
 from seepage.federation.models.mlp import fc2, mlp3
-from seepage.federation.models.normalize import Normalize, normalize_inputs
+from seepage.federation.models.normalize import Normalize, classes_second, normalize_inputs
 from seepage.federation.models.resnet import resnet
 from seepage.federation.models.trained_part import split_options, train_part
 from seepage.federation.models.vertical import vertical
@@ -88,8 +88,12 @@ def build(
             _settle(model, input_shape)
             if part and isinstance(model, nn.Module):
                 model = train_part(model, part)
+            if isinstance(model, nn.Module):
+                try_inputs(model, input_shape)
             if "normalize" in part and isinstance(model, nn.Module):
                 normalize_inputs(model, part["normalize"])
+            if part.get("classes_last") and isinstance(model, nn.Module):
+                classes_second(model)
     except SeepageError:
         raise
     except Exception as error:  # a factory may raise anything

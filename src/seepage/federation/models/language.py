@@ -71,6 +71,7 @@ def _build(
     folder = settings.pop("folder", None)
     try:
         config = _config(transformers, use, name, folder, settings)
+        _check_sizes(config, use, folder)
         if not every_token and config.pad_token_id is None:
             # The last token is the last that is no padding, so padding needs a number of its own.
             config.pad_token_id = config.vocab_size
@@ -95,6 +96,40 @@ def _build(
     if vocabulary_of(made) is None:
         raise SeepageError(f"{use} does not begin with an embedding of tokens; use a text architecture such as gpt2")
     return made
+
+
+LARGEST_SIZES = {"num_hidden_layers": 256, "num_attention_heads": 1024, "hidden_size": 2**15, "vocab_size": 2**21,
+                 "intermediate_size": 2**18, "max_position_embeddings": 2**22}  # fmt: skip
+"""Of a configuration, which may be anybody's: each is memory or time before any weight is read."""
+LARGEST_NUMBER = 2**24
+"""Of any other whole number in it."""
+FEWEST_BYTES = 0.1
+"""Bytes of a folder's files for each number of its network: weights that are shared or packed to bits take few."""
+
+
+def _check_sizes(config: Any, use: str, folder: str | None) -> None:
+    """Raise for a configuration whose network cannot be built within bounds, or that its folder's files cannot fill.
+
+    Raises:
+        SeepageError: Before anything is built.
+    """
+    found = {name: getattr(config, name, None) for name in LARGEST_SIZES}
+    numbers = {name: value for name, value in config.to_dict().items() if name not in found}
+    for name, value in {**numbers, **found}.items():
+        most = LARGEST_SIZES.get(name, 256 if "layer" in name else LARGEST_NUMBER)
+        if isinstance(value, int) and value > most:
+            raise SeepageError(f"{use} is configured with {name} = {value:,}, and {most:,} is the most; correct it")
+    if folder is None:
+        return
+    layers, width, words = (found[name] or 0 for name in ("num_hidden_layers", "hidden_size", "vocab_size"))
+    files = [path for path in Path(folder).iterdir() if path.suffix in (".safetensors", ".bin")]
+    held = sum(path.stat().st_size for path in files)
+    least = FEWEST_BYTES * width * (words + 4 * layers * width)  # query, key, value and output at the least
+    if files and isinstance(least, float) and least > held:
+        raise SeepageError(
+            f"the network of {folder} has {int(least / FEWEST_BYTES):,} numbers by its config.json and its files "
+            f"{held:,} bytes; copy the folder again"
+        )
 
 
 def _config(transformers: Any, use: str, name: str, folder: str | None, settings: dict[str, Any]) -> Any:

@@ -20,6 +20,8 @@ from seepage.federation.types import Tensors
 
 PEFT_PREFIX = "base_model.model."
 """What `peft` puts before the names of the network that it wraps."""
+UNNAMED = re.compile(r"arr_\d+")
+"""Names of arrays that were saved without one, as `numpy.savez` numbers them."""
 _LORA = re.compile(r"\.(lora_(?:A|B|embedding_A|embedding_B))(\.weight)?$")
 
 
@@ -86,8 +88,32 @@ def _behind_prefix(names: Collection[str], own: Mapping[str, str | None]) -> dic
     return {name: own[new] or new for name, new in fitting[0].items()} if len(fitting) == 1 else {}
 
 
+def other_names(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, str]:
+    """For each name of a file that the model knows under another, that other one; of arrays without names, by order.
+
+    Arrays in order are those of the model's `state_dict()`, or of its trained parameters, as many and of as many axes.
+
+    >>> other_names({"arr_0": torch.zeros(2, 2), "arr_1": torch.zeros(2)}, nn.Linear(2, 2))
+    {'arr_0': 'weight', 'arr_1': 'bias'}
+    """
+    if not state or not all(UNNAMED.fullmatch(name) for name in state):
+        return renamed(state.keys(), known_names(model), tied_names(model))
+    names = sorted(state, key=lambda name: int(name.removeprefix("arr_")))
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for own in ([*model.state_dict().items()], trained, [*model.named_parameters()]):
+        if len(own) == len(names) and all(_alike(state[n], one) for n, (_, one) in zip(names, own, strict=True)):
+            tied = tied_names(model)
+            return {n: tied.get(name, name) for n, (name, _) in zip(names, own, strict=True)}
+    return {}
+
+
+def _alike(given: Tensor, own: Tensor) -> bool:
+    """Whether an array may be this tensor, of a model whose number of classes may differ; counters may have an axis."""
+    return given.ndim == own.ndim or (own.ndim == 0 and given.numel() <= 1)
+
+
 def in_own_names(state: Mapping[str, Tensor], model: nn.Module, what: str) -> Tensors:
-    """The tensors under the model's own names.
+    """The tensors under the model's own names. A single number has no axis, and is left out where it was lost.
 
     Args:
         state: By the names of a file or a message. Names that lead nowhere are kept as they are.
@@ -97,7 +123,7 @@ def in_own_names(state: Mapping[str, Tensor], model: nn.Module, what: str) -> Te
     Raises:
         SeepageError: Where two names of one parameter come with different values.
     """
-    other = renamed(state.keys(), known_names(model), tied_names(model))
+    other = other_names(state, model)
     out = {name: tensor for name, tensor in state.items() if name not in other}
     for name, own in other.items():
         if own not in out:
@@ -107,7 +133,13 @@ def in_own_names(state: Mapping[str, Tensor], model: nn.Module, what: str) -> Te
                 f"{what} holds {short(name)} and {short(own)} with different values, and in the model they are one "
                 "parameter; use the model, with the same options, that the update was made with"
             )
-    return out
+    # torch.Tensor makes of an array without axes one of no entries, as clients do that rebuild a state of arrays.
+    single = {name for name, buffer in model.named_buffers() if buffer.ndim == 0}
+    return {
+        name: tensor.reshape(()) if name in single and tensor.numel() == 1 else tensor
+        for name, tensor in out.items()
+        if tensor.numel() or name not in single
+    }
 
 
 def _spellings(name: str) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""Normalization as the first layer, so that attacks and metrics always see values in [0, 1]."""
+"""What is done around a network: its inputs normalized, so that all see values in [0, 1], and its classes moved."""
 
 import math
 from typing import Any
 
 from torch import Tensor, nn
 
-from seepage.base.nn import vocabulary_of
+from seepage.base.nn import logits_in, vocabulary_of
 from seepage.errors import SeepageError, short
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -68,6 +68,18 @@ def normalize_inputs(model: nn.Module, how: Any) -> None:
     if vocabulary_of(model) is not None:
         raise SeepageError("the network takes tokens, and numbers of tokens are not normalized; leave out --normalize")
     model.register_forward_pre_hook(_Normalizer(mean, std))
+
+
+def classes_second(model: nn.Module) -> None:
+    """Let a network's logits have their last axis behind that of the examples, in place: losses take the classes there.
+
+    >>> model = nn.Linear(4, 3)
+    >>> classes_second(model)
+    >>> from torch import ones
+    >>> model(ones(2, 5, 4)).shape
+    torch.Size([2, 3, 5])
+    """
+    model.register_forward_hook(lambda _, given, output: logits_in(output).movedim(-1, 1))
 
 
 def statistics_of(how: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -10,9 +10,9 @@ from seepage.base.signatures import problems_with
 from seepage.errors import SeepageError, not_installed, short
 from seepage.federation.models.normalize import statistics_of
 
-KEYS = ("trainable", "frozen", "adapter", "normalize")
-"""Options of every model: `[model] use = "fc2", frozen = ["0.*"], adapter = { rank = 8, targets = ["0"] }`, and what
-it does to its inputs first."""
+KEYS = ("trainable", "frozen", "adapter", "normalize", "classes_last")
+"""Options of every model: `[model] use = "fc2", frozen = ["0.*"], adapter = { rank = 8, targets = ["0"] }`, what it
+does to its inputs first, and whether the last axis of its outputs is that of the classes."""
 
 
 class Adapter:
@@ -84,6 +84,8 @@ def part_problems(part: Mapping[str, Any], what: str) -> list[str]:
             found.append(f"{what}: {key} must be a list of names such as ['features.*'], got {short(names)}")
     if "trainable" in part and "frozen" in part:
         found.append(f"{what}: give trainable or frozen, and not both")
+    if not isinstance(part.get("classes_last", False), bool):
+        found.append(f"{what}: classes_last must be true or false, got {short(part['classes_last'])}")
     if "adapter" in part:
         table = part["adapter"]
         wrong = not isinstance(table, Mapping)

@@ -2,19 +2,25 @@
 
 import pickle
 import zipfile
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from seepage.base.npz import read_arrays
 from seepage.base.storage import MOST_TENSORS, PICKLE_SUFFIXES, check_kinds, check_regular, check_whole, read_tensors
 from seepage.base.zip_safety import DAMAGED, refuse_expansion
 from seepage.errors import SeepageError, printable, short
 from seepage.federation.models.naming import in_own_names
 from seepage.federation.types import Tensors
 
+MOST_WRAPPED = 8
+"""Tables inside of one another that a checkpoint's tensors are looked for in."""
+LARGEST_ARRAYS = 2**33
+"""Bytes of the arrays of one `.npz`, which are held in memory."""
 WRAPPED = ("state_dict", "model_state_dict", "model", "params", "net")
 """Keys under which training scripts keep a model's state in a checkpoint."""
 PREFIXES = ("module.", "_orig_mod.", "_module.")
@@ -28,47 +34,119 @@ LARGEST = 2**36
 """Bytes of one file of weights; more is refused before it is read."""
 
 
+FOLDER_FILES = (
+    "adapter_model.safetensors",
+    "model.safetensors",
+    "adapter_model.bin",
+    "pytorch_model.bin",
+    "diffusion_pytorch_model.safetensors",
+)
+"""Files of weights in a folder that a library's save_pretrained wrote, beside its configuration."""
+
+
+def weights_in(path: Path) -> Path | None:
+    """The file of weights in a folder of `save_pretrained`; None for another folder, and for a file."""
+    if not path.is_dir() or (path / "knowledge.json").exists():  # a recording, which has weights too
+        return None
+    return next((path / name for name in FOLDER_FILES if (path / name).is_file()), None)
+
+
+def _kind(path: Path) -> Literal["torch", "npz", "safetensors"]:
+    """The format of a file, by its first bytes and members and not by its name."""
+    with path.open("rb") as file:
+        head = file.read(10)
+    if head[:1] == b"P" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            return "npz" if members and all(one.filename.endswith(".npy") for one in members) else "torch"
+    # A pickle that torch.save wrote before 1.6 begins with its protocol; a safetensors file with the length of its
+    # table, whose first letter is an opening brace.
+    return (
+        "safetensors"
+        if head[8:9] == b"{" or (head[:1] not in (b"\x80", b"P") and path.suffix not in PICKLE_SUFFIXES)
+        else "torch"
+    )
+
+
 def check_head(path: Path) -> None:
     """Raise for a file that `read_state` would refuse by its size, its head or its list of members.
 
     Raises:
         SeepageError: As `read_state` does.
     """
+    path = weights_in(path) or path
     check_regular(path, LARGEST)
-    if path.suffix.lower() not in PICKLE_SUFFIXES:
+    try:
+        kind = _kind(path)
+    except FileNotFoundError as error:
+        raise SeepageError(f"{path} does not exist; check the path") from error
+    except DAMAGED as error:
+        raise _damaged(path, error) from error
+    if kind == "safetensors":
         check_whole(path)
-        return
-    _check_packing(path)
-    with path.open("rb") as file:
-        if file.read(1) not in (b"P", b"\x80"):  # of an archive, and of the pickle that torch.save wrote before 1.6
-            raise SeepageError(f"{path} is not a whole file of torch.save; copy or save it again")
+    elif kind == "torch":
+        _check_packing(path)
+        with path.open("rb") as file:
+            if file.read(1) not in (b"P", b"\x80"):  # of an archive, and of the pickle that torch.save wrote before 1.6
+                raise SeepageError(f"{path} is not a whole file of torch.save; copy or save it again")
 
 
 def read_state(path: Path) -> Tensors:
-    """The named tensors of a `.safetensors` file, or of a `state_dict` that `torch.save` wrote.
+    """The named tensors of a file, whose format its first bytes tell.
 
-    The latter is read by PyTorch's restricted loader, which makes tensors and plain containers and runs nothing.
+    A `.safetensors` file, a `state_dict` or a list that `torch.save` wrote, an `.npz` of `numpy.savez`, or a folder of
+    `save_pretrained` with one of them. Tensors without names are `arr_0`, `arr_1`, … in their order. What `torch.save`
+    wrote is read by PyTorch's restricted loader, which makes tensors and plain containers and runs nothing; objects of
+    other classes that lie beside the tensors, such as options, are left out.
 
     Raises:
         SeepageError: For a missing or damaged file, for one with code in it, and for one without tensors.
     """
-    check_regular(path, LARGEST)
-    if path.suffix.lower() not in PICKLE_SUFFIXES:
+    check_head(path)
+    path = weights_in(path) or path
+    kind = _kind(path)
+    if kind == "safetensors":
         return stripped(read_tensors(path))
-    _check_packing(path)
+    if kind == "npz":
+        return stripped(_as_tensors(read_arrays(path, most=LARGEST_ARRAYS), path))
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise SeepageError(f"{path} does not exist; check the path") from error
+        content, left_out = _loaded(path)
+        try:
+            return stripped(_tensors(content, path))
+        except SeepageError:
+            if not left_out:
+                raise
+            raise pickle.UnpicklingError from None  # what was left out may be the model itself
+    except SeepageError:
+        raise
     except pickle.UnpicklingError as error:
         raise SeepageError(
             f"{path} holds more than tensors, and reading that could run code; save the model's state_dict() alone, "
             "best with safetensors.torch.save_file"
         ) from error
     except Exception as error:  # whatever a damaged file may raise in the loader
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise SeepageError(f"{path} is not a whole file of torch.save ({reason}); copy or save it again") from error
-    return stripped(_tensors(content, path))
+        raise _damaged(path, error) from error
+
+
+def _as_tensors(arrays: Mapping[str, Any], path: Path) -> Tensors:
+    """Arrays as tensors; of one that was saved under a list of one name there is none."""
+    try:
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    except TypeError as error:
+        raise SeepageError(f"{path} holds no numbers ({error}); save the weights as arrays of floats") from error
+
+
+def _loaded(path: Path) -> tuple[Any, list[str]]:
+    """What PyTorch's restricted loader makes of a file, with an empty dictionary for each object of another class."""
+    unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path) if zipfile.is_zipfile(path) else []
+    empty = [(type("LeftOut", (), {"__new__": lambda cls, *_, **__: OrderedDict()}), name) for name in unknown]
+    with torch.serialization.safe_globals(empty):
+        return torch.load(path, map_location="cpu", weights_only=True), unknown
+
+
+def _damaged(path: Path, error: Exception) -> SeepageError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+    return SeepageError(f"{path} is not a whole file of torch.save ({reason}); copy or save it again")
 
 
 def _check_packing(path: Path) -> None:
@@ -88,9 +166,7 @@ def _check_packing(path: Path) -> None:
     except SeepageError:
         raise
     except DAMAGED as error:
-        raise SeepageError(
-            f"{path} is not a whole file of torch.save ({str(error)[:120]}); copy or save it again"
-        ) from error
+        raise _damaged(path, error) from error
 
 
 def _check_sizes(tensors: Collection[Tensor], path: Path) -> None:
@@ -110,10 +186,16 @@ def _tensors(content: Any, path: Path) -> Tensors:
     Raises:
         SeepageError: Where there are none, or too many.
     """
+    for _ in range(MOST_WRAPPED):  # one may hold itself
+        inner = (
+            next((content[key] for key in WRAPPED if key in content), None) if isinstance(content, Mapping) else None
+        )
+        if not isinstance(inner, Mapping | list | tuple):
+            break
+        content = inner
+    if isinstance(content, list | tuple):
+        content = {f"arr_{place}": tensor for place, tensor in enumerate(content)}
     if isinstance(content, Mapping):
-        for key in WRAPPED:
-            if isinstance(content.get(key), Mapping):
-                return _tensors(content[key], path)
         found = {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
         if len(found) > MOST_TENSORS:
             raise SeepageError(f"{path} has more than {MOST_TENSORS:,} tensors; save the model's alone")
@@ -121,7 +203,7 @@ def _tensors(content: Any, path: Path) -> Tensors:
             _check_sizes(found.values(), path)
             check_kinds(found, path)
             return {name: tensor.detach().clone() for name, tensor in found.items()}
-    raise SeepageError(f"{path} holds no named tensors; save the model's state_dict()")
+    raise SeepageError(f"{path} holds no tensors by name or in a list; save the model's state_dict()")
 
 
 def stripped(state: Mapping[str, T]) -> dict[str, T]:

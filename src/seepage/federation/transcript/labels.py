@@ -49,7 +49,9 @@ def _misfit_of_values(labels: Tensor) -> str | None:
 
 
 def _are_classes(labels: Tensor, knowledge: Knowledge) -> bool:
-    classes, per_place = knowledge.num_classes, knowledge.target == "map" or vocabulary_of(knowledge.model) is not None
+    # A loss of one's own may be of one logit for two classes, too.
+    classes = 2 if knowledge.num_classes == 1 and knowledge.client.loss not in LOSSES else knowledge.num_classes
+    per_place = knowledge.target == "map" or vocabulary_of(knowledge.model) is not None
     if labels.is_floating_point():
         return knowledge.target != "map" and labels.shape[1:] == (classes,)
     if labels.dtype != torch.int64 or (labels.ndim != 1 and not per_place):

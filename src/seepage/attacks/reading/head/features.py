@@ -143,7 +143,7 @@ def head_features(
     if solution is None:
         raise Inapplicable(
             "the features have too few zeros to be distinguished without labels, and no labels could be inferred",
-            "state the labels (--known labels)",
+            "audit a batch of your own with --known labels",
         )
     return _result(head, equations, solution, labels)
 

@@ -1,0 +1,87 @@
+"""What a network's outputs are, by one pass: the layer that makes them, the axis of its classes, what it draws."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from seepage.base.nn import as_inputs, captured_calls, frozen_randomness, generator, in_mode, logits_in
+from seepage.base.rounding import FLOAT32_NETWORK
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The layer that a network's logits are made by, but for a permutation and what their softmax does not see.
+
+    Attributes:
+        layer: Its name.
+        classes: Its rows.
+        axis: Axis of the logits along which they lie, 1 or more.
+    """
+
+    layer: str
+    classes: int
+    axis: int
+
+
+def outputs_of(model: nn.Module, input_shape: tuple[int, ...]) -> Outputs | None:
+    """The layer behind a network's logits; None where these are made of more than one layer's outputs.
+
+    Args:
+        model: The network. Its mode and state are left as they were.
+        input_shape: Shape of one example.
+
+    >>> outputs_of(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(-1)), (5, 4))
+    Outputs(layer='0', classes=3, axis=2)
+    """
+    names = [name for name, module in model.named_modules() if isinstance(module, _LAYERS)]
+    with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, names) as calls:
+        logits = logits_in(model(_probes(model, input_shape)))
+    for name in reversed(calls):
+        layer, made = model.get_submodule(name), calls[name][-1].output
+        classes = layer.out_features if isinstance(layer, nn.Linear) else len(layer.weight)  # type: ignore[arg-type]
+        rows = _rows(made if isinstance(layer, nn.Linear) else made.movedim(1, -1), int(classes))
+        for axis in range(1, logits.ndim):
+            if logits.shape[axis] != classes or logits.numel() != made.numel():
+                continue
+            if torch.allclose(_rows(logits.movedim(axis, -1), int(classes)), rows, atol=FLOAT32_NETWORK):
+                return Outputs(name, int(classes), axis)
+    return None
+
+
+def _rows(logits: Tensor, classes: int) -> Tensor:
+    """`[n T, classes]` softmax values; of one class its values."""
+    rows = logits.detach().double().reshape(-1, classes)
+    return rows.softmax(1) if classes > 1 else rows
+
+
+def _probes(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    like = next(model.parameters())
+    noise = torch.rand((2, *input_shape), generator=generator(0, "probe"), dtype=torch.float64)
+    return as_inputs(model, noise.to(like))
+
+
+def draws(model: nn.Module, input_shape: tuple[int, ...]) -> bool | None:
+    """Whether two passes in train mode differ, as behind dropout, noise, or random paths, in modules or in the code.
+
+    Returns:
+        None where the network cannot be run in train mode.
+    """
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        found, values = [], _probes(model, input_shape)
+        model.train()
+        for seed in (1, 2):
+            with torch.no_grad(), frozen_randomness(seed, values.device):
+                found.append(logits_in(model(values.clone())))
+                model.load_state_dict(state)  # batch norm counts its passes
+        return not torch.equal(*found)
+    except Exception:  # user code may raise anything
+        return None
+    finally:
+        model.load_state_dict(state)
+        for module, mode in modes:
+            module.training = mode
