@@ -76,7 +76,8 @@ class OfClients:
         return lambda update: self.call([update, *(other() for _ in self.weights[1:])], list(self.weights))
 
     def __str__(self) -> str:
-        return f" of a client of weight {self.weights[0]:g}, {len(self.weights)} clients of {sum(self.weights):g}"
+        first, *others = self.weights
+        return f", of a client with weight {first:g} of {sum(self.weights):g} beside {len(others)} others"
 
 
 Called: TypeAlias = Filter | InRounds | Batched | OfClients
@@ -159,8 +160,11 @@ def pairs_of(
 def passes_single_numbers(call: Called, shapes: Mapping[str, Sequence[int]], clip: float) -> bool:
     """Whether a parameter that is a single number, as a learned temperature is, leaves as it is.
 
-    Code that changes arrays in place leaves such alone, since NumPy makes new numbers of them.
+    Code that changes arrays in place leaves such alone, since NumPy makes new numbers of them. Of a server's mechanism
+    it is not asked: what leaves is no client's number.
     """
+    if isinstance(call, OfClients):
+        return False
     wider = RowLayout({**{name: tuple(shape) for name, shape in shapes.items()}, SINGLE: ()})
     canary = np.zeros(wider.size)
     canary[-1] = clip
