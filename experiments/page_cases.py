@@ -139,6 +139,14 @@ def fitted(rows: Sequence[Row]) -> str:
     return span(fits, "{:.3g}") if len(fits) == len(rows) else "refused" if "fit_epsilon" in rows[0] else "-"
 
 
+def mistaken(rows: Sequence[Row]) -> str:
+    """Epsilon by Gaussian fit, or what stands in its place."""
+    fits = [row["fit"][1] for row in rows if row.get("fit")]
+    if len(fits) == len(rows):
+        return span(fits, "{:.3g}")
+    return "no output differs" if rows[0]["deterministic"] else "nothing varies" if rows[0].get("notes") else "refused"
+
+
 def named_steps(found: Row) -> str:
     """The numbers of local steps that were inferred, and in how many cases."""
     steps = {int(step): count for step, count in found.items() if step != "not inferred"}

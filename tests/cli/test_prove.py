@@ -23,6 +23,12 @@ class Forgets:
         norm = torch.cat([t.flatten() for t in update.values()]).norm()
         return {name: t / max(1.0, norm / self.clip) for name, t in update.items()}
 
+def server(updates, weights):
+    shares = [weight / sum(weights) for weight in weights]
+    clipped = [update["weight"] / max(1.0, update["weight"].norm()) for update in updates]
+    mean = sum(share * each for share, each in zip(shares, clipped))
+    return {"weight": mean + torch.randn(mean.shape) / len(updates)}  # of equal weights
+
 def numbers(update):
     return {name: t if t.ndim == 0 else t + torch.randn(t.shape) for name, t in update.items()}
 """

@@ -69,6 +69,30 @@ class TestFlower:
         sent = mod_filter(adaptiveclipping_mod, config={"clipping_norm": 1.0})(dict(ENTRIES))
         assert float(sent["metric norm_bit"]) == 1
 
+    def test_a_strategy_is_asked_for_a_round_of_weighted_clients(self) -> None:
+        from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+
+        from seepage.recorder.flower_filter import strategy_aggregate
+
+        updates = [dict(ENTRIES), {name: torch.ones_like(tensor) for name, tensor in ENTRIES.items()}]
+        plain = strategy_aggregate(FedAvg())(updates, [3.0, 1.0])
+        torch.testing.assert_close(plain["w"], torch.tensor([2.5, 3.25]))
+        silent = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 1.0, num_sampled_clients=2)
+        clipped = strategy_aggregate(silent)(updates, [1000.0, 10.0])
+        torch.testing.assert_close(clipped["w"], torch.tensor([0.6, 0.8]), atol=0.01, rtol=0)
+
+    def test_a_strategy_of_equal_noise_is_contradicted_for_clients_of_unequal_weight(self) -> None:
+        from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+
+        from seepage.measure.privacy.measured import OfClients
+        from seepage.recorder.flower_filter import strategy_aggregate
+
+        private = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, num_sampled_clients=3)
+        how = Measurement(delta=DELTA, stated=epsilon(sigma=1.0, delta=DELTA), calls=1000, seconds=None)
+        for weights, contradicted in (((1000.0, 10.0, 10.0), True), ((10.0, 10.0, 10.0), False)):
+            found = how.epsilon(OfClients(strategy_aggregate(private), weights), shapes={"w": (4,)})
+            assert found.contradicted is contradicted
+
     def test_the_identity_of_the_process_and_the_log_stay_as_they_were(self) -> None:
         import logging
 

@@ -1,5 +1,6 @@
 """`seepage prove`: the epsilon of the filter that really runs, beside what is stated and what is computed."""
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -41,13 +42,17 @@ class ProveOptions:
         str | None,
         _calling("--shapes", help="Shapes of the test update, e.g. weight=6x8,bias=6 (a scalar: name=1)."),
     ] = None
+    weights: Annotated[
+        str | None,
+        _calling("--weights", help="Clients' weights for f(updates, weights), the canary's first: 1000,10,10."),
+    ] = None
     calls: Annotated[int | None, _calling("--calls", help="Most calls; default 120,000.")] = None
     seconds: Annotated[float, _calling("--seconds", help="Stop calling after this time.")] = 50.0
     trust: Annotated[bool, _calling("--trust", help="Run the code that --of names; it is yours.")] = False
     seed: SeedOption = None
 
     def function(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
-        """A user's filter: dict of tensors in, dict of tensors out."""
+        """A user's filter, `f(update) -> sent`, or server, `f(updates, weights) -> aggregate`."""
         from seepage.measure.privacy.measured import Measurement
 
         name = _one(names, "function")
@@ -56,7 +61,8 @@ class ProveOptions:
             delta=self.delta or 1e-5, stated=self.epsilon, computed=computed if self.neighbors == "join" else None,
             rounds=self.rounds, calls=self._calls, seconds=self.seconds, neighbors=self._neighbors, progress=show,
         )  # fmt: skip
-        call = _guarded(self._made(name), name, list(self._shapes))
+        made = self._made(name)
+        call = self._among_clients(_guarded(made, name, list(self._shapes)), servers=_takes_clients(made))
         return how.epsilon(call, clip=1.0 if self.clip is None else self.clip, shapes=self._shapes, seed=self.seed or 0)
 
     def defense(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
@@ -106,6 +112,20 @@ class ProveOptions:
             found[match[1]] = () if sizes == (1,) else sizes
         return found
 
+    def _among_clients(self, call: Any, *, servers: bool) -> Any:
+        """A server's mechanism with the clients' weights; a client's filter as it is."""
+        from seepage.measure.privacy.measured import OfClients
+
+        if servers != (self.weights is not None):
+            given, wanted = ("updates and weights", "--weights 1000,10,10, the canary's first") if servers else (
+                "one update", "no --weights"
+            )  # fmt: skip
+            raise SeepageError(f"the function takes {given}; give {wanted}")
+        try:
+            return OfClients(call, tuple(map(float, (self.weights or "").split(",")))) if servers else call
+        except ValueError as error:
+            raise SeepageError(f"--weights takes numbers such as 1000,10,10, got {short(self.weights)}") from error
+
     def _computed(self, sigma: float) -> float:
         from seepage.measure.privacy.accounting import epsilon
 
@@ -143,8 +163,9 @@ def prove(
         typer.Option(
             "--of",
             metavar="KIND:NAME",
-            help="What is called: defense:gaussian_noise:sigma=1,clip=1; function:module:filter, yours, from named "
-            "tensors to named tensors; or ledger:FOLDER, what its clients spent. Repeatable: a chain of defenses.",
+            help="What is called: defense:gaussian_noise:sigma=1,clip=1; function:module:f, yours, f(update) of a "
+            "client or f(updates, weights) of a server; or ledger:FOLDER, what its clients spent. Repeatable: a chain "
+            "of defenses.",
         ),
     ] = None,
     *,
@@ -191,6 +212,15 @@ def _one(names: Sequence[str], kind: str) -> str:
     return names[0]
 
 
+def _takes_clients(call: Any) -> bool:
+    """Whether a function needs two arguments, clients' updates and their weights, and not one update."""
+    try:
+        needed = [one for one in inspect.signature(call).parameters.values() if one.default is one.empty]
+    except (TypeError, ValueError):  # what has no signature, or is no function at all
+        return False
+    return [one.kind for one in needed] == 2 * [inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+
 def _guarded(call: Any, name: str, given: list[str]) -> Any:
     """A function of the user's whose errors end in a sentence. A division by zero is left to the measurement."""
     import traceback
@@ -198,9 +228,9 @@ def _guarded(call: Any, name: str, given: list[str]) -> Any:
     if not callable(call):
         raise SeepageError(f"{short(name)} is a {type(call).__name__} and no function; name one that takes an update")
 
-    def guarded(update: Any) -> Any:
+    def guarded(*of: Any) -> Any:
         try:
-            return call(update)
+            return call(*of)
         except (ArithmeticError, SeepageError):
             raise
         except Exception as error:

@@ -1,18 +1,23 @@
-"""Flower: a client's mods as a filter whose epsilon can be measured. Needs `seepage[flower]`.
+"""Flower: a client's mods, or a server's strategy, whose epsilon can be measured. Needs `seepage[flower]`.
 
     filter = mod_filter(LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=5.0, delta=1e-5))
     print(Measurement(delta=1e-5, stated=5.0).epsilon(filter).line)
 
 The mods are called with real messages: weights go out as zeros, the client's reply holds them moved by the canary, and
 what the mods let through, less what went out, is what is measured. Numbers in the reply's metrics are measured too.
+
+    private = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, num_sampled_clients=10)
+    server = OfClients(strategy_aggregate(private), weights=(1000.0, *9 * [10.0]))
+    print(Measurement(delta=1e-5, stated=4.4).epsilon(server).line)
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +30,8 @@ from seepage.measure.privacy.measured import Claim
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp.mod import LocalDpMod
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Strategy
     from flwr.supercore.task_identity import TaskIdentity
 except ImportError as error:
     raise not_installed("Flower", "flower") from error
@@ -74,6 +81,49 @@ def mod_filter(
             return _sent(app(Message(content, dst_node_id=1, message_type="train"), context))
 
     return call
+
+
+def strategy_aggregate(
+    strategy: Strategy, *, weighted_by: str = "num-examples"
+) -> Callable[[Sequence[Tensors], Sequence[float]], Tensors]:
+    """What a strategy makes of its clients' updates, over weights of zero.
+
+    Args:
+        strategy: It is asked to configure a round of training of all clients, and to aggregate their replies.
+        weighted_by: Name of the metric by which clients state their weight.
+
+    Returns:
+        `f(updates, weights)`. It raises `SeepageError` where the strategy aggregates nothing. Clips of clients, as for
+        strategies with clipping on their side, are the caller's: `lambda u, w: f([sent(one) for one in u], w)`.
+    """
+
+    def call(updates: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
+        def arrays(tensors: Tensors) -> ArrayRecord:
+            return ArrayRecord({name: Array(tensor.numpy()) for name, tensor in tensors.items()})
+
+        with _somebody(), _quiet():
+            sent_out = arrays({name: torch.zeros_like(tensor) for name, tensor in updates[0].items()})
+            asked = strategy.configure_train(1, sent_out, ConfigRecord(), cast(Grid, _Nodes(len(updates))))
+            replies = [
+                Message(RecordDict({"arrays": arrays(u), "metrics": MetricRecord({weighted_by: w})}), reply_to=message)
+                for message, u, w in zip(asked, updates, weights, strict=True)
+            ]
+            found, _ = strategy.aggregate_train(1, replies)
+        if found is None:
+            raise SeepageError("the strategy aggregates nothing of such replies; give as many --weights as it expects")
+        return {name: torch.from_numpy(array.numpy().copy()) for name, array in found.items()}
+
+    return call
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """A grid of so many clients, of which a strategy asks only which there are."""
+
+    count: int
+
+    def get_node_ids(self) -> list[int]:
+        return list(range(1, self.count + 1))
 
 
 def claim_of(mod: object, *, rounds: int = 1) -> Claim:

@@ -1,6 +1,6 @@
 """The epsilon of the filter that really runs: measured by calling it, beside what is stated and what is computed."""
 
-from seepage.measure.privacy.measured.canaries import SHAPES, Batched, Filter, InRounds, Pair, pairs_of
+from seepage.measure.privacy.measured.canaries import SHAPES, Batched, Filter, InRounds, OfClients, Pair, pairs_of
 from seepage.measure.privacy.measured.defended import filter_of, measure_defense
 from seepage.measure.privacy.measured.gaussian import GaussianFit
 from seepage.measure.privacy.measured.measure import (
@@ -21,6 +21,7 @@ __all__ = [
     "InRounds",
     "MeasuredEpsilon",
     "Measurement",
+    "OfClients",
     "Pair",
     "Verdict",
     "filter_of",

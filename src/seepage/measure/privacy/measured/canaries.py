@@ -48,6 +48,41 @@ class Batched:
     call: Callable[[Tensors, int], Mapping[str, Tensor]]
 
 
+@dataclass(frozen=True)
+class OfClients:
+    """What a server makes of its clients' updates, the canary among them: its unit is the client.
+
+    With `join`, a client that is not there sends the zero update and keeps its weight, as where the mean's denominator
+    is fixed. The other clients send the same in every call: an update of the clip's length against the canary of all
+    entries, so that a clip of the mean in place of the updates is passed twice.
+
+    Attributes:
+        call: `call(updates, weights)` gives the aggregate, as named tensors.
+        weights: Weight of each client, such as its number of examples; of the canary's first.
+
+    Raises:
+        SeepageError: For weights that are no numbers above 0.
+    """
+
+    call: Callable[[list[Tensors], list[float]], Mapping[str, Tensor]]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.weights or not all(0 < weight < math.inf for weight in self.weights):
+            raise SeepageError(f"clients' weights are numbers above 0, got {self.weights}; give one for each client")
+
+    def beside(self, other: Callable[[], Tensors]) -> Filter:
+        """The filter that this is of the first client's update beside others', new tensors in each call."""
+        return lambda update: self.call([update, *(other() for _ in self.weights[1:])], list(self.weights))
+
+    def __str__(self) -> str:
+        first, *others = self.weights
+        return f", of a client with weight {first:g} of {sum(self.weights):g} beside {len(others)} others"
+
+
+Called: TypeAlias = Filter | InRounds | Batched | OfClients
+
+
 class Sample(Protocol):
     """Draws outputs for one input: `[trials, rounds, d]`, with fresh randomness for each."""
 
@@ -76,7 +111,7 @@ class Pair:
 
 
 def pairs_of(
-    call: Filter | InRounds | Batched,
+    call: Called,
     *,
     shapes: Mapping[str, Sequence[int]] = SHAPES,
     clip: float = 1.0,
@@ -101,7 +136,10 @@ def pairs_of(
     if not 0 < clip < math.inf:
         raise SeepageError(f"clip must be a number above 0, got {clip}; give the norm that the filter clips to")
     layout = RowLayout({name: tuple(shape) for name, shape in shapes.items()})
-    canaries = list(_canaries(layout, clip, seed))
+    canaries, whose = list(_canaries(layout, clip, seed)), ""
+    if isinstance(call, OfClients):
+        against = -dict(canaries).get("all entries", canaries[0][1])
+        whose, call = str(call), call.beside(lambda: layout.tensors(against))
     base, beside = (-1.0, "") if neighbors == "replace" else (0.0, "")
     try:
         sent = layout.with_extras(_Calls(call, layout, layout, base * canaries[0][1]).sent(0))
@@ -110,7 +148,7 @@ def pairs_of(
         sent = layout.with_extras(_Calls(call, layout, layout, base * canaries[0][1]).sent(0))
     return [
         Pair(
-            name + beside,
+            name + whose + beside,
             _Calls(call, layout, sent, base * canary),
             _Calls(call, layout, sent, canary),
             sent.extended(canary - base * canary),
@@ -119,11 +157,14 @@ def pairs_of(
     ]
 
 
-def passes_single_numbers(call: Filter | InRounds | Batched, shapes: Mapping[str, Sequence[int]], clip: float) -> bool:
+def passes_single_numbers(call: Called, shapes: Mapping[str, Sequence[int]], clip: float) -> bool:
     """Whether a parameter that is a single number, as a learned temperature is, leaves as it is.
 
-    Code that changes arrays in place leaves such alone, since NumPy makes new numbers of them.
+    Code that changes arrays in place leaves such alone, since NumPy makes new numbers of them. Of a server's mechanism
+    it is not asked: what leaves is no client's number.
     """
+    if isinstance(call, OfClients):
+        return False
     wider = RowLayout({**{name: tuple(shape) for name, shape in shapes.items()}, SINGLE: ()})
     canary = np.zeros(wider.size)
     canary[-1] = clip

@@ -18,9 +18,7 @@ from seepage.measure.privacy.accounting import check_installed
 from seepage.measure.privacy.measured.canaries import (
     SHAPES,
     Array,
-    Batched,
-    Filter,
-    InRounds,
+    Called,
     Neighbors,
     Pair,
     pairs_of,
@@ -240,7 +238,7 @@ class Measurement(EpsilonClaims):
 
     def epsilon(
         self,
-        call: Filter | InRounds | Batched,
+        call: Called,
         *,
         clip: float = 1.0,
         shapes: Mapping[str, Sequence[int]] = SHAPES,
@@ -250,7 +248,8 @@ class Measurement(EpsilonClaims):
 
         Args:
             call: The filter: named tensors for named tensors, with fresh randomness in each call. `InRounds` where it
-                needs the round, `Batched` where it can treat many in one call, which is faster.
+                needs the round, `Batched` where it can treat many in one call, which is faster; `OfClients`, for a
+                server's mechanism, whose unit is the client.
             clip: Norm of the canaries: the norm that the filter clips to, in the claim.
             shapes: Shapes of the update's tensors, as few and small as the filter's options allow.
             seed: Draws the canaries. The filter's own randomness is its own.
