@@ -269,3 +269,16 @@ def test_text_has_attacks_of_its_own_where_none_are_named(tmp_path: Path) -> Non
             "token_set",
         ]
     assert "linear" in [one["use"] for one in tables_of(None, SimulationOptions(data="notes.csv"))["attack"]]
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_all_rows_of_a_narrow_table_that_moved_are_seen(width: int) -> None:
+    """Of two numbers every second row moves one way, which says nothing."""
+    draw = torch.Generator().manual_seed(width)
+    for _ in range(50):
+        before, change = torch.randn((12, width), generator=draw), torch.zeros(12, width)
+        own = torch.randperm(12, generator=draw)[:3]
+        change[own] = 1e-3 * torch.randn((3, width), generator=draw)
+        found = moved_rows(change, before)
+        assert found is not None
+        assert found.moved.nonzero().flatten().tolist() == sorted(own.tolist())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from seepage import Architecture, build
+from seepage import Architecture, Batch, FedSGD, attack, build, record
 from seepage.base.nn import (
     dot,
     forward,
@@ -18,7 +18,10 @@ from seepage.base.nn import (
     input_layer,
     last_linear,
     norm,
+    output_shape,
     state_of,
+    try_inputs,
+    vocabulary_of,
 )
 from seepage.federation.models import Normalize
 
@@ -257,3 +260,31 @@ def test_the_last_layer_with_a_row_per_class_is_found(use: str, weight: str) -> 
 
 def test_a_last_layer_without_bias_says_so() -> None:
     assert last_linear(nn.Linear(4, 3, bias=False), 3) == ("weight", None)
+
+
+class OneValue(nn.Module):
+    """Values for regression as many write them: `[n]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.out = nn.Linear(6, 8), nn.Linear(8, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.read(inputs).relu()).squeeze(-1)
+        return found
+
+
+def test_outputs_of_one_value_an_example_are_a_column() -> None:
+    model = OneValue()
+    params = dict(model.named_parameters())
+    assert forward(model, params, torch.rand(3, 6)).shape == (3, 1)
+    assert output_shape(model, params, None, (6,)) == (1,)
+    batch = Batch(torch.rand(1, 6), torch.rand(1, 1))
+    found = attack(record(model, batch, client=FedSGD(loss="mse")), "linear")
+    assert torch.allclose(found.inputs, batch.inputs, atol=1e-4)
+
+
+def test_a_bag_of_rows_is_a_table() -> None:
+    model = nn.Sequential(nn.EmbeddingBag(50, 8), nn.Linear(8, 2))
+    try_inputs(model, (5,))
+    assert vocabulary_of(model) == 50

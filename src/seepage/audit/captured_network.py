@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.network.outputs import outputs_of
-from seepage.base.nn import as_inputs, logits_in, logits_words
+from seepage.base.nn import Table, as_inputs, logits_in, logits_words
 from seepage.base.registry import is_network_file, models
 from seepage.errors import SeepageError
 from seepage.federation.models import build, trusted, warned_words
@@ -273,7 +273,7 @@ def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Te
     Raises:
         SeepageError: Where the first layer takes examples of any length, so that nothing tells theirs.
     """
-    if any(isinstance(module, nn.Embedding) for module in model.modules()):
+    if any(isinstance(module, Table) for module in model.modules()):
         raise SeepageError(
             f"{UNTOLD} the shape of one example of {architecture.use!r}, which looks up whole numbers in a table; give "
             "the number of tokens of one example with --shape LENGTH, such as --shape 60, or the columns of a row that "

@@ -14,7 +14,7 @@ from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.network.outputs import draws
 from seepage.attacks.text.token_set import looked_up
 from seepage.audit.caveats import OPTIMIZERS, dropping_layers
-from seepage.base.nn import has_batch_norm, token_table
+from seepage.base.nn import Table, has_batch_norm, token_table
 from seepage.base.schema import JsonRecord
 from seepage.errors import SeepageError
 from seepage.federation.clients import FedAvg
@@ -318,7 +318,7 @@ class _Reader:
         return self._seen("dropout", words, "unknown", "--client fedsgd:mode=eval")
 
     def _labels(self) -> Iterator[Fact]:
-        tables = [name for name, one in self.knowledge.model.named_modules() if isinstance(one, nn.Embedding)]
+        tables = [name for name, one in self.knowledge.model.named_modules() if isinstance(one, Table)]
         whole = token_table(self.knowledge.model)
         for table in tables:
             try:

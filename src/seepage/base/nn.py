@@ -150,7 +150,7 @@ def output_shape(
 
 
 def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
-    """The logits of a model with these parameters and buffers, to which batch norm in train mode writes.
+    """`[n, ...]` the logits of a model with these parameters and buffers, to which batch norm in train mode writes.
 
     The inputs are copied first: a model may normalize them in place, which would change a client's own batch, and
     cannot be differentiated. Recurrent layers run without cuDNN, whose kernels have no backward pass in eval mode and
@@ -175,7 +175,9 @@ def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
                 f"one by {len(inputs)} example of shape {tuple(inputs.shape[1:])}; take two examples or more "
                 f"(--batch-size 2){', larger inputs, or a client in eval mode (--set client.mode=eval)' * norms}"
             ) from error
-    return logits_in(output)
+    found = logits_in(output)
+    # Of one value an example, as behind `squeeze(-1)`: [n] is [n, 1] everywhere else.
+    return found.unsqueeze(1) if found.ndim == 1 and len(found) == len(inputs) else found
 
 
 LOGITS = ("logits", "out")
@@ -379,6 +381,10 @@ _TABLE = "_seepage_token_table"
 """Where a network keeps the name of the table that looks its inputs up; None: it takes numbers."""
 
 
+Table = nn.Embedding | nn.EmbeddingBag
+"""A layer that looks up rows."""
+
+
 def try_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> None:
     """Find out in a pass whether a network with tables takes numbers or tokens, and which table looks those up.
 
@@ -389,7 +395,7 @@ def try_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> None:
         model: The network. One that takes neither is left as it was.
         input_shape: Shape of one example.
     """
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    names = [name for name, module in model.named_modules() if isinstance(module, Table)]
     like = next(model.parameters(), None)
     if not names or like is None or like.device.type == "meta":
         return
@@ -410,7 +416,7 @@ def try_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> None:
         return
 
 
-def token_table(model: nn.Module) -> tuple[str, nn.Embedding] | None:
+def token_table(model: nn.Module) -> tuple[str, Table] | None:
     """Name and module of the table that looks up a network's inputs; None: they are numbers.
 
     Of a network that `try_inputs` never saw the first module with parameters decides.
@@ -420,7 +426,7 @@ def token_table(model: nn.Module) -> tuple[str, nn.Embedding] | None:
     )
     name = model.__dict__.get(_TABLE, first)
     found = None if name is None else model.get_submodule(name)
-    return (name, found) if isinstance(found, nn.Embedding) else None
+    return (name, found) if isinstance(found, Table) else None
 
 
 def vocabulary_of(model: nn.Module) -> int | None:
