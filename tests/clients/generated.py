@@ -351,7 +351,7 @@ def judge(truth: Truth, check: Check) -> Verdict:
 
 
 def _missed(truth: Truth, check: Check, found: Verdict) -> None:
-    """What somebody reads by hand, with the truth only to score: rows over biases, and labels by the last bias's sign."""
+    """What somebody reads by hand, the truth only to score: rows over biases, labels by the last bias's sign."""
     d = truth.drawn
     if d.optimizer not in PLAIN or d.half or d.steps > 1 or d.clip == "value":
         return
@@ -440,7 +440,7 @@ _FACTS: dict[str, Callable[[Truth, str, str], bool | None]] = {
     "classes": _classes, "dropout": _dropout, "batch norm": _batch_norm, "batch size": _batch_size,
     "optimizer": _optimizer, "tokens": _tokens, "weight decay": _decay, "local steps": _steps,
     "half precision": _half, "labels": _labels,
-    "input shape": lambda truth, value, origin: tuple(map(int, value.split(",")[: len(truth.drawn.shape)])) == truth.drawn.shape,
+    "input shape": lambda truth, value, origin: value == ",".join(map(str, truth.drawn.shape)),
     "noise": lambda truth, value, origin: None if origin == "unknown" else value.startswith("none"),
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from seepage.federation.models.weights import read_state
 from seepage.federation.types import Architecture
 
 MEASURED = ("optimizer", "at least", "batch size", "half precision", "looks")
-"""Statements on steps that no single rule explains: which of them hold is decided where changes of weights are measured."""
+"""Statements that rest on how changes of weights were measured, which `main` counts as well."""
 
 
 def false_in(seeds: range) -> list[str]:

@@ -32,8 +32,8 @@ class Fact(JsonRecord):
     Attributes:
         name: What it is about.
         value: Its value, or the assumed one.
-        origin: `stated`: by the user or the recording, as it is shown. `read`: the files say it, or the network as it is
-            built. `inferred`: the likeliest by the update, which its words say how. `assumed`: the default, which
+        origin: `stated`: by the user or the recording, as it is shown. `read`: the files say it, or the network as it
+            is built. `inferred`: the likeliest by the update, which its words say how. `assumed`: the default, which
             nothing contradicts. `unknown`: nothing determines it.
         option: Option of the command line that states it; empty where there is none, or the files determine it.
     """
