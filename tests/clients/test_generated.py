@@ -210,7 +210,7 @@ def test_dropout_in_the_code_is_seen(tmp_path: Path) -> None:
     before, after, _ = step(dropping(), drawn(3, 30), torch.tensor([0, 1, 2]))
     assert facts(looked(tmp_path, "dropping", {"before": before, "after": after}))["dropout"][1] == "unknown"
     before, after, _ = step(plain(), drawn(3, 20), torch.tensor([0, 2, 4]))
-    assert facts(looked(tmp_path, "plain", {"before": before, "after": after}))["dropout"][1] == "read"
+    assert facts(looked(tmp_path, "plain", {"before": before, "after": after}))["dropout"][0].startswith("none")
 
 
 def test_the_statistics_of_raw_columns_are_told_and_of_two_rows_the_rows(tmp_path: Path) -> None:

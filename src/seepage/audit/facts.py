@@ -310,7 +310,7 @@ class _Reader:
             words = "two passes in train mode differ: dropout, noise or random paths in the network's code"
             return self._seen("dropout", f"{words}; attacks have them as in eval mode", "unknown")
         if not count:
-            return self._seen("dropout", "none: two passes in train mode are the same", "read")
+            return self._seen("dropout", "none: two passes in train mode are the same", "inferred")
         layers = "1 layer drops" if count == 1 else f"{count} layers drop"
         if self.rule.mode == "eval":
             return self._fact("dropout", f"off, though {layers} values or paths in training", "inferred")
