@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tests.clients.generated import checked
+from tests.clients.generated import MEASURED, checked
 from torch import Tensor, nn
 
 from seepage.audit.captured import Capture
@@ -21,9 +21,6 @@ from seepage.base.registry import Spec
 from seepage.errors import SeepageError
 from seepage.federation.models.weights import read_state
 from seepage.federation.types import Architecture
-
-MEASURED = ("optimizer", "at least", "batch size", "half precision", "looks")
-"""Statements that rest on how changes of weights were measured, which `main` counts as well."""
 
 
 def false_in(seeds: range) -> list[str]:

@@ -9,7 +9,7 @@ from seepage.base.nn import as_inputs, captured_calls, frozen_randomness, genera
 from seepage.base.rounding import FLOAT32_NETWORK
 
 MANY = 32
-"""Examples on which two passes in train mode are compared: dropout of one value in a hundred seldom leaves all alike."""
+"""Examples on which two passes in train mode are compared: rare dropout seldom leaves all of them alike."""
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
