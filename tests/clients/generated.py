@@ -466,10 +466,9 @@ MEASURED = ("optimizer", "at least", "batch size", "half precision", "looks", "c
 def main() -> None:
     """Check the clients of seeds from the first argument on, as many as the second says."""
     start, count = (int(word) for word in sys.argv[1:3])
-    began, told, whole, done = time.process_time(), 0, 0, 0
+    began, told, whole = time.process_time(), 0, 0
     kinds, missed = Counter[str](), Counter[str]()
-    for d, verdict in checked(range(start, start + count)):
-        done += 1
+    for done, (d, verdict) in enumerate(checked(range(start, start + count)), 1):
         told += len(verdict.right)
         whole += not verdict.false and not verdict.missed
         missed.update(one.split(":")[0] for one in verdict.missed)
@@ -481,8 +480,8 @@ def main() -> None:
             own = sum(number for kind, number in kinds.items() if not kind.startswith(MEASURED))
             print(
                 f"{done} clients: {own} false statements on networks and files, {kinds.total() - own} on how weights "
-                f"changed {dict(kinds)}; {told} right ones; {whole} verdicts right and whole; read by hand and not said: "
-                f"{dict(missed)}; {time.process_time() - began:.0f} s of a core",
+                f"changed {dict(kinds)}; {told} right ones; {whole} verdicts right and whole; read by hand and not "
+                f"said: {dict(missed)}; {time.process_time() - began:.0f} s of a core",
                 flush=True,
             )
 
