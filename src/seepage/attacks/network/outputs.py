@@ -1,5 +1,6 @@
 """What a network's outputs are, by one pass: the layer that makes them, the axis of its classes, what it draws."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,8 @@ from seepage.base.rounding import FLOAT32_NETWORK
 
 MANY = 32
 """Examples on which two passes in train mode are compared: rare dropout seldom leaves all of them alike."""
+ENOUGH = 2**18
+"""Values of all of these examples together: of large pictures there are fewer, whose values are many."""
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -74,7 +77,8 @@ def draws(model: nn.Module, input_shape: tuple[int, ...]) -> bool | None:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     modes = [(module, module.training) for module in model.modules()]
     try:
-        found, values = [], _probes(model, input_shape, MANY)
+        found, count = [], max(2, min(MANY, ENOUGH // max(1, math.prod(input_shape))))
+        values = _probes(model, input_shape, count)
         model.train()
         for seed in (1, 2):
             with torch.no_grad(), frozen_randomness(seed, values.device):
