@@ -540,7 +540,7 @@ class UpdateAnalysis:
         """
         step = self.observed.update.step
         cut = step is not None and math.isfinite(step.limit)  # entries were cut off, and rows with them
-        if self.changed or cut or self.low_precision or any(one.name == "rounded" for one in self.defenses):
+        if self.changed or cut or any(one.name == "rounded" for one in self.defenses):
             return None
         tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
         return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)
