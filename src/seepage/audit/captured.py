@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from seepage.attacks.exposure.analysis import UNKNOWN_RATE
 from seepage.attacks.exposure.inference import infer_sizes
 from seepage.audit.captured_network import TAKEN_FOR
 from seepage.audit.folder import Run, claim, take, undone_on_mistake
@@ -155,7 +156,17 @@ def attack_folder(
     return attack_only(observed, request, model=model, batch_size=batch_size, sizes=sizes)
 
 
-PRINTED_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not stated: optimizer")
+SCALE_FREE = (
+    "cocktail_party",
+    "inverting_gradients",
+    "linear",
+    "lora",
+    "patch_embedding",
+    "token_sequences",
+    "token_set",
+)
+"""Attacks on directions, ratios and rows that moved: they read an update whose learning rate nobody knows."""
+PRINTED_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not stated: optimizer", f"inferred, not stated: {UNKNOWN_RATE}")
 """Beginnings of the remarks that are shown before hours are spent on attacks."""
 
 
@@ -184,14 +195,19 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
     folder = request.out or Path("runs") / run_name(f"{text}{asked}", "attack")
     claim(folder, "captured.json", text, reuse=request.reuse)
     observed = folder / "observed"
+    free = [attack for attack in request.attacks if attack["use"] in SCALE_FREE]
     with locked(folder) as made:
         claim(folder, "captured.json", text, sweeps=True, reuse=request.reuse)
         if not (observed / "knowledge.json").exists():
             with undone_on_mistake(made):
                 take(folder, "captured.json", text)
-                for remark in capture.observe(observed):
+                # Without a rate the default attacks that need none are run, and so are those that were named.
+                most = 1 if request.default else len(request.attacks)
+                for remark in capture.observe(observed, needs_rate=len(free) < most):
                     if request.tell is not None and remark.startswith(PRINTED_FIRST):
                         request.tell(remark)
+        if UNKNOWN_RATE in read_facts(observed).said:
+            request = replace(request, attacks=free)
         trust = request.trust or capture.names_code_of(observed)
         return attack_only(
             observed,

@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
 
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import SingleRound
@@ -297,16 +296,8 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
         )
     if "passes" in said:
         found["several passes"] = f"several batches in one step, or several steps ({said['passes']}): --steps"
-    dropped = dropping_layers(knowledge.model) if knowledge.client.mode == "train" else 0
-    if dropped:
-        found["dropout"] = (
-            f"dropout ({dropped} of the network's layers drop values or paths in training, by chance, and the attacks "
-            "have them off)"
-        )
-    elif knowledge.client.mode == "train" and draws(knowledge.model, knowledge.input_shape):
-        found["dropout"] = (
-            "dropout or noise in the network's code (two passes in train mode differ, and attacks have none)"
-        )
+    if knowledge.client.mode == "train" and draws(knowledge.model, knowledge.input_shape):
+        found["dropout"] = "dropout, noise or random paths (two passes in train mode differ, and the attacks have none)"
     if "weights" in said:
         found["missing weights"] = f"other weights than the client's ({said['weights']})"
     if OTHER_OUTPUTS in said:
@@ -319,16 +310,6 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
     if "learning rate" in said:
         found["rate"] = f"another learning rate than the inferred one ({said['learning rate']}): --lr, --steps, --loss"
     return found
-
-
-def dropping_layers(model: nn.Module) -> int:
-    """Layers that drop values or paths in train mode; libraries have a dropout of paths of their own."""
-    shares = (getattr(module, "drop_prob", getattr(module, "p", 0.0)) for module in model.modules() if _drops(module))
-    return sum(1 for share in shares if isinstance(share, float | int) and share > 0)
-
-
-def _drops(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.dropout._DropoutNd) or "drop" in type(module).__name__.lower()
 
 
 def _explains(row: Row) -> bool:

@@ -13,7 +13,7 @@ from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.network.outputs import draws
 from seepage.attacks.text.token_set import looked_up
-from seepage.audit.caveats import OPTIMIZERS, dropping_layers
+from seepage.audit.caveats import OPTIMIZERS
 from seepage.base.nn import Table, has_batch_norm, token_table
 from seepage.base.schema import JsonRecord
 from seepage.errors import SeepageError
@@ -32,8 +32,8 @@ class Fact(JsonRecord):
     Attributes:
         name: What it is about.
         value: Its value, or the assumed one.
-        origin: `stated`: by the user or the recording, as it is shown. `read`: the files say it, or the network as it is
-            built. `inferred`: the likeliest by the update, which its words say how. `assumed`: the default, which
+        origin: `stated`: by the user or the recording, as it is shown. `read`: the files say it, or the network as it
+            is built. `inferred`: the likeliest by the update, which its words say how. `assumed`: the default, which
             nothing contradicts. `unknown`: nothing determines it.
         option: Option of the command line that states it; empty where there is none, or the files determine it.
     """
@@ -300,22 +300,15 @@ class _Reader:
         return self._fact(name, f"{self.rule.mode} mode", "assumed", option)
 
     def _dropout(self) -> Fact:
-        count = dropping_layers(self.knowledge.model)
-        random = None if count else draws(self.knowledge.model, self.knowledge.input_shape)
-        if random is None and not count:
-            return self._seen(
-                "dropout", "no module drops anything, and the network does not run in train mode", "inferred"
-            )
-        if random:
-            words = "two passes in train mode differ: dropout, noise or random paths in the network's code"
-            return self._seen("dropout", f"{words}; attacks have them as in eval mode", "unknown")
-        if not count:
-            return self._seen("dropout", "none: two passes in train mode are the same", "read")
-        layers = "1 layer drops" if count == 1 else f"{count} layers drop"
+        random = draws(self.knowledge.model, self.knowledge.input_shape)
+        if random is None:
+            return self._seen("dropout", "not looked at, as the network does not run in train mode here", "unknown")
+        if not random:
+            return self._seen("dropout", "none: two passes in train mode are the same", "inferred")
+        words = "two passes in train mode differ, by dropout, noise or random paths"
         if self.rule.mode == "eval":
-            return self._fact("dropout", f"off, though {layers} values or paths in training", "inferred")
-        words = f"{layers} values or paths in training; attacks have them off"
-        return self._seen("dropout", words, "unknown", "--client fedsgd:mode=eval")
+            return self._fact("dropout", f"off, though {words}", "inferred")
+        return self._seen("dropout", f"{words}; attacks have none", "unknown", "--client fedsgd:mode=eval")
 
     def _labels(self) -> Iterator[Fact]:
         tables = [name for name, one in self.knowledge.model.named_modules() if isinstance(one, Table)]

@@ -445,8 +445,14 @@ def _head(shapes: Mapping[str, Kind], metadata: Mapping[str, str] | None) -> byt
 
 
 def refuse_pickle(path: Path, remedy: str = "save it with safetensors.torch.save_file and pass that file") -> None:
-    """Raise for a file that is a pickle by its name."""
-    if path.suffix.lower() in PICKLE_SUFFIXES:
+    """Raise for a file that is a pickle by its name, and no safetensors file by its first bytes."""
+    if path.suffix.lower() not in PICKLE_SUFFIXES:
+        return
+    head = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(9)
+    if head[8:] != b"{":  # behind the length of its table
         raise pickle_refused(str(path), remedy)
 
 

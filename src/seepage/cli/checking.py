@@ -73,7 +73,7 @@ def check(
             found, words = _of_files(Path(str(source)), after, own, facts, look)
     command = shlex.join(["seepage", *words])
     unknown = {fact.name for one in found.cases for fact in one.facts if fact.origin == "unknown"}
-    # Without a rate no attack is begun, and without the batch size most do not apply.
+    # Without a rate few attacks apply, and without the batch size most do not.
     command += " --lr RATE" * ("learning rate" in unknown) + " --batch-size N" * ("batch size" in unknown)
     if printed.as_json:
         cases = [one.table() for one in found.cases]

@@ -32,6 +32,7 @@ from seepage.attacks.exposure.labels import (
     head_of,
     label_findings,
     label_leak,
+    map_leak,
     signed_label_leak,
     sums_to_zero,
 )
@@ -41,6 +42,7 @@ from seepage.attacks.exposure.rules import adaptive_step, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
 from seepage.attacks.exposure.text import text_findings
 from seepage.attacks.linear import LinearLeak
+from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
 from seepage.attacks.reading.head.features import SIZE_REMEDY
 from seepage.base.nn import last_linear
@@ -403,6 +405,9 @@ class UpdateAnalysis:
         softmax = rule.softmax_gradient and self.knowledge.target in ("class", "map")
         if not (softmax or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
+        if self._map_head is not None and not (self.signs or self.bent):
+            rounding = self._sum_rounding(str(self._map_head[1])) if scaled else 0.0
+            return map_leak(gradient[str(self._map_head[1])], rounding)
         kind = None if self.makes_examples or self.head is None else self.head.kind
         if self.bent and kind in ("outputs", "rises") and not self._counted:
             step = self.observed.update.step
@@ -423,6 +428,15 @@ class UpdateAnalysis:
         found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred)
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
+
+    @cached_property
+    def _map_head(self) -> tuple[str, str | None] | None:
+        """Weight and bias of the convolution that makes a network's maps; None of one that ends in a full layer."""
+        if self.knowledge.target != "map" or self._last_bias is not None:
+            return None
+        made = outputs_of(self.knowledge.model, self.knowledge.input_shape)
+        own = "" if made is None or not made.layer else f"{made.layer}."
+        return None if made is None or f"{own}bias" not in self._read[0] else (f"{own}weight", f"{own}bias")
 
     @cached_property
     def head(self) -> Head | None:
@@ -535,7 +549,7 @@ class UpdateAnalysis:
         """
         step = self.observed.update.step
         cut = step is not None and math.isfinite(step.limit)  # entries were cut off, and rows with them
-        if self.changed or cut or self.low_precision or any(one.name == "rounded" for one in self.defenses):
+        if self.changed or cut or any(one.name == "rounded" for one in self.defenses):
             return None
         tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
         return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)
@@ -554,7 +568,7 @@ class UpdateAnalysis:
         findings = (
             *([] if self.signs else adapter_findings(alone, self._read[0])),
             *layer_findings(layers),
-            *label_findings(self.labels, knowledge),
+            *label_findings(self.labels, self._map_head or last_linear(knowledge.model, knowledge.num_outputs)),
             *batch_norm_findings(self._batch_norms()),
             *features,
             *([] if self.signs else (*patch_findings(alone), *text_findings(alone))),

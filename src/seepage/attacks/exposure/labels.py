@@ -215,6 +215,17 @@ def label_leak(
     return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most, proved)
 
 
+def map_leak(bias: Tensor, rounding: float = 0.0) -> LabelLeak:
+    """The classes of maps by the bias `[classes]` of the convolution that makes them.
+
+    Its gradient is the mean of softmax minus label over all places that have a label, and below zero only for a class
+    that some of them have.
+    """
+    low = -max(FLOAT32_ZERO * float(bias.abs().max()), rounding)
+    sound = abs(float(bias.double().sum())) <= ZERO_SUM_SHARE * float(bias.double().abs().sum()) + rounding * len(bias)
+    return LabelLeak(tuple(torch.nonzero(bias < low).flatten().tolist()), None, None, sound)
+
+
 def finding_leak(gradient: Mapping[str, Tensor], knowledge: Knowledge, rounding: float = 0.0) -> LabelLeak | None:
     """The findings behind the last bias of independent sigmoids, each with a cross-entropy of its own.
 
@@ -292,9 +303,8 @@ def signed_label_leak(
     return LabelLeak(present, None, None, bool((bias > 0).any()))
 
 
-def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[ClosedForm]:
-    """What the last layer says of the labels; it is of tensors where it can be believed."""
-    last = last_linear(knowledge.model, knowledge.num_outputs)
+def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) -> list[ClosedForm]:
+    """What the last layer, of this weight and bias, says of the labels; it is of tensors where it can be believed."""
     if leak is None:
         return []
     counted = leak.counts is not None

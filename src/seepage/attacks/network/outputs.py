@@ -1,5 +1,6 @@
 """What a network's outputs are, by one pass: the layer that makes them, the axis of its classes, what it draws."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,10 @@ from torch import Tensor, nn
 from seepage.base.nn import as_inputs, captured_calls, frozen_randomness, generator, in_mode, logits_in
 from seepage.base.rounding import FLOAT32_NETWORK
 
+MANY = 32
+"""Examples on which two passes in train mode are compared: rare dropout seldom leaves all of them alike."""
+ENOUGH = 2**18
+"""Values of all of these examples together: of large pictures there are fewer, whose values are many."""
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -57,9 +62,9 @@ def _rows(logits: Tensor, classes: int) -> Tensor:
     return rows.softmax(1) if classes > 1 else rows
 
 
-def _probes(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+def _probes(model: nn.Module, input_shape: tuple[int, ...], count: int = 2) -> Tensor:
     like = next(model.parameters())
-    noise = torch.rand((2, *input_shape), generator=generator(0, "probe"), dtype=torch.float64)
+    noise = torch.rand((count, *input_shape), generator=generator(0, "probe"), dtype=torch.float64)
     return as_inputs(model, noise.to(like))
 
 
@@ -72,7 +77,8 @@ def draws(model: nn.Module, input_shape: tuple[int, ...]) -> bool | None:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     modes = [(module, module.training) for module in model.modules()]
     try:
-        found, values = [], _probes(model, input_shape)
+        found, count = [], max(2, min(MANY, ENOUGH // max(1, math.prod(input_shape))))
+        values = _probes(model, input_shape, count)
         model.train()
         for seed in (1, 2):
             with torch.no_grad(), frozen_randomness(seed, values.device):

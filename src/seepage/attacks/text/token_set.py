@@ -65,7 +65,7 @@ class TokenSet(Attack):
         table = token_table(knowledge.model)
         if table is None or len(knowledge.input_shape) != 1:
             raise Inapplicable(
-                "the network looks up no tokens in a table of its own",
+                "the network does not begin with an embedding of tokens",
                 "use inverting_gradients for images and tables",
             )
         return looked_up(knowledge, observed, table[0])

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seepage.base.npz import PICKLE_REMEDY
 from seepage.base.registry import Registry, Spec, datasets, is_dotted
 from seepage.base.storage import refuse_pickle
 from seepage.errors import SeepageError, unknown
 from seepage.federation.data.arrays import ArrayDataset
 from seepage.federation.data.dataset import Dataset, Options, Progress, divide
 from seepage.federation.data.files import FileDataset
-from seepage.federation.data.npz import PICKLE_REMEDY
 from seepage.federation.data.tables import TableDataset
 from seepage.federation.data.text import TextDataset
 

@@ -228,7 +228,7 @@ def _images(array: Array, where: str) -> Tensor:
             raise SeepageError(f"{where} holds NaN in example {unknown[0]}{more}; correct or leave out these examples")
         raise SeepageError(
             f"{where} has values from {array.min():g} to {array.max():g}, and these must lie in [0, 1]; "
-            "scale them before saving, or save them as uint8"
+            "scale them before saving, with the client's own scaling as --normalize 0.5,0.5, or save them as uint8"
         )
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 

@@ -139,7 +139,9 @@ def _as_tensors(arrays: Mapping[str, Any], path: Path) -> Tensors:
 def _loaded(path: Path) -> tuple[Any, list[str]]:
     """What PyTorch's restricted loader makes of a file, with an empty dictionary for each object of another class."""
     unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path) if zipfile.is_zipfile(path) else []
-    empty = [(type("LeftOut", (), {"__new__": lambda cls, *_, **__: OrderedDict()}), name) for name in unknown]
+    empty: list[Any] = [
+        (type("LeftOut", (), {"__new__": lambda cls, *_, **__: OrderedDict()}), name) for name in unknown
+    ]
     with torch.serialization.safe_globals(empty):
         return torch.load(path, map_location="cpu", weights_only=True), unknown
 
