@@ -39,6 +39,16 @@ SUMMARIES = st.builds(
     high=st.none() | NUMBERS,
     n=st.none() | COUNTS,
 )
+
+
+def shares(scores: dict[str, Summary]) -> dict[str, Summary]:
+    """Scores whose shares are from 0 to 1."""
+    return {
+        name: one.model_copy(update={"mean": abs(one.mean) / 1e6}) if name in ("recovered", "exact") else one
+        for name, one in scores.items()
+    }
+
+
 ROWS = st.builds(
     Row,
     case=st.text(),
@@ -48,7 +58,7 @@ ROWS = st.builds(
     reason=st.none() | st.text(),
     side_information=st.lists(st.text(), max_size=2),
     examples=st.none() | COUNTS,
-    scores=st.dictionaries(NAMES, SUMMARIES, max_size=4),
+    scores=st.dictionaries(NAMES, SUMMARIES, max_size=4).map(shares),
     baselines=st.dictionaries(st.sampled_from(["grey", "mine"]), st.dictionaries(NAMES, NUMBERS), max_size=2),
     certified=st.none() | st.builds(Certified, n=COUNTS, wrong=st.none() | COUNTS),
     inner=st.dictionaries(st.sampled_from(["v", "h", "mine"]), NUMBERS),

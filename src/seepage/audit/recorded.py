@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
-
 from seepage.attacks import ATTACKS
 from seepage.audit.attack import Source, attack_cases
 from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, environment, read_result, take
@@ -199,9 +197,9 @@ class RecordedRequest(JsonRecord):
 
     observed: str
     content: str
-    attacks: list[dict[str, JsonValue]]
+    attacks: list[dict[str, Any]]
     seed: int
-    model: dict[str, JsonValue] | None
+    model: dict[str, Any] | None
     batch_size: int | None
     sizes: dict[str, tuple[int, str]] | None = None
     contents: dict[str, str] | None = None
