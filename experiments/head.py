@@ -5,14 +5,13 @@ python experiments/head.py --data ../shared/data/cifar10.npz --classes 24 --n 1 
 python experiments/head.py --data ../shared/data/cifar100.npz --classes 100 --n 1 4 8 16 32 64
 python experiments/head.py --data ../shared/data/cifar10.npz --classes 10 --n 4 8 --networks variants \
     --states fresh "100 steps, momentum"
-python experiments/head.py --data ../shared/data/cifar10.npz --classes 10 --n 10 16 32 --networks lone
 
 The network of the default audit (`convnet`, 32x32 color, its normalization in front), fresh or trained by SGD (learning
 rate 0.02, batches of 32). With 24 classes the ten of CIFAR-10 are spread over 24 made-up ones by the image's place.
 Batches are of test images from the 300th on; the first 300 were for development, and so were the networks trained for
 1,000 steps, which are expensive. One row of results/head/features.jsonl per setting, over all its batches: the largest
 relative error of the examples that the solution calls known. The truth is the model's own forward pass in double
-precision. `lone` asks how many examples have units for themselves (results/head/lone.jsonl).
+precision.
 """
 
 import time
@@ -22,13 +21,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from common import Row, at, command, descend_once, draws, keep, parts
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from seepage.api import record
-from seepage.attacks.reading.head import HeadFeatures, head_features, lone_slopes
+from seepage.attacks.reading.head import HeadFeatures, head_features
 from seepage.errors import Inapplicable
 from seepage.federation.models import convnet
 from seepage.federation.types import Batch, Update
@@ -122,39 +120,6 @@ def one(
     return {"relative": relative, "standard": standard, "known": found.known, "doubt": found.doubt, "cpu_s": seconds}
 
 
-def alone(model: nn.Module, batch: Batch) -> dict[str, Any]:
-    """Slopes found in units of one example alone, against softmax minus label."""
-    transcript = record(model, batch)
-    start = time.process_time()
-    found = lone_slopes(transcript[0], transcript.knowledge)
-    seconds = time.process_time() - start
-    with torch.no_grad():
-        chances = model.double()(batch.inputs.double()).softmax(1)
-    model.float()
-    truth = F.normalize(chances - F.one_hot(batch.labels, chances.shape[1]), dim=1)
-    away, nearest = torch.cdist(found.slopes, truth).min(1) if len(found.labels) else (torch.zeros(0), torch.zeros(0))
-    right = (away < 1e-2) & (batch.labels[nearest.long()] == found.labels)
-    return {
-        "right": len(nearest[right].unique()),
-        "wrong": int((~right).sum()),
-        "counts": found.labels.tolist() == batch.labels.tolist(),
-        "error": float(away[right].median()) if right.any() else None,
-        "cpu_s": seconds,
-    }
-
-
-def lone_row(results: list[Row], n: int) -> Row:
-    """What all batches of a setting say together of units of one example alone."""
-    errors = sorted(result["error"] for result in results if result["error"] is not None)
-    return {
-        "found": sum(result["right"] for result in results) / (len(results) * n),
-        "wrong": sum(result["wrong"] for result in results),
-        "all_labels": sum(result["counts"] for result in results),
-        "median_error": errors[len(results) // 2] if len(errors) == len(results) else None,
-        "cpu_s": max(result["cpu_s"] for result in results),
-    }
-
-
 def row_of(results: list[Row | None], n: int) -> Row:
     """What all batches of a setting say together."""
     there = [result for result in results if result is not None]
@@ -188,29 +153,28 @@ def main(
     data: str,
     classes: int = 10,
     n: tuple[int, ...] = (1, 4, 8),
-    networks: Literal["relu", "variants", "lone"] = "relu",
+    networks: Literal["relu", "variants"] = "relu",
     states: Annotated[tuple[str, ...], TRAINING] = tuple(TRAINING),
     batches: int = 5,
 ) -> None:
     torch.set_num_threads(1)
     train, test = (spread(part, classes) for part in parts(data))
-    lone = networks == "lone"
     for (name, how), size in product(settings(networks, states), n):
         state, known, dtype = how["state"], how.get("known", True), how.get("dtype")
         made = {key: how[key] for key in ("activation", "bias") if key in how}
         first = FIRST_SEED if TRAINING[state][0] <= 100 else 0
-        for distinct in (False,) if lone else (True, False):
+        for distinct in (True, False):
             results: list[Row | None] = []
             for number in range(batches):
                 model = network(train, classes, state, first + number % NETWORKS, **made)
                 batch = drawn(test, size, FIRST_SEED + number, distinct=distinct)
-                results.append(alone(model, batch) if lone else one(model, batch, known=known, dtype=dtype))
+                results.append(one(model, batch, known=known, dtype=dtype))
             labels = "distinct" if distinct else "as drawn"
             facts = {"features": name, "classes": classes, "state": state, "n": size, "labels": labels}
-            row = lone_row([result for result in results if result], size) if lone else row_of(results, size)
+            row = row_of(results, size)
             row |= {**facts, "batches": len(results), "data": Path(data).stem}
             words = ", ".join(str(fact) for fact in facts.values())
-            keep(f"head/{'lone' if lone else 'features'}", words, "found" if lone else "error", row)
+            keep("head/features", words, "error", row)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 from common import attacked, command, draw, keep, parts
-from torch import nn
+from torch import Tensor, nn
 
 from seepage import ATTACKS
-from seepage.attacks.exposure import exclusivity
-from seepage.base.nn import frozen_randomness, state_of
+from seepage.base.nn import frozen_randomness
 from seepage.errors import Inapplicable
 from seepage.federation.models.normalize import Normalize
 
@@ -26,6 +25,17 @@ def network(inputs: int, hidden: int, depth: int, classes: int, *, bias: bool) -
     for read, written in pairwise(widths):
         steps += [nn.Linear(read, written, bias=bias), nn.ReLU()]
     return nn.Sequential(*steps, nn.Linear(hidden, classes, bias=bias))
+
+
+def alone(model: nn.Sequential, inputs: Tensor) -> list[Tensor]:
+    """`[n]` units of each hidden layer, first to last, that are on for this example and for no other."""
+    found = []
+    for layer in model:
+        inputs = layer(inputs)
+        if isinstance(layer, nn.ReLU):
+            on = inputs > 0
+            found.append((on & (on.sum(0) == 1)).sum(1))
+    return found
 
 
 def main(
@@ -44,11 +54,11 @@ def main(
         batch = draw(test, size, seed)
         with frozen_randomness(seed):
             model = network(batch.inputs[0].numel(), units, layers, 10, bias=bias)
-        found = exclusivity(model, state_of(model)[0], batch)
+        found = alone(model, batch.inputs)
         # Pan et al.'s condition: two neurons in the last hidden layer, one in each before.
-        enough = [layer.counts >= (2 if layer is found[-1] else 1) for layer in found]
+        enough = [layer >= (2 if layer is found[-1] else 1) for layer in found]
         facts = {"n": size, "seed": seed, "data": Path(data).stem, "hidden": units, "depth": layers, "bias": bias}
-        facts |= {"one_by_layer": [layer.having(1) for layer in found]}
+        facts |= {"one_by_layer": [int((layer >= 1).sum()) for layer in found]}
         facts |= {"condition": int(sum(enough[1:], start=enough[0].long()).eq(layers).sum())}
         for method in methods:
             try:

@@ -21,7 +21,7 @@ r"""The words of this package, and the way of a batch through it. Everything els
 
 Of several clients that were summed, `Round` has the mean of their updates. A reconstruction attack receives a
 `Transcript`, never the private `Batch`: the truth is out of its reach by type. A membership test is given candidates
-and public examples besides; `exposure.exclusivity` is a probe for whoever owns the batch.
+and public examples besides.
 Elsewhere in `seepage`: `audit.simulate.setting.Setting`, `federation.clients.step.Client`,
 `measure.metrics.scores.Score`, `audit.row.Row`.
 

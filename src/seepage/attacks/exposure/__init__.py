@@ -4,7 +4,6 @@ from seepage.attacks.exposure.analysis import Exposure, TensorLeak, UpdateAnalys
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_leaks
 from seepage.attacks.exposure.convolutions import EquationCount, equation_count
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
-from seepage.attacks.exposure.exclusivity import Exclusivity, exclusivity
 from seepage.attacks.exposure.finding import ClosedForm, Finding
 from seepage.attacks.exposure.fingerprints import Fingerprint, fingerprint
 from seepage.attacks.exposure.indexed import IndexedLayer, IndexedRounds, indexed_rounds
@@ -12,12 +11,12 @@ from seepage.attacks.exposure.labels import LabelLeak
 from seepage.attacks.exposure.layers import LayerLeak
 from seepage.attacks.exposure.running_statistics import BatchStatistics, batch_statistics
 from seepage.attacks.exposure.sent import SentParts, sent_parts, sent_words
-from seepage.attacks.reading.head import HeadFeatures, LoneSlopes, head_features, lone_slopes
+from seepage.attacks.reading.head import HeadFeatures, head_features
 
 __all__ = [
-    "BatchNormLeak", "BatchStatistics", "ClosedForm", "EquationCount", "Exclusivity", "Exposure",
+    "BatchNormLeak", "BatchStatistics", "ClosedForm", "EquationCount", "Exposure",
     "Finding", "Fingerprint", "HeadFeatures", "IndexedLayer", "IndexedRounds", "LabelLeak", "LayerLeak",
-    "LoneSlopes", "SentParts", "TensorLeak", "UpdateAnalysis", "WeightDecay", "batch_norm_leaks",
-    "batch_statistics", "equation_count", "exclusivity", "exposure", "fingerprint", "head_features", "indexed_rounds",
-    "infer_weight_decay", "lone_slopes", "sent_parts", "sent_words",
+    "SentParts", "TensorLeak", "UpdateAnalysis", "WeightDecay", "batch_norm_leaks",
+    "batch_statistics", "equation_count", "exposure", "fingerprint", "head_features", "indexed_rounds",
+    "infer_weight_decay", "sent_parts", "sent_words",
 ]  # fmt: skip
