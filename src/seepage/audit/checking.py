@@ -77,12 +77,10 @@ class Look:
 
     Attributes:
         t: Index of the round, from 0.
-        thorough: As in `seepage.exposure`.
         show: Called with progress messages.
     """
 
     t: int = 0
-    thorough: bool = False
     show: ProgressCallback = no_progress
 
 
@@ -194,7 +192,7 @@ def _check(source: Source, recipe: Recipe, look: Look, known: Collection[str] | 
     said = dict(read_facts(source.observed).said)
     if source.inferred is not None:
         said["batch size"] = source.inferred
-    analysis = UpdateAnalysis(seen, look.t, look.thorough, said)
+    analysis = UpdateAnalysis(seen, look.t, said)
     exposure = analysis.exposure
     facts = [] if source.recipe is not None else facts_of(analysis, exposure, said, known)
     if keys is not None:

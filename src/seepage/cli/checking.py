@@ -46,9 +46,6 @@ def check(
     own: SimulationOptions,
     facts: FileOptions,
     round_: Annotated[int, typer.Option("--round", min=0, help="The round to look at.")] = 0,
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help="Take ten seconds more for the rank behind convolutions.")
-    ] = False,
     fail_if: Annotated[
         str | None,
         typer.Option("--fail-if", help="CI gate: exit 1 if an update meets this: exposed>0, examples revealed."),
@@ -66,7 +63,7 @@ def check(
     condition = None if fail_if is None else parse_condition(fail_if, scores=("exposed",))
     folder = Path(source) if source is not None and Path(source).is_dir() else None
     with progress_bar(off=printed.silent) as show:
-        look = Look(t=round_, thorough=thorough, show=show)
+        look = Look(t=round_, show=show)
         if folder is not None:
             found, words = _of_folder(folder, after, own, facts, look)
         elif is_recipe(source, after, facts):

@@ -2,7 +2,6 @@
 
 from seepage.attacks.exposure.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_leaks
-from seepage.attacks.exposure.convolutions import EquationCount, equation_count
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.finding import ClosedForm, Finding
 from seepage.attacks.exposure.fingerprints import Fingerprint, fingerprint
@@ -14,9 +13,9 @@ from seepage.attacks.exposure.sent import SentParts, sent_parts, sent_words
 from seepage.attacks.reading.head import HeadFeatures, head_features
 
 __all__ = [
-    "BatchNormLeak", "BatchStatistics", "ClosedForm", "EquationCount", "Exposure",
+    "BatchNormLeak", "BatchStatistics", "ClosedForm", "Exposure",
     "Finding", "Fingerprint", "HeadFeatures", "IndexedLayer", "IndexedRounds", "LabelLeak", "LayerLeak",
     "SentParts", "TensorLeak", "UpdateAnalysis", "WeightDecay", "batch_norm_leaks",
-    "batch_statistics", "equation_count", "exposure", "fingerprint", "head_features", "indexed_rounds",
+    "batch_statistics", "exposure", "fingerprint", "head_features", "indexed_rounds",
     "infer_weight_decay", "sent_parts", "sent_words",
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from torch import Tensor
 from seepage.attacks.base import Needs
 from seepage.attacks.exposure.adapters import adapter_findings
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_findings, batch_norm_leaks
-from seepage.attacks.exposure.convolutions import convolution_findings, equation_count
 from seepage.attacks.exposure.finding import ClosedForm, Finding
 from seepage.attacks.exposure.fingerprints import (
     CHANGES_VALUES,
@@ -192,14 +191,12 @@ class Exposure:
         }
 
 
-def exposure(transcript: Transcript | Path | str, *, t: int = 0, thorough: bool = False) -> Exposure:
+def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
     """What a round's update reveals in closed form, with no attack run and no truth at hand.
 
     Args:
         transcript: A transcript or the path of an `observed/` folder.
         t: The round.
-        thorough: Whether to take ten seconds more where that shows more: the rank behind `convolutions` for images of
-            up to 4,096 values.
 
     Raises:
         SeepageError: For a damaged folder, and for a round that is not there.
@@ -216,7 +213,7 @@ def exposure(transcript: Transcript | Path | str, *, t: int = 0, thorough: bool 
     seen: Transcript = open_transcript(Path(transcript)) if isinstance(transcript, str | Path) else transcript
     if not 0 <= t < len(seen):
         raise SeepageError(f"there is no round {t}: the recording has {len(seen)}; name one from 0 to {len(seen) - 1}")
-    return UpdateAnalysis(seen, t, thorough).exposure
+    return UpdateAnalysis(seen, t).exposure
 
 
 @dataclass(frozen=True)
@@ -226,13 +223,11 @@ class UpdateAnalysis:
     Attributes:
         seen: The transcript.
         t: The round of it.
-        thorough: As in `exposure`.
         inferred: Names of facts that the transcript holds and that nobody stated; None: as its folder says.
     """
 
     seen: Transcript
     t: int = 0
-    thorough: bool = False
     inferred: Collection[str] | None = None
 
     @cached_property
@@ -534,7 +529,6 @@ class UpdateAnalysis:
             for layer in self.layers
         )
         features, unsolved = self._head_features()
-        equations, uncounted = self._equations(bool(features))
         indexed, unindexed = self._indexed()
         alone = OneRound(self.seen, self.t)
         findings = (
@@ -543,7 +537,6 @@ class UpdateAnalysis:
             *label_findings(self.labels, knowledge),
             *batch_norm_findings(self._batch_norms()),
             *features,
-            *equations,
             *([] if self.signs else (*patch_findings(alone), *text_findings(alone))),
             *indexed_findings(indexed),
         )
@@ -558,7 +551,7 @@ class UpdateAnalysis:
             findings=findings,
             defenses=self.defenses,
             fingerprints=self.fingerprints,
-            notes=(*self._notes(stated), *(why for why in (unsolved, uncounted, unindexed) if why is not None)),
+            notes=(*self._notes(stated), *(why for why in (unsolved, unindexed) if why is not None)),
             stated=stated,
             or_more="batch size" in self._guessed,
         )
@@ -617,19 +610,6 @@ class UpdateAnalysis:
             whose = f"{count} example{'' if count == 1 else 's'}, if it has no more"
         words, evidence = f"the {width} features of {whose}, solved from the head", {"examples": count, "width": width}
         return [ClosedForm(name="features", message=words, evidence=evidence, lines=(f"head: {words}",))], None
-
-    def _equations(self, features: bool) -> tuple[list[ClosedForm], str | None]:
-        """Equations about the images behind the features, and what is to be said where no finding says it."""
-        if not any(tensor.ndim == 4 for tensor in self.observed.update.tensors.values()):
-            return [], None  # no convolution
-        if not features:
-            return [], "equations through the last convolution are not counted, as the head's features are not known"
-        try:
-            count = equation_count(self.observed, self.knowledge, thorough=self.thorough)
-        except Inapplicable as error:
-            return [], f"equations through the last convolution are not counted: {error.reason}"
-        found = convolution_findings(count)
-        return found, None if count.readable else found[0].message
 
     def _indexed(self) -> tuple[IndexedRounds | None, str | None]:
         """What all rounds determine where the indices are known, or why that was not looked at."""
