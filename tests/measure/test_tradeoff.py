@@ -70,7 +70,6 @@ def test_most_likely_candidate_stays_below_reconstruction_robustness(sigma: floa
     reached = Share.count(hits, DRAWS // count * count)
     batch = Batch(torch.rand(1, 2), torch.tensor([0]))
     found = upper_bounds(
-        nn.Linear(2, 2),
         batch,
         defense=GaussianNoise(sigma=sigma, clip=1.0),
         options=BoundOptions(candidates=count),
