@@ -23,7 +23,7 @@ CLASSES, N = 4, 5
 FEDLEAK = TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5)
 FEDLEAK_PER_TENSOR = PerTensor(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5))
 DISTANCES = [L2(), L2(root=True), L1(), L1("mean"), Cosine(), L2() + 0.1 * Cosine(), FEDLEAK, FEDLEAK_PER_TENSOR]
-DISTANCES += [replace(FEDLEAK, by="tensor", of="observed", sample=20), replace(FEDLEAK, inner=PerTensor(L1("mean")))]
+DISTANCES += [replace(FEDLEAK, by="tensor", sample=20), replace(FEDLEAK, inner=PerTensor(L1("mean")))]
 DISTANCES += [
     GaussianKernel(),
     PerTensor(GaussianKernel()),
