@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -99,23 +98,12 @@ def test_the_minimum_rule_is_exact_for_labels_that_differ(order: list[int], n: i
     assert named(LastLayerMinimum(), observed(strongest, torch.tensor(labels), 6)) == labels
 
 
-@given(st.lists(st.integers(0, 4), min_size=7, max_size=40), st.integers(0, 20))
-def test_the_row_sum_count_is_exact_where_a_class_is_absent_and_features_weigh_the_same(
-    labels: list[int], seed: int
-) -> None:
-    """Class 5 never occurs, so the largest row sum is that of no example."""
-    even = features(len(labels), seed).double()
-    even = even / even.sum(1, keepdim=True)
-    case = observed(even, torch.tensor(labels), 6, chances=torch.full((len(labels), 6), 1 / 6, dtype=torch.float64))
-    assert named(RowSumCount(least="row"), case) == sorted(labels)
-
-
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True))
 def test_the_row_sum_count_names_the_classes_of_a_small_batch(labels: list[int]) -> None:
     assert named(RowSumCount(), observed(features(len(labels)) + 0.1, torch.tensor(labels), 10)) == sorted(labels)
 
 
-def slow_row_sum_count(rows: list[list[float]], n: int, least: str) -> list[int]:
+def slow_row_sum_count(rows: list[list[float]], n: int) -> list[int]:
     """FedLeak's rule once more, entry by entry as the paper's formula has it, in plain Python."""
     sums = [sum(row) for row in rows]
     order = sorted(range(len(sums)), key=lambda j: sums[j])
@@ -123,8 +111,6 @@ def slow_row_sum_count(rows: list[list[float]], n: int, least: str) -> list[int]
         return sorted(order[:n])
     largest = max(entry for row in rows for entry in row)
     below = [sum(entry - largest for entry in row) for row in rows]
-    if least == "row":
-        below = [s - max(sums) for s in sums]
     if sum(below) == 0:
         below = [-1.0] * len(sums)
     counts = [int((n * (b / sum(below)) + 1e-7) // 1) for b in below]
@@ -138,22 +124,18 @@ def slow_row_sum_count(rows: list[list[float]], n: int, least: str) -> list[int]
 @given(
     st.lists(st.lists(st.integers(-64, 64), min_size=3, max_size=3), min_size=2, max_size=8),
     st.integers(1, 40),
-    st.sampled_from(["entry", "row"]),
 )
-def test_the_row_sum_count_is_the_slow_one(numbers: list[list[int]], n: int, least: Any) -> None:
+def test_the_row_sum_count_is_the_slow_one(numbers: list[list[int]], n: int) -> None:
     rows = [[number / 8 for number in row] for row in numbers]
     layer = nn.Linear(3, len(rows))
     params = {name: p.detach() for name, p in layer.named_parameters()}
     update = Update({"weight": torch.tensor(rows), "bias": torch.zeros(len(rows))})
     case = Round(0, params, update, batch_size=n), Knowledge(layer, FedSGD(), (3,), len(rows))
-    assert named(RowSumCount(least=least), case) == slow_row_sum_count(rows, n, least)
+    assert named(RowSumCount(), case) == slow_row_sum_count(rows, n)
 
 
 def test_the_papers_count_subtracts_the_largest_entry_of_all() -> None:
-    """By hand: sums -3, 0 and 1 with largest entry 1 in two columns leave -5, -2 and -1, so shares 5/8, 2/8, 1/8.
-
-    Counted from the largest row sum, they leave -4, -1 and 0: shares 4/5, 1/5 and none.
-    """
+    """By hand: sums -3, 0 and 1 with largest entry 1 in two columns leave -5, -2 and -1, so shares 5/8, 2/8, 1/8."""
     rows = torch.tensor([[-2.0, -1.0], [-1.0, 1.0], [0.0, 1.0]])
     layer = nn.Linear(2, 3)
     params = {name: p.detach() for name, p in layer.named_parameters()}
