@@ -6,7 +6,7 @@ python experiments/bounds.py attained --data ../shared/data/cifar10.npz
 `membership`: results/bounds/membership.jsonl, the true positive rates of the rows behind clipped noise beside
 Phi(Phi^-1(alpha) + mu). `attained`: results/bounds/attained.jsonl, on real updates of CIFAR-10 that the real defense
 noised 1,000 times: a likelihood ratio between two batches that differ in one image, and the most likely of N
-candidates. Settings that are there are skipped. Bounds in decibels stand in each audit behind noise.
+candidates. Settings that are there are skipped.
 """
 
 import itertools

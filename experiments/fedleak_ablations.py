@@ -19,7 +19,7 @@ from seepage.attacks.search.adaptive import Composed
 from seepage.attacks.search.directions import Blended, Direction, Gradients, _length
 from seepage.attacks.search.distances import Distance, PerTensor, Scaled, Sum
 from seepage.attacks.search.engine import _SearchPoint
-from seepage.attacks.search.partial import ChosenEntries, TopMagnitude
+from seepage.attacks.search.partial import TopMagnitude
 from seepage.attacks.search.problem import Problem
 from seepage.base.second_derivatives import twice_differentiable
 from seepage.errors import SeepageError
@@ -35,6 +35,24 @@ class OfEach(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Tensor:
         each = [self.inner[name]({name: dummy[name]}, {name: target[name]}) for name in target]
         return torch.stack(each).sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenEntries(Distance):
+    """A distance over entries that are named once: Lambda of FedLeak's eq. 7, held fixed.
+
+    Args:
+        inner: Distance over the chosen entries; it sees each tensor's as one row, and no tensor without a chosen entry.
+        places: Of the chosen entries in each flattened tensor, int64.
+    """
+
+    inner: Distance
+    places: dict[str, Tensor]
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Tensor:
+        kept = {name: self.places[name] for name in target if len(self.places[name])}
+        own, theirs = ({name: one[name].reshape(-1)[kept[name]] for name in kept} for one in (dummy, target))
+        return self.inner(own, theirs)
 
 
 def held(distance: Distance, dummy: Tensors, target: Tensors) -> Distance:

@@ -21,13 +21,12 @@ from typing import Literal
 
 import torch
 from common import Clock, Row, attacked_of, clocked, command, draw, flat_square, keep, kept, measure, parts
-from fedleak_ablations import fedleak_read
+from fedleak_ablations import ChosenEntries, fedleak_read
 from torch import Tensor
 
 from seepage import Architecture, Batch, FedSGD, GradientMatching, build, record
 from seepage.attacks.search import fedleak
 from seepage.attacks.search.distances import L1, Cosine, Distance
-from seepage.attacks.search.partial import ChosenEntries
 from seepage.attacks.search.problem import Problem
 from seepage.base.nn import generator
 from seepage.federation.types import Reconstruction, Tensors, Transcript

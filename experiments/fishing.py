@@ -40,7 +40,7 @@ class PresetOutputs(LabelInference):
             raise Inapplicable(
                 "the model's outputs depend on its inputs, as those of an honest server's model do, so they are not "
                 "known beforehand",
-                "use 'ilrg', 'bias' or 'count' labels",
+                "use 'bias' or 'count' labels",
             )
         return counts_to_labels(largest_remainder(n * (chances[0].to(bias) - bias), n))
 

@@ -38,7 +38,7 @@ from seepage.federation.types import Update
 from seepage.measure.metrics.interval import bootstrap_interval
 from seepage.measure.metrics.labels import label_accuracy
 
-RULES = ("sign", "minimum", "count", "count_row", "bias", "rlg", "ilrg")
+RULES = ("sign", "minimum", "count", "bias")
 SIZES = (1, 4, 8, 16, 32, 64, 128)
 
 

@@ -68,12 +68,6 @@ def images(rows: Sequence[Row], hits: str) -> str | None:
     return counted([row for row in own if row["exact_tried"]], hits, "read_of") or ("refused" if own else None)
 
 
-def bounded(row: Row) -> str:
-    """A bound in decibels with its interval; a star where it is the looser one."""
-    words = "not bounded" if row["psnr"] >= 100 else f"{row['psnr']:.1f} dB [{row['low']:.1f}, {row['high']:.1f}]"
-    return words + " *" * bool(row["looser"])
-
-
 def cafe_method(row: Row, designs: Row) -> str:
     if row["who"] == "published":
         return "published, single loop" if "single_loop" in row["attack"] else "published, nested loops"

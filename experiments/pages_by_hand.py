@@ -10,17 +10,6 @@ from page_cases import ends
 from page_parts import Lines, Part, Row, commands, rows_of, table
 
 
-def without() -> Lines:
-    """Settings that have no bound, and why."""
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for row in rows_of("bounds/psnr"):
-        if row["psnr"] is None:
-            for reason in row["reasons"]:
-                if reason.startswith("the PSNR"):
-                    reasons[reason].append(row["name"])
-    return [f"- {'; '.join(names)}: {reason}." for reason, names in reasons.items()]
-
-
 def copies() -> Lines:
     """A line for each kind of copy: recognized, and identified among 100, on average over the sets."""
     sets = [row for row in rows_of("recognition/images") if "recognized" in row]
@@ -201,7 +190,6 @@ def _milliseconds(step: Mapping[str, float] | None) -> str:
 
 
 PARTS: dict[str, Part] = {
-    "bounds without": Part("bounds.md", without),
     "recognition copies": Part("concepts/verdict.md", copies),
     "cpa tuned": Part("attacks/cocktail_party.md", tuned),
     "closed rows": Part("attacks/linear.md", ways),

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import seepage.federation.data
 from seepage import Architecture, Batch, Inapplicable, SeepageError, Sparsify, Transcript, attack, build, record
-from seepage.attacks import ggl, gias, rogs
-from seepage.attacks.generative import ImagePrior, Latent, LatentFirst, LatentSearch, LowResolution
+from seepage.attacks import ggl, rogs
+from seepage.attacks.generative import ImagePrior, Latent, LatentSearch, LowResolution
 from seepage.attacks.generative import prior as priors
 from seepage.attacks.generative.networks import shrunk, stretched
 from seepage.attacks.generative.search import _EvolutionSearch, _Target
@@ -87,31 +87,10 @@ def test_an_image_that_a_users_generator_can_draw_comes_back(search: str) -> Non
     assert blocks.std(-1).max() < 1e-6  # it is an image of that generator
 
 
-def test_weights_learn_what_the_generator_cannot_draw() -> None:
-    truth = 0.5 + 2 * (drawn_by_linear(1) - 0.5)
-    options = {"generator": "own_generators:Linear", "latent": 16, "steps": 300, "latent_steps": 200, "tv": 0.0}
-    stays = attack(seen_of(truth), gias(weight_lr=1e-9, **options))  # type: ignore[arg-type]
-    moves = attack(seen_of(truth), gias(weight_lr=1e-2, **options))  # type: ignore[arg-type]
-    assert (stays.inputs - 0.5).abs().max() <= 0.2 + 1e-4
-    assert (moves.inputs - 0.5).abs().max() > 0.25
-    errors = [(found.inputs - truth).square().mean() for found in (stays, moves)]
-    assert errors[1] < errors[0]
-
-
 def test_latents_stay_within_reach() -> None:
     latents = Latent(reach=1.0).latents(torch.tensor([[-50.0, 0.01, 3.0]]))
     assert torch.allclose(latents, torch.tensor([[-50.0, 0.01, 3.0]]).tanh())
     assert torch.equal(Latent().latents(torch.ones(1, 2)), torch.ones(1, 2))
-
-
-def test_the_direction_moves_latents_first_and_weights_then() -> None:
-    class At:
-        def __init__(self, share: float) -> None:
-            self.share = share
-
-    gradients = [torch.ones(2), torch.ones(3), torch.ones(1)]
-    moved = [[bool(s.any()) for s in LatentFirst(share=0.5)(gradients, At(share))] for share in (0.0, 0.49, 0.5)]  # type: ignore[arg-type]
-    assert moved == [[True, False, False], [True, False, False], [False, True, True]]
 
 
 def test_bicubic_enlargement_is_the_textbooks() -> None:
@@ -290,7 +269,7 @@ def test_a_secret_of_the_clients_is_not_used(within: Callable[[Defense], Defense
 
 def test_it_says_what_is_missing() -> None:
     image = planted_inputs(1, SHAPE)
-    for use in (ggl(), gias(), rogs()):
+    for use in (ggl(), rogs()):
         with pytest.raises(Inapplicable, match=r"\[auxiliary\]"):
             use.check(seen_of(image))
         with pytest.raises(Inapplicable, match="7 images"):
@@ -302,8 +281,6 @@ def test_it_says_what_is_missing() -> None:
         ggl(labels="joint").check(seen_of(image, planted_inputs(20, SHAPE)))
     with pytest.raises(SeepageError, match="a str"):
         attack(seen_of(image), ggl(generator="own_generators:no_module"))
-    with pytest.raises(SeepageError, match=r"latent_steps.*10 and -1"):
-        gias(steps=10, latent_steps=-1)
     with pytest.raises(SeepageError, match="generator"):
         ggl(weights="file.safetensors")
     with pytest.raises(SeepageError, match="2 x 16"):

@@ -90,7 +90,7 @@ PAPERS = {
     "fedleak": (
         fedleak(),
         GradientMatching(
-            distance=DefenseAware(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5, by="global", of="dummy")),
+            distance=DefenseAware(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5, by="global")),
             priors=(TotalVariation(1e-5), ActivationSize(1e-4)),
             optimizer=Adam(lr=1e-4),
             steps=10_000,

@@ -132,7 +132,7 @@ def test_it_says_which_layer_stops_it(module: nn.Module, why: str) -> None:
         rank_report(model, (1, 8, 8))
 
 
-def test_it_says_where_it_does_not_apply() -> None:
+def test_it_says_where_it_does_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     model = strided(nn.LeakyReLU())
     single, pair = one((1, 8, 8)), Batch(planted_inputs(2, (1, 8, 8)), torch.tensor([0, 1]))
     seen = record(model, single)
@@ -149,5 +149,6 @@ def test_it_says_where_it_does_not_apply() -> None:
     for why, transcript in cases.items():
         with pytest.raises(Inapplicable, match=why):
             RGap()(transcript, seed=0)
+    monkeypatch.setattr("seepage.attacks.rgap.rgap.MOST_UNKNOWNS", 80)
     with pytest.raises(Inapplicable, match="96 values"):
-        RGap(most_unknowns=80).check(seen)
+        RGap().check(seen)

@@ -86,7 +86,6 @@ model = { use = "convnet", width = 3 }
 batch = { size = 1 }
 auxiliary = { count = 20 }
 attack = [
-    { use = "gias", steps = 4, latent_steps = 2, latent = 8, width = 4, training = 2 },
     { use = "ggl", steps = 2, population = 4, latent = 8, width = 4, training = 2 },
 ]
 """,

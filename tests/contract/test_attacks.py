@@ -149,7 +149,7 @@ def cut_short(attack: Attack) -> Attack:
     return attack
 
 
-ITERATIVE = ("bayes", "dlg", "fedleak", "fedleak_guided", "ggl", "gias", "grad_inversion", "gradient_matching",
+ITERATIVE = ("bayes", "dlg", "fedleak", "fedleak_guided", "ggl", "grad_inversion", "gradient_matching",
              "idlg", "inverting_gradients", "sapag")  # fmt: skip
 
 

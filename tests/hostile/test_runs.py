@@ -62,7 +62,7 @@ def worded_json(value: Any) -> st.SearchStrategy[bytes]:
     return worded(value).map(lambda found: json.dumps(found).encode())
 
 
-CONDITIONS = "psnr>20", "members_identified>0.1", "auc>0.9", "bound_psnr>1", "psnr_low>1e9", "certified>1"
+CONDITIONS = "psnr>20", "members_identified>0.1", "auc>0.9", "bound_exact>1", "psnr_low>1e9", "certified>1"
 COMMANDS = (
     "report HOME", "report HOME", "report HOME --no-pictures", "report HOME --json", "report HOME --quiet",
     *(f"report HOME --fail-if {condition} --reuse" for condition in CONDITIONS),

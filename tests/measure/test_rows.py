@@ -14,21 +14,12 @@ def rows(study: str) -> list[Record]:
 
 
 def test_every_kept_row_keeps_its_bound() -> None:
-    """All three studies: what is reached, the members named, and the attacks that attain their bound."""
-    checks = {"psnr": no_attack_is_closer, "membership": no_test_names_more, "attained": stays_below_and_reaches}
+    """Both studies: the members named, and the attacks that attain their bound."""
+    checks = {"membership": no_test_names_more, "attained": stays_below_and_reaches}
     check_each(
         ((f"{study}: {row.row}", (study, row)) for study in checks for row in rows(study)),
         lambda case: checks[case[0]](case[1]),
     )
-
-
-def no_attack_is_closer(row: Record) -> None:
-    if row.value is None:
-        assert any(reason.startswith("the PSNR is not bounded: ") for reason in row.facts["reasons"])
-        return
-    assert row.interval is not None
-    for _attack, (value, _low, _high) in row.facts["reached"].items():
-        assert value <= row.interval[1]
 
 
 def no_test_names_more(row: Record) -> None:
@@ -44,9 +35,3 @@ def stays_below_and_reaches(row: Record) -> None:
     if "this_pair" in row.facts:  # the threshold is estimated from 1,000 draws, which moves the rate by about 0.03
         assert low - 0.06 <= row.facts["this_pair"] <= high + 0.06
         assert row.facts["this_pair"] <= row.facts["bound"]
-
-
-def test_every_noisy_study_is_there() -> None:
-    studies = {row.facts["rows_of"] for row in rows("psnr")}
-    assert {"defenses/leakage", "defenses/frontier", "defenses/known", "defenses/averaged"} <= studies
-    assert {"transformers/patches", "generative/small", "cpa/noise", "cpa/table-3"} <= studies

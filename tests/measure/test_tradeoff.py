@@ -48,7 +48,7 @@ def test_likelihood_ratio_reaches_the_membership_bound(sigma: float) -> None:
     update = 5 * torch.nn.functional.normalize(torch.arange(1.0, 6.0), dim=0)
     defense = GaussianNoise(sigma=sigma, clip=1.0)
     members, others = (sent(sign * update, defense, seed) @ update for seed, sign in ((0, 1.0), (1, -1.0)))
-    bound = upper_bounds(nn.Linear(2, 2), Batch(torch.rand(1, 2), torch.tensor([0])), defense=defense)
+    bound = upper_bounds(Batch(torch.rand(1, 2), torch.tensor([0])), defense=defense)
     rate, area = bound.of("tpr"), bound.of("auc")
     assert rate is not None
     assert area is not None
@@ -70,7 +70,6 @@ def test_most_likely_candidate_stays_below_reconstruction_robustness(sigma: floa
     reached = Share.count(hits, DRAWS // count * count)
     batch = Batch(torch.rand(1, 2), torch.tensor([0]))
     found = upper_bounds(
-        nn.Linear(2, 2),
         batch,
         defense=GaussianNoise(sigma=sigma, clip=1.0),
         options=BoundOptions(candidates=count),
@@ -121,10 +120,7 @@ def test_rounds_and_local_steps_add_up() -> None:
     assert gaussian_mu(GaussianMechanism("update", None, 1.0)) is None
     batch = Batch(torch.rand(4, 2), torch.zeros(4).long())
     client = FedAvg(epochs=4, batch_size=2)  # four steps use an example
-    once, many = (
-        upper_bounds(nn.Linear(2, 2), batch, client=client, defense=DPSGD(sigma=sigma)).of("tpr")
-        for sigma in (2.0, 4.0)
-    )
+    once, many = (upper_bounds(batch, client=client, defense=DPSGD(sigma=sigma)).of("tpr") for sigma in (2.0, 4.0))
     assert many is not None
     assert once.value == pytest.approx(gaussian_tpr(0.01, 2 * math.sqrt(4) / 2))
     assert many.value < once.value
@@ -140,7 +136,7 @@ def test_rounds_and_local_steps_add_up() -> None:
     ],
 )
 def test_no_bound_without_its_reason(defense: object, words: str) -> None:
-    found = upper_bounds(nn.Linear(2, 2), Batch(torch.rand(1, 2), torch.tensor([0])), defense=defense)  # type: ignore[arg-type]
+    found = upper_bounds(Batch(torch.rand(1, 2), torch.tensor([0])), defense=defense)  # type: ignore[arg-type]
     assert found.of("tpr") is None
     assert any(words in reason for reason in found.reasons)
 
@@ -174,6 +170,6 @@ def test_mistakes_are_named() -> None:
         blind_chance(torch.zeros(1, 2), psnr_db=40)
     private, public = (Batch(torch.rand(2, *shape), torch.zeros(2).long()) for shape in ((3,), (4,)))
     with pytest.raises(SeepageError, match=r"shape \(4,\) and private ones \(3,\)"):
-        upper_bounds(nn.Linear(3, 2), private, options=BoundOptions(public=public))
+        upper_bounds(private, options=BoundOptions(public=public))
     with pytest.raises(SeepageError, match=r"rounds >= 1.*level"):
         BoundOptions(rounds=0, level=0.0)

@@ -92,14 +92,6 @@ def test_the_annex_says_what_may_be_signed(
         assert "What may be signed?" in page
 
 
-def test_a_limit_that_an_attack_exceeds_is_not_to_be_signed(tmp_path: Path, build_run: Build, change: Change) -> None:
-    run = build_run(tmp_path, level="nothing")
-    bound = {"summary": [{"name": "upper_bound", "tried": True, **SUMMARY}]}
-    flag = {"name": "bound-exceeded", "severity": "warning", "message": "An attack does better.", "case": None}
-    change(run, lambda result: result.update(bound, warnings=[{**flag, "attack": None}]))
-    assert "The upper bound" not in (evidence_of(open_run(run)).may_sign or "")
-
-
 def test_a_captured_model_is_on_no_data_that_anybody_knows(tmp_path: Path, build_run: Build) -> None:
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
     assert evidence_of(open_run(run)).subject == "updates of fc2"

@@ -7,14 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from seepage.attacks.exposure.finding import Finding
 from seepage.audit.attack import Source
 from seepage.audit.candidates import open_unseen
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.row import BoundRow, Row
+from seepage.audit.row import BoundRow
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.base.storage import SCHEMA, check_schema, read_json, write_json
 from seepage.errors import SeepageError
@@ -24,8 +20,6 @@ from seepage.measure.bounds import BoundOptions, UpperBounds, upper_bounds
 FILE = "bounds.json"
 MOST_BATCHES = 4
 """Batches of a case that are bounded; one takes seconds."""
-SLACK_DB = 0.5
-"""Decibels over a bound from which on an attack counts as exceeding it: the score of few examples varies that much."""
 
 
 def bound_cases(sources: Sequence[Source], recipes: Sequence[Recipe], show: ProgressCallback = no_progress) -> None:
@@ -38,22 +32,21 @@ def bound_cases(sources: Sequence[Source], recipes: Sequence[Recipe], show: Prog
     for number, (source, recipe) in enumerate(todo):
         show(number, len(todo), Doing(f"upper bounds on {source.name}", Phase.MEASURING))
         assert source.private is not None
-        batches, flat, reasons = _bounds(source, recipe)
-        tables = [{**found.table(), "mean_color_db": level} for found, level in zip(batches, flat, strict=True)]
-        table = {"schema": SCHEMA, "batches": tables, "reasons": reasons}
+        batches, reasons = _bounds(source, recipe)
+        table = {"schema": SCHEMA, "batches": [found.table() for found in batches], "reasons": reasons}
         write_json(source.private / FILE, table)
 
 
-def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[float | None], list[str]]:
-    """The bounds of each batch, the PSNR of its mean colors, and reasons why a case has none at all."""
+def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[str]]:
+    """The bounds of each batch, and reasons why a case has none at all."""
     plan = recipe.bounds
     assert plan is not None
     assert source.private is not None
     if recipe.rounds is not None:
-        return [], [], ["its rounds draw from one data set, and bounds are of single batches; leave [rounds] out"]
+        return [], ["its rounds draw from one data set, and bounds are of single batches; leave [rounds] out"]
     defense = recipe.make_defense()
     if defense is not None and defense.follows_training and recipe.federation is not None:
-        return [], [], ["its noise follows the training, and bounds are of the noise that the recipe states"]
+        return [], ["its noise follows the training, and bounds are of the noise that the recipe states"]
     transcript, truth = source.open("cpu"), open_truth(source.private)
     options = BoundOptions(
         public=open_unseen(source.private),
@@ -61,34 +54,18 @@ def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[flo
         level=plan.level,
         exact_db=recipe.score.exact_db,
         value_range=transcript.knowledge.value_range,
-        seed=recipe.seed,
-        budget_seconds=plan.seconds,
     )
-    found, flat = [], list[float | None]()
+    found = []
     for t in range(min(len(transcript), MOST_BATCHES)):
-        seen = transcript[t]
-        flat.append(_mean_color_db(truth.of_round(t).inputs, transcript.knowledge.value_range))
         found.append(
             upper_bounds(
-                transcript.knowledge.model,
                 truth.of_round(t),
                 client=recipe.make_client(),
                 defense=defense,
-                params=seen.params,
-                buffers=seen.buffers,
                 options=replace(options, t=t),
             )
         )
-    return found, flat, []
-
-
-def _mean_color_db(inputs: Tensor, value_range: tuple[float, float]) -> float | None:
-    """PSNR in dB of the mean squared error of each image's mean color, over a batch `[n, c, h, w]`; None for others."""
-    if inputs.ndim != 4 or not inputs.is_floating_point():
-        return None
-    spread = value_range[1] - value_range[0]
-    error = (inputs - inputs.mean((2, 3), keepdim=True)).square().mean() / spread**2
-    return None if error == 0 else -10 * float(error.log10())
+    return found, []
 
 
 def bound_rows(source: Source, recipe: Recipe) -> list[BoundRow]:
@@ -103,18 +80,12 @@ def bound_rows(source: Source, recipe: Recipe) -> list[BoundRow]:
     facts: Mapping[str, Any] = read_json(path)
     check_schema(facts, path)
     try:
-        found = [
-            {**one, "beside": batch.get("mean_color_db") if one["measure"] == "psnr_db" else None}
-            for batch in facts["batches"]
-            for one in batch["bounds"]
-        ]
+        found = [one for batch in facts["batches"] for one in batch["bounds"]]
         reasons = [*facts["reasons"], *(why for batch in facts["batches"] for why in batch["reasons"])]
         rows = []
         for measure in dict.fromkeys(one["measure"] for one in found):
             alike = [one for one in found if one["measure"] == measure]
-            # The loosest: of what is hidden the least, of all others the most.
-            pick = min if measure == "unseen_share" else max
-            rows.append(_row(source.name, pick(alike, key=lambda one: float(one["value"])), len(alike)))
+            rows.append(_row(source.name, max(alike, key=lambda one: float(one["value"])), len(alike)))
         return [*rows, *(BoundRow(case=source.name, reason=why) for why in dict.fromkeys(reasons))]
     except (KeyError, TypeError, ValueError) as error:
         raise SeepageError(f"{path} is damaged ({type(error).__name__}: {error}); delete it and run again") from error
@@ -135,27 +106,4 @@ def _row(case: str, one: Mapping[str, Any], batches: int) -> BoundRow:
         assumption=one["assumption"],
         binds=one["binds"],
         batches=batches,
-        beside=None if one["beside"] is None else round(float(one["beside"]), 4),
     )
-
-
-def bound_diagnostics(row: Row, bounds: Sequence[BoundRow]) -> list[Finding]:
-    """Whether an attack did better than a bound allows, so that an assumption of the bound fails here."""
-    bound = next((one for one in bounds if one.case == row.case and one.measure == "psnr_db"), None)
-    error = row.mean("mse")
-    if bound is None or bound.high is None or not error:
-        return []
-    # A bound is on the mean squared error of a batch; the mean of its examples' decibels would lie above.
-    reached = -10 * float(torch.tensor(error).log10())
-    if reached <= bound.high + SLACK_DB:
-        return []
-    message = (
-        f"{row.attack} reached {reached:.1f} dB (of the mean squared error), and the bound is {bound.value:.1f} dB: an "
-        "assumption of the bound does not hold here, or the attack knows more than the bound's prior; do not rely on "
-        "that bound"
-    )
-    evidence = {"reached_db": round(reached, 2), "bound_db": bound.value}
-    finding = Finding(
-        name="bound-exceeded", severity="warning", message=message, evidence=evidence, limit=bound.assumption
-    )
-    return [finding]

@@ -38,7 +38,7 @@ Measure = Literal["recovered", "exact", "identified", "certified", "contradicted
 
 Kind = Literal["attack", "closed_form", "membership", "bound", "epsilon"]
 
-BOUND_SCORES = {"bound_psnr": "psnr_db", "bound_members_identified": "tpr", "bound_exact": "exact_share"}
+BOUND_SCORES = {"bound_members_identified": "tpr", "bound_exact": "exact_share"}
 """Bounds in a condition of the gate, and what they bound."""
 
 EPSILON_SCORES = ("empirical_epsilon", "fitted_epsilon", "contradicted")

@@ -93,7 +93,7 @@ class BoundRow(JsonRecord):
 
     Attributes:
         case: The case's name.
-        measure: `psnr_db`, `exact_share`, `tpr`, `auc` or `rank`, bounded from above; `unseen_share`, from below.
+        measure: `exact_share`, `tpr` or `auc`.
         method: How it was found.
         value: The bound; None where none holds, and `reason` says why.
         low: Lower end of the 95 % interval of its own estimation.
@@ -103,7 +103,6 @@ class BoundRow(JsonRecord):
         assumption: What it rests on.
         binds: Which attackers it binds.
         batches: Number of batches it was found for.
-        beside: PSNR of the same batch's mean colors, from the mean squared error as `psnr_db` is; None for others.
         reason: Why there is no bound of a kind.
     """
 
@@ -118,7 +117,6 @@ class BoundRow(JsonRecord):
     assumption: str = ""
     binds: str = ""
     batches: int = 0
-    beside: float | None = None
     reason: str | None = None
 
 

@@ -16,7 +16,7 @@ from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.fingerprints import CHANGES_VALUES
 from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
-from seepage.audit.bounded import bound_diagnostics, bound_rows
+from seepage.audit.bounded import bound_rows
 from seepage.audit.candidates import FILE, open_members
 from seepage.audit.case import Kind
 from seepage.audit.caveats import (
@@ -200,7 +200,7 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
     flags = [
         Diagnostic(case=source.name, **_table(one)) for one in _case_diagnostics(source, transcript, truth, recipe)
     ]
-    rows, lines, bounds = [], [], bound_rows(source, recipe)
+    rows, lines = [], []
     brought = truth if source.recipe is None and transcript.knowledge.client.linear_in_gradient else None
     off = None if brought is None else compared_to_sent(transcript, brought.of_round(0))
     yardstick = _yardstick(source, transcript, truth, recipe)
@@ -209,7 +209,6 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
         row = row.model_copy(update={"known": [item for item in row.known if item not in said]})
         rows.append(row)
         findings = [*attack_diagnostics(row, contradicted=contradicts(off)), *alignment_diagnostics(row)]
-        findings += bound_diagnostics(row, bounds)
         flags += [Diagnostic(case=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     if any(row.certified is not None and row.certified.wrong for row in rows):

@@ -147,27 +147,19 @@ def upper_bound(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Summ
         why = next((row.reason for row in bounds if row.reason), NOTHING_RULED_OUT)
         return SummaryPart(name="upper_bound", tried=False, words=f"no bound: {why}")
     first = next((kind for kind in BOUND_ORDER if any(row.measure == kind for row in telling)), telling[0].measure)
-    pick = min if first == "unseen_share" else max
-    loosest = pick((row for row in telling if row.measure == first), key=lambda row: row.value or 0.0)
+    loosest = max((row for row in telling if row.measure == first), key=lambda row: row.value or 0.0)
     beside = [row.words for row in telling if row.case == loosest.case and row is not loosest and row.measure != "auc"]
     bare = len({row.case for row in bounds} - {row.case for row in telling})
     less = f"; no bound in {bare} of {len({row.case for row in bounds})} such cases" if bare else ""
-    words = f"{'; '.join([_bound_words(loosest), *beside])}, on {headings[loosest.case]}{less}"
+    words = f"{'; '.join([loosest.words, *beside])}, on {headings[loosest.case]}{less}"
     return _part("upper_bound", words, loosest.case, loosest.value, loosest.low, loosest.high)
 
 
 NOTHING_RULED_OUT = "the limits that were computed rule nothing out, exact copies included"
 """Said where bounds were asked for and each of them is so high that every attack stays below it."""
 
-BOUND_ORDER = ("psnr_db", "exact_share", "tpr", "unseen_share", "rank")
+BOUND_ORDER = ("exact_share", "tpr")
 """Bounds in the order in which they are printed."""
-
-
-def _bound_words(row: BoundRow) -> str:
-    if row.measure != "psnr_db" or row.low is None or row.high is None:
-        return row.words
-    beside = "" if row.beside is None else f" (guessing the mean color: {row.beside:.1f} dB)"
-    return f"{row.words} [{row.low:.1f}, {row.high:.1f}]{beside}, to first order"
 
 
 def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]) -> SummaryPart:

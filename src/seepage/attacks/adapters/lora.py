@@ -42,12 +42,9 @@ class LoraLeak(Attack):
     In the first round B is zero and with it grad A: then the update shows the r numbers A x only, and the attack does
     not apply. A guess is certified where the client's own update at it is the observed one, and all tokens are shown.
 
-    Args:
-        tolerance: Largest relative difference of an example's errors, and of the whole update, for it to be certified.
-
     Example:
         >>> LoraLeak()
-        LoraLeak(tolerance=0.001)
+        LoraLeak()
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -57,8 +54,6 @@ class LoraLeak(Attack):
         classes="the label of each row is found by trying every class",
         batch_size="the rank of the adapter is compared with it",
     )
-
-    tolerance: float = CERTIFYING_MISMATCH
 
     def examine(self, transcript: Transcript) -> "AdapterInputs | AdapterTokens":
         attacked = AttackedRound.of(transcript)
@@ -93,7 +88,7 @@ class LoraLeak(Attack):
         read, labels, mismatch, turns = Fit(seen)(seen.start(seed, progress))
         inputs = seen.reads.to_inputs(read, knowledge.input_shape).to(like)
         error, _ = vouch(seen.attacked, inputs, labels)
-        fits = (mismatch < self.tolerance) & in_range(inputs, knowledge.value_range)
+        fits = (mismatch < CERTIFYING_MISMATCH) & in_range(inputs, knowledge.value_range)
         notes = (
             f"the gradient of {seen.layer.base} follows from those of A and B, whose two accounts differ by "
             f"{seen.contradiction:.1e}",
@@ -103,7 +98,7 @@ class LoraLeak(Attack):
             inputs=inputs,
             labels=labels,
             objective=mismatch.float(),
-            certified=fits & (error < self.tolerance),
+            certified=fits & (error < CERTIFYING_MISMATCH),
             cost={"evaluations": turns + 1},
             notes=notes,
         )
@@ -122,7 +117,7 @@ class LoraLeak(Attack):
             labels=labels,
             objective=error,
             # A token outside of what is shown of the span makes every patch a little wrong, and the update hardly.
-            certified=(error < self.tolerance) & whole,
+            certified=(error < CERTIFYING_MISMATCH) & whole,
             cost={"evaluations": knowledge.num_classes},
             notes=notes,
         )

@@ -1,11 +1,11 @@
-"""Attacks with a learned idea of what images look like: GGL, GIAS and ROGS.
+"""Attacks with a learned idea of what images look like: GGL and ROGS.
 
 What they know beyond the update is declared: `Knowledge.auxiliary`, images that are not private.
 """
 
 from seepage.attacks.generative.enhance import Enhanced
-from seepage.attacks.generative.latent import Latent, LatentFirst, LowResolution
-from seepage.attacks.generative.presets import ggl, gias, rogs
+from seepage.attacks.generative.latent import Latent, LowResolution
+from seepage.attacks.generative.presets import ggl, rogs
 from seepage.attacks.generative.prior import ImagePrior
 from seepage.attacks.generative.search import LatentSearch
 
@@ -13,10 +13,8 @@ __all__ = [
     "Enhanced",
     "ImagePrior",
     "Latent",
-    "LatentFirst",
     "LatentSearch",
     "LowResolution",
     "ggl",
-    "gias",
     "rogs",
 ]

@@ -1,15 +1,13 @@
-"""Unknowns of the generative attacks: a generator's inputs, then its weights; or a low-resolution image."""
+"""Unknowns of the generative attacks: a generator's inputs, or a low-resolution image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
-from torch.func import functional_call
 
 from seepage.attacks.generative.networks import low_size, stretched
 from seepage.attacks.generative.prior import ImagePrior
-from seepage.attacks.search.directions import Direction, Gradients, SearchPoint
 from seepage.attacks.search.parameters import Parameterization, SearchSpace, check_images
 from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge
@@ -17,21 +15,19 @@ from seepage.federation.types import Knowledge
 
 @dataclass(frozen=True, kw_only=True)
 class Latent(Parameterization):
-    """Images as outputs of a trained generator: the unknowns are its inputs, and, if asked for, its weights.
+    """Images as outputs of a trained generator: the unknowns are its inputs.
 
     Args:
         prior: The generator.
         reach: Latents are `reach tanh(u / reach)` of the unknowns u; None: the unknowns themselves.
-        weights: How far a generator's weight moves where an unknown moves by 1. 0: weights stay as they are.
     """
 
     prior: ImagePrior = ImagePrior()  # noqa: RUF009 - frozen and without state
     reach: float | None = None
-    weights: float = 0.0
 
     def __post_init__(self) -> None:
-        if (self.reach is not None and not self.reach > 0) or self.weights < 0:
-            raise SeepageError(f"reach must be above 0 and weights not below, got {self}; correct the recipe")
+        if self.reach is not None and not self.reach > 0:
+            raise SeepageError(f"reach must be above 0, got {self.reach}; correct the recipe")
 
     def check(self, knowledge: Knowledge) -> None:
         self.prior.check(knowledge)
@@ -42,35 +38,13 @@ class Latent(Parameterization):
 
     def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
         network = self.prior.network(knowledge, like)
-        own = {name: weight.detach() for name, weight in network.named_parameters()} if self.weights else {}
         first = torch.randn((batch_size, self.prior.latent), generator=generator).to(like)
 
         def decode(unknowns: Sequence[Tensor]) -> Tensor:
-            moved = {name: own[name] + self.weights * move for name, move in zip(own, unknowns[1:], strict=True)}
-            images: Tensor = functional_call(network, moved, (self.latents(unknowns[0]),))
+            images: Tensor = network(self.latents(unknowns[0]))
             return images
 
-        moves = [torch.zeros_like(weight) for weight in own.values()]
-        return SearchSpace([first, *moves], decode, lambda unknowns: list(unknowns))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentFirst(Direction):
-    """The latents alone up to a share of the steps, from then on the generator's weights alone.
-
-    Args:
-        share: Share of the steps.
-    """
-
-    share: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise SeepageError(f"the share of steps for the latents must be from 0 to 1, got {self.share}")
-
-    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
-        first = place.share < self.share
-        return [gradient if (i == 0) == first else torch.zeros_like(gradient) for i, gradient in enumerate(gradients)]
+        return SearchSpace([first], decode, lambda unknowns: list(unknowns))
 
 
 @dataclass(frozen=True, kw_only=True)

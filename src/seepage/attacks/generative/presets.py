@@ -8,18 +8,16 @@ from typing import Literal
 
 from seepage.attacks.base import Attack
 from seepage.attacks.generative.enhance import Enhanced
-from seepage.attacks.generative.latent import Latent, LatentFirst, LowResolution
+from seepage.attacks.generative.latent import Latent, LowResolution
 from seepage.attacks.generative.prior import ImagePrior
 from seepage.attacks.generative.search import LatentSearch
 from seepage.attacks.search.adaptive import DefenseAware
 from seepage.attacks.search.directions import Sign
-from seepage.attacks.search.distances import L2, Cosine
-from seepage.attacks.search.engine import GradientMatching
+from seepage.attacks.search.distances import L2
 from seepage.attacks.search.labels import LABEL_RULES
 from seepage.attacks.search.optimizers import Adam
 from seepage.attacks.search.options import SearchOptions, preset
 from seepage.base.registry import attacks
-from seepage.errors import SeepageError
 
 
 @attacks.register(
@@ -74,58 +72,6 @@ def ggl(
         )
     adam = replace(shared, steps=steps or 2500, schedule="step")
     return adam.matching(DefenseAware(L2()), Adam(lr=0.1), parameters, direction=Sign())
-
-
-@attacks.register(
-    "gias",
-    needs="images; auxiliary images or a generator of your own; the batch size",
-    paper="Jeon et al. 2021",
-    cost="minutes to hours (the training of a generator, 5,500 Adam steps)",
-    family="generative prior",
-)
-@preset(
-    "labels",
-    "restarts",
-    "microbatch",
-    "generator",
-    "weights",
-    "latent",
-    "width",
-    "training",
-    "keep",
-    steps=5500,
-    lr=3e-2,
-    tv=1e-6,
-)
-def gias(
-    search: SearchOptions, prior: ImagePrior, *, latent_steps: int = 500, weight_lr: float = 1e-3
-) -> GradientMatching:
-    """Gradient inversion in alternative spaces (Jeon et al., NeurIPS 2021): a generator's inputs, then its weights.
-
-    One minus the cosine, total variation 1e-6; Adam at 0.03 on the latents for 500 steps, then at 0.001 on the
-    generator's weights, as the released script has it for images of 32 pixels (5,000 steps). What the generator
-    cannot draw, its weights learn to: the second part is not bound to the auxiliary images.
-
-    Deviations: one restart where the script has 3 to 4; one generator for the batch, whose weights all images share, as
-    in the paper for batches; the generator is trained here, or your own (see `ggl`); rates are constant; one Adam over
-    both parts, so that its memory moves the latents for some more steps, and the weights' first steps are larger than
-    the rate (its divisor still counts their steps of rest). With no more steps than `latent_steps` weights stay.
-
-    Args:
-        latent_steps: Steps on the generator's inputs; the rest goes to its weights.
-        weight_lr: Learning rate on the generator's weights.
-    """
-    steps = search.steps
-    if latent_steps < 0 or steps < 1:
-        raise SeepageError(
-            f"gias needs steps from 1 and latent_steps from 0 up, got {steps} and {latent_steps}; correct the recipe"
-        )
-    return search.matching(
-        DefenseAware(Cosine()),
-        Adam(lr=search.lr),
-        Latent(prior=prior, weights=weight_lr / search.lr),
-        direction=LatentFirst(share=min(latent_steps, steps) / steps),
-    )
 
 
 @attacks.register(

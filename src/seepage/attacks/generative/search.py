@@ -59,8 +59,6 @@ class LatentSearch(Attack):
                 f"a search needs 1 generation of 4 guesses or more and a sigma above 0, got {self.steps}, "
                 f"{self.population} and {self.sigma}; correct the recipe"
             )
-        if self.parameters.weights:
-            raise SeepageError("a search without derivatives cannot move a generator's weights; use gias for that")
 
     def examine(self, transcript: Transcript) -> Transcript:
         if find_spec("cmaes") is None:

@@ -16,6 +16,8 @@ from seepage.base.algebra.rows import parallel_rows
 from seepage.federation.types import Reconstruction, Transcript
 
 INSTEAD = "use cocktail_party or a matching attack such as inverting_gradients"
+ONE_EXAMPLE = 1e-4
+"""Largest relative mismatch of a group of units at which it is one example. Float32 leaves about 1e-6."""
 REFINEMENTS = 8
 """Times that patterns and slopes are computed anew from the examples that the equations gave."""
 SCALES, ZOOMS = 200, 6
@@ -115,7 +117,7 @@ class LayerGradients:
         noise: Tensor = rounding * self.rows[known.layer].norm(dim=1) + taken.norm(dim=0)
         return noise
 
-    def grown(self, known: KnownInputs, tolerance: float, *, peel: bool) -> KnownInputs:
+    def grown(self, known: KnownInputs, *, peel: bool) -> KnownInputs:
         """Known examples of a layer and those that groups of its units give, taken away until no group gives any."""
         while len(known.labels) < self.batch_size:
             rest = self.rest(known)
@@ -123,7 +125,7 @@ class LayerGradients:
             noise = self.noise(known)
             groups = parallel_rows(rest[0], noise, least=least)
             before = len(known.labels)
-            for one in self._checked(known.layer, groups, rest, noise, tolerance):
+            for one in self._checked(known.layer, groups, rest, noise):
                 if len(known.labels) < self.batch_size and not known.has(one.readings[0]):
                     known = known.joined(one)
             if len(known.labels) == before or not peel:
@@ -136,7 +138,6 @@ class LayerGradients:
         groups: list[tuple[Tensor, Tensor, Tensor]],
         rest: tuple[Tensor, ...],
         noise: Float[Tensor, " m"],
-        tolerance: float,
     ) -> Iterator[KnownInputs]:
         """Groups that are one example each, the surest first."""
         if not groups:
@@ -168,7 +169,7 @@ class LayerGradients:
 
         labels, best = best_labels(mismatches())
         for place in best.argsort(stable=True).tolist():
-            if best[place] <= tolerance:
+            if best[place] <= ONE_EXAMPLE:
                 at = slice(place, place + 1)
                 yield KnownInputs(layer, readings[at], labels[at], best[at], error[at])
 

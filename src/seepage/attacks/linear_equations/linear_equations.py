@@ -42,7 +42,6 @@ class LinearEquations(Attack):
     refused.
 
     Args:
-        tolerance: Largest relative mismatch of a group of units at which it is one example. Float32 leaves about 1e-6.
         peel: Whether found examples are taken away and the rest looked at again.
 
     Example:
@@ -66,14 +65,13 @@ class LinearEquations(Attack):
         instead=INSTEAD.removeprefix("use "),
     )
 
-    tolerance: float = 1e-4
     peel: bool = True
 
     def examine(self, transcript: Transcript) -> "LayerGradients":
         return LayerGradients.of(transcript)
 
     def run(self, seen: "LayerGradients", *, seed: int, progress: Progress) -> Reconstruction:
-        found = _search(seen, self.tolerance, progress, peel=self.peel)
+        found = _search(seen, progress, peel=self.peel)
         notes = tuple(
             f"layer {seen.chain.maps[one.layer].name!r}: {len(one.labels)} of {seen.batch_size} examples are known "
             "from units of their own"
@@ -95,13 +93,13 @@ class LinearEquations(Attack):
         return seen.reconstruction(readings, whole.labels, mismatch.expand(len(readings)), sure, notes)
 
 
-def _search(seen: "LayerGradients", tolerance: float, progress: Progress, *, peel: bool) -> list[KnownInputs]:
+def _search(seen: "LayerGradients", progress: Progress, *, peel: bool) -> list[KnownInputs]:
     """Examples known at each layer from the first on, up to the first layer at which all are."""
     known: list[KnownInputs] = []
     while len(known) < len(seen.chain) - 1:
         layer = len(known)
         start = seen.raised(known[-1]) if known else seen.nothing()
-        grown = seen.grown(start, tolerance, peel=peel)
+        grown = seen.grown(start, peel=peel)
         known.append(grown)
         progress.report(layer + 1, len(seen.chain), float(seen.batch_size - len(grown.labels)))
         if len(grown.labels) == seen.batch_size:
@@ -109,7 +107,7 @@ def _search(seen: "LayerGradients", tolerance: float, progress: Progress, *, pee
         # A layer with more active units than inputs determines by its weights alone what it read of an example.
         lowered = seen.lowered(grown.at(slice(len(start.labels), None)))
         if layer > 0 and len(lowered.labels) > 0:
-            known = [seen.grown(known[0].joined(lowered), tolerance, peel=peel)]
+            known = [seen.grown(known[0].joined(lowered), peel=peel)]
             if len(known[0].labels) == seen.batch_size:
                 break
     return known

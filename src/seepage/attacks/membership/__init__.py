@@ -24,8 +24,7 @@ from seepage.attacks.membership.base import (
     infer_membership,
     p_values,
 )
-from seepage.attacks.membership.cosine import GradientCosine, GradientDifference
-from seepage.attacks.membership.fedmia import FedMIA
+from seepage.attacks.membership.cosine import GradientCosine
 from seepage.attacks.membership.matched_filter import MatchedFilter
 from seepage.attacks.membership.span import FirstLayerSpan
 from seepage.base.registry import Registry, membership_tests
@@ -36,10 +35,8 @@ MEMBERSHIP_TESTS: Registry[MembershipTest] = membership_tests
 __all__ = [
     "MEMBERSHIP_TESTS",
     "Detector",
-    "FedMIA",
     "FirstLayerSpan",
     "GradientCosine",
-    "GradientDifference",
     "MatchedFilter",
     "Membership",
     "MembershipInference",

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,13 +57,6 @@ class Membership:
 
 class Detector(ABC):
     """A test at one set of weights: what it learned from public examples there."""
-
-    reads_others: ClassVar[bool] = False
-    """Whether it compares an update with the other updates of the transcript at the same weights."""
-
-    def beside(self, others: Sequence[Round]) -> "Detector":
-        """The detector for an update beside others at the same weights; itself, where it does not read them."""
-        return self
 
     @abstractmethod
     def templates(self, examples: Batch, done: Done = nothing) -> Tensor:
@@ -136,7 +128,7 @@ class MembershipInference:
         seed: int = 0,
         progress: Progress = ignore,
     ) -> None:
-        self._knowledge, self._first, self._transcript = transcript.knowledge, transcript[t], transcript
+        self._knowledge, self._first = transcript.knowledge, transcript[t]
         _check(public, "public examples", self._knowledge)
         if len(public) < 4 or not 0 < reference_share < 1:
             raise SeepageError(
@@ -155,11 +147,6 @@ class MembershipInference:
         """Whether a round starts from the weights that this inference is for."""
         own = self._first.params
         return observed is self._first or all(torch.equal(observed.params[name], own[name]) for name in own)
-
-    def _others(self, observed: Round) -> list[Round]:
-        """The other updates at these weights, in the order of the transcript."""
-        rounds = (self._transcript[t] for t in range(len(self._transcript)) if t != observed.t)
-        return [one for one in rounds if self.fits(one)]
 
     def of(self, observed: Round, candidates: Batch, *, progress: Progress = ignore) -> Membership:
         """Test each candidate against the update of a round.
@@ -187,9 +174,8 @@ class MembershipInference:
                 "check that the client trained, or use another round",
             )
         templates = self._detector.templates(candidates, _Counter(len(candidates), progress))
-        detector = self._detector.beside(self._others(observed)) if self._detector.reads_others else self._detector
         found, null = (
-            detector.statistics(observed, rows).detach().double().cpu() for rows in (templates, self._calibration)
+            self._detector.statistics(observed, rows).detach().double().cpu() for rows in (templates, self._calibration)
         )
         return Membership(found, p_values(found, null), null, self._reference)
 

@@ -1,4 +1,4 @@
-"""Membership tests that are published: the update's cosine with a candidate's gradient, and what it leaves."""
+"""A membership test that is published: the update's cosine with a candidate's gradient."""
 
 from dataclasses import dataclass
 
@@ -27,15 +27,6 @@ class _Cosine(Detector):
         return cosines
 
 
-@dataclass(frozen=True)
-class _Difference(_Cosine):
-    def statistics(self, observed: Round, templates: Tensor) -> Tensor:
-        """`[k]` decreases 2 s g'u - s^2 |g|^2, for a share s."""
-        update, share = self.gradients.entries_of(observed), 1 / (observed.batch_size or 1)
-        # |u|^2 - |u - s g|^2 = 2 s g'u - s^2 |g|^2
-        return 2 * share * (templates @ update) - (share * templates).square().sum(1)
-
-
 @membership_tests.register(
     "gradient_cosine",
     paper="Li et al. 2023 (ICLR), the cosine attack",
@@ -60,28 +51,3 @@ class GradientCosine(MembershipTest):
     ) -> Detector:
         """A detector by cosines; the reference gives batch norm its statistics. See `MembershipTest.fit`."""
         return _Cosine(ExampleGradients.at(knowledge, observed, reference, entries=self.entries, seed=seed))
-
-
-@membership_tests.register(
-    "gradient_difference",
-    paper="Li et al. 2023 (ICLR), the gradient-difference attack",
-    cost="a backward pass for each example",
-)
-@dataclass(frozen=True, kw_only=True)
-class GradientDifference(MembershipTest):
-    """How much shorter the update gets when the candidate's gradient is taken off it: |u|^2 - |u - g|^2.
-
-    The paper takes off the gradient as it is, without the factor 1 / n of a mean over the batch, where the batch size
-    is not known; where it is, it is taken off here as it went in.
-
-    Args:
-        entries: Largest number of entries of each tensor that are used, drawn at random.
-    """
-
-    entries: int = 4096
-
-    def fit(
-        self, knowledge: Knowledge, observed: Round, reference: Batch, *, seed: int, done: Done = nothing
-    ) -> Detector:
-        """A detector by lengths; the reference gives batch norm its statistics. See `MembershipTest.fit`."""
-        return _Difference(ExampleGradients.at(knowledge, observed, reference, entries=self.entries, seed=seed))

@@ -187,7 +187,6 @@ class EquationWhitening:
         matrix: `[r, O k k]` the whitening `S^-1 U^T`, with small S held up; block-diagonal with a block for each group.
             Without rows where all slopes are zero: the gradient is then zero whatever was read, and says nothing.
         largest: Largest singular value of M.
-        rank: Number of directions that count, r.
     """
 
     def __init__(self, layer: LayerUse, slopes: Tensor, floor: float = FLOAT32_NETWORK) -> None:
@@ -203,7 +202,6 @@ class EquationWhitening:
             for left, singular in parts
             for some in [singular > INDEPENDENT * self.largest]
         ]
-        self.rank = sum(len(singular) for _, singular in kept)
         # 1 / sqrt(s^2 + floor^2): rounding of the update in the weakest directions is not blown up.
         held_up = floor * self.largest
         blocks = [(left / (singular.square() + held_up**2).sqrt()).T for left, singular in kept]

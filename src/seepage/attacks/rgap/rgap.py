@@ -16,6 +16,9 @@ from seepage.base.rounding import FLOAT64_FLOOR
 from seepage.federation.clients import FedSGD
 from seepage.federation.types import Ambiguity, Batch, Reconstruction, Tensors, Transcript
 
+MOST_UNKNOWNS = 4096
+"""Most entries a convolution may read; a solution takes time with their cube."""
+
 
 @dataclass(frozen=True)
 class LayerRank:
@@ -42,7 +45,7 @@ class LayerRank:
 
 
 def rank_report(
-    model: nn.Module, input_shape: tuple[int, ...], *, label: int = 0, seed: int = 0, most_unknowns: int = 4096
+    model: nn.Module, input_shape: tuple[int, ...], *, label: int = 0, seed: int = 0
 ) -> tuple[LayerRank, ...]:
     """Which layer protects a batch of one: the rank of each layer's equations, first layer first.
 
@@ -55,7 +58,6 @@ def rank_report(
         input_shape: Shape of one example.
         label: Label of the random image.
         seed: Draws the image.
-        most_unknowns: As in `RGap`.
 
     Raises:
         Inapplicable: Where the model is no such chain, or a layer has too many unknowns.
@@ -75,12 +77,12 @@ def rank_report(
     for i, layer in enumerate(chain.maps):
         known = None if i == len(chain) - 1 else (passed.outputs[i][0], layer.after.known(passed.reading(i + 1)[0]))
         gradient = update.tensors[f"{layer.name}.weight"].double()
-        report.append(_solve(layer, slopes[i][0], gradient, known, most_unknowns)[1])
+        report.append(_solve(layer, slopes[i][0], gradient, known)[1])
     return tuple(report)
 
 
 def _solve(
-    layer: LinearMap, output_gradient: Tensor, gradient: Tensor, known: tuple[Tensor, Tensor] | None, most: int
+    layer: LinearMap, output_gradient: Tensor, gradient: Tensor, known: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, LayerRank, float]:
     """What one layer read `[unknowns]`, the rank of its equations, and their relative residual.
 
@@ -89,7 +91,6 @@ def _solve(
         output_gradient: `[outputs]`.
         gradient: Of its weight.
         known: Its outputs and which of them are known; None: none.
-        most: Most unknowns.
     """
     equations, wanted = layer.gradient_system(output_gradient, gradient)
     constraints = 0 if known is None else int(known[1].sum())
@@ -98,10 +99,10 @@ def _solve(
     # nothing to it.
     if isinstance(layer.module, nn.Linear) and output_gradient.norm() > 0:
         return wanted / output_gradient.norm(), LayerRank(*counts, layer.unknowns), 0.0
-    if layer.unknowns > most:
+    if layer.unknowns > MOST_UNKNOWNS:
         raise Inapplicable(
-            f"layer {layer.name!r} reads {layer.unknowns:,} values, and to solve for {most:,} takes a minute",
-            f"raise most_unknowns, or {INSTEAD}",
+            f"layer {layer.name!r} reads {layer.unknowns:,} values, and to solve for {MOST_UNKNOWNS:,} takes a minute",
+            INSTEAD,
         )
     parts = [(equations, wanted)]
     if known is not None:
@@ -133,9 +134,6 @@ class RGap(Attack):
     negative entry of the slope is the label. Pooling and residual connections are refused, as are batches: with more
     than one example the products no longer split.
 
-    Args:
-        most_unknowns: Most entries a convolution may read; a solution takes time with their cube.
-
     Example:
         >>> from seepage import attack, record
         >>> conv = nn.Conv2d(1, 6, 3, stride=2, padding=1)
@@ -156,8 +154,6 @@ class RGap(Attack):
         single_example="the recursion solves for one example",
     )
 
-    most_unknowns: int = 4096
-
     def examine(self, transcript: Transcript) -> tuple[AttackedRound, Chain, Tensors]:
         """The round, its model layer by layer, and its update in float64."""
         attacked = AttackedRound.of(transcript)
@@ -169,11 +165,11 @@ class RGap(Attack):
                     f"the gradient of {layer.name}.weight is zero everywhere (no unit is active, or the loss is zero)",
                     "nothing can be solved; use another round",
                 )
-            if layer.unknowns > self.most_unknowns and isinstance(layer.module, nn.Conv2d):
+            if layer.unknowns > MOST_UNKNOWNS and isinstance(layer.module, nn.Conv2d):
                 raise Inapplicable(
-                    f"convolution {layer.name!r} reads {layer.unknowns:,} values, and more than {self.most_unknowns:,} "
+                    f"convolution {layer.name!r} reads {layer.unknowns:,} values, and more than {MOST_UNKNOWNS:,} "
                     "take minutes to solve for",
-                    f"raise most_unknowns, or {INSTEAD}",
+                    INSTEAD,
                 )
         return attacked, chain, gradient
 
@@ -188,7 +184,7 @@ class RGap(Attack):
                 # dL/db is k itself, exactly: better than the k that came down through the solved layers.
                 output_gradient = gradient[f"{layer.name}.bias"]
             weight = gradient[f"{layer.name}.weight"]
-            reading, rank, residual = _solve(layer, output_gradient, weight, known, self.most_unknowns)
+            reading, rank, residual = _solve(layer, output_gradient, weight, known)
             ranks.insert(0, rank)
             progress.report(len(ranks), len(chain), residual)
             if i > 0:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -10,13 +9,7 @@ from torch import Generator, Tensor
 
 from seepage.attacks.base import TARGETS, Inapplicable
 from seepage.base.nn import last_linear, output_shape
-from seepage.base.rounding import FLOAT32_ZERO
 from seepage.federation.types import Knowledge, Round, Tensors
-
-TINY_BIAS = 1e-12
-"""Entry of a bias gradient below which it counts as none."""
-LARGEST_EMBEDDING = 1e10
-"""Largest entry of an embedding that is read as a ratio of gradients."""
 
 
 class LabelInference(ABC):
@@ -207,13 +200,7 @@ class RowSumCount(LabelInference):
     Up to as many examples as classes, each of the smallest rows gives one label (repeats do not show). Beyond,
     class j counts `floor(n (s_j - m) / sum_i (s_i - m))`, and what the floor leaves is filled round robin starting at
     the smallest row sum. In the paper m is `k max dW`, since the largest entry is subtracted from each of a row's k.
-
-    Args:
-        least: What the class of the least evidence counts from: `entry` is the paper's largest entry, `row` the
-            largest row sum, which gives that class no label at all.
     """
-
-    least: Literal["entry", "row"] = "entry"
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         n = batch_size_of(observed)
@@ -222,8 +209,7 @@ class RowSumCount(LabelInference):
         order = sums.argsort(stable=True)
         if n <= len(sums):
             return order[:n].sort().values
-        most = weight.max() * weight.shape[1] if self.least == "entry" else sums.max()  # m
-        below = sums - most  # 0 or negative
+        below = sums - weight.max() * weight.shape[1]  # s - m, 0 or negative
         total = below.sum()
         shares = below / total if total < 0 else torch.full_like(below, 1 / len(below))
         # A share that would be whole but for rounding must not fall to the number below.
@@ -244,108 +230,6 @@ class BiasCount(LabelInference):
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         n = batch_size_of(observed)
         return counts_to_labels(largest_remainder(counted_shares(bias_of(observed, knowledge), n), n))
-
-
-@dataclass(frozen=True)
-class SeparableClasses(LabelInference):
-    """RLG (Dang et al., NeurIPS 2021): the classes whose singular vectors a plane parts from all others.
-
-    An example's row `p - y` of logit gradients is negative at its own class alone. With fewer examples than classes
-    these rows span the column space of dW, so with `dW = U S V^T` of rank r (`U` is `[classes, r]`) each class c of the
-    batch has a z with `u_c z < 0` and `u_j z >= 0` for every other j: a linear program for each class. It asks nothing
-    of the signs of the embeddings. The rule names a set: examples beyond it repeat its classes, the most
-    negative row sums first, and of more classes than examples the best separated are taken.
-
-    Deviations: no perceptron sifts the classes first, and z is bounded by 1 in each entry in place of a norm.
-
-    Args:
-        separated: How far below 0 `u_c z` must come, as a share of the length of `u_c`.
-    """
-
-    separated: float = 1e-3
-
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
-        n = batch_size_of(observed)
-        weight = _last_layer(observed, knowledge)[0]  # dW, [classes, k]
-        classes, width = weight.shape
-        # Columns of p - y sum to 0, so from classes - 1 directions on every class can be parted from the others.
-        if n >= min(classes - 1, width + 1):
-            raise Inapplicable(
-                f"the separation of classes needs fewer examples than classes less one, and no more than the last "
-                f"layer's {width} inputs; {n} examples have {classes} classes",
-                "use 'ilrg', 'count', 'bias' or 'joint' labels",
-            )
-        left, sizes, _ = torch.linalg.svd(weight, full_matrices=False)
-        rank = int((sizes > FLOAT32_ZERO * sizes[0]).sum()) if sizes[0] > 0 else 0
-        depths = _depths(left[:, : min(rank, n)])
-        sums = weight.sum(1)
-        inside = (depths > self.separated).nonzero()[:, 0]
-        if not len(inside):
-            inside = sums.argsort(stable=True)[:1]  # a gradient that no batch has: something has to be named
-        chosen = inside[depths[inside].argsort(descending=True, stable=True)[:n]]
-        counts = torch.zeros(classes, dtype=torch.long, device=weight.device)
-        order = chosen[sums[chosen].argsort(stable=True)]
-        for place in range(n):
-            counts[order[place % len(order)]] += 1
-        return counts_to_labels(counts)
-
-
-def _depths(vectors: Float[Tensor, "classes rank"]) -> Float[Tensor, " classes"]:
-    """How far each row can be pushed below 0 by a z in [-1, 1] that keeps all other rows at 0 or above.
-
-    As a share of the row's length; 0 where it cannot.
-
-    >>> depths = _depths(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))  # the last lies between the others
-    >>> [round(depth, 3) for depth in depths.tolist()]
-    [1.0, 1.0, 0.0]
-    """
-    from scipy.optimize import linprog
-
-    rows = vectors.cpu().numpy()
-    depths = torch.zeros(len(rows), dtype=torch.float64)
-    slack = FLOAT32_ZERO
-    for c, row in enumerate(rows):
-        length = float((row**2).sum() ** 0.5)
-        if length <= FLOAT32_ZERO:
-            continue
-        others = rows[[j for j in range(len(rows)) if j != c]]
-        # min u_c z subject to u_j z >= -slack: single precision leaves the other rows a little below 0.
-        found = linprog(row, A_ub=-others, b_ub=[slack] * len(others), bounds=(-1, 1))
-        if found.status == 0:
-            depths[c] = max(0.0, -found.fun / length)
-    return depths.to(vectors.device)
-
-
-@dataclass(frozen=True)
-class InstanceCount(LabelInference):
-    """iLRG (Ma et al., ICLR 2023): counts from the equations of the last bias, with each class's own probabilities.
-
-    `dW_c / db_c` is about the mean embedding of class c, so that the last layer itself gives about the softmax `q_c`
-    of its examples. With `x_c` examples of class c in n, `n db_j = sum_c x_c q_c(j) - x_j` for each j, and the x sum to
-    n: least squares by the pseudoinverse. `BiasCount` is the same with `q` uniform. Exact where all embeddings of the
-    batch are alike, whatever the outputs are.
-
-    Deviation: whole counts that sum to n come from the largest remainders.
-    """
-
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
-        n = batch_size_of(observed)
-        weight, _ = _last_layer(observed, knowledge)
-        bias = bias_of(observed, knowledge)
-        names = last_linear(knowledge.model, knowledge.num_outputs)
-        assert names is not None  # `_last_layer` refused it
-        w, b = (observed.params[str(name)].to(weight) for name in names)
-        if knowledge.client.one_logit:  # of the logits (0, z)
-            w, b = (torch.cat([torch.zeros_like(part), part]) for part in (w, b))
-        # A class without any gradient has no embedding; the ratio is bounded so that its softmax is a number.
-        safe = torch.where(bias.abs() > TINY_BIAS, bias, torch.full_like(bias, TINY_BIAS))
-        embeddings = (weight / safe[:, None]).clamp(-LARGEST_EMBEDDING, LARGEST_EMBEDDING)  # [classes, k]
-        q = (embeddings @ w.T + b).softmax(1)  # [classes, classes], a row for each class's examples
-        classes = len(bias)
-        # Unknown x: sum x = n, and (q^T - 1) x = n db.
-        system = torch.cat([torch.ones((1, classes)).to(q), q.T - torch.eye(classes).to(q)])
-        values = torch.cat([torch.full((1,), float(n)).to(bias), n * bias])
-        return counts_to_labels(largest_remainder(torch.linalg.pinv(system) @ values, n))
 
 
 @dataclass(frozen=True)
@@ -401,12 +285,9 @@ LABEL_RULES: dict[str, LabelInference] = {
     "auto": Auto(),
     "bias": BiasCount(),
     "count": RowSumCount(),
-    "count_row": RowSumCount(least="row"),
     "given": Given(),
-    "ilrg": InstanceCount(),
     "joint": Joint(),
     "minimum": LastLayerMinimum(),
     "refined": Refined(RowSumCount()),
-    "rlg": SeparableClasses(),
     "sign": SignOfLastBias(),
 }

@@ -19,7 +19,7 @@ from seepage.attacks.search.parameters import Parameterization, Pixels, Start
 from seepage.attacks.search.priors import Prior, TotalVariation
 from seepage.attacks.search.problem import Local
 
-LabelRule = Literal["auto", "bias", "count", "count_row", "given", "ilrg", "joint", "minimum", "refined", "rlg", "sign"]
+LabelRule = Literal["auto", "bias", "count", "given", "joint", "minimum", "refined", "sign"]
 Made = TypeVar("Made", bound=Attack)
 
 

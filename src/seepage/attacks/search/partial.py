@@ -34,7 +34,6 @@ class TopMagnitude(Distance):
         inner: Distance over the chosen entries; it sees each tensor's as one row, and no tensor without a chosen entry.
         ratio: Share that is kept, in (0, 1].
         by: One threshold over all tensors together, or one in each `tensor`.
-        of: Whose magnitude is looked at: the `dummy` gradient's (the paper), or the `observed` one's.
         sample: Estimate a threshold from about this many evenly spaced entries; None: from all, exactly.
 
     >>> from seepage.attacks.search.distances import L1
@@ -46,7 +45,6 @@ class TopMagnitude(Distance):
     inner: Distance
     ratio: float
     by: Literal["global", "tensor"] = "global"
-    of: Literal["dummy", "observed"] = "dummy"
     sample: int | None = None
 
     def __post_init__(self) -> None:
@@ -67,8 +65,7 @@ class TopMagnitude(Distance):
 
     def chosen(self, dummy: Tensors, target: Tensors) -> Tensors:
         """Places of the chosen entries in each flattened tensor, int64."""
-        source = dummy if self.of == "dummy" else target
-        sizes = {name: source[name].detach().abs().reshape(-1) for name in target}
+        sizes = {name: dummy[name].detach().abs().reshape(-1) for name in target}
         if self.by == "tensor":
             return {name: (size >= self.threshold([size])).nonzero()[:, 0] for name, size in sizes.items()}
         threshold = self.threshold(list(sizes.values()))
@@ -86,29 +83,6 @@ class TopMagnitude(Distance):
         looked = sum(len(part) for part in parts)
         keep = max(1, round(self.ratio * looked))
         return kth_smallest(parts, looked - keep)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenEntries(Distance):
-    """A distance over entries that are named once: Lambda of FedLeak's eq. 7, held fixed.
-
-    Args:
-        inner: Distance over the chosen entries; it sees each tensor's as one row, and no tensor without a chosen entry.
-        places: Of the chosen entries in each flattened tensor, int64.
-
-    >>> from seepage.attacks.search.distances import L1
-    >>> dummy, observed = {"w": torch.tensor([0.1, -3.0, 2.0, 0.0])}, {"w": torch.zeros(4)}
-    >>> places = TopMagnitude(inner=L1(), ratio=0.5).chosen(dummy, observed)
-    >>> float(ChosenEntries(inner=L1(), places=places)({"w": torch.ones(4)}, observed))
-    2.0
-    """
-
-    inner: Distance
-    places: Mapping[str, Tensor]
-
-    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
-        kept = {name: self.places[name] for name in target if len(self.places[name])}
-        return self.inner(_take(dummy, kept), _take(target, kept))
 
 
 def _take(tensors: Tensors, places: Mapping[str, Tensor]) -> Tensors:

@@ -22,6 +22,8 @@ MAX_DRAWN_EXAMPLES = 16
 """Up to this many examples the fast mode first draws 16 times so many submatrices: they miss few columns."""
 MIXTURE_PAIRS = 4
 """Pairs of mixtures that the lifted equations are solved with: one does, unless two columns get nearly one ratio."""
+LEAST_ZEROS = 0.2
+"""Least share of zeros, among units that any example reaches, at which a direction is a candidate."""
 AT_ONCE = 64
 """Reweighted searches, or candidates of the lifted equations, that are looked at in one go."""
 
@@ -68,7 +70,6 @@ class Spear(Attack):
         steps: Reweightings of each start. Of 15 to 240, on batches of seeds that nothing else scores, 30 and 60 found
             most per second and 60 more different columns; 120 certified 0.89 and 0.61 of two batches of photographs,
             60 all and 0.56 in half the time (`results/closed/spear-search.jsonl`).
-        least: Least share of zeros, among units that any example reaches, at which a direction is a candidate.
 
     Example:
         >>> from seepage import Architecture, Batch, attack, build, record
@@ -93,14 +94,13 @@ class Spear(Attack):
     samples: int = 2**22
     starts: int = 4096
     steps: int = 60
-    least: float = 0.2
 
     def examine(self, transcript: Transcript) -> "LayerPart":
         return LayerPart.of(transcript, self.layer)
 
     def run(self, problem: "LayerPart", *, seed: int, progress: Progress) -> Reconstruction:
         # One example has no zeros among the units it reaches, and of two each has a third: about as the paper's half.
-        least = self.least * {1: 0.0, 2: 0.5}.get(problem.span.n, 1.0)
+        least = LEAST_ZEROS * {1: 0.0, 2: 0.5}.get(problem.span.n, 1.0)
         found = FoundDirections(problem.span, least, problem.merit)
         best: FoundBatch | None = None
         tried = 0

@@ -158,20 +158,17 @@ class BoundsPlan(RecipeTable, table="bounds"):
     """Upper bounds for any attacker are computed as well: the `[bounds]` of a recipe.
 
     Args:
-        where: `defended`: where clients use a defense; `all`: everywhere, so that numbers sent are counted against
-            private numbers where there is none.
+        where: `defended`: where clients use a defense; `all`: everywhere, to be told why there is none elsewhere.
         level: The false positive rate at which membership is bounded.
         candidates: The attacker knows that each example is one of so many, equally likely ones; None: how likely a
             blind guess is follows from examples that are neither trained on nor attacked.
-        public: Such examples at most; they are the prior of bounds in decibels.
-        seconds: Time for the bounds of one update that are estimated.
+        public: Such examples at most.
     """
 
     where: Literal["defended", "all"] = "defended"
     level: Chance = 0.01
     candidates: Count | None = None
     public: Natural = 512
-    seconds: Positive = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)

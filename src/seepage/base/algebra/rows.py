@@ -24,7 +24,6 @@ def groups(
     *,
     least: int = 1,
     left: Bool[Tensor, " k"] | None = None,
-    strays: Bool[Tensor, "k k"] | None = None,
     in_order: bool = False,
 ) -> Iterator[tuple[int, Bool[Tensor, " k"]]]:
     """Disjoint groups: a row and all rows near it, as its place and a mask.
@@ -33,7 +32,6 @@ def groups(
         near: Which rows agree with the row of each line; each row with itself.
         least: Smallest group.
         left: Rows that may be in a group; None: all.
-        strays: Rows too near a group's row to be in another group; None: those of the group alone.
         in_order: The first row's group comes first, then that of the first row left. Otherwise the largest comes first.
     """
     left = near.new_ones(len(near)) if left is None else left.clone()
@@ -51,7 +49,7 @@ def groups(
             return
         own = near[place] & left
         yield place, own
-        left &= ~(own if strays is None else strays[place])
+        left &= ~own
 
 
 def first_of_each(near: Bool[Tensor, "k k"]) -> Bool[Tensor, " k"]:

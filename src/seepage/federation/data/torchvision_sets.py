@@ -16,7 +16,6 @@ from seepage.base.registry import FETCHED, datasets
 from seepage.errors import SeepageError
 from seepage.federation.data.arrays import ArrayDataset
 from seepage.federation.data.dataset import Dataset, Options, check_labels
-from seepage.federation.data.files import RESIZE, FileDataset
 
 _TRAIN_FLAG = ({"train": True}, {"train": False})
 _SPLIT_WORD = ({"split": "train"}, {"split": "test"})
@@ -30,13 +29,11 @@ class TorchvisionSet:
         name: What it is called here.
         made_by: Class name in `torchvision.datasets`.
         splits: Arguments of the part to train on and of the private part.
-        in_files: Whether the images stay in files and have many sizes; else torchvision holds them as one array.
     """
 
     name: str
     made_by: str
     splits: tuple[Mapping[str, Any], Mapping[str, Any]] = field(default=_SPLIT_WORD)
-    in_files: bool = False
 
     def __call__(self, options: Options) -> Dataset:
         """Look for the files where torchvision itself would put them, and download them if they are missing.
@@ -44,16 +41,11 @@ class TorchvisionSet:
         Raises:
             SeepageError: When the files are not there and cannot be downloaded, or are damaged.
         """
-        if self.in_files and options.size is None:
-            raise SeepageError(f"the images of {self.name!r} have many sizes; {RESIZE}")
         root = options.root or Path(os.environ.get("SEEPAGE_DATA") or Path.home() / ".cache" / "seepage")
         parts = [_open(self, root, arguments) for arguments in self.splits]
-        about = datasets[self.name].about.removesuffix("; needs data.size")
-        source = f"{self.name} as torchvision downloads it: {about}"
+        source = f"{self.name} as torchvision downloads it: {datasets[self.name].about}"
         sizes = [len(part) for part in parts]
         train, private = torch.arange(sizes[0]), torch.arange(sizes[0], sum(sizes))
-        if self.in_files:
-            return _from_files(self.name, source, root, parts, train, private, options)
         images = torch.cat([_pixels(part) for part in parts])
         labels = torch.cat([_targets(part) for part in parts])
         classes = check_labels(labels, _class_names(parts[0]), self.name)
@@ -66,41 +58,14 @@ cifar10 = datasets.register("cifar10", about="60,000 small color photographs in 
 cifar100 = datasets.register("cifar100", about="60,000 small color photographs in 100 classes, 32x32", origin=FETCHED)(
     TorchvisionSet("cifar100", "CIFAR100", _TRAIN_FLAG)
 )
-country211 = datasets.register(
-    "country211", about="52,750 photographs from 211 countries; needs data.size", origin=FETCHED
-)(TorchvisionSet("country211", "Country211", in_files=True))
-dtd = datasets.register("dtd", about="3,760 photographs of 47 textures; needs data.size", origin=FETCHED)(
-    TorchvisionSet("dtd", "DTD", in_files=True)
-)
 fashion_mnist = datasets.register(
     "fashion_mnist", about="70,000 grey pictures of clothes in 10 classes, 28x28", origin=FETCHED
 )(TorchvisionSet("fashion_mnist", "FashionMNIST", _TRAIN_FLAG))
-fgvc_aircraft = datasets.register(
-    "fgvc_aircraft", about="10,000 photographs of 100 kinds of aircraft; needs data.size", origin=FETCHED
-)(TorchvisionSet("fgvc_aircraft", "FGVCAircraft", ({"split": "trainval"}, {"split": "test"}), in_files=True))
-flowers102 = datasets.register("flowers102", about="7,169 photographs of 102 flowers; needs data.size", origin=FETCHED)(
-    TorchvisionSet("flowers102", "Flowers102", in_files=True)
-)
-food101 = datasets.register("food101", about="101,000 photographs of 101 dishes; needs data.size", origin=FETCHED)(
-    TorchvisionSet("food101", "Food101", in_files=True)
-)
-imagenette = datasets.register(
-    "imagenette", about="13,394 ImageNet photographs in 10 easy classes; needs data.size", origin=FETCHED
-)(TorchvisionSet("imagenette", "Imagenette", ({"split": "train"}, {"split": "val"}), in_files=True))
-kmnist = datasets.register(
-    "kmnist", about="70,000 grey handwritten Japanese characters in 10 classes, 28x28", origin=FETCHED
-)(TorchvisionSet("kmnist", "KMNIST", _TRAIN_FLAG))
 mnist = datasets.register("mnist", about="70,000 grey handwritten digits, 28x28", origin=FETCHED)(
     TorchvisionSet("mnist", "MNIST", _TRAIN_FLAG)
 )
-stl10 = datasets.register("stl10", about="13,000 color photographs in 10 classes, 96x96", origin=FETCHED)(
-    TorchvisionSet("stl10", "STL10")
-)
 svhn = datasets.register("svhn", about="99,289 color photographs of house-number digits, 32x32", origin=FETCHED)(
     TorchvisionSet("svhn", "SVHN")
-)
-usps = datasets.register("usps", about="9,298 grey handwritten digits, 16x16", origin=FETCHED)(
-    TorchvisionSet("usps", "USPS", _TRAIN_FLAG)
 )
 
 
@@ -109,13 +74,11 @@ def _open(known: TorchvisionSet, root: Path, arguments: Mapping[str, Any]) -> An
     from torchvision import datasets as shipped
 
     make = getattr(shipped, known.made_by)
-    # The files' paths in place of their pixels: this package decodes, with its own limits.
-    extra = {"loader": str} if known.in_files else {}
     with suppress(Exception):  # Each set says in its own way that its files are missing.
-        return make(root, download=False, **arguments, **extra)
+        return make(root, download=False, **arguments)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        return make(root, download=True, **arguments, **extra)
+        return make(root, download=True, **arguments)
     except Exception as error:  # Whatever torchvision, the network or a damaged file comes up with.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         # What urllib says of a missing network is of interest to nobody.
@@ -143,15 +106,3 @@ def _class_names(part: Any) -> list[str] | None:
     """Class names where torchvision has them; where it has synonyms, the first."""
     names = getattr(part, "classes", None)
     return [name if isinstance(name, str) else name[0] for name in names] if names else None
-
-
-def _from_files(
-    name: str, source: str, root: Path, parts: list[Any], train: Tensor, private: Tensor, options: Options
-) -> FileDataset:
-    examples = [part[index] for part in parts for index in range(len(part))]
-    labels = torch.tensor([label for _, label in examples])
-    classes = check_labels(labels, _class_names(parts[0]), name)
-    size = options.size or 0
-    files = tuple(str(Path(path).absolute()) for path, _ in examples)
-    shape = (options.channels or 3, size, size)
-    return FileDataset(name, source, root.absolute(), files, labels, classes, shape, train, private, options.size)

@@ -1,10 +1,4 @@
-"""Upper bounds for any attacker, on reconstruction and membership, for updates that are noisy, coarse or partial.
-
-    Batch, model, client, defense --> channel_of --> UpdateJacobian --> rank account     (no noise)
-          |                               |                |
-          |                               |                +----------> van Trees' bound  (noise of stated strength)
-          |                               +--> GaussianMechanism -----> membership, reconstruction robustness
-          +--> GaussianPrior, blind chance  (public examples)
+"""Upper bounds for any attacker, on membership and exact copies, from a clip and Gaussian noise.
 
 The auditor holds the batch, and every bound may use it: nothing in here is for an attack.
 """

@@ -36,8 +36,7 @@ def what_to_sign(result: Result) -> str:
     if any(case.kind in (None, "pictures") for case in result.cases):
         more += " Look at the pictures of report.html first: people may recognize what these counts leave out."
     bound = parts.get("upper_bound")
-    exceeded = any(flag.name == "bound-exceeded" for flag in result.warnings)  # then an assumption of it fails
-    if bound is not None and bound.tried and not exceeded:
+    if bound is not None and bound.tried:
         return (
             "The upper bound above, together with what it rests on, for this model at this stage, this data and these "
             f"settings.{more}"
