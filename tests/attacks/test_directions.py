@@ -18,7 +18,6 @@ from seepage.attacks.search.directions import (
     LookAhead,
     Plain,
     Sign,
-    SoftSign,
 )
 from seepage.attacks.search.distances import L2
 from seepage.attacks.search.optimizers import LBFGS, Adam
@@ -59,13 +58,6 @@ def test_plain_and_signs() -> None:
     gradients = [torch.tensor([-3.0, 0.0, 1e-9])]
     assert torch.equal(Plain()(gradients, Bowl())[0], gradients[0])
     assert Sign()(gradients, Bowl())[0].tolist() == [-1, 0, 1]
-
-
-def test_a_soft_sign_ends_as_the_gradient() -> None:
-    gradients = [torch.tensor([-30.0, 0.0, 0.5])]
-    early, late = (SoftSign()(gradients, Bowl(share=share))[0] for share in (0.0, 1 - 1e-3))
-    assert torch.allclose(early, gradients[0].tanh())
-    assert torch.allclose(late, gradients[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.7, 1.0])

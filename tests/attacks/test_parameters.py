@@ -15,7 +15,7 @@ from seepage import FedSGD, GradientMatching, Inapplicable, SeepageError
 from seepage.attacks.search.distances import L2
 from seepage.attacks.search.generator import UntrainedGenerator
 from seepage.attacks.search.optimizers import Adam
-from seepage.attacks.search.parameters import MultiScale, Parameterization
+from seepage.attacks.search.parameters import Parameterization
 from seepage.attacks.search.priors import GroupConsistency, SquaredNorm, registered
 from seepage.base.nn import generator
 from seepage.federation.types import Knowledge
@@ -30,40 +30,6 @@ def knowing(*shape: int, value_range: tuple[float, float] = (0.0, 1.0)) -> Knowl
 def start(parameters: Parameterization, n: int, knowledge: Knowledge, seed: int = 0) -> tuple[list[Tensor], Tensor]:
     space = parameters.start(n, knowledge, DOUBLE, generator(seed, "start"))
     return space.unknowns, space.decode(space.unknowns)
-
-
-def test_a_pyramid_is_the_sum_of_its_stretched_layers() -> None:
-    pyramid = MultiScale(levels=3, mean=0.5, std=0.25)
-    space = pyramid.start(2, knowing(3, 12, 9), DOUBLE, generator(0, "start"))
-    assert [tuple(layer.shape) for layer in space.unknowns] == [(2, 3, 12, 9), (2, 3, 6, 4), (2, 3, 3, 2)]
-    layers = [torch.randn_like(layer) for layer in space.unknowns]
-    total = layers[0].clone()
-    for layer in layers[1:]:
-        total += F.interpolate(layer, size=(12, 9), mode="bilinear")
-    assert torch.allclose(space.decode(layers), 0.5 + 0.25 * total)
-
-
-def test_a_coarse_unknown_moves_a_region_and_nothing_far_away() -> None:
-    space = MultiScale(levels=2, start_from="grey").start(1, knowing(1, 8, 8), DOUBLE, generator(0, "start"))
-    before = space.decode(space.unknowns)
-    moved = [layer.clone() for layer in space.unknowns]
-    moved[1][0, 0, 0, 0] += 1
-    difference = (space.decode(moved) - before)[0, 0]
-    assert bool((difference[:2, :2] > 0.5).all())
-    assert not difference[4:, 4:].any()
-
-
-@given(st.integers(1, 5), st.integers(0, 20))
-def test_a_pyramid_is_projected_into_the_value_range_and_no_further(levels: int, seed: int) -> None:
-    knowledge = knowing(2, 5, 7, value_range=(-1.0, 2.0))
-    space = MultiScale(levels=levels).start(2, knowledge, DOUBLE, generator(seed, "start"))
-    layers = [3 * torch.randn(layer.shape, dtype=torch.float64) for layer in space.unknowns]
-    assert torch.allclose(space.decode(space.project(layers)), space.decode(layers).clamp(-1, 2))
-
-
-def test_no_layer_is_smaller_than_a_pixel() -> None:
-    sizes = [tuple(layer.shape[2:]) for layer in start(MultiScale(levels=9), 1, knowing(1, 4, 2))[0]]
-    assert sizes == [(4, 2), (2, 1), (1, 1)]
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 28, 28), (1, 20, 33), (3, 32, 32), (1, 3, 3), (2, 50, 7)])
@@ -107,16 +73,14 @@ def test_the_exact_norm_is_that_of_numpy() -> None:
         assert torch.allclose(_UnitNorm()(weight), weight / largest)
 
 
-@pytest.mark.parametrize("parameters", [MultiScale(), UntrainedGenerator()], ids=["pyramid", "generator"])
-def test_tables_are_refused(parameters: Parameterization) -> None:
+def test_tables_are_refused() -> None:
     with pytest.raises(Inapplicable, match="needs images"):
-        parameters.check(knowing(9))
+        UntrainedGenerator().check(knowing(9))
 
 
 def test_sizes_that_make_no_sense_are_refused() -> None:
-    for make in (lambda: MultiScale(levels=0), lambda: UntrainedGenerator(width=0)):
-        with pytest.raises(SeepageError, match="correct the recipe"):
-            make()
+    with pytest.raises(SeepageError, match="correct the recipe"):
+        UntrainedGenerator(width=0)
 
 
 def test_squared_norm_is_the_mean_square_from_the_middle() -> None:

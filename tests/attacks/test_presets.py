@@ -10,7 +10,7 @@ import seepage.federation.data
 from seepage import Architecture, Batch, GaussianNoise, GradientMatching, Inapplicable, attack, build, record
 from seepage.attacks import bayes, dlg, fedleak, fedleak_released, grad_inversion, idlg, inverting_gradients, sapag
 from seepage.attacks.search.adaptive import DefenseAware
-from seepage.attacks.search.directions import Blended, Langevin, LookAhead, Plain, Sign, SoftSign
+from seepage.attacks.search.directions import Blended, Langevin, LookAhead, Plain, Sign
 from seepage.attacks.search.distances import L1, L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.search.generator import UntrainedGenerator
 from seepage.attacks.search.labels import (
@@ -24,7 +24,7 @@ from seepage.attacks.search.labels import (
 )
 from seepage.attacks.search.layers import ActivationSize, BatchNormStatistics
 from seepage.attacks.search.optimizers import LBFGS, Adam
-from seepage.attacks.search.parameters import MultiScale, Pixels
+from seepage.attacks.search.parameters import Pixels
 from seepage.attacks.search.partial import GaussianLikelihood, TopMagnitude
 from seepage.attacks.search.priors import GroupConsistency, SquaredNorm, TotalVariation
 from seepage.testing import planted_inputs, recovered_db
@@ -135,8 +135,6 @@ def test_a_preset_is_its_papers_composition(name: str) -> None:
 def test_presets_pass_their_options_on() -> None:
     assert inverting_gradients(tv=0.0, signed=False).priors == ()
     assert inverting_gradients(tv=0.0, signed=False).direction == Plain()
-    assert inverting_gradients(soft=True).direction == SoftSign()
-    assert inverting_gradients(levels=3).parameters == MultiScale(levels=3, mean=0.5, std=0.25)
     assert inverting_gradients(labels="bias", microbatch=8, restarts=3).labels == BiasCount()
     assert dlg(start="uniform", lr=0.5, line_search=True).optimizer == LBFGS(lr=0.5, line_search=True)
     assert sapag(microbatch=8, restarts=3, labels="joint").microbatch == 8

@@ -70,19 +70,6 @@ class Sign(Direction):
         return [gradient.sign() for gradient in gradients]
 
 
-@dataclass(frozen=True)
-class SoftSign(Direction):
-    """`tanh(s g) / s` with `s = 1 - t / T`: signs of large entries at first, the gradient itself at last.
-
-    As in the breaching package's later presets; no paper states it.
-    """
-
-    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
-        # tanh(s g) / s goes from sign-like at s = 1 to g itself as s goes to 0.
-        s = 1 - place.share
-        return [(gradient * s).tanh() / s for gradient in gradients]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Blended(Direction):
     """FedLeak's gradient regularization (USENIX Security 2025, eq. 13): `(1 - weight) g(x) + weight g(x + phi)`.

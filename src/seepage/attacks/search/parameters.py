@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from seepage.attacks.base import Inapplicable
-from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge
 
 Start = Literal["normal", "uniform", "wide", "grey"]
@@ -98,52 +96,6 @@ class Pixels(Parameterization):
             lambda unknowns: self.mean + self.std * unknowns[0],
             lambda unknowns: [unknowns[0].clamp(low, high)],
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MultiScale(Parameterization):
-    """Images as a sum of a full-size layer and ever coarser ones, each half the size of the last, stretched.
-
-    One step moves a whole region at once where the gradient agrees over it, so coarse structure comes first.
-
-    Args:
-        levels: Layers in all, from 1; coarser than 1 x 1 there are none.
-        start_from: As in `Pixels`, for the full-size layer; the others start at zero.
-        mean: Shift.
-        std: Scale.
-    """
-
-    levels: int = 4
-    start_from: Start = "normal"
-    mean: float = 0.0
-    std: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.levels < 1:
-            raise SeepageError(f"a pyramid needs at least 1 level, got {self.levels}; correct the recipe")
-
-    def check(self, knowledge: Knowledge) -> None:
-        check_images(knowledge, "a pyramid of scales")
-
-    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
-        pixels = Pixels(start_from=self.start_from, mean=self.mean, std=self.std)
-        flat = pixels.start(batch_size, knowledge, like, generator)
-        channels, *size = knowledge.input_shape
-        coarser = [tuple(max(1, side >> level) for side in size) for level in range(1, self.levels)]
-        layers = [torch.zeros((batch_size, channels, *small)).to(like) for small in dict.fromkeys(coarser)]
-
-        def total(unknowns: Sequence[Tensor]) -> Tensor:
-            return sum((_stretch(layer, size) for layer in unknowns[1:]), start=unknowns[0])
-
-        def project(unknowns: Sequence[Tensor]) -> list[Tensor]:
-            whole = total(unknowns)
-            return [unknowns[0] + flat.project([whole])[0] - whole, *unknowns[1:]]
-
-        return SearchSpace([*flat.unknowns, *layers], lambda unknowns: flat.decode([total(unknowns)]), project)
-
-
-def _stretch(layer: Tensor, size: Sequence[int]) -> Tensor:
-    return F.interpolate(layer, size=tuple(size), mode="bilinear", align_corners=False)
 
 
 def check_images(knowledge: Knowledge, what: str) -> None:

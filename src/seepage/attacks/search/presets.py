@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import Literal
 
 from seepage.attacks.search.adaptive import DefenseAware
-from seepage.attacks.search.directions import Blended, Langevin, LookAhead, Plain, Sign, SoftSign
+from seepage.attacks.search.directions import Blended, Langevin, LookAhead, Plain, Sign
 from seepage.attacks.search.distances import L1, L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.search.engine import GradientMatching
 from seepage.attacks.search.generator import UntrainedGenerator
 from seepage.attacks.search.layers import ActivationSize, BatchNormStatistics
 from seepage.attacks.search.optimizers import LBFGS, Adam
 from seepage.attacks.search.options import SearchOptions, preset
-from seepage.attacks.search.parameters import MultiScale
 from seepage.attacks.search.partial import GaussianLikelihood, TopMagnitude
 from seepage.attacks.search.priors import GroupConsistency, SquaredNorm, TotalVariation
 from seepage.base.registry import attacks
@@ -73,9 +72,7 @@ def idlg(search: SearchOptions) -> GradientMatching:
     family="gradient matching",
 )
 @preset("start", "labels", "restarts", "microbatch", "local", steps=24_000, lr=0.1, tv=1e-4, schedule="step")
-def inverting_gradients(
-    search: SearchOptions, *, signed: bool = True, soft: bool = False, levels: int = 1
-) -> GradientMatching:
+def inverting_gradients(search: SearchOptions, *, signed: bool = True) -> GradientMatching:
     """Inverting Gradients (Geiping et al., NeurIPS 2020), eq. 4; also the GMA baseline of the Cocktail Party Attack.
 
     One minus the cosine over all tensors, total variation 1e-4, signed Adam at 0.1 divided by 10 at 3/8, 5/8 and 7/8
@@ -89,15 +86,10 @@ def inverting_gradients(
 
     Args:
         signed: Whether steps follow the sign of the gradient alone.
-        soft: Whether these signs soften into the gradient itself over the steps; not of the paper.
-        levels: Scales of a pyramid of images, each half the size of the last, that are searched for together; 1: the
-            pixels alone, as in the paper.
     """
-    direction = SoftSign() if signed and soft else Sign() if signed else Plain()
-    pixels = search.normalized
-    unknowns = MultiScale(levels=levels, **vars(pixels)) if levels > 1 else pixels
+    direction = Sign() if signed else Plain()
     distance = DefenseAware(Cosine())
-    return search.matching(distance, Adam(lr=search.lr), unknowns, direction=direction, project=True)
+    return search.matching(distance, Adam(lr=search.lr), search.normalized, direction=direction, project=True)
 
 
 @attacks.register(
