@@ -27,7 +27,6 @@ OWNER = "owner.mac"
 KEY = "run.key"
 """File in the user's state folder with the secret key, in hexadecimal."""
 KEY_BYTES = 32
-"""Of a key that authenticates a run folder or a manifest: as many as SHA-256 gives."""
 """Length of the key: that of SHA-256's output, beyond which a longer one adds no strength."""
 
 MANIFEST, RESULT = "manifest.json", "result.json"

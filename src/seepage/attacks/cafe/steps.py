@@ -290,7 +290,7 @@ def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:
 
 
 def window(batches: Sequence[Tensor], samples: int) -> int:
-    """Number of first rounds until 95 % of the samples occur three times and no two of these share all their rounds.
+    """Rounds from the start until 95 % of the samples were drawn three times, each in its own combination of rounds.
 
     All rounds if that never happens.
 

@@ -379,8 +379,9 @@ def _uncovered(
     batches: Sequence[Tensor],
     factor: Factor,
 ) -> None:
-    """Find anew the factor whose basis may hold some of another sample; the dual of the basis, and so the other factor,
-    is right. Needs a round of which all samples are known.
+    """The basis may hold another sample's direction; the other factor is right, so find this one anew from it.
+
+    Needs a round of which all samples are known.
     """
     for place in cohort.rounds:
         live = batches[place][~found.zero_gradient[batches[place]]]

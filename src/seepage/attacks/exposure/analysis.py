@@ -528,8 +528,8 @@ class UpdateAnalysis:
             return ()
         if self.rough:
             return tuple(hidden_layers(self.observed, self.knowledge))
-        offset_known = [one.name for one in self.fingerprints if one.bits is not None]
-        return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], offset_known))
+        quantized = [one.name for one in self.fingerprints if one.bits is not None]
+        return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], quantized))
 
     @cached_property
     def changed(self) -> str:

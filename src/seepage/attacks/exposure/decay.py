@@ -28,7 +28,7 @@ BLOCK_EXPLAINED = 0.99
 LAST_PLACES = 2.0
 """A layer that moved by no more than this many units of its last place, outside its gradient, did not shrink."""
 BALANCE = 0.003
-"""How far two layers may be from balance, as a share of what decay does to it."""
+"""Two layers are balanced where <W, G> differs by less than this share of `a |W|^2`, the change that decay a makes."""
 
 
 MOST_POSITIONS, MOST_TOKENS = 65_536, 5

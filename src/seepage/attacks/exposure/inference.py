@@ -34,7 +34,7 @@ class InferredSteps:
 
     Attributes:
         lr: Learning rate of a step.
-        steps: InferredSteps of SGD.
+        steps: Steps of SGD.
         said: What of it was inferred, by name, with its source.
     """
 

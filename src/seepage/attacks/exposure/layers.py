@@ -166,7 +166,7 @@ def hidden_layers(observed: Round, knowledge: Knowledge) -> list[LayerLeak]:
 
 
 def layer_leaks(
-    observed: Round, knowledge: Knowledge, gradient: Mapping[str, Tensor], offset_known: Collection[str] = ()
+    observed: Round, knowledge: Knowledge, gradient: Mapping[str, Tensor], quantized: Collection[str] = ()
 ) -> list[LayerLeak]:
     """Every fully connected layer whose weight was sent, in the model's order.
 
@@ -174,7 +174,7 @@ def layer_leaks(
         observed: The round.
         knowledge: What the server knows.
         gradient: The update read as a gradient; only its direction counts here.
-        offset_known: Tensors whose entries lie on few levels, so that equal rows prove nothing.
+        quantized: Tensors whose entries lie on few levels, so that equal rows prove nothing.
     """
     last = last_linear(knowledge.model, knowledge.num_outputs)
     first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
@@ -202,7 +202,7 @@ def layer_leaks(
             error = _disagreement(rows, shifts)
             found = int(error is not None and error <= CERTIFYING_MISMATCH)
         elif shifts is not None and positions == 1 and not ends and knowledge.num_classes > 2:
-            shared = 0 if weight in offset_known else closed_form(rows, shifts)
+            shared = 0 if weight in quantized else closed_form(rows, shifts)
             found = min(shared, rank, observed.batch_size or rank)
         sent = bias if shifts is not None else None
         m, d = rows.shape

@@ -30,7 +30,7 @@ FIRST_DAMPING = 1e-6
 FIRST_INNER = 40
 """Iterations of the conjugate gradients in the first step."""
 GROWTH = 1.5
-"""The next step is solved with so many times more iterations where this one went as predicted but was cut short."""
+"""Where conjugate gradients ran out but the step was good, so many times more iterations are allowed next."""
 AS_PREDICTED = 0.3
 """Largest share of the predicted gain that may be missing for a step to have gone as predicted."""
 ROUGHLY_SOLVED = 0.2

@@ -275,7 +275,7 @@ class MatchedLayer:
         self.gain = self.whitening.largest / max(float(self.wanted.norm()), 1e-30)
 
     def residual(self) -> Float[Tensor, "r C"]:
-        """R."""
+        """`[r, C]` what the layer's gradient misses at this guess, whitened."""
         return self._whitened(self.layer.weight_gradient(self.layer.input.detach(), self.slopes) - self.wanted)
 
     def forward(self, change: Tensor, free: Float[Tensor, " m"]) -> Float[Tensor, "r C"]:

@@ -316,7 +316,7 @@ class _MatchingRun(Resumable):
         return exact <= self.attack.tolerance * self.scale
 
     def _differentiate(self, search: Restart, place: "_SearchPoint") -> tuple[float, float]:
-        """MatchingObjective and distance at the current point; leaves the gradients in the unknowns' `.grad`."""
+        """Objective and distance at the current point; leaves the gradients in the unknowns' `.grad`."""
         search.evaluations += 1
         unknowns, inputs = search.decode()
         labels = self.labels_of(search)
