@@ -219,7 +219,7 @@ def _single(number: float) -> float:
 
 
 def decay_of(share: float) -> float:
-    """What a decay beside the gradient takes off a weight of one: PyTorch multiplies weights by `1 - share`, rounded."""
+    """What a decay beside the gradient takes off a weight of one: PyTorch multiplies by `1 - share`, rounded."""
     return 1 - _single(1 - share)
 
 

@@ -284,7 +284,16 @@ class UpdateAnalysis:
     @cached_property
     def fingerprints(self) -> tuple[Fingerprint, ...]:
         """What the values of each tensor look like."""
-        return tuple(fingerprint(name, tensor) for name, tensor in self.observed.update.tensors.items())
+        update = self.observed.update
+        return tuple(fingerprint(name, tensor, self._unit(name)) for name, tensor in update.tensors.items())
+
+    def _unit(self, name: str) -> float:
+        """The last place of a tensor's largest weight in the units of what was sent; 0 of a gradient that was sent."""
+        update, weights = self.observed.update, self.observed.params.get(name)
+        scale = 1.0 if update.kind == "delta" else update.rate
+        if scale is None or weights is None or not weights.is_floating_point():
+            return 0.0
+        return float(torch.finfo(torch.float32).eps * weights.abs().max()) / scale
 
     @cached_property
     def defenses(self) -> tuple[Finding, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from seepage.attacks.exposure.finding import Finding
 from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import last_linear
-from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SUM
+from seepage.base.rounding import DEVIATIONS, FLOAT32_SUM
 from seepage.federation.measured import ROUNDING, Formats, Step, decay_of, format_told, measured_entries, spread_of
 from seepage.federation.types import ClientUpdate, Target
 
@@ -159,8 +159,9 @@ def adaptive_step(
     else:
         full = {name for name, count in piled.items() if count >= LEAST_ALIKE}
     modules = len({name.rpartition(".")[0] for name in full})
-    # Of a layer that was sent alone the sums say that it is no gradient.
+    # Of a layer that moved alone the sums say that it is no gradient, or what gathers below a rate.
     alone = len(full) > 1 and plain.off is not None and plain.off > DEVIATIONS
+    alone |= bool(full) and looked.gathers(_chosen(ceiling), shares)
     if not over and (modules > 1 or alone):
         return _of_ceiling(looked, moved, weights, zero, shares, ceiling, piled, modules, plain)
     smooth = _smooth(looked, moved, weights, zero, plain)
@@ -442,18 +443,32 @@ class _Looked:
             found += [piled[name] / live] if piled[name] >= LEAST_ALIKE and live else []
         return sorted(found)[len(found) // 2] if found else 0.0
 
+    def gathers(self, ceiling: float, shares: Mapping[str, float]) -> bool:
+        """Whether the ceiling is a number that somebody chose, with most entries at it and some just below.
+
+        Rows of ones and zeros put many entries of a gradient at one size too, and none just below it.
+        """
+        piled, over = self.piled(ceiling, shares)
+        most = _chosen(ceiling) == float(f"{ceiling:.{ROUND_DIGITS - 1}e}") and self.share_at(ceiling, piled) >= MOST
+        return most and not over and self._below(ceiling, shares)[0] >= LEAST_ENTRIES and self.bends(ceiling, shares)
+
     def bends(self, ceiling: float, shares: Mapping[str, float]) -> bool:
         """Whether entries gather below the ceiling, as those of Adam do, whose `1 - v = eps / |g|` is of any order.
 
         Entries that were cut off there are as dense just below as elsewhere: 1 in 25 of those above half of it.
         """
+        near, middle = self._below(ceiling, shares)
+        return 4 * near >= middle
+
+    def _below(self, ceiling: float, shares: Mapping[str, float]) -> tuple[int, int]:
+        """Entries just below the ceiling, and those further below down to half of it."""
         near, middle = 0, 0
         for name in self.entries:
             size, spread = self.freed(name, shares.get(name, 0.0))
             room = 1 - size / ceiling
             near += int(((room > DEVIATIONS * spread / ceiling) & (room < 0.02)).sum())
             middle += int(((room >= 0.02) & (room < 0.5)).sum())
-        return 4 * near >= middle
+        return near, middle
 
     def held(self) -> bool:
         """The largest entries of most tensors are near one ceiling, in more than one module, and many near it.
