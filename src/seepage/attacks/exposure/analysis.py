@@ -416,9 +416,21 @@ class UpdateAnalysis:
         size = self.observed.batch_size if scaled and self.explained_step else None
         rounding = self._label_rounding() if scaled else 0.0
         inferred = "batch size" in self._guessed
-        found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred)
+        found = label_leak(
+            gradient, self.knowledge, size, rounding, lower_bound=inferred, alike=self._alike if scaled else None
+        )
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size
         return replace(found, complete=True) if found is not None and whole else found
+
+    @property
+    def _alike(self) -> tuple[Tensor, int] | None:
+        """The softmax that all examples have where the last layer's weights are zero, and their stated number."""
+        names, size = last_linear(self.knowledge.model, self.knowledge.num_outputs), self.observed.batch_size
+        unknown = size is None or "batch size" in self._guessed or self.knowledge.client.one_logit
+        if unknown or self.head is None or names is None or bool(self.observed.params[names[0]].any()):
+            return None
+        assert size is not None
+        return self.head.softmax, size
 
     @cached_property
     def head(self) -> Head | None:
@@ -495,8 +507,10 @@ class UpdateAnalysis:
     def _sum_rounding(self, bias: str) -> float:
         """How far the sum of the last bias gradient may be off, where it is a difference of weights over a rate."""
         update, weights = self.observed.update, self.observed.params.get(bias)
-        if update.rate is None or weights is None:
+        if not self._read[1] or weights is None:
             return 0.0
+        if update.rate is None:
+            return self._label_rounding() * len(weights)
         coarse = self._label_rounding() * len(weights)
         return coarse + float(torch.finfo(torch.float32).eps * weights.double().abs().sum()) / update.rate
 
