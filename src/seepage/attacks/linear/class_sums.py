@@ -1,4 +1,4 @@
-r"""What softmax regression from zero weights gives away: the sum of each class's examples, and so the only one of a class.
+r"""What softmax regression from zero weights gives away: the sum of each class, and so the only example of one.
 
 Where the weights W of a softmax's only layer are zero, its probabilities p are those of its bias whatever the examples
 are. Of n examples, `c_k` of class k with the sum `C_k`, and s the mean of all,
