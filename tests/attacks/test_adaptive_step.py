@@ -119,6 +119,50 @@ def test_decay_beside_the_step_is_taken_out_first() -> None:
     assert max(found.shares.values()) == pytest.approx(8e-5, rel=1e-3)
 
 
+def small_networks() -> list[tuple[nn.Module, Tensor, Tensor, nn.Module]]:
+    """Networks whose loss leaves no sums to test; a last bias of few entries, norms of ones, conv biases that rest."""
+    norms = [nn.Conv1d(2, 8, 5, 2), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 16, 5, 2), nn.BatchNorm1d(16), nn.ReLU()]
+    return [
+        (nn.Sequential(*norms, nn.Flatten(), nn.Linear(192, 5)), torch.randn(3, 2, 60), torch.rand(3, 5).round(), BCE),
+        (nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)), torch.randn(5, 8), torch.randn(5, 1), MSE),
+        (nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(32, 3)), TOKENS, torch.randn(6, 3), MSE),
+    ]
+
+
+BCE, MSE = nn.BCEWithLogitsLoss(), nn.MSELoss()
+TOKENS = torch.arange(24).reshape(6, 4) % 20
+
+
+@pytest.mark.parametrize("spared", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.01, 0.05, 0.3])
+@pytest.mark.parametrize("lr", [1e-4, 1e-3, 1e-2])
+def test_each_tensors_decay_is_found_with_the_rate_and_no_second_step_is_taken_for_it(
+    lr: float, decay: float, *, spared: bool
+) -> None:
+    torch.manual_seed(1)
+    for place, (model, inputs, targets, loss) in enumerate(small_networks()):
+        own = {name: 0.0 if spared and p.ndim < 2 else decay for name, p in model.named_parameters()}
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        groups = [{"params": [p], "weight_decay": own[name]} for name, p in model.named_parameters()]
+        optimizer = torch.optim.AdamW(groups, lr=lr)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss(model(inputs), targets).backward()
+            optimizer.step()
+            moved = {name: p.detach() - before[name] for name, p in model.named_parameters()}
+            found = adaptive_step(moved, before)
+            if step:
+                assert found is None or found.best is None, place
+                continue
+            assert found is not None, place
+            assert best(found).rate == pytest.approx(lr, rel=1e-6)
+            assert best(found).gain == 1
+            # `1 - lr decay` is a float32 number, of which nothing tells less than a step.
+            assert dict.fromkeys(own, 0.0) | dict(found.shares) == pytest.approx(
+                {name: lr * share for name, share in own.items()}, abs=2.0**-24
+            ), place
+
+
 @pytest.mark.parametrize("decay", [0.0, 1e-4])
 def test_a_clip_by_value_is_told_from_a_bent_step(decay: float) -> None:
     make = lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=decay)  # noqa: E731

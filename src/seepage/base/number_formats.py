@@ -13,6 +13,8 @@ MIN_ENTRIES = 16
 """Entries below which a tensor's format is taken from the others."""
 LARGEST_INTEGERS = (127.0, 127.5, 128.0)
 """What the largest size of a row is divided by to make the step of symmetric 8-bit integers."""
+FEWEST_LEVELS = 8
+"""Levels of 127 that the entries of a tensor of integers take at least."""
 WHOLE = 1e-2
 """How far a number of steps may be from a whole one; float32 sums reach 1e-4."""
 
@@ -79,7 +81,13 @@ def _integers(exact: Tensor, slack: Tensor) -> NumberFormat | None:
         room = slack.reshape(rows.shape)
         for step in (*(largest / most for most in LARGEST_INTEGERS), spread / 255):
             places = rows / step
-            if _mostly(((places - places.round()).abs() <= WHOLE) & (room <= step / 8)):
+            whole = ((places - places.round()).abs() <= WHOLE) & (room <= step / 8)
+            # Zeros are whole in any steps, and entries next to them.
+            tells = (rows.abs() > room) & (step > 0)
+            if int(tells.sum()) < MIN_ENTRIES or not _mostly((whole & (places.abs() > 0.5))[tells]):
+                continue
+            # Entries of one size, as Adam's are, or of few, are whole in some steps.
+            if len(places[tells].round().abs().unique()) >= FEWEST_LEVELS:
                 return NumberFormat("int8", (step / 2).expand_as(rows).reshape(exact.shape).contiguous())
     return None
 

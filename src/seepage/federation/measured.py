@@ -218,6 +218,11 @@ def _single(number: float) -> float:
     return float(torch.tensor(number, dtype=torch.float64).float())
 
 
+def decay_of(share: float) -> float:
+    """What a decay beside the gradient takes off a weight of one: PyTorch multiplies by `1 - share`, rounded."""
+    return 1 - _single(1 - share)
+
+
 FINE = ("float64", "float32", "tf32", "difference")
 BITS = {"float64": 53, "float32": 24, "tf32": 11, **SIGNIFICANT_BITS}
 """Bits of a number's significand, with the leading one that is not stored."""
@@ -375,8 +380,7 @@ def _entries(
     if formats.stored == "float32":
         # A difference in float32 may have lost what the weights still had: the nearest weight is the one returned.
         change = (weight + change).float().double() - weight
-    kept = _single(1 - share)  # PyTorch multiplies by this number
-    u = -(change + (1 - kept) * weight) / step.rate
+    u = -(change + decay_of(share) * weight) / step.rate
     # The weights are stored `writes` times, and once more where a decay was taken off them first.
     stored = step.writes * spread_of(weight + change, formats.stored).square()
     stored = stored + spread_of(weight, formats.stored).square() * (share > 0)
@@ -430,7 +434,7 @@ SUMS = EVEN * 2.0**-23
 def _moved(gradient: Tensor, before: Tensor, step: Step, share: float) -> Tensor:
     """By how much the weights moved, float64, of the gradient that was read off them."""
     weight, exact = before.double(), gradient.double()
-    return -step.rate * step.psi(exact + step.coupled * weight) - (1 - _single(1 - share)) * weight
+    return -step.rate * step.psi(exact + step.coupled * weight) - decay_of(share) * weight
 
 
 def format_told(

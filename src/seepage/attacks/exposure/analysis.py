@@ -282,7 +282,16 @@ class UpdateAnalysis:
     @cached_property
     def fingerprints(self) -> tuple[Fingerprint, ...]:
         """What the values of each tensor look like."""
-        return tuple(fingerprint(name, tensor) for name, tensor in self.observed.update.tensors.items())
+        update = self.observed.update
+        return tuple(fingerprint(name, tensor, self._unit(name)) for name, tensor in update.tensors.items())
+
+    def _unit(self, name: str) -> float:
+        """The last place of a tensor's largest weight in the units of what was sent; 0 of a gradient that was sent."""
+        update, weights = self.observed.update, self.observed.params.get(name)
+        scale = 1.0 if update.kind == "delta" else update.rate
+        if scale is None or weights is None or not weights.is_floating_point():
+            return 0.0
+        return float(torch.finfo(torch.float32).eps * weights.abs().max()) / scale
 
     @cached_property
     def defenses(self) -> tuple[Finding, ...]:
@@ -425,9 +434,21 @@ class UpdateAnalysis:
         size = self.observed.batch_size if scaled and self.explained_step and places == 1 else None
         rounding = self._label_rounding() if scaled else 0.0
         inferred = "batch size" in self._guessed
-        found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred)
+        found = label_leak(
+            gradient, self.knowledge, size, rounding, lower_bound=inferred, alike=self._alike if scaled else None
+        )
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
+
+    @property
+    def _alike(self) -> tuple[Tensor, int] | None:
+        """The softmax that all examples have where the last layer's weights are zero, and their stated number."""
+        names, size = last_linear(self.knowledge.model, self.knowledge.num_outputs), self.observed.batch_size
+        unknown = size is None or "batch size" in self._guessed or self.knowledge.client.one_logit
+        if unknown or self.head is None or names is None or bool(self.observed.params[names[0]].any()):
+            return None
+        assert size is not None
+        return self.head.softmax, size
 
     @cached_property
     def _map_head(self) -> tuple[str, str | None] | None:
@@ -513,8 +534,10 @@ class UpdateAnalysis:
     def _sum_rounding(self, bias: str) -> float:
         """How far the sum of the last bias gradient may be off, where it is a difference of weights over a rate."""
         update, weights = self.observed.update, self.observed.params.get(bias)
-        if update.rate is None or weights is None:
+        if not self._read[1] or weights is None:
             return 0.0
+        if update.rate is None:
+            return self._label_rounding() * len(weights)
         coarse = self._label_rounding() * len(weights)
         return coarse + float(torch.finfo(torch.float32).eps * weights.double().abs().sum()) / update.rate
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from seepage.attacks.exposure.finding import Finding
 from seepage.base.algebra.lowrank import noise_floor
+from seepage.base.number_formats import SIGNIFICANT_BITS
+from seepage.base.rounding import FLOAT32_SUM, ROUNDINGS
 from seepage.federation.measured import EVEN, GLANCE, Measured
 from seepage.federation.types import Tensors
 
@@ -66,8 +68,14 @@ class Fingerprint:
     share: float | None
 
 
-def fingerprint(name: str, tensor: Tensor) -> Fingerprint:
+def fingerprint(name: str, tensor: Tensor, unit: float = 0.0) -> Fingerprint:
     """The fingerprint of one tensor.
+
+    Args:
+        name: Of the parameter.
+        tensor: What was sent.
+        unit: Its entries are whole multiples of this, or of parts of it, in any case: of a difference of weights the
+            last place of the largest weight. Levels and gaps of this size say nothing.
 
     Example:
         >>> fingerprint("w", torch.arange(-31.0, 32.0)).bits
@@ -76,16 +84,17 @@ def fingerprint(name: str, tensor: Tensor) -> Fingerprint:
     flat = tensor.detach().flatten()
     live, first = int(flat.count_nonzero()), _first(flat)
     noise = noise_of(tensor)
+    noise = None if noise is None or noise < ROUNDINGS * unit else noise
     size = _norm_of(flat) / math.sqrt(max(1, len(flat)))
     enough = live >= MIN_ENTRIES
     return Fingerprint(
         name=name,
         shape=tuple(tensor.shape),
         zeros=1 - live / max(1, len(flat)),
-        pruned=_is_pruned(flat, live),
+        pruned=_is_pruned(flat, live, unit),
         distinct=_distinct(flat[:GLANCE]),
-        bits=_bits(flat, first) if enough else None,
-        half=_half(first) if enough else None,
+        bits=_bits(flat, first, unit) if enough else None,
+        half=_half(first, unit) if enough else None,
         noise=noise,
         share=None if noise is None else noise / size,
     )
@@ -109,37 +118,48 @@ def _first(flat: Tensor) -> Tensor:
     return torch.cat(found) if found else flat
 
 
-def _is_pruned(flat: Tensor, live: int) -> bool:
+def _is_pruned(flat: Tensor, live: int, unit: float) -> bool:
     """Of so many entries the smallest would be far below a tenth of the median, were it not for a threshold."""
     if not MIN_PRUNED_ENTRIES <= live < 0.95 * len(flat):
         return False
     least = min(float(size[size > 0].min()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)) if bool(size.any()))
+    if least < ROUNDINGS * unit:
+        return False  # zeros are changes that were rounded away
     bound = 10 * least * (1 + 1e-6)
     near = sum(int(((size > 0) & (size <= bound)).sum()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)))
     return near > (live - 1) // 2  # so the median is among them
 
 
-def _bits(flat: Tensor, first: Tensor) -> int | None:
+def _bits(flat: Tensor, first: Tensor, unit: float) -> int | None:
     low, high = flat.aminmax()
     largest, live = torch.maximum(-low, high).double(), first.double()
-    if bool((live.abs() >= largest * (1 - 1e-6)).all()):
+    if bool((live.abs() >= largest * (1 - FLOAT32_SUM) - unit).all()):
         return 1
     # b bits have levels k * step with |k| <= 2**(b - 1) - 1, and the largest entry lies on the outermost.
     steps = largest / (2.0 ** torch.arange(1, 16, dtype=torch.float64, device=live.device) - 1)  # of 2 to 16 bits
-    fitting = _whole(live[:MIN_ENTRIES] / steps[:, None])  # most tensors fail at the first few entries
-    return next((int(i) + 2 for i in fitting.nonzero() if bool(_whole(live / steps[i]))), None)
+    steps = steps[steps > ROUNDINGS * unit]
+    fitting = _whole(live[:MIN_ENTRIES], steps[:, None], unit)  # most tensors fail at the first few entries
+    found = next((int(i) + 2 for i in fitting.nonzero() if bool(_whole(live, steps[i], unit))), None)
+    if found is None:
+        return None
+    # Two sizes whose ratio is that of small numbers, such as 9 of 0.9 and 0.1, lie on levels of some bits too.
+    return found if 8 * _distinct(live.abs()) >= min(2 ** (found - 1) - 1, len(live)) else None
 
 
-def _whole(places: Tensor) -> Tensor:
-    """Which rows are whole numbers."""
-    return ((places - places.round()).abs() < 1e-2).all(-1)
+def _whole(live: Tensor, step: Tensor, unit: float) -> Tensor:
+    """Which rows are whole multiples of a step, none of them zero, up to float32 and a unit."""
+    places = live / step
+    room = FLOAT32_SUM * places.abs() + unit / step
+    return (((places - places.round()).abs() <= room) & (places.abs() > 0.5)).all(-1)
 
 
-def _half(live: Tensor) -> str | None:
+def _half(live: Tensor, unit: float) -> str | None:
     if live.dtype not in (torch.float32, torch.float64):
         return str(live.dtype).removeprefix("torch.")
     for dtype in (torch.bfloat16, torch.float16):
-        if torch.equal(live.to(dtype).to(live), live):
+        # Fewer units than a significand counts fit any format.
+        own = live[live.abs() >= 2.0 ** SIGNIFICANT_BITS[str(dtype).removeprefix("torch.")] * unit]
+        if len(own) >= MIN_ENTRIES and torch.equal(own.to(dtype).to(own), own):
             return str(dtype).removeprefix("torch.")
     return None
 

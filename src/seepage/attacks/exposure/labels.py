@@ -174,6 +174,7 @@ def label_leak(
     rounding: float = 0.0,
     *,
     lower_bound: bool = False,
+    alike: tuple[Tensor, int] | None = None,
 ) -> LabelLeak | None:
     """The labels of the batch behind a gradient of the mean cross-entropy, by its last bias `b` `[classes]`.
 
@@ -189,6 +190,8 @@ def label_leak(
             nothing is counted.
         rounding: How far an entry may be off, where the returned weights were rounded.
         lower_bound: There may be more examples than `batch_size`.
+        alike: Softmax values `[classes]` that all examples have, where the last layer's weights are zero, and a number
+            of examples. That counts come out whole says that this is one step of the loss.
 
     Returns:
         None without such a bias, or where its gradient is zero.
@@ -200,6 +203,12 @@ def label_leak(
     sound = abs(float(bias.sum())) <= max(ZERO_SUM_SHARE * float(bias.abs().sum()), rounding * len(bias))
     # A mean of the errors of one sigmoid lies between -1 and 1.
     sound &= not knowledge.client.one_logit or largest <= 1
+    if alike is not None:
+        shares = alike[1] * (alike[0].to(bias) - bias)
+        off_whole, exact = float((shares - shares.round()).abs().max()), tuple(shares.round().long().tolist())
+        if off_whole <= alike[1] * max(FLOAT32_NETWORK, rounding) and min(exact) >= 0:
+            there = tuple(label for label, count in enumerate(exact) if count)
+            return LabelLeak(there, exact, off_whole, True, exact, exact, complete=True)
     if batch_size is None:
         return LabelLeak(present, None, None, sound)
     shares = counted_shares(bias, batch_size)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from seepage.attacks.exposure.finding import Finding
 from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import last_linear
-from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SUM
-from seepage.federation.measured import ROUNDING, Formats, Step, format_told, measured_entries, spread_of
+from seepage.base.rounding import DEVIATIONS, FLOAT32_SUM
+from seepage.federation.measured import ROUNDING, Formats, Step, decay_of, format_told, measured_entries, spread_of
 from seepage.federation.types import ClientUpdate, Target
 
 LEAST_ENTRIES = 8
@@ -45,6 +45,8 @@ PASSES = 4
 """Of a mean over entries that agree with it."""
 ROUND_DIGITS, ROUND = 3, 2e-6
 """Digits of a learning rate that somebody chose, and relative distance up to which a ceiling is taken for it."""
+PAIRED, SHIFTS = 2**12, 4
+"""Entries of a tensor that are paired to fit a decay, and pairs of each."""
 PIECES, COLUMNS = 2**16, 256
 """Entries of a tensor that are looked at, and columns of the last layer beside which a rate is fitted."""
 
@@ -157,8 +159,9 @@ def adaptive_step(
     else:
         full = {name for name, count in piled.items() if count >= LEAST_ALIKE}
     modules = len({name.rpartition(".")[0] for name in full})
-    # Of a layer that was sent alone the sums say that it is no gradient.
+    # Of a layer that moved alone the sums say that it is no gradient, or what gathers below a rate.
     alone = len(full) > 1 and plain.off is not None and plain.off > DEVIATIONS
+    alone |= bool(full) and looked.gathers(_chosen(ceiling), shares)
     if not over and (modules > 1 or alone):
         return _of_ceiling(looked, moved, weights, zero, shares, ceiling, piled, modules, plain)
     smooth = _smooth(looked, moved, weights, zero, plain)
@@ -186,6 +189,7 @@ def _of_ceiling(
     """Entries lie at one ceiling: bent there as by Adam, or cut off as by a clip; else several steps."""
     rate = _chosen(ceiling)
     told = abs(float(f"{ceiling:.{ROUND_DIGITS - 1}e}") / ceiling - 1) <= ROUND
+    shares = {name: _chosen_share(share, rate) for name, share in shares.items()} if told else shares
     bent = replace(Step.adam(rate), name="Adam, AdamW or RMSprop", scaled=True)
     bent = bent if told else replace(bent, rate=ceiling)
     cut = Step(name="SGD clipped by value", limit=ceiling * (1 - FLOAT32_SUM), scaled=True)
@@ -254,6 +258,16 @@ def _chosen(rate: float) -> float:
     return short if abs(short / rate - 1) <= ROUND else rate
 
 
+def _chosen_share(share: float, rate: float) -> float:
+    """The decay of few digits times the rate that a share is, but for the rounding of `1 - share`; itself where none.
+
+    >>> round(_chosen_share(5.000998e-5, 1e-3), 12)
+    5e-05
+    """
+    every = (rate * float(f"{share / rate:.{digits}e}") for digits in (0, 1))
+    return next((short for short in every if abs(short - share) <= 2.0**-24), share)
+
+
 def _worth(one: Explained) -> float:
     return math.inf if one.off is None or not one.tested else one.off
 
@@ -286,25 +300,38 @@ class _Looked:
 
     entries: Mapping[str, tuple[Tensor, Tensor, Tensor]]
     formats: Formats
+    vectors: frozenset[str]
 
     @classmethod
     def of(cls, moved: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> "_Looked | None":
-        large = {n: t for n, t in moved.items() if t.numel() >= LEAST_ENTRIES and n in weights and bool(t.any())}
-        if not large:
+        live = {name: tensor for name, tensor in moved.items() if name in weights and bool(tensor.any())}
+        most = max(live, key=lambda name: live[name].numel(), default=None)
+        if most is None or live[most].numel() < LEAST_ENTRIES:
             return None
-        most = max(large, key=lambda name: large[name].numel())
-        formats = format_told(-large[most], weights[most], Step.sgd(), 0.0)
+        formats = format_told(-live[most], weights[most], Step.sgd(), 0.0)
         formats = formats if formats.stored != "float32" else Formats()
         entries = {}
-        for name, tensor in large.items():
+        for name, tensor in live.items():
             change, weight = (one.flatten()[:PIECES].double() for one in (tensor, weights[name]))
             entries[name] = change, weight, spread_of(weight + change, formats.stored) + 3 * ROUNDING * change.abs()
-        return cls(entries, formats)
+        return cls(entries, formats, frozenset(name for name in live if live[name].ndim < 2))
 
-    @property
-    def top(self) -> float:
-        """The largest entry of the middle one of those tensors that come near the largest of all."""
-        tops = [float(change.abs().max()) for change, _, _ in self.entries.values()]
+    def freed(self, name: str, share: float) -> tuple[Tensor, Tensor]:
+        """Sizes of a tensor's changes beside a decay of this share, and their errors: what it left was rounded too."""
+        change, weight, spread = self.entries[name]
+        if not share:
+            return change.abs(), spread
+        beside = (change + decay_of(share) * weight).abs()
+        return beside, (spread.square() + spread_of(weight, self.formats.stored).square()).sqrt()
+
+    def top(self, share: float = 0.0) -> float:
+        """The largest entry of the middle one of those tensors that come near the largest of all.
+
+        Args:
+            share: Of a decay, which is taken out of each tensor whose largest entry it makes smaller.
+        """
+        large = [name for name, (change, _, _) in self.entries.items() if len(change) >= LEAST_ENTRIES]
+        tops = [min(float(self.freed(name, a)[0].max()) for a in {0.0, share}) for name in large]
         reaching = sorted(top for top in tops if top > (1 - NEAR) * max(tops))
         return reaching[len(reaching) // 2]
 
@@ -320,64 +347,90 @@ class _Looked:
         Returns:
             The number, and the tensors with entries near it.
         """
-        rate = float(f"{self.top:.1e}")
+        top = self.top(share)
+        rate = float(f"{top:.1e}")
         shares = self.shares(rate, share)
         near = {
             name
-            for name, (change, weight, _) in self.entries.items()
-            if int(((change + shares.get(name, 0.0) * weight).abs() > (1 - NEAR / 5) * rate).sum()) >= LEAST_ALIKE
+            for name in self.entries
+            if int((self.freed(name, shares.get(name, 0.0))[0] > (1 - NEAR / 5) * rate).sum()) >= LEAST_ALIKE
         }
-        beyond = abs(rate / self.top - 1) > GAP or len(near) < 2 or self.piled(rate, shares)[1]
+        beyond = abs(rate / top - 1) > GAP or len(near) < 2 or self.piled(rate, shares)[1]
         return (None, set()) if beyond or not self.bends(rate, shares) else (rate, near)
 
     def ceiling(self) -> tuple[float, float]:
-        """The ceiling s and the share a of decay, from least squares of `|D| = s - a w sign(D)` at the entries near it.
+        """The ceiling s and the share a of decay that put most entries at the ceiling, within their errors.
 
-        The decay is that which puts most entries at the ceiling, within their errors.
+        Optimizers spare vectors or do not, so that either kind of tensor is asked for the decay.
         """
-        top = self.top
-        rows = list[Tensor]()
-        for change, weight, spread in self.entries.values():
-            near = (change.abs() / top - 1).abs() <= NEAR
-            rows.append(torch.stack([change.abs(), -weight * change.sign(), spread], 1)[near])
-        sizes, pulls, spread = torch.cat(rows).T
-        share, level = 0.0, _mode(sizes, spread)
-        best = int(((sizes - level).abs() <= DEVIATIONS * spread).sum())
-        centered = pulls - pulls.mean()
-        tried = float(sizes @ centered) / max(float(centered.square().sum()), 1e-300)
-        if len(sizes) < LEAST_ENTRIES:
-            return level, share
-        for step in range(8):
-            # Entries with small gradients fall short of the ceiling: those at it alone fit the decay.
-            freed = sizes - tried * pulls
-            at = _mode(freed, spread)
-            own = (freed - at).abs() <= DEVIATIONS * spread + FLOAT32_NETWORK * at / (1 + step) ** 2
-            if int(own.sum()) < LEAST_ENTRIES:
-                break
-            off = pulls[own] - pulls[own].mean()
-            tried = float(sizes[own] @ off) / max(float(off.square().sum()), 1e-300)
-            freed = sizes - tried * pulls
-            count = int(((freed - (at := _mode(freed, spread))).abs() <= DEVIATIONS * spread).sum())
-            if count > 1.5 * best and tried > 0:
-                best, level, share = count, at, tried
+        top = self.top()
+        rows = [torch.stack([size, spread], 1) for size, spread in (self.freed(name, 0.0) for name in self.entries)]
+        sizes, spread = torch.cat(rows).T
+        near = (sizes / top - 1).abs() <= NEAR
+        level, share = _mode(sizes[near], spread[near]), 0.0
+        best = sum(self.piled(level, {})[0].values())
+        for vectors in (False, True):
+            found = self._pulled([name for name in self.entries if (name in self.vectors) == vectors], top)
+            if found is not None and found[1] > 0:
+                count = sum(self.piled(found[0], self.shares(*found))[0].values())
+                if count > max(1.5 * best, LEAST_ENTRIES):
+                    best, (level, share) = count, found
         return level, share
 
+    def _pulled(self, names: Sequence[str], top: float) -> tuple[float, float] | None:
+        """Both of `|D| = s + a p, p = -w sign(D)`, at entries of some tensors: most pairs at the ceiling agree on a.
+
+        Entries with small gradients fall short of it by different amounts, so that their pairs agree on nothing.
+        """
+        rows = list[Tensor]()
+        for name in names:
+            change, weight, _ = self.entries[name]
+            size, spread = change.abs(), self.freed(name, 1.0)[1]
+            rows.append(torch.stack([size, -weight * change.sign(), spread], 1)[size > top / 2][:PAIRED])
+        every = torch.cat(rows) if rows else torch.zeros(0, 3)
+        every = every[every[:, 1].argsort()]
+        third = len(every) // 3
+        if third < LEAST_ALIKE:
+            return None
+        low = torch.cat([every[:third]] * SHIFTS)
+        high = torch.cat([every[-third:].roll(place * third // SHIFTS, 0) for place in range(SHIFTS)])
+        gap = high[:, 1] - low[:, 1]
+        wide = gap > gap.max() / 4
+        if not bool(wide.any()):
+            return None
+        tried, off = (high[:, 0] - low[:, 0]) / gap, (high[:, 2].square() + low[:, 2].square()).sqrt() / gap
+        share = _mode(tried[wide], off[wide])
+        sizes, pulls, spread = every.T
+        for _ in range(PASSES):
+            freed = sizes - share * pulls
+            own = (freed - _mode(freed, spread)).abs() <= DEVIATIONS * spread
+            trust = own / spread.square()
+            centered = pulls - (trust * pulls).sum() / trust.sum()
+            size = float((trust * centered.square()).sum())
+            share = float((trust * sizes * centered).sum()) / size if size else share
+        return _mode(sizes - share * pulls, spread), share
+
     def shares(self, ceiling: float, share: float) -> dict[str, float]:
-        """The decay of each tensor: that share or none, whichever puts more of its entries at the ceiling."""
-        found = {}
-        for name, (change, weight, spread) in self.entries.items() if share else ():
-            counts = [
-                int((((change + a * weight).abs() - ceiling).abs() <= DEVIATIONS * spread).sum()) for a in (0.0, share)
-            ]
-            if counts[1] >= counts[0]:
-                found[name] = share
-        return found
+        """The decay of each tensor: that share or none, whichever puts more of its entries at the ceiling.
+
+        Tensors that do not tell follow the others of their kind, as optimizers spare vectors or do not.
+        """
+        votes = dict[str, int]()
+        for name in self.entries if share else ():
+            with_it, without = (
+                int(((size - ceiling).abs() <= DEVIATIONS * spread).sum())
+                for size, spread in (self.freed(name, a) for a in (share, 0.0))
+            )
+            votes[name] = (with_it > without) - (with_it < without)
+        kinds = {kind: sum(votes[name] for name in votes if (name in self.vectors) == kind) for kind in (True, False)}
+        return {name: share for name, vote in votes.items() if (vote or kinds[name in self.vectors]) >= 0}
 
     def piled(self, ceiling: float, shares: Mapping[str, float]) -> tuple[dict[str, int], bool]:
         """Entries of each tensor at the ceiling within their errors, and whether some are beyond it."""
         count, over = dict[str, int](), False
-        for name, (change, weight, spread) in self.entries.items():
-            off = (change + shares.get(name, 0.0) * weight).abs() - ceiling
+        for name in self.entries:
+            size, spread = self.freed(name, shares.get(name, 0.0))
+            off = size - ceiling
             count[name] = int((off.abs() <= DEVIATIONS * spread).sum())
             over |= bool((off > 2 * DEVIATIONS * spread + FLOAT32_SUM * ceiling).any())
         return count, over
@@ -390,17 +443,32 @@ class _Looked:
             found += [piled[name] / live] if piled[name] >= LEAST_ALIKE and live else []
         return sorted(found)[len(found) // 2] if found else 0.0
 
+    def gathers(self, ceiling: float, shares: Mapping[str, float]) -> bool:
+        """Whether the ceiling is a number that somebody chose, with most entries at it and some just below.
+
+        Rows of ones and zeros put many entries of a gradient at one size too, and none just below it.
+        """
+        piled, over = self.piled(ceiling, shares)
+        most = _chosen(ceiling) == float(f"{ceiling:.{ROUND_DIGITS - 1}e}") and self.share_at(ceiling, piled) >= MOST
+        return most and not over and self._below(ceiling, shares)[0] >= LEAST_ENTRIES and self.bends(ceiling, shares)
+
     def bends(self, ceiling: float, shares: Mapping[str, float]) -> bool:
         """Whether entries gather below the ceiling, as those of Adam do, whose `1 - v = eps / |g|` is of any order.
 
         Entries that were cut off there are as dense just below as elsewhere: 1 in 25 of those above half of it.
         """
+        near, middle = self._below(ceiling, shares)
+        return 4 * near >= middle
+
+    def _below(self, ceiling: float, shares: Mapping[str, float]) -> tuple[int, int]:
+        """Entries just below the ceiling, and those further below down to half of it."""
         near, middle = 0, 0
-        for name, (change, weight, spread) in self.entries.items():
-            room = 1 - (change + shares.get(name, 0.0) * weight).abs() / ceiling
+        for name in self.entries:
+            size, spread = self.freed(name, shares.get(name, 0.0))
+            room = 1 - size / ceiling
             near += int(((room > DEVIATIONS * spread / ceiling) & (room < 0.02)).sum())
             middle += int(((room >= 0.02) & (room < 0.5)).sum())
-        return 4 * near >= middle
+        return near, middle
 
     def held(self) -> bool:
         """The largest entries of most tensors are near one ceiling, in more than one module, and many near it.
@@ -408,7 +476,7 @@ class _Looked:
         A feature that is one in all examples gives two tensors of one layer the same entries, so one layer proves
         nothing.
         """
-        reach, flat, live_ones, ceiling = 0, set[str](), 0, self.top
+        reach, flat, live_ones, ceiling = 0, set[str](), 0, self.top()
         for name, (change, _, _) in self.entries.items():
             sizes = change.abs()
             sizes = sizes[sizes > LIVE * ceiling] / ceiling

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seepage.attacks.linear.spans import explained, in_both_spans
 from seepage.attacks.network import EXACT, LARGEST_MATRIX, in_range
 from seepage.attacks.network.evidence import FAINT, READ
 from seepage.attacks.network.first_layer import FirstLayer, Trace
@@ -121,6 +122,9 @@ def with_errors(found: Reconstruction, seen: FirstLayer) -> Reconstruction:
         return found  # a gradient in float32 has errors of 1e-7, and mixtures none
     rows = _rows(seen, measured)
     single = seen.batch_size == 1
+    spans = _of_spans(seen, rows, measured)
+    if spans is not None:
+        return spans
     examples = list(_only(seen, rows, measured)) if single else _one_after_another(seen, rows, measured)
     if knowledge.target == "value" and seen.batch_size > 1:
         if not _account_for_all(examples, seen, measured):
@@ -156,9 +160,42 @@ def _linear(measured: Measured) -> bool:
     return measured.step is None or (measured.step.linear and not math.isfinite(measured.step.limit))
 
 
-def _rows(seen: FirstLayer, measured: Measured) -> MeasuredRows:
-    """The first layer's rows with its bias as their last column."""
-    names = seen.layer.weight, seen.layer.bias or ""
+def _of_spans(seen: FirstLayer, rows: MeasuredRows, measured: Measured) -> Reconstruction | None:
+    """All examples of a batch of values, where the first and the last layer together tell them; None otherwise."""
+    last, knowledge = seen.last, seen.attacked.knowledge
+    two = last[0] is not None and last[1] in measured.value and last[0].rpartition(".")[0] in seen.readers
+    coarse = measured.formats is None or measured.formats.coarse is not None
+    if seen.batch_size < 2 or knowledge.target != "value" or not two or coarse:
+        return None
+    outputs = _rows(seen, measured, (last[0] or "", last[1] or ""))
+    found = in_both_spans(seen, rows, outputs)
+    if found is None:
+        return None
+    inputs, spread = found
+    slopes, left = explained(seen, inputs, rows, outputs, spread)
+    low, high = knowledge.value_range
+    error = 2 * spread / float(seen.layer.scale.double().abs().mean()) / (high - low) + FLOAT32_SUM
+    sure = (error <= EXACT) & in_range(inputs, knowledge.value_range) & (left <= AGREEING)
+    if left > AGREEING or not sure.all() or seen.attacked.observed.size_inferred:
+        return None
+    outs = seen.trace(inputs).logits.detach()
+    return Reconstruction(
+        inputs=inputs,
+        labels=outs - seen.batch_size * outs.shape[1] * slopes.to(outs) / 2 if knowledge.client.loss == "mse" else None,
+        objective=error.float(),
+        certified=sure,
+        cost={"evaluations": len(inputs)},
+        notes=(
+            f"{_said(measured, seen.layer.weight)}: in the spans of both layers lie {len(inputs)} of {len(inputs)} "
+            f"examples, which explain the update to {left:.2g} times the mean square of its errors and are known to "
+            f"within {float(error.max()):.1g} of the value range (root mean square)",
+        ),
+    )
+
+
+def _rows(seen: FirstLayer, measured: Measured, names: tuple[str, str] | None = None) -> MeasuredRows:
+    """A layer's rows with its bias as their last column; the first layer's if no names are given."""
+    names = names or (seen.layer.weight, seen.layer.bias or "")
 
     def beside(tensors: dict[str, Tensor]) -> Tensor:
         return torch.cat([tensors[names[0]], tensors[names[1]][:, None]], 1)

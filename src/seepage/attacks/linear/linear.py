@@ -15,6 +15,7 @@ from seepage.attacks.linear.certificate import (
     vouched_by_any_loss,
     vouched_by_rule,
 )
+from seepage.attacks.linear.class_sums import class_sums
 from seepage.attacks.linear.examples import with_errors
 from seepage.attacks.network import AttackedRound, in_range
 from seepage.attacks.network.first_layer import FirstLayer
@@ -54,6 +55,10 @@ class LinearLeak(Attack):
     autocast, are known to half a unit in the last place. Then rows that agree within their rounding are put together,
     and what they agree on is certified where its stated error is at most a hundredth of the value range; `objective`
     holds that error. This is not of the papers (see `seepage.attacks.reading.rounded.rows`).
+
+    **Zero weights.** Softmax regression that starts at zero has the same probabilities for every example, so that the
+    sums of each class's examples are read off its rows, and of a class of one example that example; certified where
+    some class is not there, else up to a row that is added to all (see `seepage.attacks.linear.class_sums`).
 
     **An inferred batch size.** Where it was read off the update itself, more examples may be behind it, and several of
     one label look like one where their slopes are in proportion. So nothing is certified then of a rounded update, or
@@ -100,12 +105,14 @@ class LinearLeak(Attack):
         if size > 1 and attacked.knowledge.client.batch_coupled(attacked.model):
             raise Inapplicable("batch norm in train mode makes every row a mixture of the batch", f"use {MATCHING}")
         weight, bias = attacked.gradient[layer.weight].double(), attacked.gradient[layer.bias].double()
-        if not bias.abs().max() > 0:
+        seen = FirstLayer(attacked, layer, weight, bias, size)
+        # Where every class is there as often as it is likely, softmax regression has none either.
+        if not bias.abs().max() > 0 and class_sums(seen) is None:
             raise Inapplicable(
                 "the first layer's bias gradient is zero everywhere (no neuron is active, or the loss is zero)",
                 "nothing can be divided; use another round",
             )
-        return FirstLayer(attacked, layer, weight, bias, size)
+        return seen
 
     def run(self, seen: FirstLayer, *, seed: int, progress: Progress) -> Reconstruction:
         observed = seen.attacked.observed
@@ -115,6 +122,9 @@ class LinearLeak(Attack):
                 "mixture by the network's own backward pass",
                 "attack an update of one example, or observe a round whose weights are all known",
             )
+        sums = class_sums(seen)
+        if sums is not None:
+            return sums
         found = self._single(seen) if seen.batch_size == 1 else self._several(seen)
         if observed.size_inferred:
             found = unproven(found, seen)

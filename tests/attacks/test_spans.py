@@ -1,0 +1,78 @@
+"""All examples of a regression on many outputs are read off the spans of its first and last layer."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from seepage import Architecture, attack
+from seepage.audit.observe import Files, observe_files
+from seepage.base.registry import Spec
+from seepage.errors import Inapplicable
+from seepage.federation.transcript.recorded import open_transcript
+from seepage.federation.types import Reconstruction
+
+READINGS, VALUES = 20, 60
+
+
+def forecaster() -> nn.Module:
+    return nn.Sequential(nn.Linear(READINGS, 32), nn.ReLU(), nn.Linear(32, VALUES))
+
+
+def found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *, n: int, stated: int, noise: float = 0.0
+) -> tuple[Reconstruction | None, Tensor]:
+    """What `linear` makes of one step of SGD between two float32 checkpoints, and the truth."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    torch.manual_seed(seed)
+    model, inputs, targets = forecaster(), torch.rand(n, READINGS), torch.rand(n, VALUES)
+    save_file(model.state_dict(), folder / "before.safetensors")
+    F.mse_loss(model(inputs), targets).backward()
+    torch.optim.SGD(model.parameters(), 1e-2).step()
+    after = {name: tensor + noise * 1e-2 * torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+    save_file(after, folder / "after.safetensors")
+    observe_files(
+        Files(before=folder / "before.safetensors", after=folder / "after.safetensors", lr=1e-2),
+        folder / "observed",
+        architecture=Architecture("test_spans:forecaster"),
+        client=Spec("fedsgd", {"loss": "mse"}),
+        input_shape=(READINGS,),
+        batch_size=stated,
+        target="value",
+    )
+    try:
+        return attack(open_transcript(folder / "observed", trust=True), "linear"), inputs
+    except Inapplicable:
+        return None, inputs
+
+
+@pytest.mark.parametrize(("n", "seed"), [(2, 0), (3, 1), (4, 2)])
+def test_every_example_is_read_within_its_stated_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, seed: int
+) -> None:
+    read, inputs = found(tmp_path, monkeypatch, seed, n=n, stated=n)
+    assert read is not None
+    assert read.certified is not None
+    assert len(read) == n
+    assert read.certified.all()
+    off = (read.inputs[:, None] - inputs[None]).square().mean(2).sqrt()  # [n, n]
+    assert off.argmin(0).unique().numel() == n
+    assert bool((off.amin(1) <= 2 * read.objective).all())
+    assert float(off.amin(0).max()) < 1.8e-3  # 55 dB
+
+
+@pytest.mark.parametrize(("stated", "noise"), [(2, 0.0), (4, 0.0), (3, 1e-3)], ids=["fewer", "more", "noise"])
+def test_of_another_batch_size_or_with_noise_nothing_false_is_certified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: int, noise: float
+) -> None:
+    for seed in range(3):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        read, inputs = found(folder, monkeypatch, seed, n=3, stated=stated, noise=noise)
+        if read is None or read.certified is None or not read.certified.any():
+            continue
+        off = (read.inputs[read.certified][:, None] - inputs[None]).square().mean(2).sqrt()
+        assert float(off.amin(1).max()) < 1e-2
