@@ -1,7 +1,6 @@
 """The linear decoder for a round: from what a layer reads, `[n, k]`, to images in the value range."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,27 +11,7 @@ from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureDecoder:
-    """Images from features.
-
-    Attributes:
-        decoder: From maps `[n, c, h, w]` to images in [0, 1].
-        map: `(c, h, w)` of the map that was flattened into the features; `(k, 1, 1)` where they are no map's.
-        bounds: The value range.
-    """
-
-    decoder: Decoder
-    map: tuple[int, int, int]
-    bounds: tuple[float, float]
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """`[n, k]` features to images `[n, C, H, W]` in the value range."""
-        low, high = self.bounds
-        return low + (high - low) * self.decoder(features.reshape(-1, *self.map))
-
-
-def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int) -> FeatureDecoder:
+def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int) -> Callable[[Tensor], Tensor]:
     """Fit a decoder for the network of this round.
 
     Args:
@@ -40,6 +19,9 @@ def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int) ->
         knowledge: What the attacker knows.
         layer: Name of the layer whose inputs are decoded: the last fully connected one, or a convolution.
         size: Examples per batch, of which batch norm in train mode takes its statistics.
+
+    Returns:
+        From features `[n, k]` to images `[n, C, H, W]` in the value range.
 
     Raises:
         Inapplicable: For inputs that are no images, and where the layer is not called once.
@@ -56,8 +38,9 @@ def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int) ->
 
     at_once = size if knowledge.client.batch_coupled(knowledge.model) else AT_ONCE
     decoder = Decoder(maps, knowledge.input_shape, generator(0, "decoder"), at_once)
-    assert shape is not None
-    return FeatureDecoder(decoder, shape, (low, high))
+    map_shape = shape
+    assert map_shape is not None
+    return lambda features: low + (high - low) * decoder(features.reshape(-1, *map_shape))
 
 
 @torch.no_grad()

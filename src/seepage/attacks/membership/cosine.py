@@ -9,6 +9,9 @@ from seepage.attacks.membership.gradients import ExampleGradients
 from seepage.base.registry import membership_tests
 from seepage.federation.types import Batch, Knowledge, Round
 
+ENTRIES = 4096
+"""Largest number of entries of each tensor that are used, drawn at random."""
+
 
 @dataclass(frozen=True)
 class _Cosine(Detector):
@@ -39,15 +42,10 @@ class GradientCosine(MembershipTest):
     Gradients of different examples are nearly orthogonal in overparameterized networks, so a member's has a positive
     cosine with the update, about 1 / sqrt(n). The paper takes all entries and sets a threshold by hand; here entries
     are drawn, so that hundreds of gradients fit into memory, and the threshold is calibrated.
-
-    Args:
-        entries: Largest number of entries of each tensor that are used, drawn at random.
     """
-
-    entries: int = 4096
 
     def fit(
         self, knowledge: Knowledge, observed: Round, reference: Batch, *, seed: int, done: Done = nothing
     ) -> Detector:
         """A detector by cosines; the reference gives batch norm its statistics. See `MembershipTest.fit`."""
-        return _Cosine(ExampleGradients.at(knowledge, observed, reference, entries=self.entries, seed=seed))
+        return _Cosine(ExampleGradients.at(knowledge, observed, reference, entries=ENTRIES, seed=seed))

@@ -32,6 +32,12 @@ class Forged:
     kept: float
 
 
+REDRAWS = 10
+"""Draws at most per tensor."""
+MOST_NUMBERS = 2**20
+"""Random numbers per tensor and draw at most: large tensors get fewer candidates, at least one."""
+
+
 @defenses.register("fake_gradients")
 @dataclass(frozen=True, kw_only=True)
 class FakeGradients(Defense):
@@ -45,20 +51,19 @@ class FakeGradients(Defense):
     magnitude nothing is changed at all while gradients are below psi. Both are here to be measured.
 
     Deviations from the paper: the candidates are of one tensor each. The paper has one psi for the whole gradient, from
-    one set of candidates that all workers share. And a large tensor has fewer than nu (`most`): on figure 4's network
-    the first fully connected weight 2, the second convolution 5, in place of 1,000. Sorted candidates of d entries have
-    almost the same shape, and their lengths differ by a share of 1 / sqrt(2 d): against gradients that are small beside
-    them the nearest of 1,000 is 0.3 % shorter than the nearest of 2 where d = 524,288, 0.3 % than that of 5 where
-    d = 204,800.
+    one set of candidates that all workers share. And a large tensor has fewer than nu (`MOST_NUMBERS`): on figure 4's
+    network the first fully connected weight 2, the second convolution 5, in place of 1,000. Sorted candidates of d
+    entries have almost the same shape, and their lengths differ by a share of 1 / sqrt(2 d): against gradients that are
+    small beside them the nearest of 1,000 is 0.3 % shorter than the nearest of 2 where d = 524,288, 0.3 % than that of
+    5 where d = 204,800.
 
     Args:
         candidates: nu, candidates per tensor and draw.
         sigma2: Variance of their entries, absolute.
         order: `value` is the algorithm as written, `magnitude` sorts the candidates' magnitudes instead.
         tau: Largest distance of the nearest candidate from the gradient; None takes any. The published loop draws
-            until one is near enough, which may be never.
-        redraws: Draws at most per tensor; then the nearest of the last draw is used (`forge` says so).
-        most: Random numbers per tensor and draw at most: large tensors get fewer candidates, at least one.
+            until one is near enough, which may be never; here the nearest of the last of `REDRAWS` is used, and `forge`
+            says so.
 
     Example:
         >>> defense = FakeGradients(candidates=10)
@@ -76,14 +81,11 @@ class FakeGradients(Defense):
     sigma2: float = 1.1
     order: Literal["value", "magnitude"] = "value"
     tau: float | None = None
-    redraws: int = 10
-    most: int = 2**20
 
     def __post_init__(self) -> None:
-        if self.candidates < 1 or self.redraws < 1 or self.most < 1 or not self.sigma2 > 0:
+        if self.candidates < 1 or not self.sigma2 > 0:
             raise SeepageError(
-                f"FakeGradients needs candidates, redraws and most of at least 1 and sigma2 > 0, got {self}; "
-                "correct the recipe"
+                f"FakeGradients needs candidates of at least 1 and sigma2 > 0, got {self}; correct the recipe"
             )
         if self.tau is not None and not self.tau > 0:
             raise SeepageError(f"FakeGradients needs tau > 0, got tau={self.tau}; leave it out to take any distance")
@@ -108,9 +110,9 @@ class FakeGradients(Defense):
         flat = tensor.flatten()
         places = flat.abs().argsort(descending=True, stable=True)
         ordered = flat[places]
-        count = max(1, min(self.candidates, self.most // max(1, len(flat))))
+        count = max(1, min(self.candidates, MOST_NUMBERS // max(1, len(flat))))
         near = torch.inf
-        for draw in range(1, self.redraws + 1):
+        for draw in range(1, REDRAWS + 1):
             psi, near = self._nearest(ordered, count, functional.generator(seed, "candidates", draw))
             if self.tau is None or near <= self.tau:
                 break
