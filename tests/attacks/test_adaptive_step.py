@@ -246,6 +246,32 @@ def test_the_example_behind_a_first_step_of_adam_is_read_to_its_stated_error(tmp
     assert look.of("labels")[0].evidence["present"] == (3,)
     assert look.at_least is None
     assert look.defenses == ()
+    accuracy = look.of("layer")[0].evidence["accuracy"]
+    assert accuracy > 1  # of most entries the least size is known, and of the others enough
+
+
+@pytest.mark.parametrize("lr", [1e-3, 1e-2])
+def test_a_layer_that_reads_the_input_is_said_to_be_known_as_well_as_its_weights_rounding_leaves(
+    tmp_path: Path, lr: float
+) -> None:
+    model = build(Architecture("fc2"), (1, 8, 8), 10)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    nn.functional.cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([3])).backward()
+    name = next(name for name, p in model.named_parameters() if p.ndim > 1)
+    gradient = dict(model.named_parameters())[name].grad
+    assert gradient is not None
+    torch.optim.SGD(model.parameters(), lr).step()
+    moved = {key: p.detach() - before[key] for key, p in model.named_parameters()}
+    save_file(before, tmp_path / "before.safetensors")
+    save_file({key: before[key] + moved[key] for key in before}, tmp_path / "after.safetensors")
+    files = Files(before=tmp_path / "before.safetensors", after=tmp_path / "after.safetensors", lr=lr)
+    observe_files(files, tmp_path / "observed", architecture=Architecture("fc2"), client=Spec("fedsgd"), batch_size=1)
+    (layer,) = [
+        one for one in exposure(open_transcript(tmp_path / "observed")).of("layer") if one.evidence["reads"] == "input"
+    ]
+    live = gradient != 0
+    off = ((moved[name] / -lr - gradient)[live] / gradient[live]).abs().median()
+    assert layer.evidence["accuracy"] == pytest.approx(float(off), rel=1.0)
 
 
 ADAM = {"optimizer": "adam", "lr": 1e-3, "steps": 1}

@@ -15,9 +15,11 @@ from seepage import Architecture, Batch, GaussianNoise, Inapplicable, Transcript
 from seepage.attacks.text import TokenSet
 from seepage.attacks.text.moved_rows import moved_rows
 from seepage.audit.gate import parse_condition
+from seepage.audit.observe import Files, observe_files
 from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.row import Case, Outcome, Row
 from seepage.audit.verdict import verdict
+from seepage.base.registry import Spec
 from seepage.cli.options import SimulationOptions, tables_of
 from seepage.federation.clients import FedAvg
 from seepage.federation.defenses.compose import Compose
@@ -25,7 +27,7 @@ from seepage.federation.defenses.dp_sgd import DPSGD
 from seepage.federation.defenses.fake_gradients import FakeGradients
 from seepage.federation.defenses.quantize import Quantize
 from seepage.federation.defenses.sparsify import Sparsify
-from seepage.federation.transcript.recorded import save_transcript
+from seepage.federation.transcript.recorded import open_transcript, save_transcript
 from seepage.federation.types import Reconstruction
 from seepage.measure.metrics.text import score_token_set
 from seepage.report.table import RowTexts
@@ -271,6 +273,7 @@ def test_text_has_attacks_of_its_own_where_none_are_named(tmp_path: Path) -> Non
     assert "linear" in [one["use"] for one in tables_of(None, SimulationOptions(data="notes.csv"))["attack"]]
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_all_rows_of_a_narrow_table_that_moved_are_seen(width: int) -> None:
     """Of two numbers every second row moves one way, which says nothing."""
@@ -282,3 +285,31 @@ def test_all_rows_of_a_narrow_table_that_moved_are_seen(width: int) -> None:
         found = moved_rows(change, before)
         assert found is not None
         assert found.moved.nonzero().flatten().tolist() == sorted(own.tolist())
+=======
+@pytest.mark.parametrize("stated", [True, False])
+def test_rows_that_an_inverted_step_of_adamw_left_alone_are_not_named(tmp_path: Path, *, stated: bool) -> None:
+    """A row that decay and rounding alone moved has a gradient of a few errors, which is not zero."""
+    options = {"vocabulary": VOCABULARY, "width": 32, "depth": 1}
+    model = build(Architecture("text_encoder", options), (8,), 3, seed=0)
+    ids = torch.randint(VOCABULARY, (8, 8), generator=torch.Generator().manual_seed(1))
+    torch.save(model.state_dict(), tmp_path / "before.pt")
+    optimizer = optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    nn.functional.cross_entropy(model(ids), torch.arange(8) % 3).backward()
+    optimizer.step()
+    torch.save(model.state_dict(), tmp_path / "after.pt")
+    client = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01, "steps": 1}
+    observe_files(
+        Files(before=tmp_path / "before.pt", after=tmp_path / "after.pt"),
+        tmp_path / "observed",
+        architecture=Architecture("text_encoder", options),
+        client=Spec("fedavg", client) if stated else Spec("fedsgd"),
+        input_shape=(8,),
+        batch_size=8,
+    )
+    seen = open_transcript(tmp_path / "observed")
+    assert seen[0].update.step is not None
+    found = TokenSet()(seen, seed=0)
+    assert found.certified is not None
+    assert set(found.inputs[found.certified].flatten().tolist()) <= set(ids.flatten().tolist())
+    assert set(found.inputs.flatten().tolist()) == set(ids.flatten().tolist())
+>>>>>>> measured3

@@ -431,7 +431,7 @@ SUMS = EVEN * 2.0**-23
 """Share of a tensor's largest entry by which float32 sums put off each."""
 
 
-def _moved(gradient: Tensor, before: Tensor, step: Step, share: float) -> Tensor:
+def weights_moved(gradient: Tensor, before: Tensor, step: Step, share: float) -> Tensor:
     """By how much the weights moved, float64, of the gradient that was read off them."""
     weight, exact = before.double(), gradient.double()
     return -step.rate * step.psi(exact + step.coupled * weight) - decay_of(share) * weight
@@ -458,7 +458,7 @@ def format_told(
     slack = single * exact.abs()
     if step is not None and before is not None:
         start = before[:rows].reshape(part.shape).double()
-        after = start + _moved(part, start, step, share)
+        after = start + weights_moved(part, start, step, share)
         room = single * torch.maximum(start.abs(), after.abs())
         found = format_of(after, room)
         if found is not None:
@@ -479,7 +479,7 @@ def entries_of_step(
 
     Arguments as of `format_told`.
     """
-    return _entries(before, _moved(gradient, before, step, share), step, formats, share)
+    return _entries(before, weights_moved(gradient, before, step, share), step, formats, share)
 
 
 def entries_of_gradient(gradient: Tensor, formats: Formats) -> tuple[Tensor, Tensor]:

@@ -445,7 +445,8 @@ class UpdateAnalysis:
         """The softmax that all examples have where the last layer's weights are zero, and their stated number."""
         names, size = last_linear(self.knowledge.model, self.knowledge.num_outputs), self.observed.batch_size
         unknown = size is None or "batch size" in self._guessed or self.knowledge.client.one_logit
-        if unknown or self.head is None or names is None or bool(self.observed.params[names[0]].any()):
+        weight = None if names is None else self.observed.params.get(names[0])
+        if unknown or self.head is None or weight is None or bool(weight.any()):
             return None
         assert size is not None
         return self.head.softmax, size

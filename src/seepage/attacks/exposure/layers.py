@@ -1,7 +1,7 @@
 """What the gradient of a fully connected layer reveals: its rank, and rows that are one example's input."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import torch
@@ -50,7 +50,12 @@ class LayerLeak:
         centered: A batch norm in train mode reads its outputs and takes their mean away: the slopes of each neuron add
             up to zero over the batch, which is one rank less than there are examples and no gradient of the bias.
         believed: Nothing speaks of noise, rounding or another loss, which change what the rank says of examples.
+<<<<<<< HEAD
         mixes: Its rows mix the examples, as unmixing needs (`mixes_examples`).
+=======
+        accuracy: Of a layer that reads the input, the median relative error that number formats and the client's step
+            leave on the entries of a difference of weights; infinite where more than half are unknown. None of others.
+>>>>>>> measured3
     """
 
     layer: str
@@ -66,7 +71,11 @@ class LayerLeak:
     last: bool
     centered: bool = False
     believed: bool = True
+<<<<<<< HEAD
     mixes: bool = True
+=======
+    accuracy: float | None = None
+>>>>>>> measured3
 
     @property
     def examples(self) -> int:
@@ -102,6 +111,9 @@ def layer_findings(leaks: Sequence[LayerLeak]) -> Iterator[ClosedForm]:
         more = ", or more" if leak.full else ""
         rank = f"rank {leak.rank}{more}" if leak.rank else "rank hidden by the errors of its entries"
         words = f"{leak.layer or 'model'}: {rank}, {leak.neurons} neurons, reads {leak.reads}"
+        if leak.accuracy is not None:
+            known = f"known to {leak.accuracy:.1g} of itself" if leak.accuracy < 1 else "not known"
+            words += f", its median entry {known}"
         lines = () if leak in folded else (words,)
         yield ClosedForm(name="layer", message=words, evidence=asdict(leak), lines=lines)
         yield from _revealed(leak)
@@ -161,8 +173,20 @@ def hidden_layers(observed: Round, knowledge: Knowledge) -> list[LayerLeak]:
             reads = "input" if first is not None and first.weight == weight else inner
             sent, ends = bias if bias in observed.update.tensors else None, last is not None and last[0] == weight
             m, d = module.out_features, module.in_features
+<<<<<<< HEAD
             leaks.append(LayerLeak(name, weight, sent, reads, m, d, 0, True, 0, None, ends, mixes=mixes))
+=======
+            leak = LayerLeak(name, weight, sent, reads, m, d, 0, True, 0, None, ends)
+            leaks.append(replace(leak, accuracy=_accuracy(observed, knowledge, leak)))
+>>>>>>> measured3
     return leaks
+
+
+def _accuracy(observed: Round, knowledge: Knowledge, leak: LayerLeak) -> float | None:
+    """How well the median entry of a layer that reads the input is known; None of others, and of a sent gradient."""
+    if leak.reads != "input" or (observed.update.step is None and observed.update.rate is None):
+        return None
+    return observed.measured(knowledge.client, [leak.weight]).accuracy()
 
 
 def layer_leaks(
@@ -206,9 +230,14 @@ def layer_leaks(
             found = min(shared, rank, observed.batch_size or rank)
         sent = bias if shifts is not None else None
         m, d = rows.shape
+<<<<<<< HEAD
         leaks.append(
             LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered, mixes=mixes)
         )
+=======
+        leak = LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered)
+        leaks.append(replace(leak, accuracy=_accuracy(observed, knowledge, leak)))
+>>>>>>> measured3
     return leaks
 
 

@@ -406,8 +406,8 @@ class _Looked:
             own = (freed - _mode(freed, spread)).abs() <= DEVIATIONS * spread
             trust = own / spread.square()
             centered = pulls - (trust * pulls).sum() / trust.sum()
-            size = float((trust * centered.square()).sum())
-            share = float((trust * sizes * centered).sum()) / size if size else share
+            total = float((trust * centered.square()).sum())
+            share = float((trust * sizes * centered).sum()) / total if total else share
         return _mode(sizes - share * pulls, spread), share
 
     def shares(self, ceiling: float, share: float) -> dict[str, float]:

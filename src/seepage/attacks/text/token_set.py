@@ -12,6 +12,7 @@ from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.text.moved_rows import MovedRows, moved_rows
 from seepage.base.nn import captured_calls, forward, generator, in_mode, token_table
 from seepage.base.registry import attacks
+from seepage.federation.measured import weights_moved
 from seepage.federation.sent_tensors import not_sent
 from seepage.federation.types import Knowledge, Reconstruction, Round, Transcript
 
@@ -146,6 +147,8 @@ def _moves(observed: Round, name: str) -> tuple[Tensor, Tensor | None]:
     """How the table's rows moved, float64, as between two checkpoints where there were two, and the table before."""
     update, start = observed.update, observed.params[name]
     change = update.tensors[name].double()
+    if update.step is not None:  # what no token moved is not zero there, but an error
+        return weights_moved(change, start, update.step, update.decayed.get(name, 0.0)), start
     if update.kind == "gradient" and update.rate is None:
         return change, None
     moved = change if update.rate is None else -update.rate * change
