@@ -273,7 +273,6 @@ def test_text_has_attacks_of_its_own_where_none_are_named(tmp_path: Path) -> Non
     assert "linear" in [one["use"] for one in tables_of(None, SimulationOptions(data="notes.csv"))["attack"]]
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_all_rows_of_a_narrow_table_that_moved_are_seen(width: int) -> None:
     """Of two numbers every second row moves one way, which says nothing."""
@@ -285,7 +284,8 @@ def test_all_rows_of_a_narrow_table_that_moved_are_seen(width: int) -> None:
         found = moved_rows(change, before)
         assert found is not None
         assert found.moved.nonzero().flatten().tolist() == sorted(own.tolist())
-=======
+
+
 @pytest.mark.parametrize("stated", [True, False])
 def test_rows_that_an_inverted_step_of_adamw_left_alone_are_not_named(tmp_path: Path, *, stated: bool) -> None:
     """A row that decay and rounding alone moved has a gradient of a few errors, which is not zero."""
@@ -312,4 +312,3 @@ def test_rows_that_an_inverted_step_of_adamw_left_alone_are_not_named(tmp_path: 
     assert found.certified is not None
     assert set(found.inputs[found.certified].flatten().tolist()) <= set(ids.flatten().tolist())
     assert set(found.inputs.flatten().tolist()) == set(ids.flatten().tolist())
->>>>>>> measured3

@@ -50,12 +50,9 @@ class LayerLeak:
         centered: A batch norm in train mode reads its outputs and takes their mean away: the slopes of each neuron add
             up to zero over the batch, which is one rank less than there are examples and no gradient of the bias.
         believed: Nothing speaks of noise, rounding or another loss, which change what the rank says of examples.
-<<<<<<< HEAD
         mixes: Its rows mix the examples, as unmixing needs (`mixes_examples`).
-=======
         accuracy: Of a layer that reads the input, the median relative error that number formats and the client's step
             leave on the entries of a difference of weights; infinite where more than half are unknown. None of others.
->>>>>>> measured3
     """
 
     layer: str
@@ -71,11 +68,8 @@ class LayerLeak:
     last: bool
     centered: bool = False
     believed: bool = True
-<<<<<<< HEAD
     mixes: bool = True
-=======
     accuracy: float | None = None
->>>>>>> measured3
 
     @property
     def examples(self) -> int:
@@ -173,12 +167,8 @@ def hidden_layers(observed: Round, knowledge: Knowledge) -> list[LayerLeak]:
             reads = "input" if first is not None and first.weight == weight else inner
             sent, ends = bias if bias in observed.update.tensors else None, last is not None and last[0] == weight
             m, d = module.out_features, module.in_features
-<<<<<<< HEAD
-            leaks.append(LayerLeak(name, weight, sent, reads, m, d, 0, True, 0, None, ends, mixes=mixes))
-=======
-            leak = LayerLeak(name, weight, sent, reads, m, d, 0, True, 0, None, ends)
+            leak = LayerLeak(name, weight, sent, reads, m, d, 0, True, 0, None, ends, mixes=mixes)
             leaks.append(replace(leak, accuracy=_accuracy(observed, knowledge, leak)))
->>>>>>> measured3
     return leaks
 
 
@@ -230,14 +220,8 @@ def layer_leaks(
             found = min(shared, rank, observed.batch_size or rank)
         sent = bias if shifts is not None else None
         m, d = rows.shape
-<<<<<<< HEAD
-        leaks.append(
-            LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered, mixes=mixes)
-        )
-=======
-        leak = LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered)
+        leak = LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered, mixes=mixes)
         leaks.append(replace(leak, accuracy=_accuracy(observed, knowledge, leak)))
->>>>>>> measured3
     return leaks
 
 
