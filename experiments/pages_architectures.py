@@ -74,7 +74,7 @@ def _general(words: str) -> str:
 
 
 PARTS: dict[str, Part] = {
-    "one example": Part("architectures.md", partial(cases, "one example, eval mode")),
-    "two examples": Part("architectures.md", partial(cases, "two examples, train mode")),
-    "refusals": Part("architectures.md", refusals),
+    "one example": Part("../results/architectures/README.md", partial(cases, "one example, eval mode")),
+    "two examples": Part("../results/architectures/README.md", partial(cases, "two examples, train mode")),
+    "refusals": Part("../results/architectures/README.md", refusals),
 }

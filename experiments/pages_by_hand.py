@@ -190,10 +190,10 @@ def _milliseconds(step: Mapping[str, float] | None) -> str:
 
 
 PARTS: dict[str, Part] = {
-    "recognition copies": Part("concepts/verdict.md", copies),
-    "cpa tuned": Part("attacks/cocktail_party.md", tuned),
-    "closed rows": Part("attacks/linear.md", ways),
-    "fedleak": Part("attacks/fedleak_guided.md", fedleak),
-    "peers": Part("attacks/gradient_matching.md", peers),
-    "speed": Part("speed.md", speed),
+    "recognition copies": Part("../results/recognition/README.md", copies),
+    "cpa tuned": Part("../results/cpa/README.md", tuned),
+    "closed rows": Part("../results/closed/README.md", ways),
+    "fedleak": Part("../results/matching/README.md", fedleak),
+    "peers": Part("../results/matching/README.md", peers),
+    "speed": Part("../results/matching/README.md", speed),
 }
