@@ -22,6 +22,8 @@ from seepage.base.rounding import DEVIATIONS, FLOAT32_SUM
 from seepage.federation.measured import ROUNDING, Formats, Step, decay_of, format_told, measured_entries, spread_of
 from seepage.federation.types import ClientUpdate, Target
 
+ADAM = "Adam, AdamW, RMSprop or Adagrad"
+"""Optimizers whose first step is `g / (|g| + eps)` times a rate."""
 LEAST_ENTRIES = 8
 """Entries of a tensor from which its largest is looked at."""
 NEAR = 0.1
@@ -190,7 +192,7 @@ def _of_ceiling(
     rate = _chosen(ceiling)
     told = abs(float(f"{ceiling:.{ROUND_DIGITS - 1}e}") / ceiling - 1) <= ROUND
     shares = {name: _chosen_share(share, rate) for name, share in shares.items()} if told else shares
-    bent = replace(Step.adam(rate), name="Adam, AdamW or RMSprop", scaled=True)
+    bent = replace(Step.adam(rate), name=ADAM, scaled=True)
     bent = bent if told else replace(bent, rate=ceiling)
     cut = Step(name="SGD clipped by value", limit=ceiling * (1 - FLOAT32_SUM), scaled=True)
     found = [_explained(step, moved, weights, looked.formats, zero, shares) for step in (bent, cut)]
@@ -225,7 +227,7 @@ def _smooth(
     # Rounding may have put an entry beyond the ceiling.
     top = max(float((change.abs() - DEVIATIONS * spread).max()) for change, _, spread in looked.entries.values())
     found = []
-    for name, floor, eps in (("Adam, AdamW or RMSprop", 0.0, 1.0), ("Adadelta or Adagrad", 1.0, 0.0)):
+    for name, floor, eps in ((ADAM, 0.0, 1.0), ("Adadelta, or Adagrad above a start", 1.0, 0.0)):
 
         def at(rate: float, name: str = name, floor: float = floor, eps: float = eps) -> Explained:
             step = Step(name=name, rate=rate, floor=floor, gain=1.0, eps=eps, scaled=True, roundings=8)
