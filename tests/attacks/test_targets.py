@@ -526,12 +526,6 @@ def same_size(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Conv2d(shape[0], classes, 1)
 
 
-def test_one_number_for_each_example_is_told_what_it_lacks() -> None:
-    model = nn.Sequential(net(1), nn.Flatten(0))
-    with pytest.raises(SeepageError, match=r"\(1,\).*\[n, 1\]"):
-        record(model, Batch(inputs(2), values(2, 1)), client=FedSGD(loss="mse"))
-
-
 def test_zeros_and_ones_of_several_classes_at_once_stay_such(tmp_path: Path) -> None:
     y = np.random.default_rng(0).integers(0, 2, (12, 3)).astype(float)
     np.savez(tmp_path / "own.npz", x=np.zeros((12, 1, 6, 6), np.float32), y=y)

@@ -75,7 +75,7 @@ def fc2(**options: Any) -> dict[str, Any]:
 
 
 DAMAGED: dict[str, tuple[Damage, str]] = {
-    "no knowledge.json": (lambda folder: (folder / "knowledge.json").unlink(), "no recorded update"),
+    "no knowledge.json": (lambda folder: (folder / "knowledge.json").unlink(), "AFTER"),
     "another schema version": (facts(schema=2), "schema version 2"),
     "no schema version": (facts(schema=...), "schema version None"),
     "a list for a table": (lambda folder: (folder / "knowledge.json").write_text("[1]"), "schema version None"),

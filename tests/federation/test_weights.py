@@ -70,7 +70,7 @@ def test_damaged_files_are_one_sentence(tmp_path: Path, content: bytes, suffix: 
 
 def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "x.pt")
-    with pytest.raises(SeepageError, match="no named tensors"):
+    with pytest.raises(SeepageError, match="no tensors by name"):
         read_state(tmp_path / "x.pt")
 
 

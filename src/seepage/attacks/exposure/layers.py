@@ -52,7 +52,7 @@ class LayerLeak:
         believed: Nothing speaks of noise, rounding or another loss, which change what the rank says of examples.
         mixes: Its rows mix the examples, as unmixing needs (`mixes_examples`).
         accuracy: Of a layer that reads the input, the median relative error that number formats and the client's step
-            leave on the entries of a difference of weights; infinite where more than half are unknown. None of others.
+            leave on the entries of a difference of weights; 1 where more than half are unknown. None of others.
     """
 
     layer: str
@@ -176,7 +176,8 @@ def _accuracy(observed: Round, knowledge: Knowledge, leak: LayerLeak) -> float |
     """How well the median entry of a layer that reads the input is known; None of others, and of a sent gradient."""
     if leak.reads != "input" or (observed.update.step is None and observed.update.rate is None):
         return None
-    return observed.measured(knowledge.client, [leak.weight]).accuracy()
+    middle = observed.measured(knowledge.client, [leak.weight]).accuracy()
+    return None if middle is None else min(middle, 1.0)
 
 
 def layer_leaks(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +51,12 @@ class NetworkCut:
 
         The layer is called on next to nothing, and the outputs take the place of what it gives.
         """
-        # A copy each time: the layer behind may write to it.
-        handle = self.model.get_submodule(self.layer).register_forward_hook(lambda _, __, ___: outputs.clone())
+
+        def instead(_: nn.Module, __: tuple[Any, ...], own: Tensor) -> Tensor:
+            # A copy each time: the layer behind may write to it. A row may stand behind axes of length one.
+            return outputs.clone().reshape(len(outputs), *own.shape[1:-1], outputs.shape[1])
+
+        handle = self.model.get_submodule(self.layer).register_forward_hook(instead)
         try:
             with in_mode(self.model, training=False):
                 return self._through(*self._state, outputs)
