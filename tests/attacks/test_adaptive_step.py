@@ -190,6 +190,7 @@ def networks(seed: int) -> nn.Module:
     return nn.Sequential(*kinds[seed // 4 % 5])
 
 
+@pytest.mark.slow
 def test_no_step_along_a_gradient_is_taken_for_signs() -> None:
     """Nulls: five networks, black and white inputs, momentum, decay, clipping to a norm, noise, one step and five."""
     for seed in range(120):
@@ -247,7 +248,7 @@ def test_the_example_behind_a_first_step_of_adam_is_read_to_its_stated_error(tmp
     assert look.at_least is None
     assert look.defenses == ()
     accuracy = look.of("layer")[0].evidence["accuracy"]
-    assert accuracy > 1  # of most entries the least size is known, and of the others enough
+    assert accuracy == 1  # of most entries the least size is known, and of the others enough
 
 
 @pytest.mark.parametrize("lr", [1e-3, 1e-2])

@@ -454,7 +454,11 @@ def checked(seeds: range) -> Iterator[tuple[Drawn, Verdict]]:
             try:
                 yield d, judge(*ran(d, Path(home)))
             except SeepageError as error:
-                yield d, Verdict(false=[f"refused: {error}"])
+                # Outputs as large as inputs, and an optimizer that hides the sum of the last bias: asking is right.
+                asked = (
+                    "as an autoencoder does; say what" in str(error) and "maps" in d.head and d.optimizer not in PLAIN
+                )
+                yield d, Verdict(missed=[f"asked: {error}"]) if asked else Verdict(false=[f"refused: {error}"])
             except Exception as error:
                 yield d, Verdict(false=[f"traceback: {type(error).__name__}: {error}"])
 

@@ -297,7 +297,9 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
     if "passes" in said:
         found["several passes"] = f"several batches in one step, or several steps ({said['passes']}): --steps"
     if knowledge.client.mode == "train" and draws(knowledge.model, knowledge.input_shape):
-        found["dropout"] = "dropout, noise or random paths (two passes in train mode differ, and the attacks have none)"
+        found["dropout"] = (
+            "dropout, noise or random paths (a pass in train mode draws random numbers, and attacks have none)"
+        )
     if "weights" in said:
         found["missing weights"] = f"other weights than the client's ({said['weights']})"
     if OTHER_OUTPUTS in said:

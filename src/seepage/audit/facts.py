@@ -304,8 +304,8 @@ class _Reader:
         if random is None:
             return self._seen("dropout", "not looked at, as the network does not run in train mode here", "unknown")
         if not random:
-            return self._seen("dropout", "none: two passes in train mode are the same", "inferred")
-        words = "two passes in train mode differ, by dropout, noise or random paths"
+            return self._seen("dropout", "none: a pass in train mode draws no random number", "inferred")
+        words = "a pass in train mode draws random numbers, of dropout, noise or random paths"
         if self.rule.mode == "eval":
             return self._fact("dropout", f"off, though {words}", "inferred")
         return self._seen("dropout", f"{words}; attacks have none", "unknown", "--client fedsgd:mode=eval")

@@ -62,6 +62,8 @@ SCHEMA = 1
 HALF_PRECISION = 0.02
 """Share of the entries' absolute sum up to which the sum of the last bias gradient is taken for the rounding of half
 precision, whose steps are 2^-8 (bfloat16) of a number."""
+ALIKE = 0.1
+"""Relative difference of the sizes of a bias's entries up to which their signs alone make a sum of them small."""
 FEWEST_VALUES = 64
 """Values of an example from which as many outputs are taken for an example, and not for classes."""
 OTHER_OUTPUTS = "other outputs"
@@ -432,7 +434,8 @@ class UpdateAnalysis:
         # Places may have no label of their own, so that nothing counts those that have.
         places = 1 if self.head is None else self.head.places
         size = self.observed.batch_size if scaled and self.explained_step and places == 1 else None
-        rounding = self._label_rounding() if scaled else 0.0
+        moved = self.observed.update.rate is not None  # up to a factor, a difference of weights has errors too
+        rounding = self._label_rounding() if scaled or moved else 0.0
         inferred = "batch size" in self._guessed
         found = label_leak(
             gradient, self.knowledge, size, rounding, lower_bound=inferred, alike=self._alike if scaled else None
@@ -529,13 +532,16 @@ class UpdateAnalysis:
         if not plain or name is None or self.signs or noised or self.unread_head is not None:
             return False
         bias = self._read[0][name].double()
-        off = abs(float(bias.sum()))
-        return not sums_to_zero(bias, self._sum_rounding(name)) and off <= HALF_PRECISION * float(bias.abs().sum())
+        off, size = abs(float(bias.sum())), float(bias.abs().max())
+        # Entries of about one size, as several steps of Adam leave them, cancel by their signs.
+        alike = bool((bias.abs() > (1 - ALIKE) * size).logical_or(bias.abs() < ALIKE * size).all())
+        small = off <= HALF_PRECISION * float(bias.abs().sum())
+        return small and not alike and not sums_to_zero(bias, self._sum_rounding(name))
 
     def _sum_rounding(self, bias: str) -> float:
         """How far the sum of the last bias gradient may be off, where it is a difference of weights over a rate."""
         update, weights = self.observed.update, self.observed.params.get(bias)
-        if not self._read[1] or weights is None:
+        if weights is None or (update.rate is None and not self._read[1]):
             return 0.0
         if update.rate is None:
             return self._label_rounding() * len(weights)

@@ -49,6 +49,9 @@ ROUND_DIGITS, ROUND = 3, 2e-6
 """Digits of a learning rate that somebody chose, and relative distance up to which a ceiling is taken for it."""
 PAIRED, SHIFTS = 2**12, 4
 """Entries of a tensor that are paired to fit a decay, and pairs of each."""
+FEWEST_BELOW = 40
+"""Entries between half of the ceiling and nearly all of it, of which a step that bends would leave some nearer to it:
+a tenth and more, so none with a chance of 1.5 %."""
 PIECES, COLUMNS = 2**16, 256
 """Entries of a tensor that are looked at, and columns of the last layer beside which a rate is fitted."""
 
@@ -195,14 +198,17 @@ def _of_ceiling(
     bent = replace(Step.adam(rate), name=ADAM, scaled=True)
     bent = bent if told else replace(bent, rate=ceiling)
     cut = Step(name="SGD clipped by value", limit=ceiling * (1 - FLOAT32_SUM), scaled=True)
+    # Of two classes every optimizer's sums vanish, and say nothing.
+    zero = zero if any(len(moved[name]) > 2 for name in zero) else ()
     found = [_explained(step, moved, weights, looked.formats, zero, shares) for step in (bent, cut)]
     # Of a gradient far above eps the sums cannot be tested; what lies just below the ceiling tells the two apart.
     found.sort(key=lambda one: DEVIATIONS if one.off is None else one.off)
-    if found[0].off is None:
-        found.sort(key=lambda one: (one.step is bent) != looked.bends(ceiling, shares))
+    if found[0].off is None or all(one.off is None or one.off <= DEVIATIONS for one in found):
+        bends, tested = looked.bends(ceiling, shares), found[0].off is not None
+        found.sort(key=lambda one: (one.step is bent) != bends)
         # Of several steps the ceiling is no rate that somebody chose, and of a small gradient few entries are there.
-        chosen = found[0].step is bent and looked.bends(ceiling, shares) and told
-        single = chosen or looked.share_at(ceiling, piled) >= MOST
+        many = tested or looked.share_at(ceiling, piled) >= MOST
+        single = (bends and (told or many)) or (many and looked.cuts(ceiling, shares))
     else:
         fitted = _smooth(looked, moved, weights, zero, plain) if found[0].off > DEVIATIONS else None
         found = [*(fitted or ()), *found]
@@ -461,6 +467,12 @@ class _Looked:
         """
         near, middle = self._below(ceiling, shares)
         return 4 * near >= middle
+
+    def cuts(self, ceiling: float, shares: Mapping[str, float]) -> bool:
+        """Whether hardly any of many entries are just below the ceiling, where rounding would let them be seen."""
+        near, middle = self._below(ceiling, shares)
+        rough = [DEVIATIONS * spread.max() > 0.01 * ceiling for _, _, spread in self.entries.values()]
+        return middle >= FEWEST_BELOW and 4 * near < middle and not any(rough)
 
     def _below(self, ceiling: float, shares: Mapping[str, float]) -> tuple[int, int]:
         """Entries just below the ceiling, and those further below down to half of it."""

@@ -69,7 +69,9 @@ def _probes(model: nn.Module, input_shape: tuple[int, ...], count: int = 2) -> T
 
 
 def draws(model: nn.Module, input_shape: tuple[int, ...]) -> bool | None:
-    """Whether two passes in train mode differ, as behind dropout, noise, or random paths, in modules or in the code.
+    """Whether a pass in train mode draws random numbers: dropout, noise, or random paths, in modules or in the code.
+
+    Outputs need not show it: behind weights that are zero, as those of fresh adapters, two passes are the same.
 
     Returns:
         None where the network cannot be run in train mode.
@@ -77,14 +79,16 @@ def draws(model: nn.Module, input_shape: tuple[int, ...]) -> bool | None:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     modes = [(module, module.training) for module in model.modules()]
     try:
-        found, count = [], max(2, min(MANY, ENOUGH // max(1, math.prod(input_shape))))
+        drawn, found, count = False, [], max(2, min(MANY, ENOUGH // max(1, math.prod(input_shape))))
         values = _probes(model, input_shape, count)
         model.train()
         for seed in (1, 2):
             with torch.no_grad(), frozen_randomness(seed, values.device):
+                begun = torch.get_rng_state()
                 found.append(logits_in(model(values.clone())))
+                drawn |= not torch.equal(begun, torch.get_rng_state())
                 model.load_state_dict(state)  # batch norm counts its passes
-        return not torch.equal(*found)
+        return drawn or not torch.equal(*found)
     except Exception:  # user code may raise anything
         return None
     finally:
