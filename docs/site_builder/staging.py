@@ -113,6 +113,11 @@ def _page_of(aim: str, staged: Staged) -> str:
             staged.files[f"source/{aim}"] = path
         return f"source/{aim}"
     name = f"source/{aim}.md"
+    if path.suffix == ".md" and aim.startswith("results/"):  # tables that pages lead to, by their headings
+        if name not in staged.pages:
+            staged.pages[name] = ""  # before its links, which lead back here
+            staged.pages[name] = with_links(path.read_text(encoding="utf-8"), aim, name, staged)
+        return name
     staged.pages[name] = _code(path, aim)
     return name
 
