@@ -342,8 +342,8 @@ def judge(truth: Truth, check: Check) -> Verdict:
         }  # fmt: skip
         found.hold(f"looks {look.name}", real.get(look.name, True), look.message)
     for note in exposure.notes:
-        if "which one step on" in note:
-            found.hold("contradicted", not one or "size" not in d.told, note)
+        if "which one step of SGD on" in note:
+            found.hold("contradicted", not one or "size" not in d.told or d.optimizer not in PLAIN, note)
         if note.startswith("batch norm"):
             found.hold("note", d.norm == "batch", note)
     _missed(truth, check, found)

@@ -26,6 +26,10 @@ Origin = Literal["stated", "read", "inferred", "assumed", "unknown"]
 ADAPTIVE = "--client fedavg:optimizer"
 
 
+FEWEST_SUMMED = 8
+"""Entries of a last bias from which it is no chance that they add up to zero but for a thousandth."""
+
+
 class Fact(JsonRecord):
     """One line on the client.
 
@@ -274,7 +278,7 @@ class _Reader:
         found = next((one for one in self.look.defenses if one.name == "rounded"), None)
         if found is not None:
             return self._seen(name, found.message, "inferred")
-        if self.look.low_precision:
+        if self.look.low_precision and self.knowledge.num_outputs >= FEWEST_SUMMED:
             words = "as under autocast: the last bias adds up to zero but for a thousandth"
             return self._seen(name, words, "inferred")
         stated = labels is not None and labels.sound and not self.signs and self.update.kind == "gradient"

@@ -704,7 +704,7 @@ def size_doubt(batch_size: int | None, at_least: int | None) -> str | None:
     r"""That a batch size is too small for the rank of a layer's gradient; None where nothing contradicts it.
 
     >>> print(size_doubt(2, 4).replace("; ", ";\n"))
-    a layer has a gradient of rank 4, which one step on 2 examples cannot give;
+    a layer has a gradient of rank 4, which one step of SGD on 2 examples cannot give;
     give the right --batch-size (or, of two checkpoints, --steps if the client took several)
     >>> size_doubt(4, 4), size_doubt(None, 4)
     (None, None)
@@ -712,4 +712,4 @@ def size_doubt(batch_size: int | None, at_least: int | None) -> str | None:
     if batch_size is None or at_least is None or at_least <= batch_size:
         return None
     examples = f"{batch_size} example{'' if batch_size == 1 else 's'}"
-    return f"a layer has a gradient of rank {at_least}, which one step on {examples} cannot give; {SIZE_REMEDY}"
+    return f"a layer has a gradient of rank {at_least}, which one step of SGD on {examples} cannot give; {SIZE_REMEDY}"
