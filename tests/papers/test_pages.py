@@ -92,7 +92,7 @@ def tables_have_records(page: Path) -> None:
 def test_a_page_with_a_command_of_a_finished_study_says_where_it_runs() -> None:
     finished = tomllib.loads((ROOT / "experiments" / "finished.toml").read_text(encoding="utf-8"))
     gone = re.compile(rf"python experiments/({'|'.join(map(re.escape, finished['commands']))})\b")
-    for page in sorted((ROOT / "docs").rglob("*.md")):
+    for page in sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "results").glob("*/README.md")]):
         text = page.read_text(encoding="utf-8")
         assert not gone.search(text) or f"`{finished['commit']}`" in text, f"{page}: {gone.search(text)}"
 
