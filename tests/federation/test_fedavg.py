@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from seepage import (
     Aggregate,
@@ -18,6 +18,7 @@ from seepage import (
     Batch,
     FedAvg,
     FedSGD,
+    GaussianNoise,
     Inapplicable,
     SeepageError,
     Sparsify,
@@ -31,7 +32,7 @@ from seepage.attacks.search.labels import BiasCount, SignOfLastBias
 from seepage.attacks.search.problem import Problem
 from seepage.base.nn import in_mode, state_of
 from seepage.base.registry import Spec
-from seepage.federation.clients import client_options, make_client
+from seepage.federation.clients import OwnStep, client_options, make_client
 from seepage.federation.clients.fedavg import MeanGradient
 from seepage.federation.clients.fedprox import FedProx
 from seepage.federation.types import ClientView, Defense, Tensors
@@ -363,6 +364,31 @@ def test_one_step_of_adam_is_seen_as_the_gradient_behind_it() -> None:
             off = (measured.value[name] - gradient[name]).abs()
             assert (off <= 6 * error).all()
             assert (error < 1e-2 * gradient[name].abs())[gradient[name] != 0].float().mean() > 0.5
+
+
+@pytest.mark.parametrize("defense", [GaussianNoise(sigma=1e-9), Sparsify(keep=0.5), None])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_step_of_adam_is_inverted_behind_a_defense_and_where_a_rule_of_ones_own_states_it(
+    defense: Defense | None, *, own: bool
+) -> None:
+    """A server that does not know of a defense reads what was sent all the same."""
+
+    def train(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    rule = FedAvg(lr=1e-3, optimizer="adam", steps=1)
+    client = OwnStep.of(train, lr=1e-3, optimizer="adam", steps=1) if own else rule
+    seen = record(build(Architecture("fc2", {"hidden": 16}), SHAPE, 4), batch_of(1), client=client, defense=defense)
+    assert seen.knowledge.client == FedSGD()
+    assert seen[0].update.step is not None
+    found = attack(seen, "linear")
+    assert (
+        found.certified is None
+        or not found.certified.any()
+        or torch.allclose(found.inputs[found.certified], batch_of(1).inputs, atol=0.05)
+    )
 
 
 def test_steps_of_adam_keep_the_sign_of_one_label_and_count_none() -> None:

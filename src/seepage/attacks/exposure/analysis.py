@@ -434,8 +434,8 @@ class UpdateAnalysis:
         # Places may have no label of their own, so that nothing counts those that have.
         places = 1 if self.head is None else self.head.places
         size = self.observed.batch_size if scaled and self.explained_step and places == 1 else None
-        moved = self.observed.update.rate is not None  # up to a factor, a difference of weights has errors too
-        rounding = self._label_rounding() if scaled or moved else 0.0
+        # Up to a factor, a difference of weights has errors too.
+        rounding = self._label_rounding() if scaled or self.observed.update.rate is not None else 0.0
         inferred = "batch size" in self._guessed
         found = label_leak(
             gradient, self.knowledge, size, rounding, lower_bound=inferred, alike=self._alike if scaled else None

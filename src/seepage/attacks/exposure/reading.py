@@ -80,7 +80,7 @@ def read_off(victim: Victim) -> Victim:
     if adaptive is not None:
         read = replace(own.rule, lr=adaptive.size, optimizer="signsgd", momentum=0.0, nesterov=False)
         said = {"optimizer": adaptive.finding.message}
-        if adaptive.best is None or steps > 1 or rule is not own or victim.defense is not None:
+        if adaptive.best is None or steps > 1 or rule is not own or "defense" in knowledge.known:
             return _reading(victim, replace(own, rule=read), said)
         one = OneStep(adaptive.best.step, adaptive.finding.message, adaptive.shares)
         _, said["optimizer"] = one.read(victim.params, update)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from seepage.base.nn import norm, sorted_labels
-from seepage.federation.clients import FedAvg, gradient_behind, gradient_rule, mean_update
+from seepage.federation.clients import FedAvg, OwnStep, gradient_behind, gradient_rule, mean_update
 from seepage.federation.clients.step import Client
 from seepage.federation.measured import Step
 from seepage.federation.types import (
@@ -80,9 +80,11 @@ class Victim:
         """A client as attackers read it."""
         own, read = knowledge.client, cls.knowing(knowledge, defense)
         victim = cls(read, params, batches.__getitem__, len(batches), buffers, defense, seed, own)
-        if not isinstance(own, FedAvg) or own.linear_in_gradient or defense is not None:
+        stated = own.rule if isinstance(own, OwnStep) and own.stated else own
+        # Whoever knows of a defense repeats it on what the client sent.
+        if not isinstance(stated, FedAvg) or stated.linear_in_gradient or "defense" in knowledge.known:
             return victim
-        steps = {own.first_step(len(batch)) for batch in batches}
+        steps = {stated.first_step(len(batch)) for batch in batches}
         one = steps.pop() if len(steps) == 1 else None
         return victim if one is None else victim.by_one_step(one[0], dict.fromkeys(params, one[1]))
 
