@@ -81,7 +81,7 @@ def _cost(case: str, rows: list[Row]) -> list[str]:
     return [str(dear.examples), f"`{dear.attack}`", f"{dear.cost.cpu_seconds or 0.0:.0f}"]
 
 
-PARTS = {"standard": Part("howto/compare-an-attack.md", standard)}
+PARTS = {"standard": Part("../results/compare/README.md", standard)}
 
 
 if __name__ == "__main__":
