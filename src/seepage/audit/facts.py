@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from seepage.attacks.exposure import Exposure, UpdateAnalysis
-from seepage.attacks.exposure.analysis import ANOTHER_RATE, UNKNOWN_RATE
+from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, UNKNOWN_RATE
 from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.network.outputs import draws
@@ -121,6 +121,10 @@ class _Reader:
         stated = name not in self.said if self.stated is None else name in self.stated
         return self._seen(name, value, "stated" if stated else origin, option)
 
+    def _guess(self, name: str, value: str, option: str) -> Fact:
+        """A fact that is inferred, or assumed, as its words begin."""
+        return self._fact(name, value, "assumed" if value.startswith("assumed") else "inferred", option)
+
     def _seen(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
         """A fact that nobody can state, with the given origin; no option where the files determine it."""
         return Fact(name=name, value=value, origin=origin, option="" if origin in ("stated", "read") else option)
@@ -180,17 +184,23 @@ class _Reader:
         if not self.moved:
             return self._seen("optimizer", "none: it was given as a gradient", "stated" if self.stated else "read")
         if self.update.step is not None:
-            return self._fact("optimizer", self.said.get("optimizer", "one step, inverted"), "inferred", ADAPTIVE)
+            return self._guess("optimizer", self.said.get("optimizer", "one step, inverted"), ADAPTIVE)
         if self.signs is not None:
-            return self._fact("optimizer", self.signs.message, "inferred", ADAPTIVE)
+            return self._guess("optimizer", self.signs.message, ADAPTIVE)
         if isinstance(self.rule, FedAvg):
             words = OPTIMIZERS[self.rule.optimizer]
             words += f" with momentum {self.rule.momentum:g}" if self.rule.momentum else ""
         else:
             words = str(self.rule) if self.update.rate is None else "SGD"  # a rate is that of one step of SGD
-        if self.stated is not None and "optimizer" not in self.stated:
-            words += ", as entries have many sizes; momentum does not show in one step"
-        return self._fact("optimizer", words, "inferred", ADAPTIVE)
+        if self.stated is None or "optimizer" in self.stated:
+            return self._fact("optimizer", words, "inferred", ADAPTIVE)
+        if self.look.along_gradient is None:
+            return self._guess("optimizer", f"assumed: {words}, as entries have many sizes", ADAPTIVE)
+        if not self.look.along_gradient:
+            words = f"assumed: {words}, though the rows of the last layer do not add up to zero, as a gradient's would"
+            return self._guess("optimizer", words, ADAPTIVE)
+        words += ", as the rows of the last layer add up to zero; momentum does not show in one step"
+        return self._guess("optimizer", words, ADAPTIVE)
 
     def _rate(self) -> Fact:
         known = self.update.rate if self.update.rate is not None else getattr(self.rule, "lr", None)
@@ -225,7 +235,7 @@ class _Reader:
         if size is None:
             why = infer_size(self.look)[1]
             return self._seen("batch size", why, "unknown", "--batch-size")
-        return self._fact("batch size", self.said.get("batch size", str(size)), "inferred", "--batch-size")
+        return self._guess("batch size", self.said.get("batch size", str(size)), "--batch-size")
 
     def _decay(self) -> Fact:
         name, shares = "weight decay", self.update.decayed
@@ -274,7 +284,9 @@ class _Reader:
                 yield self._seen("compression", one.message, "inferred")
 
     def _precision(self) -> Fact:
-        name, labels = "half precision", self.look.labels
+        name, labels = HALF, self.look.labels
+        if name in self.said:
+            return self._seen(name, self.said[name], "read")
         found = next((one for one in self.look.defenses if one.name == "rounded"), None)
         if found is not None:
             return self._seen(name, found.message, "inferred")
@@ -282,7 +294,7 @@ class _Reader:
             words = "as under autocast: the last bias adds up to zero but for a thousandth"
             return self._seen(name, words, "inferred")
         stated = labels is not None and labels.sound and not self.signs and self.update.kind == "gradient"
-        if stated and not self.rule.one_logit:
+        if stated and self.look.along_gradient and not self.rule.one_logit:
             return self._seen(name, "none: the last bias adds up to zero as float32 does", "inferred")
         return self._seen(name, "nothing tells it", "unknown")
 

@@ -12,7 +12,14 @@ from torch import nn
 
 from seepage.api import observe
 from seepage.attacks.exposure import UpdateAnalysis, sent_words
-from seepage.attacks.exposure.analysis import ANOTHER_RATE, FEWEST_VALUES, OTHER_OUTPUTS, UNKNOWN_RATE
+from seepage.attacks.exposure.analysis import (
+    ANOTHER_RATE,
+    FEWEST_VALUES,
+    HALF,
+    OPTIMIZER,
+    OTHER_OUTPUTS,
+    UNKNOWN_RATE,
+)
 from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
@@ -25,6 +32,7 @@ from seepage.attacks.exposure.running_statistics import (
     column_words,
     statistics_words,
 )
+from seepage.attacks.network.outputs import outputs_of
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.recipe.parts import problems_of
 from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
@@ -135,6 +143,16 @@ SMALL = 0.1
 """Largest ratio of the norms of a training's difference and of the weights: what is larger in no tensor is one."""
 
 
+def _half(before: Tensors, after: Tensors) -> str | None:
+    """The format of half precision that all returned weights are of, where those that were sent out are not."""
+    names = [name for name in before if name in after and after[name].is_floating_point()]
+    for form in (torch.float16, torch.bfloat16):
+        fits = [torch.equal(after[name].to(form).double(), after[name].double()) for name in names]
+        if fits and all(fits) and any(not torch.equal(before[n].to(form).double(), before[n].double()) for n in names):
+            return str(form).removeprefix("torch.")
+    return None
+
+
 def _is_difference(before: Tensors, after: Tensors) -> bool:
     """Whether what was given as the returned weights is what they changed by: no training shrinks all of them so."""
     pairs = [(after[name].double().norm(), before[name].double().norm()) for name in before if before[name].ndim > 1]
@@ -224,6 +242,8 @@ def observe_files(
     said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
     before = {name: p.detach() for name, p in own.items() if name not in personal}
+    form = None if files.after is None else _half(before, sent)
+    said |= {} if form is None else {HALF: f"the returned weights are {form} numbers, and those sent out are not"}
     update = files.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
@@ -241,6 +261,8 @@ def observe_files(
         update, found = bent.read(update, before)
         rule, lr = gradient_rule(make_client(client)), None
     said |= found
+    if bent is None and update.kind == "delta" and client.use == "fedsgd":
+        said[OPTIMIZER] = "assumed to be SGD, as entries have many sizes"
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
         certain = not rule.batch_coupled(model)
         doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr) if certain else None
@@ -296,9 +318,11 @@ def _ask_for_target(
     outputs = output_shape(model, dict(model.named_parameters()), None, input_shape)
     if math.prod(outputs) != math.prod(input_shape) or math.prod(outputs) < FEWEST_VALUES:
         return
-    names, own = last_linear(model, outputs[0]), dict(model.named_parameters())
-    if names is not None and names[1] in sent and sent[names[1]].shape == own[names[1]].shape:
-        moved, start = sent[names[1]].double(), own[names[1]].detach().double()
+    names, own, made = last_linear(model, outputs[0]), dict(model.named_parameters()), outputs_of(model, input_shape)
+    maps = None if made is None else f"{made.layer}.bias".removeprefix(".")
+    bias = maps if names is None else names[1]
+    if bias is not None and bias in sent and bias in own and sent[bias].shape == own[bias].shape:
+        moved, start = sent[bias].double(), own[bias].detach().double()
         rounding = float(torch.finfo(torch.float32).eps * start.abs().sum())
         if sums_to_zero(moved - start, rounding) or sums_to_zero(moved, 0.0):  # AFTER, or a gradient
             return

@@ -38,7 +38,7 @@ from seepage.attacks.exposure.labels import (
 )
 from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_findings, layer_leaks
 from seepage.attacks.exposure.patches import patch_findings
-from seepage.attacks.exposure.rules import adaptive_step, vanishing_sums
+from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
 from seepage.attacks.exposure.text import text_findings
 from seepage.attacks.linear import LinearLeak
@@ -68,6 +68,10 @@ FEWEST_VALUES = 64
 """Values of an example from which as many outputs are taken for an example, and not for classes."""
 OTHER_OUTPUTS = "other outputs"
 """Name of the fact that parameters moved on which the network's outputs do not depend."""
+OPTIMIZER = "optimizer"
+"""Name of the fact that nobody stated how the client's optimizer makes a step of a gradient."""
+HALF = "half precision"
+"""Name of the fact that the returned weights are numbers of half precision."""
 ANOTHER_RATE = "another rate"
 """Name of the fact that the update contradicts the learning rate that was stated."""
 UNKNOWN_RATE = "unknown rate"
@@ -307,9 +311,7 @@ class UpdateAnalysis:
             moved = {name: -update.rate * moved[name] - update.decayed.get(name, 0.0) * start[name] for name in start}
         elif update.kind == "gradient":
             start = {name: torch.zeros_like(tensor) for name, tensor in moved.items()}
-        knowledge, rule = self.knowledge, self.knowledge.client
-        sums = vanishing_sums(knowledge.model, knowledge.num_outputs, rule, knowledge.target)
-        adaptive = adaptive_step(moved, start, sums=() if self.makes_examples else sums)
+        adaptive = adaptive_step(moved, start, sums=self._sums)
         if adaptive is not None:
             form = self._weights_format
             # Levels, zeros and a round norm are what such a step leaves.
@@ -326,6 +328,26 @@ class UpdateAnalysis:
         # Rounding leaves errors like noise, levels and zeros.
         rest = [finding for finding in found if finding.name not in ("noised", "quantized", "rounded", "sparsified")]
         return (rounded, *rest)
+
+    @property
+    def _sums(self) -> tuple[str, ...]:
+        """Tensors of the last layer whose rows add up to zero in a gradient of the client's loss."""
+        known = self.knowledge
+        return () if self.makes_examples else vanishing_sums(known.model, known.num_outputs, known.client, known.target)
+
+    @cached_property
+    def along_gradient(self) -> bool | None:
+        """Whether the update is linear in gradients; None where nothing tells, and nobody stated it."""
+        update, params = self.observed.update, self.observed.params
+        if update.step is not None:
+            return None if update.step.scaled else True  # as stated
+        if OPTIMIZER not in self._guessed:
+            return self.knowledge.client.linear_in_gradient
+        scale = 1.0 if update.rate is None else -update.rate
+        names = [name for name in self._sums if name in update.tensors and name in params]
+        largest = self._largest  # whose entries tell the number format
+        moved = {name: scale * update.tensors[name] for name in {*names, largest} if name in params}
+        return along_gradient(moved, params, sums=names)
 
     @property
     def _weights_format(self) -> str | None:
@@ -437,9 +459,8 @@ class UpdateAnalysis:
         # Up to a factor, a difference of weights has errors too.
         rounding = self._label_rounding() if scaled or self.observed.update.rate is not None else 0.0
         inferred = "batch size" in self._guessed
-        found = label_leak(
-            gradient, self.knowledge, size, rounding, lower_bound=inferred, alike=self._alike if scaled else None
-        )
+        alike, longest = self._alike if scaled else None, 2.0 if OPTIMIZER in self._guessed else 1.0
+        found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred, longest=longest, alike=alike)
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
 
@@ -577,9 +598,14 @@ class UpdateAnalysis:
 
         A layer that reads positions counts those, and inner features move with the weights of local steps.
         """
+        return self.rank if self.along_gradient else None
+
+    @property
+    def rank(self) -> int | None:
+        """The same if the update is linear in gradients, as nothing contradicts."""
         step = self.observed.update.step
         cut = step is not None and math.isfinite(step.limit)  # entries were cut off, and rows with them
-        if self.changed or cut or any(one.name == "rounded" for one in self.defenses):
+        if self.changed or cut or self.along_gradient is False or any(one.name == "rounded" for one in self.defenses):
             return None
         tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
         return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)
