@@ -1,6 +1,7 @@
 """Facts on a client, one a line, each with its origin: stated, read, inferred, assumed, or unknown."""
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -8,9 +9,10 @@ from typing import Literal
 from torch import nn
 
 from seepage.attacks.exposure import Exposure, UpdateAnalysis
-from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, UNKNOWN_RATE
+from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, OPTIMIZER, UNKNOWN_RATE
 from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
+from seepage.attacks.exposure.rules import TOLD
 from seepage.attacks.network.outputs import draws
 from seepage.attacks.text.token_set import looked_up
 from seepage.audit.caveats import OPTIMIZERS
@@ -160,7 +162,7 @@ class _Reader:
             yield self._fact("normalization", words, "unknown", "--normalize")
 
     def _loss(self) -> Fact:
-        words, labels = str(self.rule.loss), self.look.labels
+        words, labels = self.said.get("loss", str(self.rule.loss)), self.look.labels
         words += {"map": " at each pixel", "value": " of values"}.get(self.knowledge.target, "")
         if "outputs" in self.said:
             words += f"; the outputs are {self.said['outputs']}"
@@ -192,14 +194,8 @@ class _Reader:
             words += f" with momentum {self.rule.momentum:g}" if self.rule.momentum else ""
         else:
             words = str(self.rule) if self.update.rate is None else "SGD"  # a rate is that of one step of SGD
-        if self.stated is None or "optimizer" in self.stated:
-            return self._fact("optimizer", words, "inferred", ADAPTIVE)
-        if self.look.along_gradient is None:
-            return self._guess("optimizer", f"assumed: {words}, as entries have many sizes", ADAPTIVE)
-        if not self.look.along_gradient:
-            words = f"assumed: {words}, though the rows of the last layer do not add up to zero, as a gradient's would"
-            return self._guess("optimizer", words, ADAPTIVE)
-        words += ", as the rows of the last layer add up to zero; momentum does not show in one step"
+        if OPTIMIZER in self.said:
+            words = TOLD[self.look.along_gradient]
         return self._guess("optimizer", words, ADAPTIVE)
 
     def _rate(self) -> Fact:
@@ -226,6 +222,11 @@ class _Reader:
         origin: Origin = "inferred"
         if "local steps" not in self.said and {"learning rate", UNKNOWN_RATE} & set(self.said):
             words, origin = f"assumed: {count}", "unknown"
+        passes = re.match(r"(\d+) in train mode", self.said.get("passes", ""))
+        if words == "assumed: 1" and passes is not None:
+            words += f"; if each pass was a step, they were {passes[1]}: --steps {passes[1]}"
+        if self.update.step is not None and self.signs is None and self.look.along_gradient is None:
+            words = f"assumed: {words}"
         if words.startswith("assumed") and origin != "unknown":
             origin = "assumed"
         return self._fact("local steps", words, origin, "--steps")
@@ -243,9 +244,9 @@ class _Reader:
             option = "--client fedavg:weight_decay"
             return self._fact(name, "such a step does not tell it", "unknown", option)
         if name in self.said:
-            return self._seen(name, self.said[name], "read")
+            return self._seen(name, self.said[name], "inferred")
         if shares:
-            return self._fact(name, f"{max(shares.values()):.3g} of the weights, taken out", "read")
+            return self._fact(name, f"{max(shares.values()):.3g} of the weights, taken out", "inferred")
         if self.rule.loss != "cross_entropy":
             return self._fact(name, f"the loss {self.rule.loss} does not tell it", "unknown", "--weight-decay")
         if self.look.labels is None or not self.look.labels.sound or self.look.low_precision:
@@ -269,7 +270,7 @@ class _Reader:
     def _noise(self) -> Fact:
         found = next((one for one in self.look.defenses if one.name == "noised"), None)
         if found is not None:
-            return self._seen("noise", found.message, "read")
+            return self._seen("noise", found.message, "inferred")
         shapes = [(one.shape[0], math.prod(one.shape[1:])) for one in self.look.fingerprints if len(one.shape) > 1]
         tell = sum(min(shape) >= 2 * MIN_TAIL_VALUES for shape in shapes)
         if self.signs is not None or not tell:

@@ -20,12 +20,12 @@ from seepage.attacks.exposure.analysis import (
     OTHER_OUTPUTS,
     UNKNOWN_RATE,
 )
-from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
+from seepage.attacks.exposure.decay import WeightDecay, decay_of_directions, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
 from seepage.attacks.exposure.labels import label_leak, sums_to_zero
 from seepage.attacks.exposure.reading import OneStep
-from seepage.attacks.exposure.rules import Adaptive, Explained, adaptive_step, vanishing_sums
+from seepage.attacks.exposure.rules import TOLD, Adaptive, Explained, adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.running_statistics import (
     BatchStatistics,
     batch_statistics,
@@ -215,6 +215,14 @@ def observe_files(
             raise
         raise SeepageError(f"{error}, and the learning rate with --lr, if you know it") from error
     model, input_shape, outputs, said = network.model, network.input_shape, network.outputs, dict(network.inferred)
+    if make_client(client).loss == "bce" and not one_logit:
+        wide = output_shape(model, dict(model.named_parameters()), None, input_shape)
+        if not wide or wide[0] == 1:
+            client, one_logit = replace(client, options={**client.options, "loss": "binary"}), True
+            network = find_network(architecture, state, input_shape, 1)
+            model, outputs = network.model, network.outputs
+            said = {name: words for name, words in said.items() if name != "classes"}
+            said["loss"] = "bce, of the network's one logit"
     check_batch_size(batch_size, list(input_shape), "--batch-size")
     ordered = any(map(UNNAMED.fullmatch, (*state, *sent)))
     sent = in_own_names(sent, model, str(files.answer))
@@ -262,7 +270,8 @@ def observe_files(
         rule, lr = gradient_rule(make_client(client)), None
     said |= found
     if bent is None and update.kind == "delta" and client.use == "fedsgd":
-        said[OPTIMIZER] = "assumed to be SGD, as entries have many sizes"
+        sums = vanishing_sums(model, outputs, rule, target or "class")
+        said[OPTIMIZER] = TOLD[along_gradient(update.tensors, before, sums=sums)]
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
         certain = not rule.batch_coupled(model)
         doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr) if certain else None
@@ -497,10 +506,12 @@ def _without_decay(
         share = 1 - (1 - files.lr * stated) ** (steps or 1)
         return update.without_decay(before, dict.fromkeys(before, share)), None
     rule = make_client(client)
-    # The rows of a gradient add up to 0 for losses of the softmax alone.
-    if first or update.kind != "delta" or rule.loss != "cross_entropy" or not rule.linear_in_gradient:
+    if first or update.kind != "delta" or not rule.linear_in_gradient:
         return update, None
-    decay = infer_weight_decay(model, before, update.tensors, outputs)
+    if rule.loss == "cross_entropy":
+        decay = infer_weight_decay(model, before, update.tensors, outputs)
+    else:  # the rows of a gradient add up to 0 for losses of the softmax alone
+        decay = decay_of_directions(before, update.tensors)
     return (update, None) if decay is None else (update.without_decay(before, decay.shares), decay)
 
 

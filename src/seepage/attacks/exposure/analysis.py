@@ -1,7 +1,7 @@
 """What an update reveals by itself, with no attack run: in closed form, layer by layer."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 from seepage.attacks.base import Needs
 from seepage.attacks.exposure.adapters import adapter_findings
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_findings, batch_norm_leaks
+from seepage.attacks.exposure.decay import decay_of_directions
 from seepage.attacks.exposure.finding import ClosedForm, Finding
 from seepage.attacks.exposure.fingerprints import (
     CHANGES_VALUES,
@@ -318,7 +319,7 @@ class UpdateAnalysis:
             return (adaptive.finding,) if form is None else (adaptive.finding, rounded_weights(form))
         names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
         bias = None if names is None or names[1] is None else update.tensors.get(names[1])
-        found = defense_findings(self.fingerprints, self.norm, bias)
+        found = defense_findings(self._prints_but_for_decay(moved, start), self.norm, bias)
         if self._coarse:
             rounded = rounded_finding(self.observed.measured(self.knowledge.client, [self._largest]))
         elif self._weights_format is not None:
@@ -328,6 +329,13 @@ class UpdateAnalysis:
         # Rounding leaves errors like noise, levels and zeros.
         rest = [finding for finding in found if finding.name not in ("noised", "quantized", "rounded", "sparsified")]
         return (rounded, *rest)
+
+    def _prints_but_for_decay(self, moved: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> list[Fingerprint]:
+        """Fingerprints without what looks like noise and is decay: random weights that shrank along themselves."""
+        noisy = {one.name for one in self.fingerprints if one.noise is not None and one.name in start}
+        decay = decay_of_directions(start, {name: moved[name] for name in noisy}) if noisy else None
+        own = {} if decay is None else decay.shares
+        return [replace(one, noise=None, share=None) if one.name in own else one for one in self.fingerprints]
 
     @property
     def _sums(self) -> tuple[str, ...]:
@@ -552,7 +560,11 @@ class UpdateAnalysis:
         noised = any(finding.name == "noised" for finding in self.defenses)
         if not plain or name is None or self.signs or noised or self.unread_head is not None:
             return False
-        bias = self._read[0][name].double()
+        bias, names = self._read[0][name].double(), last_linear(self.knowledge.model, self.knowledge.num_outputs)
+        if names is not None and names[0] in self._read[0]:
+            rows = self._read[0][names[0]].double().flatten(1)  # whose sums are rounded as those of the bias are
+            if float(rows.sum(0).norm()) > HALF_PRECISION * float(rows.abs().sum(0).norm()):
+                return False
         off, size = abs(float(bias.sum())), float(bias.abs().max())
         # Entries of about one size, as several steps of Adam leave them, cancel by their signs.
         alike = bool((bias.abs() > (1 - ALIKE) * size).logical_or(bias.abs() < ALIKE * size).all())

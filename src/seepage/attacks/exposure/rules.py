@@ -149,6 +149,14 @@ def vanishing_sums(model: nn.Module, outputs: int, rule: ClientUpdate, target: T
     return () if names is None else tuple(filter(None, names))
 
 
+TOLD = {
+    True: "SGD, as the rows of the last layer add up to zero; momentum does not show in one step",
+    None: "assumed: SGD, as entries have many sizes",
+    False: "assumed: SGD, though the rows of the last layer do not add up to zero, as a gradient's would",
+}
+"""What is said of the optimizer by what `along_gradient` returns."""
+
+
 def along_gradient(moved: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, sums: Collection[str]) -> bool | None:
     """Whether a difference of weights is linear in gradients: one or more steps of SGD, with momentum or without.
 
@@ -432,8 +440,9 @@ class _Looked:
         for vectors in (False, True):
             found = self._pulled([name for name in self.entries if (name in self.vectors) == vectors], top)
             if found is not None and decay_of(found[1]) > 0:  # less is rounded away
-                count = sum(self.piled(found[0], self.shares(*found))[0].values())
-                if count > max(1.5 * best, LEAST_ENTRIES):
+                piled, over = self.piled(found[0], self.shares(*found))
+                count = sum(piled.values())
+                if not over and count > max(1.5 * best, LEAST_ENTRIES):
                     best, (level, share) = count, found
         return level, share
 
