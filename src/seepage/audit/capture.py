@@ -175,6 +175,7 @@ class Capture:
             "steps": self.steps,
             "batch_size": self.batch_size,
             **({} if self.target is None else {"target": self.target}),
+            **({} if self.weight_decay is None else {"weight_decay": self.weight_decay}),
         }
         return json.dumps({"schema": SCHEMA, **known}, indent=2, default=str) + "\n"
 
