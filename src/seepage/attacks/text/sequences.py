@@ -36,7 +36,6 @@ class LayerCheck:
 
     module: str
     span: GradientSpan
-    weights: tuple[str, ...] = ()
 
 
 def candidates(reader: Reader, first: LayerCheck, tokens: Tensor, length: int) -> list[Tensor]:
