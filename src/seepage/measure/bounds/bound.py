@@ -61,16 +61,7 @@ class Bound:
 
     def table(self) -> dict[str, Any]:
         """The bound as JSON."""
-        return {
-            "line": self.line,
-            "measure": self.measure,
-            "method": self.method,
-            "value": self.value,
-            "interval": list(self.interval),
-            "at": self.at,
-            "assumption": self.assumption,
-            "binds": self.binds,
-        }
+        return {"line": self.line, **asdict(self)}
 
 
 @dataclass(frozen=True)
