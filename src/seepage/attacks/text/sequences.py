@@ -36,6 +36,7 @@ class LayerCheck:
 
     module: str
     span: GradientSpan
+    weights: tuple[str, ...] = ()
 
 
 def candidates(reader: Reader, first: LayerCheck, tokens: Tensor, length: int) -> list[Tensor]:

@@ -185,7 +185,7 @@ def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool, adapter
             mixtures = layer.mixtures(gradient)
             span = GradientSpan.of(mixtures)
             usable = span.informative and (not adapters or span.rank < mixtures.shape[1])
-            found += [LayerCheck(layer.module, span)] * usable
+            found += [LayerCheck(layer.module, span, tuple(name for name, _ in layer.weights))] * usable
     if not adapters:
         return found
     # An adapter's A reads whole tokens, its B only `rank` numbers: the wider check tells more.

@@ -1,6 +1,6 @@
 """What a bound is: an upper bound for any attacker of a stated kind, and the sentence that it rests on."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Measure = Literal["exact_share", "tpr", "auc"]
