@@ -15,6 +15,7 @@ from seepage.report.evidence.junit import junit
 from seepage.report.evidence.markdown import summary
 from seepage.report.evidence.statement import evidence_of
 from seepage.report.run import open_run
+from seepage.report.table import case_words
 
 Build = Callable[..., Path]
 Change = Callable[..., None]
@@ -170,7 +171,7 @@ def test_what_a_closed_form_gives_is_told_from_what_attacks_brought_back(
     change(run, lambda result: result["cases"][0].update(exposed_examples=3, exposed_of=3))
     change(run, lambda result: result.update(summary=[side]))
     evidence = evidence_of(open_run(run))
-    assert evidence.case_words(evidence.result.cases[0], "exact").startswith("3 of 3 [")
+    assert case_words(evidence.result, evidence.result.cases[0], "exact").startswith("3 of 3 [")
     page = annex(evidence, digest="0")
     assert page.count("of the first update, in closed form") >= 2  # recovered, exactly
     assert not any("no bound" in item for item in evidence.not_tried), "one was looked for"

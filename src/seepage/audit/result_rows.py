@@ -8,6 +8,10 @@ from seepage.base.schema import JsonRecord, Share
 # --- membership --------------------------------------------------------------------------------------------------
 
 
+BY_CHANCE = 0.005
+"""Largest chance that a test is given to identify so many more members than others where it tells nothing."""
+
+
 class MembershipRow(JsonRecord):
     """The result of one membership test on one case, over all of its batches. A field is None where it does not apply.
 
@@ -72,8 +76,24 @@ class MembershipRow(JsonRecord):
 
     @property
     def tells(self) -> bool:
-        """Whether it distinguishes members from others: the interval of its area lies above chance."""
-        return self.auc_low is not None and self.auc_low > 0.5
+        """Whether it tells members from others: its area lies above chance with its interval, or it identifies more.
+
+        A few members may stand out where most do not, which an area hides: then more members than others are
+        identified, by Fisher's exact test, one-sided.
+
+        >>> few, none = Share.count(30, 1000), Share.count(8, 1000)
+        >>> MembershipRow(case="a", test="x", auc_low=0.49, members_identified=few, others_identified=none).tells
+        True
+        """
+        if self.auc_low is not None and self.auc_low > 0.5:
+            return True
+        hit, false = self.members_identified, self.others_identified
+        if hit is None or false is None or hit.hits == 0:
+            return False
+        from scipy.stats import hypergeom
+
+        # P(that many of all that are identified are members), where who is one does not matter.
+        return float(hypergeom.sf(hit.hits - 1, hit.of + false.of, hit.hits + false.hits, hit.of)) <= BY_CHANCE
 
     @property
     def tpr(self) -> float | None:

@@ -124,10 +124,15 @@ def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, 
         return SummaryPart(
             name="membership_inference", tried=False, words=f"not tried: {lacking or 'ask with --membership'}"
         )
-    most = worst(judged)
+    most = worst([row for row in judged if row.tells] or judged)
     hit = most.members_identified
     assert hit is not None
-    words = f"{most.words}, by {most.test} on {headings[most.case]}"
+    chance = (
+        ""
+        if most.tells or most.auc is None
+        else f"not told from chance (AUC {most.auc:.2f}, [{most.auc_low or 0:.2f}, {most.auc_high or 1:.2f}]): "
+    )
+    words = f"{chance}{most.words}, by {most.test} on {headings[most.case]}"
     return _part("membership_inference", words, most.case, hit.share, *hit.interval)
 
 
@@ -181,8 +186,7 @@ def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str
     ]
     verdict = "; ".join([*most.contradicted, *held]) or "nothing is claimed"
     over = f"over {plural(most.rounds or 0, 'round')} at delta {most.delta:g}"
-    own = most.words.removeprefix("measured epsilon ").removeprefix("lower bound on epsilon ")
-    words = f"{own}; {verdict}; {over}, on {headings[most.case]}"
+    words = f"{verdict}; {most.words}; {over}, on {headings[most.case]}"
     return _part("empirical_epsilon", words, most.case, most.measured, most.measured, most.fitted_high)
 
 

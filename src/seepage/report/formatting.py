@@ -115,15 +115,6 @@ def measured_on(measure: Measure, examples: int, which: str = "unseen") -> str:
     return f"{inside}{plural(examples, f'{which} {word}')}"
 
 
-def brief(title: str) -> str:
-    """A case's title for the head of a column: without what stands in brackets.
-
-    >>> brief("fc2, batch 32, freshly initialized, 2 local epochs (lr 0.01, batch size 8)")
-    'fc2, batch 32, fresh, 2 local epochs'
-    """
-    return re.sub(r" \([^()]*\)", "", title).replace("freshly initialized", "fresh")
-
-
 def with_options(name: str | None, options: Mapping[str, object]) -> str:
     """A name with its options, written as a call.
 

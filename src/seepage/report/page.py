@@ -10,7 +10,7 @@ from torch import Tensor
 from seepage.audit.case import Kind
 from seepage.audit.recipe.places import shown_recipe
 from seepage.audit.row import PASSED_OVER, Case, Diagnostic, Row
-from seepage.audit.verdict import caveat_lines, guarantee_lines, reasons, warning_lines
+from seepage.audit.verdict import answers, caveat_lines, headline, not_asked, reasons, warning_lines
 from seepage.base.manifest import renew
 from seepage.base.storage import write_whole
 from seepage.base.words import places_of, plural
@@ -21,15 +21,12 @@ from seepage.report.picture_choice import shows_pictures
 from seepage.report.pictures import LARGEST_SIDE, Examples, Guesses, Place, data_uri, open_examples, truth_folder
 from seepage.report.records import records_of
 from seepage.report.run import RunFolder, open_run
-from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, matrix_entry
+from seepage.report.table import HEADINGS, CaseTexts, RowTexts, further_metrics, is_muted, matrix_entry
 from seepage.report.templates import page_environment
 from seepage.report.texts import texts_of
 
 STRIP_LENGTH = 8
 """Examples shown per case."""
-
-FEWEST_TESTED = 30
-"""Fewest examples for which an accuracy is shown; with fewer, its 95 % interval is wider than +-18 points."""
 
 LEVELS = {
     "certified": "Certified copies",
@@ -86,7 +83,6 @@ def _render(run: RunFolder, pictures: bool) -> str:
     filters: tuple[Callable[..., str], ...] = (
         words.breakable,
         words.unbroken,
-        words.brief,
         words.number,
         words.signed,
         words.scientific,
@@ -118,7 +114,9 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "shows_truth": any(truth_folder(run, case) for case in run.cases),
         "certified": any(row.certified_examples for row in run.rows),
         "targets": {case.target for case in run.cases},
-        "promises": guarantee_lines(run.result.judged),
+        "headline": headline(run.result),
+        "answers": answers(run.result),
+        "not_asked": not_asked(run.result.summary),
         "caveats": caveat_lines(run.cases),
         "warning_lines": warning_lines(run.flags, run.cases),
         "titles": titles,
@@ -134,6 +132,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         + "; tokens identified" * tokens
         + "; members identified" * members
         + "; epsilon contradicted" * wrong,
+        "cases": [CaseTexts(run.result, case) for case in run.cases],
+        "none": words.NONE,
         "matrix": [(attack, [matrix_entry(_row(run, attack, case)) for case in run.cases]) for attack in run.attacks],
         "sections": sections,
         "known": known,
@@ -227,10 +227,9 @@ def _section(run: RunFolder, case: Case, shown: bool) -> dict[str, Any]:
 
 def accuracy_words(case: Case) -> str:
     """How well the model does; empty where it was measured on too few examples."""
-    examples = case.accuracy_examples or 0
-    if case.accuracy is None or examples < FEWEST_TESTED:
+    if case.known_accuracy is None:
         return ""
-    share, whole = words.percent(case.accuracy), words.measured_on(case.measure, examples)
+    share, whole = words.percent(case.accuracy), words.measured_on(case.measure, case.accuracy_examples or 0)
     return f"{share} of {whole} explained" if case.measure == "value" else f"accuracy {share} on {whole}"
 
 
@@ -250,13 +249,13 @@ def _strips(
     return strips
 
 
-def _pairs(run: RunFolder) -> list[tuple[str, str, StripPicture, StripPicture]]:
+def _pairs(run: RunFolder) -> list[tuple[Case | None, str, StripPicture, StripPicture]]:
     """The closest reconstructions of the run beside the private pictures, where both are in the folder.
 
     Returns:
         The case, where several are judged, the attack, what the client holds, and what the attack made of the update.
     """
-    opened, pairs = dict[str, Examples](), list[tuple[str, str, StripPicture, StripPicture]]()
+    opened, pairs = dict[str, Examples](), list[tuple[Case | None, str, StripPicture, StripPicture]]()
     several = sum(not case.control for case in run.cases) > 1
     for case, attack, place in best_examples(run):
         if len(pairs) == MOST_PAIRS:
@@ -271,7 +270,7 @@ def _pairs(run: RunFolder) -> list[tuple[str, str, StripPicture, StripPicture]]:
             guess = _guess(run, row, number, place, pictures.guesses[attack])
             if guess.uri is not None:  # what was not returned is scored as mid-gray
                 guess = replace(guess, alt=f"Closest: {guess.alt}")
-                pairs.append((case.heading if several else "", attack, private, guess))
+                pairs.append((case if several else None, attack, private, guess))
     return pairs
 
 

@@ -14,6 +14,7 @@ from seepage.errors import SeepageError, short
 from seepage.report.evidence.statement import Evidence, leaks_words
 from seepage.report.formatting import NO_DATA, defense_words, duration, model_words, unbroken
 from seepage.report.page import STRONG, accuracy_words
+from seepage.report.table import case_words, share_of
 from seepage.report.templates import page_environment
 
 MOST_CASES = 6
@@ -45,7 +46,7 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
     result, letters = evidence.result, evidence.letters
 
     def risk(case: Case) -> tuple[float, int]:
-        share = evidence.share(case)
+        share = share_of(result, case)
         return (-1.0, 0) if share is None else (share.share, share.of)
 
     shown = sorted(sorted(result.cases, key=risk, reverse=True)[:MOST_CASES], key=result.cases.index)
@@ -61,7 +62,7 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
         .get_template("annex.html.j2")
         .render(
             e=evidence,
-            cases=shown,
+            cases=[(case, *(case_words(result, case, name) for name in ("recovered", "exact"))) for case in shown],
             left=len(result.cases) - len(shown),
             judged=[(letters[case.name], own) for case, own in files if own],
             attacks=attacks,

@@ -4,28 +4,25 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from seepage.attacks.network.evidence import MULTIPLE
-from seepage.audit.findings import AuditFinding, failed, findings, reported, worst
+from seepage.audit.findings import AuditFinding, failed, findings, reported
 from seepage.audit.row import PASSED_OVER, Case, Outcome, Result, Row
 from seepage.audit.verdict import caveat_lines, warning_lines
 from seepage.base.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
 from seepage.base.registry import attacks as known_attacks
 from seepage.base.registry import membership_tests
-from seepage.base.schema import JsonRecord, Share
+from seepage.base.schema import JsonRecord
 from seepage.base.storage import read_json
-from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.report.evidence.frameworks import Reference, ThreatModel, references, threat_model
 from seepage.report.evidence.sign_off import what_to_sign
 from seepage.report.leakage import open_exposed
 from seepage.report.run import RunFolder
+from seepage.report.table import CaseShare, share_of
 
 OWN_CODE = "the auditor's own code"
-
-CLOSED_FORM = "closed form"
-"""What stands in the place of an attack where an update gives examples away exactly by itself."""
 
 UNTRIED_PARTS = {
     "reconstruction": "reconstruction of examples",
@@ -53,31 +50,6 @@ AUDIT_AGAIN = [
     "an attack is published that is not among those of this run, or seepage gets a new one",
 ]
 """What ends the validity of a finding."""
-
-
-class CaseShare(Share):
-    """A share of private examples.
-
-    Attributes:
-        closed_form: It is revealed in closed form, by the first update alone; else an attack reconstructed it.
-    """
-
-    closed_form: bool = False
-
-    @classmethod
-    def count(cls, hits: int, of: int, *, closed_form: bool = False) -> Self:
-        """The share with its interval."""
-        return super().count(hits, of).model_copy(update={"closed_form": closed_form})
-
-    @property
-    def words(self) -> str:
-        """For people.
-
-        >>> CaseShare.count(0, 8).words, CaseShare.count(4, 4, closed_form=True).words
-        ('0 of 8 [0 %, 37 %]', '4 of 4 [40 %, 100 %] of the first update, in closed form')
-        """
-        whose = " of the first update, in closed form" if self.closed_form else ""
-        return f"{self.hits:,} of {self.of:,} {self.range}{whose}"
 
 
 def leaks_words(found: Sequence[AuditFinding]) -> str:
@@ -179,22 +151,9 @@ class Evidence(JsonRecord):
         """Caveats on what was stated of the updates, each once, with its cases where these are not all."""
         return caveat_lines(self.result.cases)
 
-    def share(self, case: Case, measure: Literal["recovered", "exact"] = "recovered") -> CaseShare | None:
-        """The largest share of a case's examples that an attack reconstructed, or that is revealed in closed form.
-
-        None where there was no truth to compare guesses with.
-        """
-        rows = [row for row in self.result.rows_of(case) if row.scored and row.examples]
-        counts = [(row.count(measure), row.examples, False) for row in rows]
-        counts += [(*case.closed_form, True)] if case.exposed_examples and (rows or case.baselines) else []
-        whole = [
-            CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of
-        ]
-        return max(whole, key=lambda one: one.hits / one.of, default=None)
-
     @cached_property
     def _recovered(self) -> list[CaseShare]:
-        return [share for case in self.result.judged if (share := self.share(case)) is not None]
+        return [share for case in self.result.judged if (share := share_of(self.result, case)) is not None]
 
     @property
     def maximum_risk(self) -> CaseShare | None:
@@ -214,18 +173,6 @@ class Evidence(JsonRecord):
         doubtful = not share.hits and any(case.inconclusive is not None for case in self.result.judged)
         return f"inconclusive ({share.words})" if doubtful else share.words
 
-    def case_words(self, case: Case, measure: Literal["recovered", "exact"]) -> str:
-        """What was reconstructed of a case, for people: without a truth what proves itself."""
-        share, rows = self.share(case, measure), self.result.rows_of(case)
-        if share is not None and case.inconclusive is not None:
-            return f"inconclusive ({share.words})"
-        proving = [row for row in rows if row.certificate and (share is None or row.identified_tokens)]
-        proof = worst(proving).certificate if proving and measure == "recovered" else ""
-        if share is None and case.exposed_examples and not any(row.certified_examples for row in proving):
-            given = f"{plural(case.exposed_examples, 'example')} revealed exactly in closed form"
-            proof = given if measure == "recovered" else ""
-        return "; ".join(filter(None, ("not scored" if share is None else share.words, proof)))
-
     def lettered(self, words: str) -> str:
         """Words in which each case is called by its letter in place of its title."""
         for case in sorted(self.result.cases, key=lambda one: -len(one.heading)):
@@ -235,7 +182,7 @@ class Evidence(JsonRecord):
     @property
     def unscored(self) -> str:
         """Why no share can be given of any case, each reason once."""
-        lacking = (case for case in self.result.judged if self.share(case) is None)
+        lacking = (case for case in self.result.judged if share_of(self.result, case) is None)
         return " and ".join(dict.fromkeys(_unscored(self.result.rows_of(case), case) for case in lacking))
 
 
