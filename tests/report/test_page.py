@@ -146,6 +146,33 @@ def test_what_does_not_apply_is_one_line_with_its_reason(tmp_path: Path, build_r
     assert "— does not apply" in page.words
 
 
+def test_a_case_is_a_line_with_its_best_attack_and_the_matrix_is_folded(
+    tmp_path: Path, build_run: Build, report: Read, change: Change
+) -> None:
+    cases = tuple("abcde")
+    run = build_run(tmp_path, cases=cases)
+
+    def spread(result: dict[str, Any]) -> None:
+        for place, case in enumerate(result["cases"]):
+            case.update(model=f"net{place}")
+        for row in result["rows"]:
+            put(row, recovered=1.0 if row["attack"] == "dlg" and row["case"] == "b" else 0.0, exact=0.0)
+
+    change(run, spread)
+    page = report(run)
+    text = write_report(run).read_text(encoding="utf-8")
+    head, _, folded = text[: text.index('id="words"')].partition("Every attack on every case")
+    table = head[head.index("Best attack") :]
+    assert table.count('<tr class="muted"><th scope="row">') == 4
+    (line,) = re.findall(r'<tr><th scope="row">.*?</tr>', table, re.DOTALL)
+    assert "#case-2" in line
+    assert "dlg" in line
+    assert "3 of 3 [" in line
+    assert 'class="matrix"' in folded
+    assert 'class="matrix"' not in head
+    assert re.search(r"Model net0[^;]*; net1[^;]*; net2[^;]*; net3[^;]*; net4", page.words), "each model is named"
+
+
 SAID: list[tuple[dict[str, Any], dict[str, Any], str, bool]] = [
     ({"accuracy_examples": 29, "accuracy": 1.0}, {}, "unseen", False),
     ({"accuracy_examples": 30, "accuracy": 1.0}, {}, "unseen", True),
