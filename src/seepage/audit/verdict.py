@@ -443,15 +443,20 @@ def headline(result: Result) -> str:
     return words.replace(f" The attacker used {NOTHING_MORE}.", "")  # what it did use is a column
 
 
-def answers(result: Result) -> list[tuple[str, str]]:
-    """What was found of each question of a run, and what a defense claims and costs: the question and the answer."""
+def answers(result: Result, *, brief: bool = True) -> list[tuple[str, str]]:
+    """What was found of each question of a run, and what a defense claims and costs: the question and the answer.
+
+    Args:
+        result: The result.
+        brief: Call each case by its title in fewer words.
+    """
     parts = {part.name: part.words for part in result.summary if not part.words.startswith(ASK)}
     measured = parts.pop("empirical_epsilon", "")
     said = [(QUESTIONS[name], words) for name, words in parts.items()]
     said.insert(1, ("without the defense", _without_defense(result)))
     said += [("claimed", line) for line in claims(result.judged)]
     said += [(QUESTIONS["empirical_epsilon"], measured), ("accuracy", _accuracy(result))]
-    for case in sorted(result.cases, key=lambda case: -len(case.heading)):
+    for case in sorted(result.cases if brief else (), key=lambda case: -len(case.heading)):
         said = [(what, words.replace(case.heading, case.brief)) for what, words in said]
     return [(what, words) for what, words in said if words]
 

@@ -1,6 +1,7 @@
 """What is filed of a run beside its result: its findings, by whom, with what, for how long, and what was not tried."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -8,6 +9,7 @@ from typing import Any, Literal
 
 from seepage.attacks.network.evidence import MULTIPLE
 from seepage.audit.findings import AuditFinding, failed, findings, reported
+from seepage.audit.gate import met, parse_condition
 from seepage.audit.row import PASSED_OVER, Case, Outcome, Result, Row
 from seepage.audit.verdict import caveat_lines, warning_lines
 from seepage.base.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
@@ -15,9 +17,12 @@ from seepage.base.registry import attacks as known_attacks
 from seepage.base.registry import membership_tests
 from seepage.base.schema import JsonRecord
 from seepage.base.storage import read_json
+from seepage.base.words import plural
 from seepage.errors import SeepageError
-from seepage.report.evidence.frameworks import Reference, ThreatModel, references, threat_model
+from seepage.measure.metrics import METRICS
+from seepage.report.evidence.frameworks import Reference, ThreatModel, asked, references, threat_model
 from seepage.report.evidence.sign_off import what_to_sign
+from seepage.report.formatting import duration
 from seepage.report.leakage import open_exposed
 from seepage.report.run import RunFolder
 from seepage.report.table import CaseShare, share_of
@@ -36,10 +41,14 @@ LACKING = re.compile("not (tried|known|measured): ")
 
 OUT_OF_SCOPE = [
     "a malicious server, which changes the model or picks the clients to learn more",
-    "what the trained model remembers of its training data, and what its predictions reveal",
+    "what the released model and its predictions reveal: this complements, and does not replace, tests of it",
+    "attribute inference: what of a record that is known in part tells the rest",
     "properties of a client's data set, or which site an update is from",
     "the network, the machines, and the people",
 ]
+
+NOISE = "of the noise: whether its randomness is secure, and what floating-point numbers do to it"
+"""What nobody looks at behind an epsilon."""
 
 AUDIT_AGAIN = [
     "the architecture, the loss or the way the input reaches the model changes",
@@ -92,6 +101,7 @@ class Evidence(JsonRecord):
         references: Entries of public catalogs that this evidence speaks of.
         not_tried: What this run says nothing of.
         may_sign: What may be signed after this run, and what not.
+        threshold: The condition of `--fail-if` that the command set, and whether it is met; None: it set none.
         audit_again: What ends the validity of this finding.
     """
 
@@ -115,6 +125,7 @@ class Evidence(JsonRecord):
     references: list[Reference]
     not_tried: list[str]
     may_sign: str | None = None
+    threshold: str | None = None
     audit_again: list[str]
 
     def record(self) -> dict[str, Any]:
@@ -133,6 +144,23 @@ class Evidence(JsonRecord):
     def letters(self) -> dict[str, str]:
         """Name of each case to what it is called on the annex: A, B, ..."""
         return {case.name: _letter(place) for place, case in enumerate(self.result.cases)}
+
+    @property
+    def asked(self) -> list[tuple[str, str, str]]:
+        """What public texts ask for: where, what, and who fills it in."""
+        bounded = any(row.value is not None for row in self.result.bounds)
+        return asked(bounded=bounded, epsilon=_has_epsilon(self.result))
+
+    @property
+    def cost(self) -> str:
+        """What the attacks took and needed, for whoever weighs how likely they are."""
+        ran = [one for one in self.findings if one.ran and one.kind in ("attack", "membership")]
+        own = any(source == OWN_CODE for source in self.sources.values())
+        on = ", ".join(filter(None, (self.environment.get(name) for name in ("device", "platform"))))
+        needs = f"public software{' and ' + OWN_CODE if own else ' only'}"
+        worst = max((one for one in ran if one.state == "leaks"), key=lambda one: one.seconds, default=None)
+        longest = f", the longest that leaks {duration(worst.seconds)}" if worst else ""
+        return f"all attacks {duration(sum(one.seconds for one in ran))}{longest}, on {on or 'a machine'}; {needs}"
 
     @property
     def summary(self) -> dict[str, str]:
@@ -225,12 +253,31 @@ def evidence_of(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evid
         threat_model=threat_model(known_words, side_information, learned_prior=learned_prior),
         references=references(
             membership=bool(result.membership),
-            epsilon=bool(result.epsilons) or any(case.promise is not None for case in result.cases),
+            epsilon=_has_epsilon(result),
         ),
         not_tried=_not_tried(run, found),
         may_sign=what_to_sign(result),
+        threshold=_threshold(run),
         audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],
     )
+
+
+def _threshold(run: RunFolder) -> str | None:
+    """The gate of the run's own command, with its answer."""
+    try:
+        words = shlex.split(run.env.command or "")
+    except ValueError:  # a quotation that never ends is no command
+        words = []
+    given = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "--fail-if"]
+    given += [word.partition("=")[2] for word in words if word.startswith("--fail-if=")]
+    if not given:
+        return None
+    try:
+        condition = parse_condition(given[-1], tuple({*METRICS, *run.result.thresholds.metrics}))
+        hits = met(run.result, condition)
+    except SeepageError as error:
+        return f"{given[-1]} is not accepted: cannot be judged ({error})"
+    return f"{condition} is not accepted: {'not met by ' + plural(len(hits), 'row') if hits else 'met'}"
 
 
 def _year_after(started: str | None) -> str:
@@ -347,7 +394,11 @@ def _not_tried(run: RunFolder, listed: Sequence[AuditFinding]) -> list[str]:
     used = {_use(name, uses) for name in tried}
     found += _unused("attacks", used, known_attacks, _refused(result))
     found += _unused("membership tests", used, membership_tests) if result.membership else []
-    return [*found, *OUT_OF_SCOPE]
+    return [*found, *OUT_OF_SCOPE, *[NOISE] * _has_epsilon(result)]
+
+
+def _has_epsilon(result: Result) -> bool:
+    return bool(result.epsilons) or any(case.promise is not None for case in result.cases)
 
 
 def _refused(result: Result) -> set[str]:
