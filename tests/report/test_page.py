@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 from tests.helpers.rows import put
 
+from seepage.base.images import LARGEST_SIDE
 from seepage.errors import SeepageError
 from seepage.federation.transcript.truth import open_truth
 from seepage.report import write_grid, write_report
-from seepage.report.pictures import LARGEST_SIDE
 
 Build = Callable[..., Path]
 Change = Callable[..., None]

@@ -11,6 +11,7 @@ from seepage.audit.case import Kind
 from seepage.audit.recipe.places import shown_recipe
 from seepage.audit.row import PASSED_OVER, Case, Diagnostic, Row
 from seepage.audit.verdict import answers, caveat_lines, headline, not_asked, reasons, warning_lines
+from seepage.base.images import LARGEST_SIDE, data_uri
 from seepage.base.manifest import renew
 from seepage.base.storage import write_whole
 from seepage.base.words import places_of, plural
@@ -18,7 +19,7 @@ from seepage.report import formatting as words
 from seepage.report.first_screen import MOST_PAIRS, best_examples, system_under_test
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
-from seepage.report.pictures import LARGEST_SIDE, Examples, Guesses, Place, data_uri, open_examples, truth_folder
+from seepage.report.pictures import Examples, Guesses, Place, open_examples, truth_folder
 from seepage.report.records import records_of
 from seepage.report.run import RunFolder, open_run
 from seepage.report.table import HEADINGS, CaseTexts, RowTexts, further_metrics, is_muted, matrix_entry
