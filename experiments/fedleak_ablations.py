@@ -174,6 +174,7 @@ def fedleak_read(
         k: As for `fedleak`.
         options: Others of `fedleak`.
     """
+    options = {"l1": "mean", "variation": "mean", **options}
     plain = fedleak(weight=weight, k=k, **({"ratio": 1.0} if entries == "pixels" else {}), **options)
     if not weight > 0:
         return plain

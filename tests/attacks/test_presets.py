@@ -90,8 +90,8 @@ PAPERS = {
     "fedleak": (
         fedleak(),
         GradientMatching(
-            distance=DefenseAware(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5, by="global")),
-            priors=(TotalVariation(1e-5), ActivationSize(1e-4)),
+            distance=DefenseAware(TopMagnitude(inner=L1("sum") + Cosine(), ratio=0.5, by="global")),
+            priors=(TotalVariation(1e-5, reduce="sum"), ActivationSize(1e-4)),
             optimizer=Adam(lr=1e-4),
             steps=10_000,
             direction=Blended(weight=0.7, k=1e-3),

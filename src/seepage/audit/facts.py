@@ -1,6 +1,7 @@
 """Facts on a client, one a line, each with its origin: stated, read, inferred, assumed, or unknown."""
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -8,9 +9,10 @@ from typing import Literal
 from torch import nn
 
 from seepage.attacks.exposure import Exposure, UpdateAnalysis
-from seepage.attacks.exposure.analysis import ANOTHER_RATE, UNKNOWN_RATE
+from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, OPTIMIZER, UNKNOWN_RATE
 from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
+from seepage.attacks.exposure.rules import TOLD
 from seepage.attacks.network.outputs import draws
 from seepage.attacks.text.token_set import looked_up
 from seepage.audit.caveats import OPTIMIZERS
@@ -121,6 +123,10 @@ class _Reader:
         stated = name not in self.said if self.stated is None else name in self.stated
         return self._seen(name, value, "stated" if stated else origin, option)
 
+    def _guess(self, name: str, value: str, option: str) -> Fact:
+        """A fact that is inferred, or assumed, as its words begin."""
+        return self._fact(name, value, "assumed" if value.startswith("assumed") else "inferred", option)
+
     def _seen(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
         """A fact that nobody can state, with the given origin; no option where the files determine it."""
         return Fact(name=name, value=value, origin=origin, option="" if origin in ("stated", "read") else option)
@@ -156,7 +162,7 @@ class _Reader:
             yield self._fact("normalization", words, "unknown", "--normalize")
 
     def _loss(self) -> Fact:
-        words, labels = str(self.rule.loss), self.look.labels
+        words, labels = self.said.get("loss", str(self.rule.loss)), self.look.labels
         words += {"map": " at each pixel", "value": " of values"}.get(self.knowledge.target, "")
         if "outputs" in self.said:
             words += f"; the outputs are {self.said['outputs']}"
@@ -180,17 +186,17 @@ class _Reader:
         if not self.moved:
             return self._seen("optimizer", "none: it was given as a gradient", "stated" if self.stated else "read")
         if self.update.step is not None:
-            return self._fact("optimizer", self.said.get("optimizer", "one step, inverted"), "inferred", ADAPTIVE)
+            return self._guess("optimizer", self.said.get("optimizer", "one step, inverted"), ADAPTIVE)
         if self.signs is not None:
-            return self._fact("optimizer", self.signs.message, "inferred", ADAPTIVE)
+            return self._guess("optimizer", self.signs.message, ADAPTIVE)
         if isinstance(self.rule, FedAvg):
             words = OPTIMIZERS[self.rule.optimizer]
             words += f" with momentum {self.rule.momentum:g}" if self.rule.momentum else ""
         else:
             words = str(self.rule) if self.update.rate is None else "SGD"  # a rate is that of one step of SGD
-        if self.stated is not None and "optimizer" not in self.stated:
-            words += ", as entries have many sizes; momentum does not show in one step"
-        return self._fact("optimizer", words, "inferred", ADAPTIVE)
+        if OPTIMIZER in self.said:
+            words = TOLD[self.look.along_gradient]
+        return self._guess("optimizer", words, ADAPTIVE)
 
     def _rate(self) -> Fact:
         known = self.update.rate if self.update.rate is not None else getattr(self.rule, "lr", None)
@@ -216,6 +222,11 @@ class _Reader:
         origin: Origin = "inferred"
         if "local steps" not in self.said and {"learning rate", UNKNOWN_RATE} & set(self.said):
             words, origin = f"assumed: {count}", "unknown"
+        passes = re.match(r"(\d+) in train mode", self.said.get("passes", ""))
+        if words == "assumed: 1" and passes is not None:
+            words += f"; if each pass was a step, they were {passes[1]}: --steps {passes[1]}"
+        if self.update.step is not None and self.signs is None and self.look.along_gradient is None:
+            words = f"assumed: {words}"
         if words.startswith("assumed") and origin != "unknown":
             origin = "assumed"
         return self._fact("local steps", words, origin, "--steps")
@@ -225,7 +236,7 @@ class _Reader:
         if size is None:
             why = infer_size(self.look)[1]
             return self._seen("batch size", why, "unknown", "--batch-size")
-        return self._fact("batch size", self.said.get("batch size", str(size)), "inferred", "--batch-size")
+        return self._guess("batch size", self.said.get("batch size", str(size)), "--batch-size")
 
     def _decay(self) -> Fact:
         name, shares = "weight decay", self.update.decayed
@@ -233,9 +244,9 @@ class _Reader:
             option = "--client fedavg:weight_decay"
             return self._fact(name, "such a step does not tell it", "unknown", option)
         if name in self.said:
-            return self._seen(name, self.said[name], "read")
+            return self._seen(name, self.said[name], "inferred")
         if shares:
-            return self._fact(name, f"{max(shares.values()):.3g} of the weights, taken out", "read")
+            return self._fact(name, f"{max(shares.values()):.3g} of the weights, taken out", "inferred")
         if self.rule.loss != "cross_entropy":
             return self._fact(name, f"the loss {self.rule.loss} does not tell it", "unknown", "--weight-decay")
         if self.look.labels is None or not self.look.labels.sound or self.look.low_precision:
@@ -259,7 +270,7 @@ class _Reader:
     def _noise(self) -> Fact:
         found = next((one for one in self.look.defenses if one.name == "noised"), None)
         if found is not None:
-            return self._seen("noise", found.message, "read")
+            return self._seen("noise", found.message, "inferred")
         shapes = [(one.shape[0], math.prod(one.shape[1:])) for one in self.look.fingerprints if len(one.shape) > 1]
         tell = sum(min(shape) >= 2 * MIN_TAIL_VALUES for shape in shapes)
         if self.signs is not None or not tell:
@@ -274,7 +285,9 @@ class _Reader:
                 yield self._seen("compression", one.message, "inferred")
 
     def _precision(self) -> Fact:
-        name, labels = "half precision", self.look.labels
+        name, labels = HALF, self.look.labels
+        if name in self.said:
+            return self._seen(name, self.said[name], "read")
         found = next((one for one in self.look.defenses if one.name == "rounded"), None)
         if found is not None:
             return self._seen(name, found.message, "inferred")
@@ -282,7 +295,7 @@ class _Reader:
             words = "as under autocast: the last bias adds up to zero but for a thousandth"
             return self._seen(name, words, "inferred")
         stated = labels is not None and labels.sound and not self.signs and self.update.kind == "gradient"
-        if stated and not self.rule.one_logit:
+        if stated and self.look.along_gradient and not self.rule.one_logit:
             return self._seen(name, "none: the last bias adds up to zero as float32 does", "inferred")
         return self._seen(name, "nothing tells it", "unknown")
 

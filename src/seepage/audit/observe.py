@@ -12,19 +12,27 @@ from torch import nn
 
 from seepage.api import observe
 from seepage.attacks.exposure import UpdateAnalysis, sent_words
-from seepage.attacks.exposure.analysis import ANOTHER_RATE, FEWEST_VALUES, OTHER_OUTPUTS, UNKNOWN_RATE
-from seepage.attacks.exposure.decay import WeightDecay, infer_weight_decay
+from seepage.attacks.exposure.analysis import (
+    ANOTHER_RATE,
+    FEWEST_VALUES,
+    HALF,
+    OPTIMIZER,
+    OTHER_OUTPUTS,
+    UNKNOWN_RATE,
+)
+from seepage.attacks.exposure.decay import WeightDecay, decay_of_directions, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
 from seepage.attacks.exposure.labels import label_leak, sums_to_zero
 from seepage.attacks.exposure.reading import OneStep
-from seepage.attacks.exposure.rules import Adaptive, Explained, adaptive_step, vanishing_sums
+from seepage.attacks.exposure.rules import TOLD, Adaptive, Explained, adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.running_statistics import (
     BatchStatistics,
     batch_statistics,
     column_words,
     statistics_words,
 )
+from seepage.attacks.network.outputs import outputs_of
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.recipe.parts import problems_of
 from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
@@ -135,6 +143,16 @@ SMALL = 0.1
 """Largest ratio of the norms of a training's difference and of the weights: what is larger in no tensor is one."""
 
 
+def _half(before: Tensors, after: Tensors) -> str | None:
+    """The format of half precision that all returned weights are of, where those that were sent out are not."""
+    names = [name for name in before if name in after and after[name].is_floating_point()]
+    for form in (torch.float16, torch.bfloat16):
+        fits = [torch.equal(after[name].to(form).double(), after[name].double()) for name in names]
+        if fits and all(fits) and any(not torch.equal(before[n].to(form).double(), before[n].double()) for n in names):
+            return str(form).removeprefix("torch.")
+    return None
+
+
 def _is_difference(before: Tensors, after: Tensors) -> bool:
     """Whether what was given as the returned weights is what they changed by: no training shrinks all of them so."""
     pairs = [(after[name].double().norm(), before[name].double().norm()) for name in before if before[name].ndim > 1]
@@ -197,6 +215,14 @@ def observe_files(
             raise
         raise SeepageError(f"{error}, and the learning rate with --lr, if you know it") from error
     model, input_shape, outputs, said = network.model, network.input_shape, network.outputs, dict(network.inferred)
+    if make_client(client).loss == "bce" and not one_logit:
+        wide = output_shape(model, dict(model.named_parameters()), None, input_shape)
+        if not wide or wide[0] == 1:
+            client, one_logit = replace(client, options={**client.options, "loss": "binary"}), True
+            network = find_network(architecture, state, input_shape, 1)
+            model, outputs = network.model, network.outputs
+            said = {name: words for name, words in said.items() if name != "classes"}
+            said["loss"] = "bce, of the network's one logit"
     check_batch_size(batch_size, list(input_shape), "--batch-size")
     ordered = any(map(UNNAMED.fullmatch, (*state, *sent)))
     sent = in_own_names(sent, model, str(files.answer))
@@ -224,6 +250,8 @@ def observe_files(
     said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
     before = {name: p.detach() for name, p in own.items() if name not in personal}
+    form = None if files.after is None else _half(before, sent)
+    said |= {} if form is None else {HALF: f"the returned weights are {form} numbers, and those sent out are not"}
     update = files.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
@@ -241,6 +269,9 @@ def observe_files(
         update, found = bent.read(update, before)
         rule, lr = gradient_rule(make_client(client)), None
     said |= found
+    if bent is None and update.kind == "delta" and client.use == "fedsgd":
+        sums = vanishing_sums(model, outputs, rule, target or "class")
+        said[OPTIMIZER] = TOLD[along_gradient(update.tensors, before, sums=sums)]
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
         certain = not rule.batch_coupled(model)
         doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr) if certain else None
@@ -296,9 +327,11 @@ def _ask_for_target(
     outputs = output_shape(model, dict(model.named_parameters()), None, input_shape)
     if math.prod(outputs) != math.prod(input_shape) or math.prod(outputs) < FEWEST_VALUES:
         return
-    names, own = last_linear(model, outputs[0]), dict(model.named_parameters())
-    if names is not None and names[1] in sent and sent[names[1]].shape == own[names[1]].shape:
-        moved, start = sent[names[1]].double(), own[names[1]].detach().double()
+    names, own, made = last_linear(model, outputs[0]), dict(model.named_parameters()), outputs_of(model, input_shape)
+    maps = None if made is None else f"{made.layer}.bias".removeprefix(".")
+    bias = maps if names is None else names[1]
+    if bias is not None and bias in sent and bias in own and sent[bias].shape == own[bias].shape:
+        moved, start = sent[bias].double(), own[bias].detach().double()
         rounding = float(torch.finfo(torch.float32).eps * start.abs().sum())
         if sums_to_zero(moved - start, rounding) or sums_to_zero(moved, 0.0):  # AFTER, or a gradient
             return
@@ -473,10 +506,12 @@ def _without_decay(
         share = 1 - (1 - files.lr * stated) ** (steps or 1)
         return update.without_decay(before, dict.fromkeys(before, share)), None
     rule = make_client(client)
-    # The rows of a gradient add up to 0 for losses of the softmax alone.
-    if first or update.kind != "delta" or rule.loss != "cross_entropy" or not rule.linear_in_gradient:
+    if first or update.kind != "delta" or not rule.linear_in_gradient:
         return update, None
-    decay = infer_weight_decay(model, before, update.tensors, outputs)
+    if rule.loss == "cross_entropy":
+        decay = infer_weight_decay(model, before, update.tensors, outputs)
+    else:  # the rows of a gradient add up to 0 for losses of the softmax alone
+        decay = decay_of_directions(before, update.tensors)
     return (update, None) if decay is None else (update.without_decay(before, decay.shares), decay)
 
 

@@ -1,7 +1,7 @@
 """What an update reveals by itself, with no attack run: in closed form, layer by layer."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 from seepage.attacks.base import Needs
 from seepage.attacks.exposure.adapters import adapter_findings
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_findings, batch_norm_leaks
+from seepage.attacks.exposure.decay import decay_of_directions
 from seepage.attacks.exposure.finding import ClosedForm, Finding
 from seepage.attacks.exposure.fingerprints import (
     CHANGES_VALUES,
@@ -38,7 +39,7 @@ from seepage.attacks.exposure.labels import (
 )
 from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_findings, layer_leaks
 from seepage.attacks.exposure.patches import patch_findings
-from seepage.attacks.exposure.rules import adaptive_step, vanishing_sums
+from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
 from seepage.attacks.exposure.text import text_findings
 from seepage.attacks.linear import LinearLeak
@@ -68,6 +69,10 @@ FEWEST_VALUES = 64
 """Values of an example from which as many outputs are taken for an example, and not for classes."""
 OTHER_OUTPUTS = "other outputs"
 """Name of the fact that parameters moved on which the network's outputs do not depend."""
+OPTIMIZER = "optimizer"
+"""Name of the fact that nobody stated how the client's optimizer makes a step of a gradient."""
+HALF = "half precision"
+"""Name of the fact that the returned weights are numbers of half precision."""
 ANOTHER_RATE = "another rate"
 """Name of the fact that the update contradicts the learning rate that was stated."""
 UNKNOWN_RATE = "unknown rate"
@@ -307,16 +312,14 @@ class UpdateAnalysis:
             moved = {name: -update.rate * moved[name] - update.decayed.get(name, 0.0) * start[name] for name in start}
         elif update.kind == "gradient":
             start = {name: torch.zeros_like(tensor) for name, tensor in moved.items()}
-        knowledge, rule = self.knowledge, self.knowledge.client
-        sums = vanishing_sums(knowledge.model, knowledge.num_outputs, rule, knowledge.target)
-        adaptive = adaptive_step(moved, start, sums=() if self.makes_examples else sums)
+        adaptive = adaptive_step(moved, start, sums=self._sums)
         if adaptive is not None:
             form = self._weights_format
             # Levels, zeros and a round norm are what such a step leaves.
             return (adaptive.finding,) if form is None else (adaptive.finding, rounded_weights(form))
         names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
         bias = None if names is None or names[1] is None else update.tensors.get(names[1])
-        found = defense_findings(self.fingerprints, self.norm, bias)
+        found = defense_findings(self._prints_but_for_decay(moved, start), self.norm, bias)
         if self._coarse:
             rounded = rounded_finding(self.observed.measured(self.knowledge.client, [self._largest]))
         elif self._weights_format is not None:
@@ -326,6 +329,33 @@ class UpdateAnalysis:
         # Rounding leaves errors like noise, levels and zeros.
         rest = [finding for finding in found if finding.name not in ("noised", "quantized", "rounded", "sparsified")]
         return (rounded, *rest)
+
+    def _prints_but_for_decay(self, moved: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> list[Fingerprint]:
+        """Fingerprints without what looks like noise and is decay: random weights that shrank along themselves."""
+        noisy = {one.name for one in self.fingerprints if one.noise is not None and one.name in start}
+        decay = decay_of_directions(start, {name: moved[name] for name in noisy}) if noisy else None
+        own = {} if decay is None else decay.shares
+        return [replace(one, noise=None, share=None) if one.name in own else one for one in self.fingerprints]
+
+    @property
+    def _sums(self) -> tuple[str, ...]:
+        """Tensors of the last layer whose rows add up to zero in a gradient of the client's loss."""
+        known = self.knowledge
+        return () if self.makes_examples else vanishing_sums(known.model, known.num_outputs, known.client, known.target)
+
+    @cached_property
+    def along_gradient(self) -> bool | None:
+        """Whether the update is linear in gradients; None where nothing tells, and nobody stated it."""
+        update, params = self.observed.update, self.observed.params
+        if update.step is not None:
+            return None if update.step.scaled else True  # as stated
+        if OPTIMIZER not in self._guessed:
+            return self.knowledge.client.linear_in_gradient
+        scale = 1.0 if update.rate is None else -update.rate
+        names = [name for name in self._sums if name in update.tensors and name in params]
+        largest = self._largest  # whose entries tell the number format
+        moved = {name: scale * update.tensors[name] for name in {*names, largest} if name in params}
+        return along_gradient(moved, params, sums=names)
 
     @property
     def _weights_format(self) -> str | None:
@@ -437,9 +467,8 @@ class UpdateAnalysis:
         # Up to a factor, a difference of weights has errors too.
         rounding = self._label_rounding() if scaled or self.observed.update.rate is not None else 0.0
         inferred = "batch size" in self._guessed
-        found = label_leak(
-            gradient, self.knowledge, size, rounding, lower_bound=inferred, alike=self._alike if scaled else None
-        )
+        alike, longest = self._alike if scaled else None, 2.0 if OPTIMIZER in self._guessed else 1.0
+        found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred, longest=longest, alike=alike)
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
 
@@ -531,7 +560,11 @@ class UpdateAnalysis:
         noised = any(finding.name == "noised" for finding in self.defenses)
         if not plain or name is None or self.signs or noised or self.unread_head is not None:
             return False
-        bias = self._read[0][name].double()
+        bias, names = self._read[0][name].double(), last_linear(self.knowledge.model, self.knowledge.num_outputs)
+        if names is not None and names[0] in self._read[0]:
+            rows = self._read[0][names[0]].double().flatten(1)  # whose sums are rounded as those of the bias are
+            if float(rows.sum(0).norm()) > HALF_PRECISION * float(rows.abs().sum(0).norm()):
+                return False
         off, size = abs(float(bias.sum())), float(bias.abs().max())
         # Entries of about one size, as several steps of Adam leave them, cancel by their signs.
         alike = bool((bias.abs() > (1 - ALIKE) * size).logical_or(bias.abs() < ALIKE * size).all())
@@ -577,9 +610,14 @@ class UpdateAnalysis:
 
         A layer that reads positions counts those, and inner features move with the weights of local steps.
         """
+        return self.rank if self.along_gradient else None
+
+    @property
+    def rank(self) -> int | None:
+        """The same if the update is linear in gradients, as nothing contradicts."""
         step = self.observed.update.step
         cut = step is not None and math.isfinite(step.limit)  # entries were cut off, and rows with them
-        if self.changed or cut or any(one.name == "rounded" for one in self.defenses):
+        if self.changed or cut or self.along_gradient is False or any(one.name == "rounded" for one in self.defenses):
             return None
         tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
         return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)

@@ -44,12 +44,13 @@ class WeightDecay:
     """What weight decay took off the weights between two checkpoints.
 
     Attributes:
-        share: Of the last layer, as a share of it, above 0 and below 1; `lr * wd` of one step without momentum.
+        share: Of a layer, as a share of it, above 0 and below 1; `lr * wd` of one step without momentum.
         where: That layer's weight, from which it follows.
         shares: The share by name, for those of the weights that shrank.
         spared: Weights that moved and did not shrink, biases and norms left out.
         guessed: No other layer shows whether it shrank, so that it is taken to have done so as the last one did.
         vectors: Biases and norms shrank as well, as PyTorch's optimizers have it where nobody names groups.
+        by: What tells it.
     """
 
     share: float
@@ -58,6 +59,7 @@ class WeightDecay:
     spared: int = 0
     guessed: bool = True
     vectors: bool = True
+    by: str = "by what all its rows together moved"
 
     def words(self, lr: float | None) -> str:
         """How much weight decay there was, and what it follows from.
@@ -69,10 +71,7 @@ class WeightDecay:
         which = "" if self.vectors else ", none off biases and norms"
         which += f", none off {self.spared} other weights" if self.spared else ""
         others = "; other layers do not tell, and are taken to have shrunk as well" if self.guessed else ""
-        return (
-            f"{self.share:.3g} of {self.where}, by what all its rows together moved{size}{which}; taken out of the "
-            f"update{others}"
-        )
+        return f"{self.share:.3g} of {self.where}, {self.by}{size}{which}; taken out of the update{others}"
 
 
 def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_classes: int) -> WeightDecay | None:
@@ -159,6 +158,32 @@ def decay_of_rows(
     spared = sum(1 for name, found in shares.items() if not found and delta[name].ndim > 1)
     guessed = not shown and any(delta[name].ndim > 1 for name in shares if name != weight)
     return WeightDecay(share, weight, {k: a for k, a in shares.items() if a}, spared, guessed, vectors)
+
+
+def decay_of_directions(before: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> WeightDecay | None:
+    """Weight decay under any loss: layers shrank along themselves in the directions that their gradient leaves free.
+
+    Args:
+        before: As in `infer_weight_decay`.
+        delta: See there.
+
+    Returns:
+        None where no layer shows any; layers that show nothing are taken to have shrunk as those did.
+    """
+    shown = dict[str, float]()
+    for name, moved in delta.items():
+        if name in before and moved.ndim > 1 and bool(moved.any()):
+            found = _of_block(before[name].flatten(1).double(), moved.flatten(1).double())
+            shown |= {} if found is None else {name: found}
+    where = max((name for name in shown if shown[name]), key=lambda name: before[name].numel(), default=None)
+    if where is None:
+        return None
+    share = shown[where]
+    shares = {name: shown.get(name, share) for name, moved in delta.items() if name in before and bool(moved.any())}
+    spared = sum(1 for name, found in shares.items() if not found)
+    guessed = any(name not in shown for name in shares)
+    by = "by the directions that its gradient leaves free"
+    return WeightDecay(share, where, {k: a for k, a in shares.items() if a}, spared, guessed, by=by)
 
 
 def _vectors_too(

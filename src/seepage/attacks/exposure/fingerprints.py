@@ -27,6 +27,9 @@ CHUNK_ENTRIES = 2**16
 """Entries that are turned into float64 at a time."""
 MIN_PRUNED_ENTRIES = 200
 """Entries other than zero from which a lack of small ones is reported."""
+AT_THRESHOLD = 0.02
+"""Share of the entries that lie within a tenth above a threshold: of normal numbers 2 % where 80 % are kept, and more
+where fewer are."""
 NOISELESS_BIAS_SHARE = 0.02
 """Share of the noise's deviation below which the sum of the last bias has none on it; 1 in 60 sums fall there."""
 MAX_SPECTRUM_SIDES = (256, 2048)
@@ -35,6 +38,9 @@ MIN_TAIL_VALUES = 24
 """Singular values that a tail must have to be compared with the law of noise."""
 NOISE_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Quantiles at which a tail of singular values is compared with the law of noise."""
+ROUND_NORM = 1e-5
+"""Relative distance below a round norm up to which an update was clipped to it: 18 numbers in each factor of ten, whose
+windows of 1.1e-5 are 9e-5 of it."""
 CHANGES_VALUES = frozenset({"noised", "quantized", "sparsified", "adaptive"})
 """Fingerprints of defenses that change an update in more than its length."""
 FORMAT_OR_DEFENSE = "A number format to save bytes looks the same as a defense."
@@ -91,7 +97,7 @@ def fingerprint(name: str, tensor: Tensor, unit: float = 0.0) -> Fingerprint:
         name=name,
         shape=tuple(tensor.shape),
         zeros=1 - live / max(1, len(flat)),
-        pruned=_is_pruned(flat, live, unit),
+        pruned=_is_pruned(tensor.detach(), unit),
         distinct=_distinct(flat[:GLANCE]),
         bits=_bits(flat, first, unit) if enough else None,
         half=_half(first, unit) if enough else None,
@@ -118,16 +124,30 @@ def _first(flat: Tensor) -> Tensor:
     return torch.cat(found) if found else flat
 
 
-def _is_pruned(flat: Tensor, live: int, unit: float) -> bool:
-    """Of so many entries the smallest would be far below a tenth of the median, were it not for a threshold."""
+def _is_pruned(tensor: Tensor, unit: float) -> bool:
+    """Of so many entries the smallest would be far below a tenth of the median, were it not for a threshold.
+
+    Rows and columns of zeros are left out: dead neurons, and inputs that are zero, are no defense. What is left has its
+    smallest entries at the threshold, where entries are densest.
+    """
+    if tensor.ndim < 2:
+        return False
+    matrix = tensor.flatten(1)
+    if not matrix.numel() or int(matrix.count_nonzero()) >= 0.95 * matrix.numel():
+        return False
+    rows, columns = ((matrix.amax(axis) != 0) | (matrix.amin(axis) != 0) for axis in (1, 0))
+    flat = (matrix if bool(rows.all() and columns.all()) else matrix[rows][:, columns]).flatten()
+    live = int(flat.count_nonzero())
     if not MIN_PRUNED_ENTRIES <= live < 0.95 * len(flat):
         return False
     least = min(float(size[size > 0].min()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)) if bool(size.any()))
     if least < ROUNDINGS * unit:
         return False  # zeros are changes that were rounded away
-    bound = 10 * least * (1 + 1e-6)
-    near = sum(int(((size > 0) & (size <= bound)).sum()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)))
-    return near > (live - 1) // 2  # so the median is among them
+    near, densest = (
+        sum(int(((size > 0) & (size <= times * least)).sum()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)))
+        for times in (10 * (1 + 1e-6), 1.1)
+    )
+    return near > (live - 1) // 2 and densest >= AT_THRESHOLD * live  # so the median is among them
 
 
 def _bits(flat: Tensor, first: Tensor, unit: float) -> int | None:
@@ -349,16 +369,19 @@ def _norm_of(flat: Tensor) -> float:
 
 
 def _clipped(norm: float) -> Finding | None:
-    """A norm of one or two digits."""
+    """A norm of one digit, or of one and a half, as people choose.
+
+    Clipping to C divides by `norm / C`, or multiplies by `C / (norm + 1e-6)`, so that it leaves C or slightly less.
+    """
     if not norm > 0:
         return None
-    scale = 10.0 ** (math.floor(math.log10(norm)) - 1)
+    scale = 10.0 ** math.floor(math.log10(norm * (1 + ROUND_NORM))) / 2
     near = round(norm / scale) * scale
-    if abs(norm / near - 1) > 1e-5:
+    if not -ROUND_NORM < norm / near - 1 < FLOAT32_SUM:
         return None
     return Finding(
         name="clipped",
         message=f"looks clipped: the norm of the update is {near:.2g}, a round number",
         evidence={"norm": near},
-        limit="Chance gives one update in a thousand such a norm.",
+        limit="Chance gives one update in ten thousand such a norm.",
     )

@@ -171,21 +171,20 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
     Args:
         found: Of the update, by itself.
     """
-    if found.at_least is None:
+    if found.rank is None:
         return None, found.changed or "no fully connected layer tells it by its rank"
     # A layer behind others can have no higher rank than they leave it; one that reads the input is bound by itself.
     inputs = [layer for layer in found.layers if layer.reads == "input"]
-    tells = inputs or [
-        layer for layer in found.layers if layer.reads == "features" and layer.examples == found.at_least
-    ]
+    tells = inputs or [layer for layer in found.layers if layer.reads == "features" and layer.examples == found.rank]
     full = next((layer for layer in tells if layer.full or layer.rank in (layer.neurons, layer.width)), None)
-    if full is None and tells[0].examples < found.at_least:
-        return None, f"at least {found.at_least}, by the rank of one layer, which others contradict"
+    if full is None and tells[0].examples < found.rank:
+        return None, f"at least {found.rank}, by the rank of one layer, which others contradict"
     if full is not None:
-        return None, f"at least {found.at_least}, by the rank of {full.weight}, which can have no higher one"
+        return None, f"at least {found.rank}, by the rank of {full.weight}, which can have no higher one"
     first = tells[0]
     more = ", to which the batch norm behind it adds one" if first.centered else ""
-    return first.examples, f"{first.examples} or more, from the rank of {first.weight}{more}"
+    words = f"{first.examples} or more, from the rank of {first.weight}{more}"
+    return first.examples, words if found.at_least else f"assumed: {words}, if the optimizer is SGD"
 
 
 def infer_sizes(observed: Path, model: Architecture | None = None) -> dict[str, tuple[int, str]]:

@@ -174,6 +174,7 @@ def label_leak(
     rounding: float = 0.0,
     *,
     lower_bound: bool = False,
+    longest: float = 1.0,
     alike: tuple[Tensor, int] | None = None,
 ) -> LabelLeak | None:
     """The labels of the batch behind a gradient of the mean cross-entropy, by its last bias `b` `[classes]`.
@@ -190,6 +191,8 @@ def label_leak(
             nothing is counted.
         rounding: How far an entry may be off, where the returned weights were rounded.
         lower_bound: There may be more examples than `batch_size`.
+        longest: The gradient may be so many times too long: Nesterov's momentum m makes a first step `1 + m` times as
+            long. What is proved of counts holds for any length up to it.
         alike: Softmax values `[classes]` that all examples have, where the last layer's weights are zero, and a number
             of examples. That counts come out whole says that this is one step of the loss.
 
@@ -215,7 +218,7 @@ def label_leak(
     counts = largest_remainder(shares, batch_size)
     off_whole = float((shares - shares.round()).abs().max())
     # A count above this is proved by more than rounding. Labels that are smoothed are nearer to uniform, not further.
-    sure = -batch_size * (bias + max(FLOAT32_ZERO * largest, rounding))
+    sure = -batch_size * (bias + max(FLOAT32_ZERO * largest, rounding)) / longest
     least = sure.ceil().clamp(min=0).long()
     if int(least.sum()) > batch_size or float(bias.clamp(min=0).sum()) > 1 + FLOAT32_ZERO:
         return LabelLeak(present, None, None, sound)  # no mean of softmax minus label is so large: another rate

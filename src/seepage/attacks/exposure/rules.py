@@ -41,6 +41,8 @@ GAP = 1e-3
 """Relative distance of the largest entry from a rate above it, of small gradients."""
 MOST = 0.5
 """Share of a tensor's live entries at the ceiling from which it is of one step of Adam, where sums cannot be tested."""
+BY_CHANCE = 1e-4
+"""Chance of another rule to explain the sums, below which they prove one."""
 FITS = 10
 """Grids in which a rate is looked for, each 2.5 times as fine as the one before."""
 PASSES = 4
@@ -64,11 +66,20 @@ class Explained:
         step: The rule's step.
         off: Root mean square of the sums that must vanish, in units of their errors; None: none can be tested.
         tested: Number of those.
+        chance: Of the sums of any other rule to be as small: each falls within its errors with the chance
+            `errors / terms`, and as many columns are independent as their rank. Two terms cancel under every rule, so
+            the third largest counts.
     """
 
     step: Step
     off: float | None = None
     tested: int = 0
+    chance: float = 1.0
+
+    @property
+    def proved(self) -> bool:
+        """The sums vanish, as those of no other rule would."""
+        return self.off is not None and self.off <= DEVIATIONS and self.chance < BY_CHANCE
 
     @property
     def words(self) -> str:
@@ -100,6 +111,7 @@ class Adaptive:
     def finding(self) -> Finding:
         """In words, with numbers."""
         evidence = {"size": self.size, "one_step": self.best is not None, "modules": self.modules}
+        evidence["proved"] = self.best is not None and self.best.proved
         evidence["decay"] = max(self.shares.values(), default=0.0)
         if self.best is None:
             message = (
@@ -111,8 +123,9 @@ class Adaptive:
         else:
             beside = f", beside a decay of {evidence['decay']:.2g} of the weights" * bool(self.shares)
             against = "".join(f"; {one.words} is the runner-up" for one in self.others[:1])
+            how = "as" if self.best.proved else "assumed to be, as several may look alike,"
             message = (
-                f"as one step of {self.best.words} from a fresh state leaves it: no entry changed by more than "
+                f"{how} one step of {self.best.words} from a fresh state leaves it: no entry changed by more than "
                 f"{self.size:.4g}{beside}{against}"
             )
         return Finding(
@@ -134,6 +147,36 @@ def vanishing_sums(model: nn.Module, outputs: int, rule: ClientUpdate, target: T
     """
     names = last_linear(model, outputs) if rule.loss == "cross_entropy" and target == "class" else None
     return () if names is None else tuple(filter(None, names))
+
+
+TOLD = {
+    True: "SGD, as the rows of the last layer add up to zero; momentum does not show in one step",
+    None: "assumed: SGD, as entries have many sizes",
+    False: "assumed: SGD, though the rows of the last layer do not add up to zero, as a gradient's would",
+}
+"""What is said of the optimizer by what `along_gradient` returns."""
+
+
+def along_gradient(moved: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, sums: Collection[str]) -> bool | None:
+    """Whether a difference of weights is linear in gradients: one or more steps of SGD, with momentum or without.
+
+    Args:
+        moved: By how much each tensor changed, but for decay.
+        weights: What was sent out, by name.
+        sums: As of `adaptive_step`.
+
+    Returns:
+        True where the sums of a gradient vanish, as those of no other rule would; False where they do not, within their
+        errors; None where nothing tells: of two classes the sums of every optimizer vanish.
+    """
+    looked = _Looked.of(moved, weights)
+    zero = [name for name in sums if name in moved and name in weights and len(moved[name]) > 2]
+    if looked is None or not zero:
+        return None
+    plain = _explained(Step.sgd(), moved, weights, looked.formats, zero, {})
+    if plain.proved:
+        return True
+    return False if plain.off is not None and plain.off > DEVIATIONS else None
 
 
 def adaptive_step(
@@ -289,7 +332,7 @@ def _explained(
     shares: Mapping[str, float],
 ) -> Explained:
     """The sums of the last layer's rows in units of their errors, under one rule."""
-    squares = list[Tensor]()
+    squares, logs, independent = list[Tensor](), list[Tensor](), 1
     for name in zero:
         value, error = measured_entries(weights[name], moved[name], step, formats, shares.get(name, 0.0))
         value, error = value.reshape(len(value), -1), error.reshape(len(error), -1)  # [classes, d]
@@ -298,8 +341,25 @@ def _explained(
         spread = (error.square().sum(0) + (FLOAT32_SUM * size).square()).sqrt()
         known = (size > 0) & (DEVIATIONS * spread < size)
         squares.append((value.sum(0)[known] / spread[known]).square())
-    every = torch.cat(squares) if squares else torch.zeros(0)
-    return Explained(step, float(every.mean().sqrt()) if len(every) else None, len(every))
+        third = value.abs().topk(3, 0).values[2] if len(value) > 2 else torch.zeros_like(size)
+        if not step.linear:
+            # Where entries are small every rule is a factor, and where none was cut off every limit: SGD's sums vanish.
+            plain, off = measured_entries(weights[name], moved[name], Step.sgd(), formats, shares.get(name, 0.0))
+            plain, off = plain.reshape(len(plain), -1), off.reshape(len(off), -1)
+            third = torch.where(plain.sum(0).abs() > 2 * DEVIATIONS * off.square().sum(0).sqrt(), third, 0.0)
+        third = third if step.limit == math.inf else torch.zeros_like(third)
+        logs.append((DEVIATIONS * spread[known] / third[known]).clamp(max=1.0).log())
+        # Of one example all columns are multiples of one vector, whose sum is tested once.
+        if bool(known.any()):
+            part = value[:, known][:, :COLUMNS]
+            noise = float((error[:, known][:, :COLUMNS].square().sum()).sqrt())
+            values = torch.linalg.svdvals(part) if noise < math.inf else torch.zeros(0)
+            independent = max(independent, int((values > DEVIATIONS * noise).sum()))
+    every, ratios = (torch.cat(found) if found else torch.zeros(0) for found in (squares, logs))
+    if not len(every):
+        return Explained(step)
+    chance = math.exp(float(ratios.median()) * min(independent, len(every)))
+    return Explained(step, float(every.mean().sqrt()), len(every), chance)
 
 
 @dataclass(frozen=True)
@@ -379,9 +439,10 @@ class _Looked:
         best = sum(self.piled(level, {})[0].values())
         for vectors in (False, True):
             found = self._pulled([name for name in self.entries if (name in self.vectors) == vectors], top)
-            if found is not None and found[1] > 0:
-                count = sum(self.piled(found[0], self.shares(*found))[0].values())
-                if count > max(1.5 * best, LEAST_ENTRIES):
+            if found is not None and decay_of(found[1]) > 0:  # less is rounded away
+                piled, over = self.piled(found[0], self.shares(*found))
+                count = sum(piled.values())
+                if not over and count > max(1.5 * best, LEAST_ENTRIES):
                     best, (level, share) = count, found
         return level, share
 
@@ -439,7 +500,9 @@ class _Looked:
         for name in self.entries:
             size, spread = self.freed(name, shares.get(name, 0.0))
             off = size - ceiling
-            count[name] = int((off.abs() <= DEVIATIONS * spread).sum())
+            # What is as rough as the ceiling lies near it by chance.
+            told = DEVIATIONS * spread <= NEAR * ceiling
+            count[name] = int((told & (off.abs() <= DEVIATIONS * spread)).sum())
             over |= bool((off > 2 * DEVIATIONS * spread + FLOAT32_SUM * ceiling).any())
         return count, over
 
@@ -491,9 +554,11 @@ class _Looked:
         nothing.
         """
         reach, flat, live_ones, ceiling = 0, set[str](), 0, self.top()
-        for name, (change, _, _) in self.entries.items():
+        for name, (change, _, spread) in self.entries.items():
             sizes = change.abs()
             sizes = sizes[sizes > LIVE * ceiling] / ceiling
+            if DEVIATIONS * float(spread.median()) > NEAR * ceiling:
+                continue  # sizes are so many roundings of the weights
             if len(sizes) < LEAST_ENTRIES:
                 continue
             live_ones, top = live_ones + 1, float(sizes.max())

@@ -1,6 +1,6 @@
 """This package's own preset of gradient matching."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from seepage.attacks.guided.matching import GuidedMatching
 from seepage.attacks.search.adaptive import DefenseAware
@@ -85,5 +85,7 @@ def fedleak_guided(
             activations), or FedLeak's own uniform noise.
         hold: Weight of its relative squared distance in the objective; 0: without.
     """
-    own = fedleak(steps=search.steps, lr=search.lr, tv=search.tv, schedule=search.schedule, labels="auto")
+    # Means: the weights beside them, and the rate, were chosen for those.
+    how: dict[str, Any] = {"l1": "mean", "variation": "mean", "labels": "auto"}
+    own = fedleak(steps=search.steps, lr=search.lr, tv=search.tv, schedule=search.schedule, **how)
     return GuidedMatching(search=own, weight=hold, source=known, start=start, keeps=True)

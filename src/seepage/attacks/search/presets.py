@@ -203,8 +203,8 @@ def fedleak(
     *,
     ratio: float = 0.5,
     by: Literal["global", "tensor"] = "global",
-    l1: Literal["mean", "sum"] = "mean",
-    variation: Literal["mean", "sum"] = "mean",
+    l1: Literal["mean", "sum"] = "sum",
+    variation: Literal["mean", "sum"] = "sum",
     sample: int | None = None,
     activation: float = 1e-4,
     weight: float = 0.7,
@@ -220,11 +220,11 @@ def fedleak(
 
     Deviations and readings: entries are chosen by the gradient of the weights, as section 4.2 has it (line 5 of
     Algorithm 1 says of the inputs, which masks pixels in each step), over all tensors together, and anew at x + phi
-    (line 8 keeps those of x); the labels' gradient is not blended (eq. 9 would); L1 is a mean, as in the paper's own
-    derivation, and total variation too, where its Tables 17 and 19 speak for sums (`l1`, `variation`;
+    (line 8 keeps those of x); the labels' gradient is not blended (eq. 9 would); L1 and total variation are sums,
+    for which Tables 17 and 19 speak, where the paper's own derivation has a mean (`l1`, `variation`;
     docs/attacks/fedleak.md); the activation penalty a mean per layer; phi has length 1e-3, for which no number is
-    given; the best iterate is returned, not the last. Table 16 has its best result at lambda' 0.5, not at the stated
-    0.7. What each of these readings is worth is measured by `experiments/recipes/readings.toml`.
+    given; the best iterate is returned, not the last. Table 16 has its best result at lambda' 0.5, not at the
+    stated 0.7. What each of these readings is worth is measured by `experiments/recipes/readings.toml`.
 
     Args:
         ratio: Share of the entries that are matched, 0 to 1: the largest.

@@ -20,12 +20,12 @@ def fedleak_without_cosine(
     lr: float = 1e-4,
     schedule: Schedule = "constant",
     tv: float = 1e-5,
-    l1: Literal["mean", "sum"] = "mean",
-    variation: Literal["mean", "sum"] = "mean",
+    l1: Literal["mean", "sum"] = "sum",
+    variation: Literal["mean", "sum"] = "sum",
 ) -> GradientMatching:
     """FedLeak with its L1 distance alone; all else as in `fedleak`.
 
-    >>> fedleak_without_cosine(l1="sum").distance.inner.inner
+    >>> fedleak_without_cosine().distance.inner.inner
     L1(reduce='sum')
     """
     return _with(L1(l1), fedleak(steps=steps, lr=lr, schedule=schedule, tv=tv, variation=variation))
@@ -37,7 +37,7 @@ def fedleak_without_l1(
     lr: float = 1e-4,
     schedule: Schedule = "constant",
     tv: float = 1e-5,
-    variation: Literal["mean", "sum"] = "mean",
+    variation: Literal["mean", "sum"] = "sum",
 ) -> GradientMatching:
     """FedLeak with its cosine distance alone; all else as in `fedleak`."""
     return _with(Cosine(), fedleak(steps=steps, lr=lr, schedule=schedule, tv=tv, variation=variation))
