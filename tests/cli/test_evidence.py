@@ -354,7 +354,7 @@ def test_two_checkpoints_become_a_red_build_and_a_signed_page(observed: Path, ke
     assert 'skipped="1"' in Path("pack/junit.xml").read_text()
     # What an audit's option would ask for, no option of this command does.
     assert (
-        evidence["summary"]["membership inference"]
+        evidence["summary"]["membership"]
         == "not tried: ask with seepage attack OBSERVED --candidates FILE --public FILE"
     )
 

@@ -234,4 +234,6 @@ class SummaryPart(JsonRecord):
     @property
     def title(self) -> str:
         """The name for people."""
-        return self.name.replace("_", " ") + " (lower bound)" * (self.name == "empirical_epsilon")
+        return {"membership_inference": "membership", "empirical_epsilon": "measured epsilon"}.get(
+            self.name, self.name.replace("_", " ")
+        )

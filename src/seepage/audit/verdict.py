@@ -28,14 +28,6 @@ HEADS = {
 ASK = "not tried: ask with "
 """How the words of a part begin that nobody asked for."""
 
-QUESTIONS = {
-    "reconstruction": "reconstruction",
-    "membership_inference": "membership",
-    "upper_bound": "upper bound",
-    "empirical_epsilon": "measured epsilon",
-}
-"""The parts of a verdict as a person asks for them."""
-
 NOTHING_MORE = "no extra knowledge"
 
 UNMEASURED = "not measured with the defense (--set federation.rounds=50 trains with it)"
@@ -450,12 +442,11 @@ def answers(result: Result, *, brief: bool = True) -> list[tuple[str, str]]:
         result: The result.
         brief: Call each case by its title in fewer words.
     """
-    parts = {part.name: part.words for part in result.summary if not part.words.startswith(ASK)}
-    measured = parts.pop("empirical_epsilon", "")
-    said = [(QUESTIONS[name], words) for name, words in parts.items()]
+    said = [(part.title, part.words) for part in result.summary if not part.words.startswith(ASK)]
     said.insert(1, ("without the defense", _without_defense(result)))
-    said += [("claimed", line) for line in claims(result.judged)]
-    said += [(QUESTIONS["empirical_epsilon"], measured), ("accuracy", _accuracy(result))]
+    last = len(said) - (said[-1][0] == "measured epsilon")
+    said[last:last] = [("claimed", line) for line in claims(result.judged)]
+    said.append(("accuracy", _accuracy(result)))
     for case in sorted(result.cases if brief else (), key=lambda case: -len(case.heading)):
         said = [(what, words.replace(case.heading, case.brief)) for what, words in said]
     return [(what, words) for what, words in said if words]
@@ -467,9 +458,7 @@ def not_asked(summary: Sequence[SummaryPart]) -> str:
     >>> not_asked([SummaryPart(name="upper_bound", tried=False, words="not tried: ask with --bounds")])
     'not tried: upper bound (--bounds)'
     """
-    left = [
-        f"{QUESTIONS[part.name]} ({part.words.removeprefix(ASK)})" for part in summary if part.words.startswith(ASK)
-    ]
+    left = [f"{part.title} ({part.words.removeprefix(ASK)})" for part in summary if part.words.startswith(ASK)]
     return f"not tried: {', '.join(left)}" if left else ""
 
 

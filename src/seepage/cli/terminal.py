@@ -22,16 +22,11 @@ from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.cli.console import PlainConsole, open_console
 from seepage.cli.stored import MARK, Stored
 from seepage.errors import printable
-from seepage.report.formatting import GLOSSARY, NONE, duration, measured_on, number
+from seepage.report.formatting import GLOSSARY, NONE, accuracy_words, duration, without_update
 from seepage.report.table import HEADINGS, CaseTexts, RowTexts, further_metrics, is_muted, plain_text
 
 LINE_EVERY = 5.0
 """Seconds between progress lines where there is no terminal."""
-
-BASELINES = {"mean_color": "mean color", "grey": "grey", "random": "noise"}
-RECORD_BASELINES = {
-    "typical": "mean of other rows", "mean_color": "the example's mean", "grey": "mid-range", "random": "noise",
-}  # fmt: skip
 
 COUNTED_ATTACKS = 10
 """Attacks that are counted; of fewer the share is shown, since "0 of 1" would say nothing while a long one runs."""
@@ -121,7 +116,8 @@ def print_result(
         if details or (beside and len(result.cases) > 1):
             console.print(Text(case.heading, style="bold"))
         if details and case.baselines:
-            console.print(Text(_baselines(case) + _accuracy(case), style="dim"))
+            more = f"; {accuracy}" if case.federation and (accuracy := accuracy_words(case)) else ""
+            console.print(Text(plain_text(f"without the update: {without_update(case)}{more}"), style="dim"))
         if details and rows:
             console.print(_table([*rows, *stored.of(case.name, rows)], case.kind))
         for line in beside:
@@ -301,29 +297,3 @@ def _members_table(rows: Sequence[MembershipRow]) -> Table:
         ]
         table.add_row(Text(row.test), *map(Text, entries), style="red" if row.tells else "")
     return table
-
-
-def _baselines(case: Case) -> str:
-    if case.baseline("frequent", "rouge_1") is not None:
-        rouges = (number(case.baseline("frequent", f"rouge_{n}"), 2) for n in (1, 2))
-        share = case.baseline("frequent", "token_recall")
-        named = "" if share is None else f"; they are {share:.0%} of the distinct ones"
-        return (
-            "without the update: the most frequent tokens of public text, ROUGE-1 and ROUGE-2 "
-            f"{', '.join(rouges)}{named}"
-        )
-    pictures = case.baseline("mean_color", "ssim") is not None
-    words = BASELINES if pictures else RECORD_BASELINES
-    known = {what: case.baseline(name, "psnr") for name, what in words.items()}
-    found = (f"{what} {plain_text(number(psnr))}" for what, psnr in known.items() if psnr is not None)
-    return f"without the update: {', '.join(found)} dB"
-
-
-def _accuracy(case: Case) -> str:
-    """How well a federation's model does at the audited round."""
-    if not case.federation or case.accuracy is None:
-        return ""
-    whole = measured_on(case.measure, case.accuracy_examples or 0)
-    if case.measure == "value":
-        return f"; the model explains {case.accuracy:.0%} of {whole}"
-    return f"; accuracy {case.accuracy:.0%} on {whole}"

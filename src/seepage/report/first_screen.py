@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from seepage.audit.row import Case
-from seepage.base.words import plural
+from seepage.base.words import places_of, plural
 from seepage.report.formatting import NO_DATA, defense_words, model_words, training_words
 from seepage.report.pictures import Place
 from seepage.report.run import RunFolder
@@ -40,8 +40,8 @@ def best_examples(run: RunFolder) -> list[Best]:
     return [example for *_, example in sorted(ranked, key=lambda entry: entry[:3])]
 
 
-def system_under_test(cases: Sequence[Case], knows: Sequence[str]) -> dict[str, list[str]]:
-    """What was audited, fact by fact: the different values, each once.
+def system_under_test(cases: Sequence[Case], knows: Sequence[str] = ()) -> dict[str, dict[str, list[str]]]:
+    """What was audited: each fact in words, to the names of the cases that it is one of.
 
     Args:
         cases: The cases of a run.
@@ -55,5 +55,5 @@ def system_under_test(cases: Sequence[Case], knows: Sequence[str]) -> dict[str, 
         "Batch": lambda case: "size not known" if case.batch_size is None else plural(case.batch_size, "example"),
         "Defense": lambda case: defense_words(case.defense, case.data),
     }
-    found = {name: list(dict.fromkeys(map(said, cases))) for name, said in facts.items()}
-    return {**found, "Attacker knows": [", ".join(knows)]} if knows else found
+    found = {name: places_of((case.name, said(case)) for case in cases) for name, said in facts.items()}
+    return {**found, "Attacker knows": {", ".join(knows): []}} if knows else found

@@ -22,7 +22,7 @@ from seepage.report.picture_choice import shows_pictures
 from seepage.report.pictures import Examples, Guesses, Place, open_examples, truth_folder
 from seepage.report.records import records_of
 from seepage.report.run import RunFolder, open_run
-from seepage.report.table import HEADINGS, CaseTexts, RowTexts, further_metrics, is_muted, matrix_entry
+from seepage.report.table import HEADINGS, CaseTexts, RowTexts, further_metrics, is_muted
 from seepage.report.templates import page_environment
 from seepage.report.texts import texts_of
 
@@ -38,11 +38,6 @@ LEVELS = {
     "inconclusive": "Inconclusive",
 }
 """The verdict in words; any other level means that nothing could be scored."""
-
-OF_PICTURES = {
-    "partial": "closer to a private example than its mean color, and not recovered",
-}
-"""What is to be looked up where the examples are pictures."""
 
 STRONG = ("certified", "exact", "recognizable")
 """Levels at which examples were reconstructed."""
@@ -135,7 +130,10 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         + "; epsilon contradicted" * wrong,
         "cases": [CaseTexts(run.result, case) for case in run.cases],
         "none": words.NONE,
-        "matrix": [(attack, [matrix_entry(_row(run, attack, case)) for case in run.cases]) for attack in run.attacks],
+        "matrix": [
+            (attack, [row and RowTexts(row) for row in (_row(run, attack, case) for case in run.cases)])
+            for attack in run.attacks
+        ],
         "sections": sections,
         "known": known,
         "pairs": _pairs(run) if pictures else [],
@@ -149,7 +147,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "defense_words": words.defense_words,
         "is_muted": is_muted,
         "headings": HEADINGS,
-        "glossary": {**words.GLOSSARY, **OF_PICTURES} if kind == "pictures" else words.GLOSSARY,
+        "glossary": words.GLOSSARY,
+        "without_update": words.without_update,
         "untested": [case for case in run.cases if case.membership_skipped],
     }
 
@@ -212,7 +211,7 @@ def _section(run: RunFolder, case: Case, shown: bool) -> dict[str, Any]:
     further = further_metrics(tried)
     return {
         "case": case,
-        "accuracy": accuracy_words(case),
+        "accuracy": words.accuracy_words(case),
         "known": [item for item in known if all(item in map(str, row.known) for row in tried)],
         "side_information": any(row.side_information for row in tried),
         "rows": [RowTexts(row, further) for row in tried],
@@ -224,14 +223,6 @@ def _section(run: RunFolder, case: Case, shown: bool) -> dict[str, Any]:
         "records": records_of(run, case, found),
         "remark": _remark(found, kind) if shown else f"This page was written without {kind}.",
     }
-
-
-def accuracy_words(case: Case) -> str:
-    """How well the model does; empty where it was measured on too few examples."""
-    if case.known_accuracy is None:
-        return ""
-    share, whole = words.percent(case.accuracy), words.measured_on(case.measure, case.accuracy_examples or 0)
-    return f"{share} of {whole} explained" if case.measure == "value" else f"accuracy {share} on {whole}"
 
 
 def _strips(

@@ -115,27 +115,6 @@ _COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest", "t
 """Scores of a row that have no column of their own among the further metrics."""
 
 
-def matrix_entry(row: Row | None) -> tuple[str, str, int, str | None]:
-    """One attack on one case in the overview matrix.
-
-    Args:
-        row: Its row; None: the attack was not run there.
-
-    Returns:
-        A count, words, a shade from 0 (nothing) to 4 (all), and why there is no result.
-    """
-    if row is None:
-        return NONE, "not run", 0, None
-    share, recall = row.mean("recovered"), row.mean("token_recall")
-    if share is None and row.certified_examples:
-        return f"{row.certified_examples}", "certified", 4, None
-    if row.identified_tokens:
-        return f"{row.identified_tokens:,}", "tokens identified", 4 if recall is None else 1 + int(recall * 3), None
-    if share is None:
-        return NONE, _outcome(row), 0, row.reason
-    return count_of(share, row.examples), row.phrase, min(4, 1 + int(share * 3)) if share else 0, None
-
-
 def is_muted(row: Row) -> bool:
     """Whether a table shows a row in a muted color: nothing was recovered, or the result was not scored."""
     return not (row.scored or row.identified_tokens) or row.outcome is Outcome.NOTHING_RECOVERED

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 from seepage.audit.case import Case
@@ -13,7 +12,8 @@ from seepage.base.lock import scratch
 from seepage.base.words import places_of
 from seepage.errors import SeepageError, short
 from seepage.report.evidence.statement import Evidence, leaks_words
-from seepage.report.formatting import NO_DATA, defense_words, duration, model_words, percent, unbroken
+from seepage.report.first_screen import system_under_test
+from seepage.report.formatting import duration, percent, unbroken
 from seepage.report.page import STRONG
 from seepage.report.table import case_words, share_of
 from seepage.report.templates import page_environment
@@ -74,9 +74,9 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
                 (letters[case.name], words) for case in shown for words in evidence.observations.get(case.name, [])
             ),
             inferred=list(dict.fromkeys(name for case in result.cases for name in case.inferred or {})),
-            system=_system(evidence),
+            system=system_under_test(result.judged),
+            letters=letters,
             parts={name: evidence.lettered(words) for name, words in evidence.summary.items()},
-            tabled=[place.partition(",")[0] for place, _, _ in evidence.asked],
             answers=_answers(evidence),
             not_tried=[evidence.lettered(words) for words in evidence.not_tried],
             warnings=warnings[:MOST_WARNINGS],
@@ -90,24 +90,6 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             style=style,
         )
     )
-
-
-def _system(evidence: Evidence) -> dict[str, dict[str, list[str]]]:
-    """What was audited: each fact in words, to the letters of the cases that it is one of."""
-    facts: dict[str, Callable[[Case], str]] = {
-        "Model": lambda case: model_words(case.model or "not known", {}, case.parameters),
-        "Data": lambda case: (
-            f"{case.data or NO_DATA}{f' ({case.data_source})' if case.data and case.data_source else ''}"
-        ),
-        "Client algorithm": lambda case: case.client or "not known",
-        "Defense": lambda case: defense_words(case.defense, case.data),
-        "Training stage": lambda case: case.history or "not known",
-    }
-    letters = evidence.letters
-    return {
-        what: places_of((letters[case.name], said(case)) for case in evidence.result.judged)
-        for what, said in facts.items()
-    }
 
 
 def _answers(evidence: Evidence) -> list[tuple[str, str]]:

@@ -29,13 +29,6 @@ from seepage.report.table import CaseShare, share_of
 
 OWN_CODE = "the auditor's own code"
 
-UNTRIED_PARTS = {
-    "reconstruction": "reconstruction of examples",
-    "membership_inference": "membership inference",
-    "upper_bound": "upper bounds for every attacker",
-    "empirical_epsilon": "empirical epsilon of the defense that really runs",
-}
-
 LACKING = re.compile("not (tried|known|measured): ")
 """How the words of a part begin that has no finding: a list of what was not tried does not say it again."""
 
@@ -137,6 +130,7 @@ class Evidence(JsonRecord):
             "verdict": self.result.verdict,
             "level": self.result.verdict_level,
             "summary": self.summary,
+            "asked": self.asked,
             **{name: None if share is None else share.model_dump(mode="json") for name, share in risks.items()},
         }
 
@@ -378,7 +372,7 @@ def _not_tried(run: RunFolder, listed: Sequence[AuditFinding]) -> list[str]:
     spoke = any(row.gave_result for row in result.rows)  # then what was reconstructed was tried, though it is not known
     lacking = [part for part in result.summary if not part.tried and not (spoke and part.name == "reconstruction")]
     lacking = [part for part in lacking if not part.words.startswith("no bound")]  # one was looked for, and none holds
-    found = [f"{UNTRIED_PARTS.get(part.name, part.title)}: {LACKING.sub('', part.words, 1)}" for part in lacking]
+    found = [f"{part.title}: {LACKING.sub('', part.words, 1)}" for part in lacking]
     found += [f"{case.heading}: {case.inconclusive}" for case in result.cases if case.inconclusive is not None]
     found += [f"{case.heading}: {case.skipped}" for case in result.cases if case.skipped]
     titles = result.titles
