@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tests.helpers.rows import result_of, row_of
 from tests.helpers.sentences import assert_as_read
 
+from seepage.audit.result_rows import tells_members
 from seepage.audit.row import Case, EpsilonRow, MembershipRow, Result, Row
 from seepage.audit.verdict import answers, headline, with_verdict
 from seepage.base.schema import Share, Summary
@@ -112,3 +114,36 @@ def test_all_that_a_verdict_says_is_as_it_was_read() -> None:
         parts = [f"  {question}: {words}" for question, words in answers(found)]
         lines += [f"{name} ({found.verdict_level})", f"  {found.verdict}", *shorter, *parts, ""]
     assert_as_read(lines, FILE)
+
+
+def told(case: str, hits: int, false: int, of: int) -> MembershipRow:
+    """A test of few candidates whose area tells nothing."""
+    rates = {"members_identified": Share.count(hits, of), "others_identified": Share.count(false, of)}
+    return TEST.model_copy(update={"case": case, "members": of, "others": of, "auc": 0.9, "auc_low": 0.2, **rates})
+
+
+def test_few_members_of_many_cases_are_members_and_few_of_one_are_open() -> None:
+    rows = [told("a", 2, 0, 2), told("b", 4, 0, 4), told("c", 3, 0, 4)]
+    names = [{"name": name} for name in "abc"]
+    assert not any(row.tells for row in rows[:1])
+    assert tells_members(rows)
+    assert "MEMBERS IDENTIFIED" in with_verdict(of(row(), row("b"), row("c"), membership=rows, cases=names)).verdict
+    alone = with_verdict(of(row(), membership=rows[:1]))
+    assert "MEMBERSHIP OPEN" in alone.verdict
+    assert "NO MEMBERS" not in alone.verdict
+    other = rows[0].model_copy(update={"test": "another"})
+    assert not tells_members([rows[0], other]), "two tests of the same candidates are no more evidence"
+
+
+def test_where_nothing_tells_members_are_rarely_told() -> None:
+    """Members and others draw p-values alike, from one calibration in each case: Fisher's strata are exact there."""
+    generator, found, runs = np.random.default_rng(0), 0, 250
+    for _ in range(runs):
+        rows = []
+        for name in "abc":
+            limit = np.sort(generator.random(200))[-2]  # calibrated by 200 public examples at one in a hundred
+            members, others = (int((generator.random(16) > limit - 0.05).sum()) for _ in range(2))
+            rows.append(told(name, members, others, 16))
+        found += tells_members(rows)
+    # Up to 0.005 for all cases together and for each of three alone; binomial, three standard deviations above.
+    assert found / runs <= 0.02 + 3 * (0.02 * 0.98 / runs) ** 0.5

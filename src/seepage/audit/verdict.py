@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from seepage.audit.case import Kind, shared_parts
 from seepage.audit.findings import inconclusive, worst
+from seepage.audit.result_rows import more_members, tells_members
 from seepage.audit.row import Case, Diagnostic, EpsilonRow, MembershipRow, Outcome, Result, Row, SummaryPart
 from seepage.audit.verdict_summary import members_identified, reconstructed, verdict_summary
 from seepage.base.words import places_of, plural
@@ -76,7 +77,7 @@ def with_verdict(
     found = found.model_copy(update={"cases": cases})
     level, words = verdict(found.rows, cases, found.warnings, own_code=own_code)
     said = [words, named_members(found.membership, found.judged)]
-    if level not in ("exact", "recognizable", "certified") and any(row.tells for row in found.membership):
+    if level not in ("exact", "recognizable", "certified") and tells_members(found.membership):
         said.reverse()  # what was found comes first
     first = [contradicted(found.epsilons, cases), false_certificates(found.judged_rows, cases)]
     words = " ".join(filter(None, (*first, *said, stopped_words(found.judged_rows))))
@@ -342,11 +343,15 @@ def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
     more = f" and {len(lacking) - LISTED_NAMES} more" if len(lacking) > LISTED_NAMES else ""
     missing = f"Membership was not tested on {'; '.join(lacking[:LISTED_NAMES])}{more}: see the report." * bool(lacking)
     tested = [row for row in rows if row.auc is not None]
-    telling = [row for row in tested if row.tells]
-    if telling:
-        said = f"MEMBERS IDENTIFIED. {members_identified(telling, headings).words}."
+    where = _cases(len({row.case for row in tested}))
+    if tells_members(tested):
+        said = f"MEMBERS IDENTIFIED. {_sentence(members_identified(tested, headings).words)}"
+    elif more_members(tested):
+        said = (
+            f"MEMBERSHIP OPEN. In {where} more members than others were identified, too few to be told from chance: "
+            "raise batch.count."
+        )
     elif tested:
-        where = _cases(len({row.case for row in tested}))
         said = (
             f"NO MEMBERS IDENTIFIED. In {where} no membership test did better than chance. "
             "That is no proof that nobody can be identified."

@@ -6,6 +6,7 @@ Each part states the worst of all cases with its interval, or that it was not tr
 from collections.abc import Collection, Mapping, Sequence
 
 from seepage.audit.findings import worst
+from seepage.audit.result_rows import more_members, tells_members
 from seepage.audit.row import BoundRow, Case, EpsilonRow, MembershipRow, Result, Row, SummaryName, SummaryPart
 from seepage.base.schema import Share
 from seepage.base.words import plural
@@ -124,15 +125,16 @@ def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, 
         return SummaryPart(
             name="membership_inference", tried=False, words=f"not tried: {lacking or 'ask with --membership'}"
         )
-    most = worst([row for row in judged if row.tells] or judged)
+    most, how = worst([row for row in judged if row.tells] or judged), ""
     hit = most.members_identified
     assert hit is not None
-    chance = (
-        ""
-        if most.tells or most.auc is None
-        else f"not told from chance (AUC {most.auc:.2f}, [{most.auc_low or 0:.2f}, {most.auc_high or 1:.2f}]): "
-    )
-    words = f"{chance}{most.words}, by {most.test} on {headings[most.case]}"
+    if not tells_members(judged):
+        doubt = "too few to be told" if more_members(judged) else "not told"
+        how = f"{doubt} from chance (AUC {most.auc or 0:.2f}, [{most.auc_low or 0:.2f}, {most.auc_high or 1:.2f}]): "
+    elif not most.tells:
+        own = [row.members_identified for row in judged if row.test == most.test and row.members_identified]
+        how = f"{sum(one.hits for one in own)} of {sum(one.of for one in own)} members over all cases together; of one "
+    words = f"{how}{most.words}, by {most.test} on {headings[most.case]}"
     return _part("membership_inference", words, most.case, hit.share, *hit.interval)
 
 
