@@ -487,7 +487,9 @@ def _accuracy(result: Result) -> str:
     if known:
         own, bare, rounds = min(known, key=lambda pair: pair[0] - pair[1])
         after = plural(rounds, "round")
-        return f"{100 * bare:.0f} % where clients trained {after} without the defense, {100 * own:.0f} % with it"
+        counted = {case.promise.rounds for case in defended if case.promise and case.promise.epsilon is not None}
+        fewer = "; what is claimed is of fewer rounds" if any((one or 0) < rounds for one in counted) else ""
+        return f"{100 * bare:.0f} % where clients trained {after} without the defense, {100 * own:.0f} % with it{fewer}"
     return UNMEASURED * bool(defended)
 
 

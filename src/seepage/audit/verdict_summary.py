@@ -133,7 +133,8 @@ def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, 
         how = f"{doubt} from chance (AUC {most.auc or 0:.2f}, [{most.auc_low or 0:.2f}, {most.auc_high or 1:.2f}]): "
     elif not most.tells:
         own = [row.members_identified for row in judged if row.test == most.test and row.members_identified]
-        how = f"{sum(one.hits for one in own)} of {sum(one.of for one in own)} members over all cases together; of one "
+        hits, of = sum(one.hits for one in own), sum(one.of for one in own)
+        how = f"{hits} of {of} members over all cases together; the most in one, "
     words = f"{how}{most.words}, by {most.test} on {headings[most.case]}"
     return _part("membership_inference", words, most.case, hit.share, *hit.interval)
 
