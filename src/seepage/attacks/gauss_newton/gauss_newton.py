@@ -46,7 +46,8 @@ class GaussNewton(Attack):
        convolution. Its weight gradient is then linear in what that layer reads.
     3. Features and this gradient are more equations than a batch has pixels, as long as it is small (see `exposure`):
        nonlinear least squares in the images, started from a linear decoder that is fitted on made-up images, and
-       solved by Gauss-Newton with whitened equations (`equations`, `search`).
+       solved by Gauss-Newton with whitened equations (`equations`, `search`). Where that rests in a local minimum, as
+       behind pools that take maxima, Adam on the same squares leaves it, and Gauss-Newton goes on from there.
     4. The gradients of all other layers were not used: where the network's whole gradient at the result is the one
        that was observed, and no part of an image is free to change, the images are certified. Where images rounded to
        8 bits explain the gradient to rounding, these are returned.
@@ -70,7 +71,7 @@ class GaussNewton(Attack):
     each step, which converges less well.
 
     Args:
-        steps: Gauss-Newton steps, at most.
+        steps: Steps, at most; a hundred iterations of a descent count as one.
         inner: Iterations of the conjugate gradients in one step, at most.
         layers: Use the weight gradients of so many layers in front of the head, the last one first. Those further to
             the front depend on masks that are known only near the solution.
@@ -90,7 +91,7 @@ class GaussNewton(Attack):
         batch_size="the features of each example are unknowns of their own",
     )
 
-    steps: int = 40
+    steps: int = 200
     inner: int = 600
     layers: int = 1
     rounding: bool = True
@@ -187,7 +188,10 @@ class GaussNewton(Attack):
 
         def over() -> bool:
             """Whether it is found, or came to rest with nothing left to set. Else it is set, and the search goes on."""
-            return error < FLOAT32_SAME or (search.ended and not (self._is_near(seen, search) and search.goes_on()))
+            if error < FLOAT32_SAME or not search.ended:
+                return error < FLOAT32_SAME
+            near = self._is_near(seen, search) and (bool(search.before) or search.even)
+            return not (search.goes_on() if near else search.descends())
 
         step, interrupted = run_resumable(search, self.steps, advance, progress, note=note, every=1, ended=over)
         return self._result(seen, search, step, interrupted)
@@ -199,6 +203,8 @@ class GaussNewton(Attack):
         return bool(search.fixed.any()) or ROUNDED < seen.error(seen.images(search.point.x)) < CLOSE
 
     def _result(self, seen: Seen, search: Search, step: int, interrupted: bool) -> Reconstruction:
+        if search.best is not None:
+            search.settle()  # it may have been stopped in a descent
         unit = seen.images(search.point.x)
         error, rounded = seen.error(unit), to_levels(unit)
         error_rounded = seen.error(rounded) if self.rounding else float("inf")
@@ -211,7 +217,8 @@ class GaussNewton(Attack):
             several = [seen.images(x) for x in search.before] + [unit] * (not some_set)
             error, unit = min(((seen.error(one), one) for one in several), key=lambda pair: pair[0])
         rows = search.point.residuals[0].flatten(1).norm(dim=1)
-        status: Status = "interrupted" if interrupted else "ok" if found or search.ended else "exhausted"
+        at_rest = found or search.ended or search.best is not None
+        status: Status = "interrupted" if interrupted else "ok" if at_rest and step < self.steps else "exhausted"
         notes = [
             f"the update at these images differs from the observed one by {error:.1e} of its size",
             f"{search.equations.count:,} equations for {unit.numel():,} pixel values",

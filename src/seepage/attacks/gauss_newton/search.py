@@ -1,7 +1,9 @@
 """Gauss-Newton on the equations of a batch, each step solved by preconditioned conjugate gradients."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +24,7 @@ from seepage.attacks.reading.decoding import NaturalSpectrum
 from seepage.attacks.reading.equations import Equations, EquationsAt
 from seepage.attacks.reading.readings import NEWTON_SOLVED
 from seepage.base.checkpoint import Resumable
+from seepage.base.nn import generator
 from seepage.base.rounding import FLOAT32_ZERO, FLOAT64_FLOOR
 from seepage.base.solvers import conjugate_gradients
 
@@ -60,6 +63,18 @@ PROBING_INNER = 800
 """Iterations, at most, of the conjugate gradients that look for what is not shown."""
 STEPS_BETWEEN = 2
 """Steps after some values were set, before others are."""
+DESCENT, BLOCKS = 2_000, 20
+"""Iterations of a descent, and the steps that they are counted as."""
+DESCENT_RATE = 0.1
+"""First length of an iteration's change of a value, which falls to 0: long enough to leave a local minimum."""
+MOMENTS = (0.9, 0.999)
+"""Decay of Adam's running means."""
+SOLVED = 1e-9
+"""An example's sum of squared residuals below which its image is found, and is not moved again."""
+EVEN = 100.0
+"""Examples whose residuals differ by less than this factor are all held up by what is missing of the gradient."""
+LESS, FRUITLESS = 0.8, 3
+"""Descents end after so many in a row, each of which left more than this share of the residuals."""
 
 
 @dataclass(eq=False)
@@ -92,11 +107,17 @@ class Search(Resumable):
         last_change: Largest root mean square by which the last step changed an image that is waited for.
         squares: The sum of squared residuals after each step with these free values.
         history: Each step's number and objective.
+        best: `[n, C, H, W]` of each example the image with its smallest residuals, from the first descent on.
+        errors: `[n]` those residuals' sums of squares.
+        moments: Adam's running means of the slopes and of their squares, where it descends.
+        left: Steps that the present descent still takes.
+        totals: Sum of `errors` before each descent.
     """
 
     kept: ClassVar[tuple[str, ...]] = (
         "place", "fixed", "rounding_radius", "damping", "iterations", "tolerance", "passes",
         "steps", "steps_without_progress", "last_change", "squares", "history",
+        "best", "errors", "moments", "left", "totals",
     )  # fmt: skip
 
     equations: Equations
@@ -117,6 +138,11 @@ class Search(Resumable):
     last_change: float = float("inf")
     squares: list[float] = field(default_factory=list)
     history: list[tuple[int, float]] = field(default_factory=list)
+    best: Tensor | None = None
+    errors: Tensor | None = None
+    moments: tuple[Tensor, ...] = ()
+    left: int = 0
+    totals: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.fixed = torch.zeros_like(self.point.x, dtype=torch.bool)
@@ -124,6 +150,8 @@ class Search(Resumable):
     @property
     def ended(self) -> bool:
         """Whether it came to rest: explained, standing still, or more values can be set."""
+        if self.left:
+            return False
         before = self.squares[-1 - SLOW_STEPS] if len(self.squares) > SLOW_STEPS else float("inf")
         slow = before < SLOW_GAIN * self.point.square
         still = slow or self.last_change < NEGLIGIBLE or self.steps_without_progress >= PATIENCE
@@ -169,6 +197,82 @@ class Search(Resumable):
             self.rounding_radius *= NEARNESS_GROWTH
         return False
 
+    def descends(self) -> bool:
+        """Begin a descent where it came to rest at images that do not explain the equations; False where none helps.
+
+        Which of the four values a pool takes, and which units are on, holds Gauss-Newton up in a local minimum. Adam on
+        the same sum of squares, with long steps at first and values held in the range, leaves it; each example keeps
+        the best of its images, so that descents find one after the other: the first from where the search rests, others
+        from grey with noise, for the images that are not found. Only where the matched layers' slopes
+        are known beforehand: others would have to be whitened anew in each iteration.
+        """
+        if self.center is not None or self.before or not self.equations.structure.fixed:
+            return False
+        self.settle()
+        assert self.errors is not None  # as it is settled
+        total = float(self.errors.sum())
+        self.totals.append(total)
+        fruitless = [now > LESS * before for before, now in pairwise(self.totals)]
+        if bool((self.errors < SOLVED).all()) or (len(fruitless) >= FRUITLESS and all(fruitless[-FRUITLESS:])):
+            return False
+        if len(self.totals) > 1:
+            noise = torch.rand(self.point.x.shape, generator=generator(0, "descent", len(self.totals)))
+            away = self.errors.view(-1, 1, 1, 1) >= SOLVED
+            x = torch.where(away, 0.4 + 0.2 * noise.to(self.point.x), self.point.x.detach())
+            self._start_over(self.equations, x)
+        self.left, self.moments = BLOCKS, (torch.zeros_like(self.point.x), torch.zeros_like(self.point.x))
+        return True
+
+    @property
+    def even(self) -> bool:
+        """Whether all examples are explained about as well."""
+        errors = self._errors()
+        return bool(errors.max() < EVEN * errors.min())
+
+    def settle(self) -> None:
+        """Stand at the best image of each example so far."""
+        x, errors = self.point.x.detach(), self._errors()
+        if self.best is not None and self.errors is not None:
+            better = errors < self.errors
+            x = torch.where(better.view(-1, 1, 1, 1), x, self.best)
+            errors = torch.where(better, errors, self.errors)
+        self.best, self.errors = x, errors
+        self._start_over(self.equations, x)
+
+    def _errors(self) -> Tensor:
+        """`[n]` sums of squared residuals, example by example.
+
+        The rows of a whitened layer's equations are orthonormal, `r = V^T e`, so that `V r` is the error e of what it
+        read at each position of each example; `transposed` gives `gain V r`.
+        """
+        own, *matched = self.point.residuals
+        errors = own.double().flatten(1).square().sum(1)
+        for one, part in zip(self.point.matched, matched, strict=True):
+            read, _ = one.transposed(part)
+            errors = errors + (read / one.gain).double().flatten(1).square().sum(1)
+        return errors
+
+    def _descend(self) -> float:
+        """So many iterations of Adam on the sum of squares; images that are found stay. Returns as `step`."""
+        assert self.errors is not None  # as it was settled before
+        moving = (self.errors >= SOLVED).to(self.point.x).view(-1, 1, 1, 1)
+        first, second = self.moments
+        x, point = self.point.x.detach(), self.point
+        begin = (BLOCKS - self.left) * (DESCENT // BLOCKS)
+        for number in range(begin + 1, begin + DESCENT // BLOCKS + 1):
+            slope = self.equations.transposed(point, point.residuals)[0] * moving
+            first = MOMENTS[0] * first + (1 - MOMENTS[0]) * slope
+            second = MOMENTS[1] * second + (1 - MOMENTS[1]) * slope.square()
+            mean, square = first / (1 - MOMENTS[0] ** number), second / (1 - MOMENTS[1] ** number)
+            rate = DESCENT_RATE * (1 + math.cos(math.pi * number / DESCENT)) / 2
+            x = torch.where(moving > 0, (x - rate * mean / (square.sqrt() + 1e-12)).clamp(0, 1), x)
+            point = self.equations.at(x, point.free, point)
+            self.passes += 2
+        self.point, self.moments, self.left = point, (first, second), self.left - 1
+        if not self.left:
+            self.settle()
+        return self._relative
+
     def _start_over(self, equations: Equations, x: Tensor) -> None:
         self.equations, self.point = equations, equations.at(x, self.point.free)
         self.damping, self.preconditioner = FIRST_DAMPING, None
@@ -177,6 +281,8 @@ class Search(Resumable):
 
     def step(self) -> float:
         """One step. Returns the root of the sum of squared residuals, relative to that of the known quantities."""
+        if self.left:
+            return self._descend()
         point, before = self.point, self.point.square
         self.steps += 1
         off = point.x.detach() - 0.5  # x - 1/2
