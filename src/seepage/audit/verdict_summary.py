@@ -170,6 +170,9 @@ BOUND_ORDER = ("exact_share", "tpr")
 """Bounds in the order in which they are printed."""
 
 
+TOO_FEW = ", which so few calls could not do"
+
+
 def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]) -> SummaryPart:
     """The defense whose claim is contradicted, or else the least private one.
 
@@ -183,7 +186,7 @@ def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str
         return SummaryPart(name="empirical_epsilon", tried=False, words=f"not measured: {epsilons[0].reason}")
     most = worst(judged)
     held = [
-        f"{name} {claimed:.3g} not contradicted"
+        f"{name} {claimed:.3g} not contradicted{TOO_FEW if claimed >= (most.ceiling or 0) else ''}"
         for name, claimed in (("stated", most.stated), ("computed", most.computed))
         if claimed is not None and not any(name in against for against in most.contradicted)
     ]
