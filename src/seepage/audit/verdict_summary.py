@@ -4,6 +4,7 @@ Each part states the worst of all cases with its interval, or that it was not tr
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 
 from seepage.audit.findings import worst
 from seepage.audit.result_rows import more_members, tells_members
@@ -186,7 +187,7 @@ def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str
         return SummaryPart(name="empirical_epsilon", tried=False, words=f"not measured: {epsilons[0].reason}")
     most = worst(judged)
     held = [
-        f"{name} {claimed:.3g} not contradicted{TOO_FEW if claimed >= (most.ceiling or 0) else ''}"
+        f"{name} {claimed:.3g} not contradicted{TOO_FEW if claimed >= (most.ceiling or inf) else ''}"
         for name, claimed in (("stated", most.stated), ("computed", most.computed))
         if claimed is not None and not any(name in against for against in most.contradicted)
     ]
