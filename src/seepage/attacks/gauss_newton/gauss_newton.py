@@ -190,8 +190,9 @@ class GaussNewton(Attack):
             """Whether it is found, or came to rest with nothing left to set. Else it is set, and the search goes on."""
             if error < FLOAT32_SAME or not search.ended:
                 return error < FLOAT32_SAME
-            near = self._is_near(seen, search) and (bool(search.before) or search.even)
-            return not (search.goes_on() if near else search.descends())
+            if self._is_near(seen, search) and (search.before or search.even):
+                return not search.goes_on()
+            return seen.error(seen.images(search.point.x)) < ROUNDED or not search.descends()
 
         step, interrupted = run_resumable(search, self.steps, advance, progress, note=note, every=1, ended=over)
         return self._result(seen, search, step, interrupted)

@@ -69,8 +69,9 @@ DESCENT_RATE = 0.1
 """First length of an iteration's change of a value, which falls to 0: long enough to leave a local minimum."""
 MOMENTS = (0.9, 0.999)
 """Decay of Adam's running means."""
-SOLVED = 1e-9
-"""An example's sum of squared residuals below which its image is found, and is not moved again."""
+SOLVED = 1e-6
+"""An example's sum of squared residuals below which its image is found, and Gauss-Newton alone goes on: at 1e-3 of what
+is known."""
 EVEN = 100.0
 """Examples whose residuals differ by less than this factor are all held up by what is missing of the gradient."""
 LESS, FRUITLESS = 0.8, 3

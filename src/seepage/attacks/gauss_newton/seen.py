@@ -66,15 +66,23 @@ class Seen:
         return client(self.attacked.model, observed.params, batch, buffers=observed.buffers).tensors
 
     def error(self, unit: Tensor) -> float:
-        """Relative difference of the update that these images give from the observed one.
+        """Relative difference of the update that these images give from the observed one."""
+        return self.explained(unit)[0]
 
-        Examples whose features are not known have left no trace in the update, if all is as it seems: they count as 0.
+    def explained(self, unit: Tensor) -> tuple[float, Bool[Tensor, " n"]]:
+        """The same, and the examples behind it.
+
+        Examples whose features are not known may have left no trace in the update, and then count as 0; or the layers
+        in front showed them all the same. Whichever explains the update better is taken.
         """
-        known = self.head.known
-        images = self.network.low + self.network.span * unit[known.to(unit.device)]
-        # A multiple that was solved for has an error of its own: the one that explains most stands in for it.
-        multiple = None if self.head.share != 1 else float(known.double().mean())
-        return vouch(self.attacked, images, self.head.labels[known], multiple=multiple)[0]
+        known, images = self.head.known, self.network.low + self.network.span * unit
+        found = []
+        for some in (known,) if bool(known.all()) else (known, torch.ones_like(known)):
+            # A multiple that was solved for has an error of its own: the one that explains most stands in for it.
+            multiple = None if self.head.share != 1 else float(some.double().mean())
+            error = vouch(self.attacked, images[some.to(unit.device)], self.head.labels[some], multiple=multiple)[0]
+            found.append((error, some))
+        return min(found, key=lambda pair: pair[0])
 
     def vouched(self, unit: Tensor, probe: Tensor, error: float) -> Bool[Tensor, " n"]:
         """Which images the update vouches for.
@@ -98,7 +106,7 @@ class Seen:
             own.append(_apart(self.update(one, label), self.update(other, label)) / len(unit))
         # Unexplained, |u - v|, against what image i would add: |u(x_i + e) - u(x_i)| / n.
         off = error * float(norm(self.attacked.observed.update.tensors))
-        return (self.head.known & (off < limit * torch.tensor(own))).to(unit.device)
+        return (self.explained(unit)[1] & (off < limit * torch.tensor(own))).to(unit.device)
 
 
 @dataclass(frozen=True)
