@@ -8,15 +8,15 @@ import torch
 from safetensors.torch import save_file
 
 from seepage import Architecture, attack, build, exposure, open_transcript
-from seepage.audit.observe import Files, observe_files
-from seepage.base.registry import Spec
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 
 
 def look(before: Path, after: Path, lr: float, out: Path) -> None:
     """Write an observed/ folder, say what it gives away, attack it."""
-    facts = {"architecture": Architecture("fc2", {"hidden": 32}), "input_shape": (1, 8, 8), "num_classes": 10}
-    files = Files(before=before, after=after, lr=lr)
-    for remark in observe_files(files, out, **facts, client=Spec("fedsgd"), batch_size=1):
+    network = Architecture("fc2", {"hidden": 32})
+    capture = Capture(before=before, after=after, lr=lr, architecture=network, input_shape=(1, 8, 8), batch_size=1)
+    for remark in observe_files(capture, out):
         print(remark)
     print(exposure(out).line)
     print(attack(open_transcript(out), "linear").notes[0])

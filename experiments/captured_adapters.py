@@ -15,7 +15,8 @@ from common import Clock, Row, clocked, command, draw, keep, measure, parts
 from torch import nn
 
 from seepage import ATTACKS, Architecture, open_transcript
-from seepage.audit.observe import Files, observe_files
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.base.nn import frozen_randomness
 from seepage.base.registry import Spec
 from seepage.errors import Inapplicable
@@ -63,13 +64,13 @@ def attacked(batch: Batch, target: str, name: str, folder: Path, use: str) -> Ro
     before, after = (folder / one / "adapter_model.safetensors" for one in ("before", "after"))
     lr, named = OPTIMIZERS[name][1], Architecture("captured_adapters:adapted", {"targets": target})
     sgd = name == "SGD"
-    files = Files(before=before, after=after, lr=lr if sgd else None)
     rule = Spec("fedsgd") if sgd else Spec("fedavg", {"optimizer": "adam", "lr": lr, "steps": 1})
     observed, clock = folder / f"observed-{use}", Clock()
-    observe_files(
-        files, observed, architecture=named, client=rule, input_shape=(3, 32, 32), num_classes=10,
-        steps=1 if sgd else None, batch_size=len(batch),
+    capture = Capture(
+        before=before, after=after, lr=lr if sgd else None, steps=1 if sgd else None, architecture=named, client=rule,
+        input_shape=(3, 32, 32), num_classes=10, batch_size=len(batch),
     )  # fmt: skip
+    observe_files(capture, observed)
     with clocked(clock):
         found = ATTACKS[use]()(open_transcript(observed, trust=True), seed=0)
     sure = found.certified is not None and len(found) > 0

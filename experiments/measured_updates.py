@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from seepage import Architecture, attack, build
 from seepage.attacks import Attack
 from seepage.attacks.search.presets import inverting_gradients
-from seepage.audit.observe import Files, observe_files
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.base.nn import generator
 from seepage.base.registry import Spec
 from seepage.errors import Inapplicable
@@ -109,11 +110,11 @@ def captured(client: Client, private: Batch, seed: int, folder: Path) -> Reconst
     loss(model(private.inputs), private.labels).backward()
     optimizer.step()
     torch.save(model.state_dict(), folder / "after.pt")
-    observe_files(
-        Files(before=folder / "before.pt", after=folder / "after.pt", lr=client.lr), folder / "observed",
-        architecture=client.network, client=client.stated, input_shape=shape, batch_size=len(private),
-        target="value" if client.values else None,
+    capture = Capture(
+        before=folder / "before.pt", after=folder / "after.pt", lr=client.lr, architecture=client.network,
+        client=client.stated, input_shape=shape, batch_size=len(private), target="value" if client.values else None,
     )  # fmt: skip
+    observe_files(capture, folder / "observed")
     try:
         return attack(open_transcript(folder / "observed", trust=True), client.use, seed=seed)
     except Inapplicable:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from seepage import Architecture, Batch, FedAvg, FedSGD, attack, build, exposure, observe, record
 from seepage.attacks.exposure.fingerprints import defense_findings, euclidean_norm, fingerprint
 from seepage.attacks.exposure.rules import Adaptive, adaptive_step
-from seepage.audit.observe import Files, observe_files
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.base.registry import Spec
 from seepage.errors import Inapplicable
 from seepage.federation.measured import Step
@@ -265,8 +266,8 @@ def test_a_layer_that_reads_the_input_is_said_to_be_known_as_well_as_its_weights
     moved = {key: p.detach() - before[key] for key, p in model.named_parameters()}
     save_file(before, tmp_path / "before.safetensors")
     save_file({key: before[key] + moved[key] for key in before}, tmp_path / "after.safetensors")
-    files = Files(before=tmp_path / "before.safetensors", after=tmp_path / "after.safetensors", lr=lr)
-    observe_files(files, tmp_path / "observed", architecture=Architecture("fc2"), client=Spec("fedsgd"), batch_size=1)
+    paths = {name: tmp_path / f"{name}.safetensors" for name in ("before", "after")}
+    observe_files(Capture(**paths, lr=lr, architecture=Architecture("fc2"), batch_size=1), tmp_path / "observed")
     (layer,) = [
         one for one in exposure(open_transcript(tmp_path / "observed")).of("layer") if one.evidence["reads"] == "input"
     ]
@@ -281,8 +282,8 @@ ADAM = {"optimizer": "adam", "lr": 1e-3, "steps": 1}
 def captured(before: Tensors, moved: Tensors, folder: Path, *, client: Spec = Spec("fedsgd")) -> Transcript:  # noqa: B008
     save_file(before, folder / "before.safetensors")
     save_file({name: before[name] + moved[name] for name in before}, folder / "after.safetensors")
-    files = Files(before=folder / "before.safetensors", after=folder / "after.safetensors")
-    observe_files(files, folder / "observed", architecture=Architecture("fc2"), client=client, batch_size=1)
+    paths = {name: folder / f"{name}.safetensors" for name in ("before", "after")}
+    observe_files(Capture(**paths, architecture=Architecture("fc2"), client=client, batch_size=1), folder / "observed")
     return open_transcript(folder / "observed")
 
 

@@ -12,7 +12,8 @@ from seepage import Architecture, Batch, FedAvg, FedSGD, build, observe, record
 from seepage.attacks.exposure import UpdateAnalysis, batch_statistics
 from seepage.attacks.membership import MatchedFilter, infer_membership
 from seepage.attacks.search.distances import L2, Weighted, weighted
-from seepage.audit.observe import Files, observe_files
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.base.registry import Spec
 from seepage.federation.measured import Step, read_update
 from seepage.federation.transcript.foreign import read_facts
@@ -177,8 +178,9 @@ def test_captured_checkpoints_say_it(tmp_path: Path) -> None:
     for name, state in zip(("before", "after"), states, strict=True):
         torch.save(state, tmp_path / f"{name}.pt")
     client = Spec("fedavg", {"optimizer": "adam", "lr": 1e-3, "steps": 1})
-    files = Files(before=tmp_path / "before.pt", after=tmp_path / "after.pt")
-    remarks = observe_files(files, tmp_path / "observed", architecture=named, client=client, input_shape=SHAPE)
+    paths = {name: tmp_path / f"{name}.pt" for name in ("before", "after")}
+    capture = Capture(**paths, architecture=named, client=client, input_shape=SHAPE)
+    remarks = observe_files(capture, tmp_path / "observed")
     said = read_facts(tmp_path / "observed").said
     assert any("batch norm" in remark and "returned running statistics" in remark for remark in remarks)
     assert "running statistics" in said["batch norm"]

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from seepage import Architecture, SeepageError, attack, build, open_transcript
-from seepage.audit.observe import Files, observe_files
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.base.registry import Spec
 from seepage.federation.clients import FedAvg
 from seepage.federation.transcript.recorded import RecordedTranscript
@@ -50,10 +51,9 @@ def captured(
         optimizer.step()
     save_file(model.state_dict(), folder / "after.safetensors")
     client = Spec("fedavg", {**options, "steps": steps}) if stated else Spec("fedsgd")
-    files = Files(before=folder / "before.safetensors", after=folder / "after.safetensors")
-    observe_files(
-        files, folder / "observed", architecture=named, client=client, input_shape=SHAPE, batch_size=len(private)
-    )
+    paths = {name: folder / f"{name}.safetensors" for name in ("before", "after")}
+    capture = Capture(**paths, architecture=named, client=client, input_shape=SHAPE, batch_size=len(private))
+    observe_files(capture, folder / "observed")
     return open_transcript(folder / "observed")
 
 

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from seepage import Architecture, attack, exposure
-from seepage.audit.observe import Files, observe_files
-from seepage.base.registry import Spec
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.federation.transcript.recorded import open_transcript
 from seepage.federation.types import Reconstruction, Transcript
 
@@ -43,14 +43,15 @@ def captured(folder: Path, inputs: Tensor, labels: Tensor, *, uniform: bool, lr:
     F.cross_entropy(model(inputs), labels).backward()
     optimizer.step()
     save_file(model.state_dict(), folder / "after.safetensors")
-    observe_files(
-        Files(before=folder / "before.safetensors", after=folder / "after.safetensors", lr=lr),
-        folder / "observed",
+    capture = Capture(
+        before=folder / "before.safetensors",
+        after=folder / "after.safetensors",
+        lr=lr,
         architecture=Architecture("test_class_sums:softmax_regression"),
-        client=Spec("fedsgd"),
         input_shape=(VALUES,),
         batch_size=len(inputs),
     )
+    observe_files(capture, folder / "observed")
     return open_transcript(folder / "observed", trust=True)
 
 

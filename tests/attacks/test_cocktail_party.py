@@ -88,8 +88,10 @@ def test_random_starts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
         return starts[-1]
 
     monkeypatch.setattr(fast, "random_rotation", noted)
+    monkeypatch.setattr(fast, "ENOUGH", 2.0)  # never enough
+    monkeypatch.setattr(fast, "RANDOM_STARTS", 3)
     batch = Batch(torch.rand((3, 1, 6, 6), generator=torch.Generator().manual_seed(1)), torch.arange(3))
-    attack(record(model(24, shape=(1, 6, 6)), batch), CocktailParty(enough=2.0, restarts=3))  # never enough
+    attack(record(model(24, shape=(1, 6, 6)), batch), CocktailParty())
     assert len(starts) == 3
     for start, other in combinations(starts, 2):
         assert (start - other).abs().max() > 0.1
@@ -348,9 +350,6 @@ def test_without_a_bias_and_a_relu_the_sign_of_embeddings_is_open_too() -> None:
     found = attack(record(net, batch), CocktailParty())
     assert found.ambiguity == {"order", "sign", "scale"}
     assert "scale and sign are not known" in found.notes  # embeddings are not stretched to the range of images
-    sparse = attack(record(embedding_net(), batch), CocktailParty(scale="range"))
-    assert sparse.ambiguity == {"order", "scale"}  # a ReLU's outputs are not negative
-    assert "scale is not known" in sparse.notes
 
 
 def test_labels_of_embeddings_come_in_their_order() -> None:
@@ -384,16 +383,6 @@ def test_a_zero_gradient_is_refused() -> None:
         net[2].bias.fill_(-1e6)
     with pytest.raises(SeepageError, match="is zero everywhere"):
         attack(record(net, photographs(4)), CocktailParty())
-
-
-def test_the_same_seed_gives_the_same_bits_and_leaves_the_model_alone() -> None:
-    net, batch = model(), photographs(8)
-    before = {name: p.clone() for name, p in net.state_dict().items()}
-    seen = record(net, batch)
-    first, second = attack(seen, CocktailParty(), seed=3), attack(seen, CocktailParty(), seed=3)
-    assert torch.equal(first.inputs, second.inputs)
-    assert all(torch.equal(before[name], p) for name, p in net.state_dict().items())
-    assert not any(module._forward_pre_hooks for module in net.modules())
 
 
 def test_dead_units_and_a_deep_network_do_no_harm() -> None:

@@ -99,8 +99,6 @@ def test_probabilities_and_signal_are_those_of_the_model() -> None:
     slope = torch.autograd.grad(F.cross_entropy(logits, batch.labels), inner)[0]
     torch.testing.assert_close(found.signal.float(), slope, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(found.probabilities.float(), logits.softmax(1), rtol=1e-4, atol=1e-6)
-    losses = F.cross_entropy(logits, batch.labels, reduction="none")
-    torch.testing.assert_close(found.losses.float(), losses, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +204,7 @@ def test_a_coarse_update_makes_noisy_features_and_says_so(dtype: torch.dtype) ->
     relative, standard = errors(found, features_of(model, batch.inputs), batch.labels)
     assert 0.2 < standard.median() < 5
     assert ((relative < 5e-3) | ~found.known).all()
-    assert found.rounding > 1e-4
+    assert (found.noise / found.features.square().mean(1).sqrt()).max() > 1e-4
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])

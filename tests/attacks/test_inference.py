@@ -12,8 +12,8 @@ from seepage.attacks.exposure import LabelLeak, UpdateAnalysis
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, UNKNOWN_RATE
 from seepage.attacks.exposure.inference import infer_size, infer_steps, rate_doubt
 from seepage.attacks.exposure.labels import label_leak
-from seepage.audit.observe import Files, observe_files
-from seepage.base.registry import Spec
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.types import ClientUpdate, Knowledge, Tensors
 
@@ -125,8 +125,9 @@ def test_with_batch_norm_in_train_mode_an_honest_rate_is_never_contradicted(tmp_
         torch.save(before, tmp_path / "before.pt")
         torch.save({name: before[name] + moved.get(name, 0) for name in before}, tmp_path / "after.pt")
         for lr, place in ((0.1, tmp_path / f"stated-{seed}"), (None, tmp_path / f"open-{seed}")):
-            files = Files(before=tmp_path / "before.pt", after=tmp_path / "after.pt", lr=lr)
-            observe_files(files, place, architecture=named, client=Spec("fedsgd"), input_shape=shape, needs_rate=False)
+            paths = {name: tmp_path / f"{name}.pt" for name in ("before", "after")}
+            capture = Capture(**paths, lr=lr, architecture=named, input_shape=shape)
+            observe_files(capture, place, needs_rate=False)
             said = read_facts(place).said
             assert ANOTHER_RATE not in said
             assert lr is not None or UNKNOWN_RATE in said or "uncertain" in said["learning rate"]

@@ -7,7 +7,6 @@ import torch
 
 from seepage import Architecture, Batch, FedSGD, Inapplicable, Transcript, build, record
 from seepage.attacks import GaussNewton, LocalSteps
-from seepage.attacks.base import Checkpoint, Silent
 from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.gauss_newton.local_steps import _CutRound, _Search
 from seepage.base.nn import norm
@@ -106,32 +105,3 @@ def test_images_that_explain_less_are_not_certified() -> None:
     assert not search.found
     search._keep([batch.inputs])
     assert search.found
-
-
-class Stopped(Silent):
-    """Keeps checkpoints, and interrupts at the second."""
-
-    def __init__(self, kept: Checkpoint | None = None) -> None:
-        self.kept, self.resumed = kept, kept is not None
-
-    def load(self) -> Checkpoint | None:
-        return self.kept
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        self.kept = checkpoint
-
-    def report(self, done: int, total: int, objective: float) -> None:
-        if done == 2 and not self.resumed:
-            raise KeyboardInterrupt
-
-
-def test_it_resumes_with_the_same_bits() -> None:
-    seen, _ = seen_of()
-    whole = BRIEF.run(seen, seed=0, progress=Silent())
-    first = Stopped()
-    broken = BRIEF.run(seen, seed=0, progress=first)
-    assert broken.status == "interrupted"
-    assert first.kept is not None
-    again = BRIEF.run(seen, seed=0, progress=Stopped(first.kept))
-    assert torch.equal(again.inputs, whole.inputs)
-    assert again.history == whole.history

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from seepage import ATTACKS, Architecture, Batch, Inapplicable, Update, attack, build, exposure, observe, record
-from seepage.audit.observe import Files, observe_files
-from seepage.base.registry import Spec
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.errors import SeepageError
 from seepage.federation.clients import FedAvg, FedSGD
 from seepage.federation.defenses import Withhold
@@ -164,15 +164,17 @@ def test_files_of_a_personal_head(tmp_path: Path) -> None:
     save_file({name: before[name] for name in body}, tmp_path / "before.safetensors")
     save_file({name: after[name] for name in body}, tmp_path / "after.safetensors")
     save_file(after, tmp_path / "all.safetensors")
-    files = Files(before=tmp_path / "before.safetensors", after=tmp_path / "after.safetensors", lr=0.1)
-    given = {"architecture": NET, "client": Spec("fedsgd"), "input_shape": (1, 4, 4), "num_classes": 3, "batch_size": 1}
-    words = observe_files(files, tmp_path / "seen", steps=1, **given)
+    capture = Capture(
+        before=tmp_path / "before.safetensors", after=tmp_path / "after.safetensors", lr=0.1, steps=1,
+        architecture=NET, input_shape=(1, 4, 4), num_classes=3, batch_size=1,
+    )  # fmt: skip
+    words = observe_files(capture, tmp_path / "seen")
     assert words[-1] == "sent: 2 of 4 tensors, 204 of 243 numbers; the client's own: 2 ('4.bias', '4.weight')"
     found = attack(tmp_path / "seen", "linear")
     assert torch.allclose(found.inputs, ONE.inputs, atol=1e-3)
-    lone = replace(files, after=tmp_path / "all.safetensors")
+    lone = replace(capture, after=tmp_path / "all.safetensors")
     with pytest.raises(SeepageError, match=r"lacks 4.weight, 4.bias, which .*all.safetensors has|lacks '4.weight'"):
-        observe_files(lone, tmp_path / "other", steps=1, **given)
+        observe_files(lone, tmp_path / "other")
 
 
 class Tied(nn.Module):

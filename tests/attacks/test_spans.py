@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from seepage import Architecture, attack
-from seepage.audit.observe import Files, observe_files
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.base.registry import Spec
 from seepage.errors import Inapplicable
 from seepage.federation.transcript.recorded import open_transcript
@@ -34,15 +35,17 @@ def found(
     torch.optim.SGD(model.parameters(), 1e-2).step()
     after = {name: tensor + noise * 1e-2 * torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
     save_file(after, folder / "after.safetensors")
-    observe_files(
-        Files(before=folder / "before.safetensors", after=folder / "after.safetensors", lr=1e-2),
-        folder / "observed",
+    capture = Capture(
+        before=folder / "before.safetensors",
+        after=folder / "after.safetensors",
+        lr=1e-2,
         architecture=Architecture("test_spans:forecaster"),
         client=Spec("fedsgd", {"loss": "mse"}),
         input_shape=(READINGS,),
         batch_size=stated,
         target="value",
     )
+    observe_files(capture, folder / "observed")
     try:
         return attack(open_transcript(folder / "observed", trust=True), "linear"), inputs
     except Inapplicable:

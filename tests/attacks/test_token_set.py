@@ -14,8 +14,9 @@ from torch import Tensor, nn, optim
 from seepage import Architecture, Batch, GaussianNoise, Inapplicable, Transcript, Update, build, observe, record
 from seepage.attacks.text import TokenSet
 from seepage.attacks.text.moved_rows import moved_rows
+from seepage.audit.capture import Capture
 from seepage.audit.gate import parse_condition
-from seepage.audit.observe import Files, observe_files
+from seepage.audit.observe import observe_files
 from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.row import Case, Outcome, Row
 from seepage.audit.verdict import verdict
@@ -298,14 +299,15 @@ def test_rows_that_an_inverted_step_of_adamw_left_alone_are_not_named(tmp_path: 
     optimizer.step()
     torch.save(model.state_dict(), tmp_path / "after.pt")
     client = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01, "steps": 1}
-    observe_files(
-        Files(before=tmp_path / "before.pt", after=tmp_path / "after.pt"),
-        tmp_path / "observed",
+    capture = Capture(
+        before=tmp_path / "before.pt",
+        after=tmp_path / "after.pt",
         architecture=Architecture("text_encoder", options),
         client=Spec("fedavg", client) if stated else Spec("fedsgd"),
         input_shape=(8,),
         batch_size=8,
     )
+    observe_files(capture, tmp_path / "observed")
     seen = open_transcript(tmp_path / "observed")
     assert seen[0].update.step is not None
     found = TokenSet()(seen, seed=0)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from seepage import Update, attack, observe
 from seepage.attacks.exposure import WeightDecay, exposure, infer_weight_decay
+from seepage.audit.capture import Capture
 from seepage.audit.caveats import assumed_update
-from seepage.audit.observe import Files, observe_files
+from seepage.audit.observe import observe_files
 from seepage.base.nn import last_linear
 from seepage.base.registry import Spec
 from seepage.errors import SeepageError
@@ -122,10 +123,11 @@ def seen_of(home: Path, made: Checkpoints, loss: str = "cross_entropy", **known:
     _, before, after, _ = made
     save_file(before, home / "before.safetensors")
     save_file(after, home / "after.safetensors")
-    files = Files(before=home / "before.safetensors", after=home / "after.safetensors", lr=LR, **known)
-    client = Spec("fedsgd", {"loss": loss})
-    model = Architecture("fc2", {"hidden": 24})
-    return home / "observed", observe_files(files, home / "observed", architecture=model, client=client, steps=1)
+    capture = Capture(
+        before=home / "before.safetensors", after=home / "after.safetensors", lr=LR, steps=1,
+        architecture=Architecture("fc2", {"hidden": 24}), client=Spec("fedsgd", {"loss": loss}), **known,
+    )  # fmt: skip
+    return home / "observed", observe_files(capture, home / "observed")
 
 
 def test_an_update_with_weight_decay_is_read_exactly(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from seepage.audit import run as audit
 from seepage.audit.attack import attack_cases, attack_names, check_reconstruction, own_source, ready_for
-from seepage.audit.captured import Capture, attack_captured
-from seepage.audit.observe import Files
+from seepage.audit.capture import Capture
+from seepage.audit.captured import attack_captured
 from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.record import record_cases
 from seepage.audit.recorded import AttackRequest, attack_only, fingerprint
@@ -163,7 +163,7 @@ def test_a_captured_file_is_looked_at_before_it_is_hashed(tmp_path: Path, suffix
     for path in files:
         with path.open("wb") as file:
             file.truncate(size)
-    capture = Capture(files=Files(before=files[0], after=files[1], lr=0.1), architecture=Spec("fc2"))
+    capture = Capture(before=files[0], after=files[1], lr=0.1, architecture=Spec("fc2"))
     with pytest.raises(SeepageError, match="larger than" if size == 2**40 else "is not a whole"):
         attack_captured(capture, AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "run", jobs=1))
     assert not (tmp_path / "run").exists()

@@ -101,9 +101,16 @@ def test_every_default_is_written_out() -> None:
         "model": {"use": "fc2"},
         "client": {"use": "fedsgd"},
         "training": {"steps": 0, "lr": 0.02, "batch_size": 32, "optimizer": "sgd", "init": "default"},
-        "batch": {"size": 1, "count": 1},
+        "batch": {"size": 1, "count": 1, "skip": 0},
         "knowledge": {"known": []},
-        "score": {"recovered_likeness": 0.4, "recovered_gain_db": 9.0, "exact_db": 40.0, "lpips": False},
+        "score": {
+            "recovered_likeness": 0.4,
+            "recovered_gain_db": 9.0,
+            "exact_db": 40.0,
+            "lpips": False,
+            "metrics": [],
+            "names": False,
+        },
         "attack": [{"use": "linear"}],
     }
 

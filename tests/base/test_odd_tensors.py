@@ -13,8 +13,8 @@ from torch import Tensor
 
 from seepage import SeepageError, exposure, open_transcript, record
 from seepage.audit.attempt import Attempt, open_attempt, save_attempt
-from seepage.audit.observe import Files, observe_files
-from seepage.base.registry import Spec
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.base.storage import read_tensors
 from seepage.federation.models.weights import load_weights, read_state
 from seepage.federation.transcript.truth import misfit, open_truth, save_truth
@@ -142,8 +142,9 @@ def test_a_batch_size_that_cannot_be_is_refused(tmp_path: Path, size: int) -> No
     model, batch = small_model(), small_batch()
     save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, tmp_path / "before.safetensors")
     save_file(dict(record(model, batch)[0].update.tensors), tmp_path / "gradient.safetensors")
-    files = Files(before=tmp_path / "before.safetensors", gradient=tmp_path / "gradient.safetensors")
+    capture = Capture(
+        before=tmp_path / "before.safetensors", gradient=tmp_path / "gradient.safetensors",
+        architecture=ARCHITECTURE, input_shape=SHAPE, batch_size=size,
+    )  # fmt: skip
     with pytest.raises(SeepageError, match="batch size"):
-        observe_files(
-            files, tmp_path / "o", architecture=ARCHITECTURE, client=Spec("fedsgd"), input_shape=SHAPE, batch_size=size
-        )
+        observe_files(capture, tmp_path / "o")

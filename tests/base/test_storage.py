@@ -192,9 +192,8 @@ def test_tensors_are_written_byte_by_byte_as_the_library_writes_them(tmp_path: P
         "scalar": torch.tensor(2.5),
         "empty": torch.zeros(0, 5),
     }
-    for metadata in (None, {"who": "me"}):
-        write_tensors(tmp_path / "x.safetensors", tensors, metadata)
-        assert (tmp_path / "x.safetensors").read_bytes() == save(tensors, metadata)
+    write_tensors(tmp_path / "x.safetensors", tensors)
+    assert (tmp_path / "x.safetensors").read_bytes() == save(tensors)
     with pytest.raises(SeepageError, match=r"torch\.complex64"):
         write_tensors(tmp_path / "y.safetensors", {"c": torch.zeros(2, dtype=torch.complex64)})
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]

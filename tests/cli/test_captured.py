@@ -540,6 +540,7 @@ def test_weight_decay_that_was_inferred_and_then_told_away_is_no_pass(cli: Cli, 
     assert re.match(r"known or set otherwise:\n  weight decay of .* -> 0 of each weight\n", found.out)
     gate = cli(*line, "--weight-decay=0", "--out=none", "--baseline=right", code=2)
     assert "may be why" in gate.err
+    assert "another folder" in cli(*line, "--weight-decay=0.0005", "--out=none", code=2).err
 
 
 def test_the_help_names_no_gate_that_nothing_here_can_judge(cli: Cli, home: Path, captured: Tensor) -> None:

@@ -23,10 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.audit.captured import Capture
+from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
-from seepage.audit.observe import Files
-from seepage.base.registry import Spec
 from seepage.errors import SeepageError
 from seepage.federation.types import Architecture
 
@@ -281,13 +279,10 @@ def ran(d: Drawn, home: Path) -> tuple[Truth, Check]:
     torch.save(truth.before, home / "before.pt")
     torch.save(truth.after, home / "after.pt")
     capture = Capture(
-        files=Files(
-            before=home / "before.pt",
-            after=home / "after.pt",
-            lr=d.rate if "rate" in d.told and d.optimizer in PLAIN else None,
-        ),
+        before=home / "before.pt",
+        after=home / "after.pt",
+        lr=d.rate if "rate" in d.told and d.optimizer in PLAIN else None,
         architecture=Architecture(HERE, {"seed": d.seed}),
-        client=Spec("fedsgd"),
         input_shape=d.shape,
         steps=d.steps if "steps" in d.told and d.optimizer in PLAIN else None,
         batch_size=d.size * d.steps if "size" in d.told else None,

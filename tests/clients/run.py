@@ -9,8 +9,8 @@ from tests.clients.made import Client
 from torch import Tensor
 
 from seepage.attacks.exposure import Exposure, exposure
-from seepage.audit.captured import Capture, attack_captured
-from seepage.audit.observe import Files
+from seepage.audit.capture import Capture
+from seepage.audit.captured import attack_captured
 from seepage.audit.recorded import AttackRequest
 from seepage.audit.row import Result
 from seepage.base.registry import Spec
@@ -50,7 +50,9 @@ def capture_of(client: Client, home: Path) -> Capture:
     known = {"client": Spec("fedsgd"), **client.known}
     lr = known.pop("lr", None)
     return Capture(
-        files=Files(before=home / "before.pt", after=home / "after.pt", lr=lr),
+        before=home / "before.pt",
+        after=home / "after.pt",
+        lr=lr,
         architecture=Architecture(f"upstream_networks:{client.network}"),
         input_shape=client.shape,
         num_classes=client.classes,

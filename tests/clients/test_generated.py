@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 from tests.clients.generated import checked
 from torch import Tensor, nn
 
-from seepage.audit.captured import Capture
+from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
-from seepage.audit.observe import Files
 from seepage.base.registry import Spec
 from seepage.errors import SeepageError
 from seepage.federation.models.weights import read_state
@@ -143,7 +142,7 @@ def looked(home: Path, network: str, files: Mapping[str, Any], **known: Any) -> 
             torch.save(content, paths[name])
     own = {"client": Spec("fedsgd", {"loss": known.pop("loss")})} if "loss" in known else {}
     lr = None if "gradient" in files else RATE
-    capture = Capture(files=Files(lr=lr, **paths), architecture=Architecture(f"{HERE}:{network}"), **own, **known)
+    capture = Capture(**paths, lr=lr, architecture=Architecture(f"{HERE}:{network}"), **own, **known)
     return check_capture(capture, Look()).cases[0]
 
 

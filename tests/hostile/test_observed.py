@@ -30,7 +30,8 @@ from watcher import Sandbox, answered, ran
 
 from seepage import SeepageError, exposure, open_transcript, record
 from seepage.attacks import ATTACKS
-from seepage.audit.observe import Files, observe_files
+from seepage.audit.capture import Capture
+from seepage.audit.observe import observe_files
 from seepage.audit.recorded import read_through
 from seepage.base.registry import Spec
 from seepage.base.storage import read_tensors
@@ -222,8 +223,7 @@ def test_captured(sandbox: Sandbox) -> None:
     def read(by_gradient: bool = False, how: dict[str, Any] = {"input_shape": SHAPE}) -> None:  # noqa: B006
         sent = {"gradient": paths["gradient"]} if by_gradient else {"after": paths["after"], "lr": 0.1}
         out = sandbox.place / "observed"
-        files = Files(before=paths["before"], **{"lr": None, "after": None, "gradient": None, **sent})
-        observe_files(files, out, architecture=ARCHITECTURE, client=Spec("fedsgd"), **how)
+        observe_files(Capture(before=paths["before"], **sent, architecture=ARCHITECTURE, **how), out)
         exposure(open_transcript(out)).table()
 
     sandbox.fuzz(captures(good), lambda *given: answered(lambda: read(*given)), writes=True)

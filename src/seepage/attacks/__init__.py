@@ -13,7 +13,7 @@ from seepage.attacks.guided import GuidedMatching, fedleak_guided, gradient_matc
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.linear_equations import LinearEquations
 from seepage.attacks.patches import PatchEmbedding, PatchUnmixing
-from seepage.attacks.rgap.rgap import LayerRank, RGap, rank_report
+from seepage.attacks.rgap.rgap import RGap
 from seepage.attacks.search import (
     GradientMatching,
     bayes,
@@ -40,7 +40,6 @@ __all__ = [
     "GradientMatching",
     "GuidedMatching",
     "Inapplicable",
-    "LayerRank",
     "LinearEquations",
     "LinearLeak",
     "LocalSteps",
@@ -64,7 +63,6 @@ __all__ = [
     "gradient_matching",
     "idlg",
     "inverting_gradients",
-    "rank_report",
     "rogs",
     "sapag",
 ]

@@ -1,140 +1,20 @@
 """Attack captured files (checkpoints or a gradient): first converted to an `observed/` folder in the run folder."""
 
-import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from seepage.attacks.exposure.analysis import UNKNOWN_RATE
 from seepage.attacks.exposure.inference import infer_sizes
+from seepage.audit.capture import Capture
 from seepage.audit.captured_network import TAKEN_FOR
 from seepage.audit.folder import Run, claim, take, undone_on_mistake
-from seepage.audit.observe import SIZE_UNKNOWN, Files, observe_files
+from seepage.audit.observe import SIZE_UNKNOWN, observe_files
 from seepage.audit.recipe.resolve import run_name
-from seepage.audit.recipe.trust import own_code
 from seepage.audit.recorded import AttackRequest, attack_only, request_contents
 from seepage.base.lock import locked
-from seepage.base.manifest import JudgedFile
-from seepage.base.registry import Spec
-from seepage.base.storage import SCHEMA
-from seepage.errors import SeepageError
-from seepage.federation.models.trial import own_faults
-from seepage.federation.models.weights import check_head
 from seepage.federation.transcript.foreign import read_facts
-from seepage.federation.types import Architecture, Target
-
-
-@dataclass(frozen=True, kw_only=True)
-class Capture:
-    """Captured files, and what is known about the client that produced them.
-
-    Attributes:
-        files: Two checkpoints, or weights and a gradient.
-        architecture: How to build the model.
-        client: The client's rule.
-        input_shape: Shape of one example, if known.
-        num_classes: Classes of the model, if known.
-        steps: Local steps of plain SGD, if known.
-        batch_size: Examples behind the update, if known.
-        target: What examples are trained towards, where it is stated.
-    """
-
-    files: Files
-    architecture: Architecture
-    client: Spec = Spec("fedsgd")  # noqa: RUF009
-    input_shape: tuple[int, ...] | None = None
-    num_classes: int | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    target: Target | None = None
-
-    def observe(self, folder: Path, *, needs_rate: bool = True) -> list[str]:
-        """Write the `observed/` folder and return notes for the reader. Raises the errors of `observe_files`."""
-        with own_faults(self.architecture.use):
-            return observe_files(
-                self.files,
-                folder,
-                architecture=self.architecture,
-                client=self.client,
-                input_shape=self.input_shape,
-                num_classes=self.num_classes,
-                steps=self.steps,
-                batch_size=self.batch_size,
-                target=self.target,
-                needs_rate=needs_rate,
-            )
-
-    @property
-    def known(self) -> frozenset[str]:
-        """Names of the facts that are stated here, as `seepage check` calls them, but for the model."""
-        files, rule = self.files, self.client.options
-        whole = self.client.use != "fedsgd"  # a rule with a rate, steps and an optimizer of its own
-        stated = {
-            "input shape": self.input_shape is not None,
-            "classes": self.num_classes is not None,
-            "normalization": "normalize" in self.architecture.options,
-            "loss": "loss" in rule,
-            "optimizer": whole,
-            "learning rate": files.lr is not None or whole,
-            "local steps": self.steps is not None or whole,
-            "batch size": self.batch_size is not None,
-            "weight decay": files.weight_decay is not None or "weight_decay" in rule,
-            "clipping": bool({"clip_norm", "clip_value"} & set(rule)),
-            "batch norm": "mode" in rule,
-            "dropout": "mode" in rule,
-        }
-        return frozenset(name for name, is_stated in stated.items() if is_stated)
-
-    def names_code_of(self, observed: Path) -> bool:
-        """Whether all code that its `observed/` folder names was named here, where the client's rule has such code."""
-        typed = {*own_code({"client": self.client.table()}), self.architecture.use}
-        facts = read_facts(observed)
-        found = set(own_code({"client": facts.client, "defense": facts.defense, "model": facts.architecture}))
-        return len(typed) > 1 and found <= typed
-
-    @property
-    def judged(self) -> list[JudgedFile]:
-        """The files by their roles, with their digests, for whoever signs what came of them."""
-        files = self.files
-        roles = (
-            (files.before, "weights that were sent out", "BEFORE"),
-            (files.after, "returned weights", "AFTER"),
-            (files.gradient, "sent gradient", "GRADIENT"),
-            (files.difference, "sent difference of weights", "DIFFERENCE"),
-        )
-        return [
-            JudgedFile(case="case", what=what, name=name, sha256=_digest(path))
-            for path, what, name in roles
-            if path is not None
-        ]
-
-    @property
-    def text(self) -> str:
-        """The identity of this capture as JSON: digests of its files and what is known about them."""
-        captured = (self.files.before, self.files.after, self.files.gradient, self.files.difference)
-        known = {
-            "files": [None if path is None else _digest(path) for path in captured],
-            "lr": self.files.lr,
-            "model": {"use": self.architecture.use, "options": dict(self.architecture.options)},
-            "client": asdict(self.client),
-            "input_shape": self.input_shape,
-            "num_classes": self.num_classes,
-            "steps": self.steps,
-            "batch_size": self.batch_size,
-            **({} if self.target is None else {"target": self.target}),
-        }
-        return json.dumps({"schema": SCHEMA, **known}, indent=2, default=str) + "\n"
-
-
-def _digest(path: Path) -> str:
-    """SHA-256 of a captured file in hexadecimal, after a check of its head: an untrusted file may be terabytes long."""
-    try:
-        if path.exists():
-            check_head(path)
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError as error:
-        raise SeepageError(f"{path} does not exist; check the path") from error
+from seepage.federation.types import Architecture
 
 
 def attack_folder(
@@ -203,7 +83,7 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
                 take(folder, "captured.json", text)
                 # Without a rate the default attacks that need none are run, and so are those that were named.
                 most = 1 if request.default else len(request.attacks)
-                for remark in capture.observe(observed, needs_rate=len(free) < most):
+                for remark in observe_files(capture, observed, needs_rate=len(free) < most):
                     if request.tell is not None and remark.startswith(PRINTED_FIRST):
                         request.tell(remark)
         if UNKNOWN_RATE in read_facts(observed).said:

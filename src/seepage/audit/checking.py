@@ -13,8 +13,9 @@ from typing import Any
 from seepage.attacks.exposure import Exposure, UpdateAnalysis
 from seepage.attacks.exposure.inference import infer_sizes
 from seepage.audit.attack import Source, own_source
-from seepage.audit.captured import Capture
+from seepage.audit.capture import Capture
 from seepage.audit.facts import Fact, facts_of, keys_fact
+from seepage.audit.observe import observe_files
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.record import named_case
@@ -99,10 +100,10 @@ def check_capture(capture: Capture, look: Look, *, named: bool = True) -> Checks
         SeepageError: For files that contradict the model or the stated facts.
     """
     with scratch() as place, own_faults(capture.architecture.use):
-        capture.observe(place / "observed", needs_rate=False)
+        observe_files(capture, place / "observed", needs_rate=False)
         known = capture.known | ({"model"} if named else set())
         source = Source("case", place / "observed", None, trust=True)
-        keys = keys_fact(capture.files.before, source.open("cpu").knowledge.model)
+        keys = keys_fact(capture.before, source.open("cpu").knowledge.model)
         return _looked_at([source], _recipes([source]), look, known=known, keys=keys)
 
 

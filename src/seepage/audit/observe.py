@@ -33,10 +33,11 @@ from seepage.attacks.exposure.running_statistics import (
     statistics_words,
 )
 from seepage.attacks.network.outputs import outputs_of
+from seepage.audit.capture import Capture, some
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.recipe.parts import problems_of
 from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
-from seepage.base.registry import Spec, models
+from seepage.base.registry import models
 from seepage.base.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.federation.clients import FedAvg, FedSGD, OwnStep, gradient_rule, make_client
@@ -46,101 +47,15 @@ from seepage.federation.clients.one_step import KEPT
 from seepage.federation.measured import Step
 from seepage.federation.models.naming import UNNAMED, in_own_names
 from seepage.federation.models.normalize import classes_second
-from seepage.federation.models.trial import sigmoid_words
+from seepage.federation.models.trial import own_faults, sigmoid_words
 from seepage.federation.models.weights import load_weights, read_state
-from seepage.federation.sent_tensors import check_finite, check_fits
+from seepage.federation.sent_tensors import check_finite
 from seepage.federation.transcript.foreign import check_batch_size
 from seepage.federation.transcript.recorded import save_transcript
-from seepage.federation.types import Architecture, ClientUpdate, Target, Tensors, Transcript, Update
-
-
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """The captured files.
-
-    Attributes:
-        before: Weights that the server sent to the client.
-        after: Weights that the client returned; exactly one of `after`, `gradient` and `difference` is given.
-        gradient: The gradient that the client returned.
-        difference: What the client returned where that is AFTER minus BEFORE.
-        lr: Learning rate of the SGD from `before` to `after`, if known.
-        weight_decay: Of that SGD, if known.
-    """
-
-    before: Path
-    after: Path | None = None
-    gradient: Path | None = None
-    difference: Path | None = None
-    lr: float | None = None
-    weight_decay: float | None = None
-
-    def __post_init__(self) -> None:
-        if sum(path is not None for path in (self.after, self.gradient, self.difference)) != 1:
-            raise SeepageError(
-                "give the returned weights (AFTER), --gradient FILE or --difference FILE, and one of them"
-            )
-        if self.lr is not None and not 0 < self.lr < math.inf:
-            raise SeepageError(f"--lr must be above 0 and finite, got {self.lr}; give the client's learning rate")
-        if self.weight_decay is not None and not 0 <= self.weight_decay * (self.lr or 1.0) < 1:
-            raise SeepageError(
-                f"--weight-decay must be from 0 to below 1 / --lr, got {self.weight_decay}; give the client's own"
-            )
-
-    @property
-    def answer(self) -> Path:
-        """The client's reply."""
-        path = self.after or self.gradient or self.difference
-        assert path is not None
-        return path
-
-    def update(self, before: Tensors, state: Tensors) -> Update:
-        """The client's update, of those parameters of `before` that are in the state it returned.
-
-        Raises:
-            SeepageError: Where none of them is, and for a name or shape that is not in `before`.
-        """
-        strange = [name for name in state if name not in before]
-        if strange or not state:
-            words = f"has {_some(strange)}, which {self.before} has not" if strange else "holds no parameter of it"
-            raise SeepageError(f"{self.answer} {words}; give files of the same model")
-        own = {name: state[name].to(like) for name, like in before.items() if name in state}
-        if self.after is not None:
-            return Update.from_states(before, own)
-        check_fits(own, before, str(self.answer), str(self.before), partial=True)
-        return Update(own) if self.gradient is not None else Update(own, "delta")
-
-    def mended(self, state: Tensors, sent: Tensors) -> "tuple[Self, Tensors, int | None, dict[str, str]]":
-        """The files as what they are: a difference in the place of AFTER, gradients of single examples as their mean.
-
-        Args:
-            state: The weights that were sent out, in the model's names.
-            sent: What came back, in the model's names.
-
-        Returns:
-            The files, what came back, the number of examples where it holds the gradient of each, and what is said.
-        """
-        there = [name for name in sent if name in state and state[name].is_floating_point()]
-        if self.after is not None and _is_difference({n: state[n] for n in there}, {n: sent[n] for n in there}):
-            words = f"{self.after.name} is a difference of weights, and no weights: its entries are far smaller"
-            return replace(self, after=None, difference=self.after), sent, None, {SENT_AS: words}
-        if self.gradient is not None and there:
-            shapes = [(tuple(sent[name].shape), tuple(state[name].shape)) for name in there]
-            count = shapes[0][0][:1]
-            if count and all(given == (*count, *own) for given, own in shapes):
-                words = (
-                    f"the gradient of each of {count[0]} examples alone, which gives away more than their mean; "
-                    "read as that mean: one example's gradient is an update of one example"
-                )
-                return self, {name: tensor.mean(0) for name, tensor in sent.items()}, count[0], {SENT_AS: words}
-        return self, sent, None, {}
-
+from seepage.federation.types import Architecture, ClientUpdate, Tensors, Transcript, Update
 
 ARRAYS = "arrays"
 """Name of the fact that arrays have no names."""
-SENT_AS = "what was sent"
-"""Name of the fact in which form the client's reply came, where that is not the one it was given as."""
-SMALL = 0.1
-"""Largest ratio of the norms of a training's difference and of the weights: what is larger in no tensor is one."""
 
 
 def _half(before: Tensors, after: Tensors) -> str | None:
@@ -153,25 +68,7 @@ def _half(before: Tensors, after: Tensors) -> str | None:
     return None
 
 
-def _is_difference(before: Tensors, after: Tensors) -> bool:
-    """Whether what was given as the returned weights is what they changed by: no training shrinks all of them so."""
-    pairs = [(after[name].double().norm(), before[name].double().norm()) for name in before if before[name].ndim > 1]
-    return bool(pairs) and all(float(small) < SMALL * float(large) for small, large in pairs)
-
-
-def observe_files(
-    files: Files,
-    folder: Path,
-    *,
-    architecture: Architecture,
-    client: Spec,
-    input_shape: tuple[int, ...] | None = None,
-    num_classes: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
-    target: Target | None = None,
-    needs_rate: bool = True,
-) -> list[str]:
+def observe_files(capture: Capture, folder: Path, *, needs_rate: bool = True) -> list[str]:
     """Write an `observed/` folder from captured files and return notes about them for the reader.
 
     Facts that are not given are inferred from the update where it determines them: local steps or the learning rate
@@ -179,38 +76,38 @@ def observe_files(
     from the rank of the layers' gradients. `knowledge.json` lists them under `inferred`.
 
     Args:
-        files: The files.
+        capture: The files and what is known.
         folder: Where to write; must not contain a recording already.
-        architecture: How to build the model.
-        client: The client's rule: `fedsgd`, or `fedavg` with its `lr`, `epochs` or `steps`.
-        input_shape: Shape of one example, if known.
-        num_classes: Classes of the model, if known.
-        steps: Steps of SGD at `files.lr` from `before` to `after`, if known, where `client` is `fedsgd`.
-        batch_size: Examples behind the update, if known.
-        target: What examples are trained towards, as in `seepage.observe`.
         needs_rate: Whether a learning rate that nothing tells is an error; else the update is read up to a factor.
 
     Raises:
         SeepageError: For files that cannot be read or do not fit the model, and a client rule that contradicts them.
     """
+    with own_faults(capture.architecture.use):
+        return _observe(capture, folder, needs_rate=needs_rate)
+
+
+def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
+    client, architecture, input_shape = capture.client, capture.architecture, capture.input_shape
     if (folder / "knowledge.json").exists():
         raise SeepageError(f"{folder} already holds a recorded update; choose another folder with --out")
     for problem in problems_of(client, "client"):
         raise SeepageError(f"{problem}; correct --set client.OPTION=VALUE")
-    if min(1 if num_classes is None else num_classes, *(input_shape or (1,)), 1) < 1:
-        raise SeepageError(f"--shape and --classes must be from 1 up, got {input_shape} and {num_classes}")
-    _check_rule(client, files, steps)
+    classes = capture.num_classes
+    if min(1 if classes is None else classes, *(input_shape or (1,)), 1) < 1:
+        raise SeepageError(f"--shape and --classes must be from 1 up, got {input_shape} and {classes}")
+    _check_rule(capture)
     if isinstance(make_client(client).per_client, OwnStep):
         raise SeepageError(
             f"the training step {short(client.use)} is run to record, and these files hold what a client sent already; "
             "leave --client out, or say how it was made: --client fedavg:lr=0.1,steps=1"
         )
-    state, sent = read_state(files.before), read_state(files.answer)
+    state, sent = read_state(capture.before), read_state(capture.answer)
     one_logit = make_client(client).one_logit
     try:
-        network = find_network(architecture, state, input_shape, 1 if one_logit else num_classes)
+        network = find_network(architecture, state, input_shape, 1 if one_logit else classes)
     except SeepageError as error:
-        bare = needs_rate and files.gradient is None and files.lr is None and client.use == "fedsgd"
+        bare = needs_rate and capture.gradient is None and capture.lr is None and client.use == "fedsgd"
         if not (bare and str(error).startswith(UNTOLD)):
             raise
         raise SeepageError(f"{error}, and the learning rate with --lr, if you know it") from error
@@ -219,58 +116,58 @@ def observe_files(
         wide = output_shape(model, dict(model.named_parameters()), None, input_shape)
         if not wide or wide[0] == 1:
             client, one_logit = replace(client, options={**client.options, "loss": "binary"}), True
+            capture = replace(capture, client=client)
             network = find_network(architecture, state, input_shape, 1)
             model, outputs = network.model, network.outputs
             said = {name: words for name, words in said.items() if name != "classes"}
             said["loss"] = "bce, of the network's one logit"
-    check_batch_size(batch_size, list(input_shape), "--batch-size")
+    check_batch_size(capture.batch_size, list(input_shape), "--batch-size")
     ordered = any(map(UNNAMED.fullmatch, (*state, *sent)))
-    sent = in_own_names(sent, model, str(files.answer))
-    files, sent, alone, form = files.mended(in_own_names(state, model, str(files.before)), sent)
-    batch_size = batch_size if alone is None else alone
+    sent = in_own_names(sent, model, str(capture.answer))
+    capture, sent, form = capture.mended(in_own_names(state, model, str(capture.before)), sent)
     said |= form | ({ARRAYS: "of files without names are taken in the order of the network's"} if ordered else {})
-    personal = _personal(architecture, model, in_own_names(state, model, str(files.before)), sent, files)
+    personal = _personal(capture, model, in_own_names(state, model, str(capture.before)), sent)
     spared = {*personal, *_brought(model, architecture)}
-    as_built = _as_built(architecture, model, in_own_names(state, model, str(files.before)))
+    as_built = _as_built(architecture, model, in_own_names(state, model, str(capture.before)))
     said |= {} if as_built is None else {"weights": as_built}
     try:
-        note = load_weights(model, state, outputs, str(files.before), optional=spared)
+        note = load_weights(model, state, outputs, str(capture.before), optional=spared)
     except SeepageError as error:
         raise SeepageError(f"{error}{network.unfit}") from error
     if note is not None:
         raise SeepageError(
-            f"{files.before} was made for another number of classes than {outputs}; give that with --classes"
+            f"{capture.before} was made for another number of classes than {outputs}; give that with --classes"
         )
     if network.classes_last and make_client(client).loss in LOSSES:
         classes_second(model)
         architecture = architecture.with_options(classes_last=True)
-    _check_classes(num_classes, model, input_shape, one_logit=one_logit)
-    _ask_for_target(client, target, num_classes, model, input_shape, sent)
+    _check_classes(classes, model, input_shape, one_logit=one_logit)
+    _ask_for_target(capture, model, input_shape, sent)
     squashed = sigmoid_words(model, input_shape) if one_logit else None
     said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
     before = {name: p.detach() for name, p in own.items() if name not in personal}
-    form = None if files.after is None else _half(before, sent)
-    said |= {} if form is None else {HALF: f"the returned weights are {form} numbers, and those sent out are not"}
-    update = files.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
+    half = None if capture.after is None else _half(before, sent)
+    said |= {} if half is None else {HALF: f"the returned weights are {half} numbers, and those sent out are not"}
+    update = capture.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
     check_finite(update.tensors, 0)
     beside = _moved_beside(model, update.tensors, input_shape)
     said |= {} if beside is None else {OTHER_OUTPUTS: beside}
-    bent = _Bent.of(files, client, steps, batch_size, update, before, model, outputs, target)
+    bent = _Bent.of(capture, update, before, model, outputs)
     first = bent is not None and update.kind == "delta"
-    update, decay = _without_decay(files, client, steps, model, update, before, outputs, first=first)
+    update, decay = _without_decay(capture, model, update, before, outputs, first=first)
     if bent is None or not first:
-        rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs), needs_rate=needs_rate)
+        rule, lr, found = _rule(capture, model, update, (input_shape, outputs), needs_rate=needs_rate)
     elif bent.step is None:
-        rule, lr, found = _rule_of_signs(client, steps, bent.adaptive, files.lr)
+        rule, lr, found = _rule_of_signs(capture, bent.adaptive)
     else:
         update, found = bent.read(update, before)
         rule, lr = gradient_rule(make_client(client)), None
     said |= found
     if bent is None and update.kind == "delta" and client.use == "fedsgd":
-        sums = vanishing_sums(model, outputs, rule, target or "class")
+        sums = vanishing_sums(model, outputs, rule, capture.target or "class")
         said[OPTIMIZER] = TOLD[along_gradient(update.tensors, before, sums=sums)]
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
         certain = not rule.batch_coupled(model)
@@ -279,13 +176,13 @@ def observe_files(
     said |= {} if decay is None else {"weight decay": decay.words(None if UNKNOWN_RATE in said else lr)}
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
-        target=target,
+        target=capture.target,
     )  # fmt: skip
-    transcript, more, unknown = _with_size(whole, batch_size, said)
+    transcript, more, unknown = _with_size(whole, capture.batch_size, said)
     said |= more
-    _check_sign(files, transcript, said)
+    _check_sign(capture, transcript, said)
     returned = sent
-    if files.difference is not None:
+    if capture.difference is not None:
         returned = {name: tensor + buffers[name] for name, tensor in sent.items() if name in buffers}
     statistics = batch_statistics(model, buffers, returned)
     said |= _of_batch_norms(statistics, rule, said)
@@ -309,20 +206,13 @@ def _check_classes(classes: int | None, model: nn.Module, input_shape: tuple[int
         )
 
 
-def _ask_for_target(
-    client: Spec,
-    target: Target | None,
-    classes: int | None,
-    model: nn.Module,
-    input_shape: tuple[int, ...],
-    sent: Tensors,
-) -> None:
+def _ask_for_target(capture: Capture, model: nn.Module, input_shape: tuple[int, ...], sent: Tensors) -> None:
     """Raise `SeepageError` where a model returns as many numbers as it takes, and nobody says that they are classes.
 
     Nothing is asked where the last bias says so: of a softmax its gradient adds up to zero.
     """
-    rule = make_client(client)
-    if rule.loss != "cross_entropy" or target is not None or classes is not None or vocabulary_of(model) is not None:
+    stated = (capture.target, capture.num_classes, vocabulary_of(model))
+    if make_client(capture.client).loss != "cross_entropy" or any(one is not None for one in stated):
         return
     outputs = output_shape(model, dict(model.named_parameters()), None, input_shape)
     if math.prod(outputs) != math.prod(input_shape) or math.prod(outputs) < FEWEST_VALUES:
@@ -341,20 +231,20 @@ def _ask_for_target(
     )
 
 
-def _personal(architecture: Architecture, model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:
+def _personal(capture: Capture, model: nn.Module, before: Tensors, after: Tensors) -> list[str]:
     """Trained parameters that neither file has: the client's own, which never leave it."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     lone = [name for name in trained if name not in before and name in after]
-    if lone and files.gradient is None:
+    if lone and capture.gradient is None:
         raise SeepageError(
-            f"{files.before} lacks {_some(lone)}, which {files.after} has, so there is no difference of them; give the "
-            "weights that were sent out, or leave them out of both"
+            f"{capture.before} lacks {some(lone)}, which {capture.after} has, so there is no difference of them; give "
+            "the weights that were sent out, or leave them out of both"
         )
     personal = [name for name in trained if name not in before]
     if len(personal) == len(trained):
         raise SeepageError(
-            f"{files.before} holds none of the parameters that {architecture.use!r} trains: it lacks "
-            f"{_some(trained)} and has {_some(list(before))}; name the network that the files are of with --model, "
+            f"{capture.before} holds none of the parameters that {capture.architecture.use!r} trains: it lacks "
+            f"{some(trained)} and has {some(list(before))}; name the network that the files are of with --model, "
             "such as --model mymodule:factory, or save them under its names"
         )
     return personal
@@ -398,7 +288,7 @@ def _moved_beside(model: nn.Module, moved: Tensors, input_shape: tuple[int, ...]
     if not unused:
         return None
     return (
-        f"{_some(unused)} moved, and the outputs of the network as it was given do not depend on them: the client "
+        f"{some(unused)} moved, and the outputs of the network as it was given do not depend on them: the client "
         "trains on other outputs; name the network that returns them with --model, and the loss with --loss"
     )
 
@@ -421,14 +311,14 @@ def _of_batch_norms(found: list[BatchStatistics], rule: ClientUpdate, inferred: 
     return said
 
 
-def _check_sign(files: Files, transcript: Transcript, said: Mapping[str, str]) -> None:
+def _check_sign(capture: Capture, transcript: Transcript, said: Mapping[str, str]) -> None:
     """Raise where a gradient has more classes than examples, and no more the other way round: it is a difference.
 
     Of softmax minus label an entry of the last bias is below zero only for a class that is there.
     """
     found = UpdateAnalysis(transcript, inferred=said)
     size, labels, head = found.observed.batch_size, found.labels, found.head
-    if files.gradient is None or size is None or "batch size" in said or labels is None or head is None:
+    if capture.gradient is None or size is None or "batch size" in said or labels is None or head is None:
         return
     if head.places > 1 or not labels.sound or len(labels.present) <= size:
         return
@@ -436,14 +326,10 @@ def _check_sign(files: Files, transcript: Transcript, said: Mapping[str, str]) -
     other = label_leak(turned.tensors, transcript.knowledge, None)
     if other is not None and len(other.present) <= size:
         raise SeepageError(
-            f"{files.gradient} is no gradient of {size} example{'s' * (size > 1)}: its last bias names "
+            f"{capture.gradient} is no gradient of {size} example{'s' * (size > 1)}: its last bias names "
             f"{len(labels.present)} classes, and {len(other.present)} with the other sign, which a difference of "
             "weights has; give it with --difference FILE and --lr, or the right --batch-size"
         )
-
-
-def _some(names: list[str]) -> str:
-    return f"{', '.join(map(short, names[:3]))}{' and more' if len(names) > 3 else ''}"
 
 
 def _with_size(
@@ -465,47 +351,40 @@ def _with_size(
     return transcript, said | ({"labels": labels} if labels else {}), unknown
 
 
-def _check_rule(client: Spec, files: Files, steps: int | None) -> None:
-    again = {"lr": files.lr, "steps": steps}
+def _check_rule(capture: Capture) -> None:
+    client, lr, steps = capture.client, capture.lr, capture.steps
+    again = {"lr": lr, "steps": steps}
     if client.use != "fedsgd" and any(stated not in (None, client.options.get(name)) for name, stated in again.items()):
         raise SeepageError(
             "--lr and --steps are for plain SGD; give the rate and steps of --client fedavg with --set client.lr=… and "
             "client.steps=…"
         )
-    if files.gradient is not None and (files.lr is not None or steps is not None or client.use != "fedsgd"):
+    if capture.gradient is not None and (lr is not None or steps is not None or client.use != "fedsgd"):
         raise SeepageError("a gradient needs neither --lr nor --steps nor another rule than fedsgd; leave them out")
     if steps is not None and not 1 <= steps <= MOST_STEPS:
         raise SeepageError(f"--steps must be from 1 to {MOST_STEPS}, got {steps}; give the client's local steps")
 
 
 def _without_decay(
-    files: Files,
-    client: Spec,
-    steps: int | None,
-    model: nn.Module,
-    update: Update,
-    before: Tensors,
-    outputs: int,
-    *,
-    first: bool,
+    capture: Capture, model: nn.Module, update: Update, before: Tensors, outputs: int, *, first: bool
 ) -> tuple[Update, WeightDecay | None]:
     """The update without weight decay, which is no gradient of any example, and that decay where it was inferred.
 
     A `first` step of an optimizer that leaves one size is no SGD.
     """
-    stated = files.weight_decay
+    stated, lr = capture.weight_decay, capture.lr
     if stated == 0:
         return update, None
     if stated is not None:
-        if files.lr is None or update.kind != "delta":
+        if lr is None or update.kind != "delta":
             raise SeepageError(
                 "--weight-decay is that of plain SGD between two checkpoints, whose rate it is multiplied with; give "
                 "--lr with it, leave it out of a gradient and of another client's rule, where cross-entropy tells it, "
                 "or give --weight-decay 0 to leave the update as it is"
             )
-        share = 1 - (1 - files.lr * stated) ** (steps or 1)
+        share = 1 - (1 - lr * stated) ** (capture.steps or 1)
         return update.without_decay(before, dict.fromkeys(before, share)), None
-    rule = make_client(client)
+    rule = make_client(capture.client)
     if first or update.kind != "delta" or not rule.linear_in_gradient:
         return update, None
     if rule.loss == "cross_entropy":
@@ -516,22 +395,16 @@ def _without_decay(
 
 
 def _rule(
-    files: Files,
-    client: Spec,
-    steps: int | None,
-    model: nn.Module,
-    update: Update,
-    sizes: tuple[tuple[int, ...], int],
-    *,
-    needs_rate: bool,
+    capture: Capture, model: nn.Module, update: Update, sizes: tuple[tuple[int, ...], int], *, needs_rate: bool
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
     """The client's rule, the learning rate that turns a weight difference into one gradient, and what was inferred."""
-    if update.kind == "gradient" or client.use != "fedsgd":
-        return make_client(client), None, {}
+    client = capture.client
     rule = make_client(client)
+    if update.kind == "gradient" or client.use != "fedsgd":
+        return rule, None, {}
     # Steps and rate are read off the softmax's share in the last bias, which other losses do not have.
     tells = update.tensors if rule.softmax_gradient else {}
-    found = infer_steps(model, tells, *sizes, lr=files.lr, steps=steps, coupled=rule.batch_coupled(model))
+    found = infer_steps(model, tells, *sizes, lr=capture.lr, steps=capture.steps, coupled=rule.batch_coupled(model))
     if found is None and not needs_rate:
         return rule, 1.0, {UNKNOWN_RATE: "not known, and the last bias does not tell it"}
     if found is None:
@@ -561,38 +434,28 @@ class _Bent:
     adaptive: Adaptive | None
 
     @classmethod
-    def of(
-        cls,
-        files: Files,
-        client: Spec,
-        steps: int | None,
-        batch_size: int | None,
-        update: Update,
-        before: Tensors,
-        model: nn.Module,
-        outputs: int,
-        target: Target | None,
-    ) -> Self | None:
+    def of(cls, capture: Capture, update: Update, before: Tensors, model: nn.Module, outputs: int) -> Self | None:
         """None where the update is linear in a gradient, as far as was stated or can be seen; others as `_rule`."""
-        rule = make_client(client)
+        rule, lr = make_client(capture.client), capture.lr
         if isinstance(rule, FedAvg) and not rule.linear_in_gradient and update.kind == "delta":
-            one = rule.first_step(batch_size)
+            one = rule.first_step(capture.batch_size)
             if one is None:
                 return None  # several steps, or signs: as stated
             return cls(one[0], dict.fromkeys(before, one[1]), None)
-        sums = vanishing_sums(model, outputs, rule, target or "class")
+        sums = vanishing_sums(model, outputs, rule, capture.target or "class")
         seen = adaptive_step(update.tensors, before, sums=sums)
         if seen is None:
             return None
         plain = isinstance(rule, FedAvg | FedSGD) and rule.linear_in_gradient
         if not plain:
             return None
-        best, several = seen.best, (steps or 1) > 1 or (isinstance(rule, FedAvg) and rule.count(batch_size or 1) > 1)
-        if best is None or several or not _fits_rate(best, seen, files.lr):
+        best, count = seen.best, rule.count(capture.batch_size or 1) if isinstance(rule, FedAvg) else 1
+        several = (capture.steps or 1) > 1 or count > 1
+        if best is None or several or not _fits_rate(best, seen, lr):
             return cls(None, {}, seen)
         shares = seen.shares
-        if files.weight_decay is not None:
-            shares = dict.fromkeys(before, files.weight_decay * (files.lr or best.step.rate))
+        if capture.weight_decay is not None:
+            shares = dict.fromkeys(before, capture.weight_decay * (lr or best.step.rate))
         return cls(best.step, shares, seen)
 
     def read(self, update: Update, before: Tensors) -> tuple[Update, dict[str, str]]:
@@ -612,9 +475,7 @@ def _fits_rate(best: Explained, seen: Adaptive, lr: float | None) -> bool:
     return abs(times - 1) < 0.12 or abs(times - 10) < 0.01
 
 
-def _rule_of_signs(
-    client: Spec, steps: int | None, adaptive: Adaptive | None, lr: float | None
-) -> tuple[ClientUpdate, float | None, dict[str, str]]:
+def _rule_of_signs(capture: Capture, adaptive: Adaptive | None) -> tuple[ClientUpdate, float | None, dict[str, str]]:
     """The client rule for an update of hardly more than signs, as Adam gives it, whatever rule was stated.
 
     With it, attacks that need a gradient refuse, instead of reading its rows as mixtures of examples.
@@ -623,11 +484,12 @@ def _rule_of_signs(
         The rule, the learning rate to divide by (always None), and the inferred facts by name.
     """
     assert adaptive is not None  # or nothing was seen
+    client, steps = capture.client, capture.steps
     rule, seen = make_client(client), adaptive.finding
     same = {name: client.options[name] for name in (*KEPT, "batch_size") if name in client.options}
     said = {"optimizer": seen.message}
     if steps is None and isinstance(rule, FedSGD):
-        said["local steps"] = _steps_of_signs(seen, lr)
+        said["local steps"] = _steps_of_signs(seen, capture.lr)
     count = rule.steps if isinstance(rule, FedAvg) else steps
     return FedAvg(lr=adaptive.size, steps=count or 1, optimizer="signsgd", **same), None, said
 

@@ -188,10 +188,6 @@ def recipe_of(source: Source, request: AttackRequest) -> Recipe:
     )
 
 
-OPTIONAL = ("sizes", "contents", "all_attacks")
-"""Arguments that stand in `attack.json` only where they say something."""
-
-
 class RecordedRequest(JsonRecord):
     """The arguments of `attack_only`, as stored in `attack.json`."""
 
@@ -207,9 +203,8 @@ class RecordedRequest(JsonRecord):
 
     @property
     def text(self) -> str:
-        """The request as JSON without default values, so that names of runs stay when an argument is added."""
-        table = {name: value for name, value in self.model_dump(mode="json").items() if name not in OPTIONAL or value}
-        return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
+        """The request as JSON."""
+        return json.dumps({"schema": SCHEMA, **self.model_dump(mode="json")}, indent=2) + "\n"
 
     def size_of(self, folder: str) -> tuple[int | None, str | None]:
         """The batch size of a folder that states none, and the source of an inferred one."""

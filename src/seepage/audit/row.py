@@ -414,20 +414,7 @@ class Result(JsonRecord):
 
     def record(self) -> dict[str, Any]:
         """The result as written to `result.json`."""
-        return {
-            "schema": self.schema_version,
-            "run": self.run,
-            "verdict": self.verdict,
-            "verdict_level": self.verdict_level,
-            "rows": [row.model_dump(mode="json") for row in self.rows],
-            "cases": [case.record() for case in self.cases],
-            "thresholds": self.thresholds.model_dump(mode="json"),
-            "membership": [row.model_dump(mode="json") for row in self.membership],
-            "summary": [part.model_dump(mode="json") for part in self.summary],
-            "bounds": [row.model_dump(mode="json") for row in self.bounds],
-            "epsilons": [row.model_dump(mode="json") for row in self.epsilons],
-            "warnings": [flag.model_dump(mode="json") for flag in self.warnings],
-        }
+        return self.model_dump(mode="json", by_alias=True) | {"cases": [case.record() for case in self.cases]}
 
 
 def json_schema() -> dict[str, Any]:

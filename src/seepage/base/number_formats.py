@@ -1,7 +1,5 @@
 """Number formats of fewer bits than float32: which one a tensor went through, and how far its rounding may reach."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -10,7 +8,7 @@ SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
 FITTING_SHARE = 0.99
 """Share of a tensor's entries that must lie on a format's grid; sums that end near zero may miss it."""
 MIN_ENTRIES = 16
-"""Entries below which a tensor's format is taken from the others."""
+"""Entries below which a tensor tells no format."""
 LARGEST_INTEGERS = (127.0, 127.5, 128.0)
 """What the largest size of a row is divided by to make the step of symmetric 8-bit integers."""
 FEWEST_LEVELS = 8
@@ -19,46 +17,29 @@ WHOLE = 1e-2
 """How far a number of steps may be from a whole one; float32 sums reach 1e-4."""
 
 
-@dataclass(frozen=True)
-class NumberFormat:
-    """A format that a tensor's entries fit.
-
-    Attributes:
-        name: `bfloat16`, `float16` or `int8`.
-        half: In the tensor's shape, float64: half the distance of neighboring numbers, and so the most that rounding to
-            the nearest one moves an entry.
-    """
-
-    name: str
-    half: Tensor
-
-
-def format_of(values: Tensor, slack: Tensor, like: NumberFormat | None = None) -> NumberFormat | None:
-    """The coarse format whose numbers a tensor's entries are, give or take a slack; None: float32 or finer.
+def format_of(values: Tensor, slack: Tensor) -> str | None:
+    """The coarse format (`bfloat16`, `float16`, `int8`) whose numbers a tensor's entries are; None: float32 or finer.
 
     Args:
         values: A tensor.
         slack: In its shape: how far its entries may be off, as those of a sum in float32 are.
-        like: The format of a larger tensor beside it, which one of few entries is taken to have, too. Integers need a
-            step of their own, and small tensors are seldom made of them.
 
     Example:
         >>> weights = torch.linspace(0.1, 0.9, 40)
-        >>> format_of(weights.bfloat16().float(), torch.zeros(40)).name, format_of(weights, torch.zeros(40))
+        >>> format_of(weights.bfloat16().float(), torch.zeros(40)), format_of(weights, torch.zeros(40))
         ('bfloat16', None)
     """
     exact = values.double()
     if int(exact.count_nonzero()) < MIN_ENTRIES:
-        known = like is not None and like.name in SIGNIFICANT_BITS
-        return NumberFormat(like.name, half_units(exact, like.name)) if like is not None and known else None
+        return None
     for name in SIGNIFICANT_BITS:
         half = half_units(exact, name)
         near = (exact - exact.to(getattr(torch, name)).double()).abs() <= slack
         # A slack as wide as the grid fits everything, so entries near zero say nothing.
         tells = (slack <= half / 4) & (exact != 0)  # zero is a number of every format
         if int(tells.sum()) >= MIN_ENTRIES and _mostly(near[tells]):
-            return NumberFormat(name, half)
-    return _integers(exact, slack)
+            return name
+    return "int8" if _are_integers(exact, slack) else None
 
 
 def half_units(values: Tensor, name: str) -> Tensor:
@@ -73,8 +54,8 @@ def half_units(values: Tensor, name: str) -> Tensor:
     return torch.exp2(torch.floor(torch.log2(size)) - SIGNIFICANT_BITS[name])
 
 
-def _integers(exact: Tensor, slack: Tensor) -> NumberFormat | None:
-    """Whole multiples of one step for each row, or for the whole tensor, with at most 8 bits."""
+def _are_integers(exact: Tensor, slack: Tensor) -> bool:
+    """Whether entries are whole multiples of one step for each row, or for the whole tensor, with at most 8 bits."""
     for rows in ([exact.flatten(1)] if exact.ndim > 1 else []) + [exact.reshape(1, -1)]:
         largest = rows.abs().amax(1, keepdim=True)
         spread = rows.amax(1, keepdim=True) - rows.amin(1, keepdim=True)
@@ -88,8 +69,8 @@ def _integers(exact: Tensor, slack: Tensor) -> NumberFormat | None:
                 continue
             # Entries of one size, as Adam's are, or of few, are whole in some steps.
             if len(places[tells].round().abs().unique()) >= FEWEST_LEVELS:
-                return NumberFormat("int8", (step / 2).expand_as(rows).reshape(exact.shape).contiguous())
-    return None
+                return True
+    return False
 
 
 def _mostly(fits: Tensor) -> bool:

@@ -395,15 +395,14 @@ class Registry(Mapping[str, Entry[T]]):
         )  # where it is public
         return [f"{what} makes a {type(made).__name__}, not a {module}.{base}; derive it from that"]
 
-    def spec_of(self, made: Any, *, dotted: bool = False) -> Spec:
+    def spec_of(self, made: Any) -> Spec:
         """The reverse of `build` for a dataclass: its name and its options.
 
-        Fields that its class lists as `secrets` are left out: no attacker knows them, and no folder holds them. So
-        is a field whose metadata say `quiet`, at its default: folders written before it existed read the same.
+        Fields that its class lists as `secrets` are left out: no attacker knows them, and no folder holds them.
+        One that no package registers is named by its dotted path, which to read is to run code.
 
         Args:
             made: The part.
-            dotted: Whether one that no package registers is named by its dotted path, which to read is to run code.
 
         Raises:
             SeepageError: For a thing that cannot be named.
@@ -412,17 +411,13 @@ class Registry(Mapping[str, Entry[T]]):
         home = f"{kind.__module__}:{kind.__qualname__}"
         # What a file in the working folder registered has its name in this process alone.
         lasting = [name for name in (*self._modules, *self._points) if self._home_of(name) == home]
-        named = dotted and is_dotted(home) and kind.__module__ != "__main__"
+        named = is_dotted(home) and kind.__module__ != "__main__"
         secret = getattr(kind, "secrets", ())
         if not is_dataclass(made) or not (lasting or named):
             raise SeepageError(
                 f"{kind.__name__} is not one of seepage's {self.kind}s ({', '.join(self)}), so it has no name here"
             )
-        options = {
-            f.name: getattr(made, f.name)
-            for f in fields(made)
-            if f.init and f.name not in secret and not ("quiet" in f.metadata and getattr(made, f.name) == f.default)
-        }
+        options = {f.name: getattr(made, f.name) for f in fields(made) if f.init and f.name not in secret}
         return Spec(lasting[0] if lasting else home, options)
 
     def describe(self) -> list[Entry[T]]:

@@ -394,7 +394,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return len(self.keys_by_name)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as safetensors, whole. Tensors that share memory are written apart.
 
     They go into the file one by one, so a mapping that makes each when it is asked for never has two in memory. It is
@@ -404,7 +404,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Args:
         path: The file.
         tensors: By name.
-        metadata: Further words for its head.
 
     Raises:
         SeepageError: Where the file cannot be written, and for a dtype that the format has no name for.
@@ -413,7 +412,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     # Larger numbers first, as the safetensors library writes them: then each starts at a multiple of its size.
     order = sorted(shapes, key=lambda name: (-shapes[name][0].itemsize, name))
     with _opened(path) as file:
-        file.write(_head({name: shapes[name] for name in order}, metadata))
+        file.write(_head({name: shapes[name] for name in order}))
         for name in order:
             file.write(_bytes_of(tensors[name]))
 
@@ -429,10 +428,9 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _head(shapes: Mapping[str, Kind], metadata: Mapping[str, str] | None) -> bytes:
+def _head(shapes: Mapping[str, Kind]) -> bytes:
     """The head of a safetensors file: the length of the JSON after it, 8 bytes little-endian, and that JSON."""
-    table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    start = 0
+    table, start = dict[str, Any](), 0
     for name, (dtype, shape) in shapes.items():
         if dtype not in DTYPES:
             raise SeepageError(f"tensor {name!r:.60} has dtype {dtype}, which safetensors has no name for; convert it")

@@ -33,7 +33,7 @@ from seepage.cli.stopping import began
 from seepage.errors import SeepageError, printable, say
 
 if TYPE_CHECKING:
-    from seepage.audit.captured import Capture
+    from seepage.audit.capture import Capture
     from seepage.federation.types import Target
 
 
@@ -121,12 +121,13 @@ def record(
 def _record_files(
     before: Path, after: Path | None, own: NetworkOptions, facts: FileOptions, out: Path, printed: PrintOptions
 ) -> None:
+    from seepage.audit.observe import observe_files
     from seepage.audit.recipe.overrides import change
 
     tables = change(named_tables(own, of_files=True), own.settings or [])
     if set(tables) - {"model", "client"}:
         raise SeepageError("of files seepage record takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
-    remarks = capture_of(before, after, own, facts, tables).observe(out)
+    remarks = observe_files(capture_of(before, after, own, facts, tables), out)
     if printed.as_json:
         print(json.dumps({"schema": 1, "observed": str(out), "remarks": remarks}))
         return
@@ -155,8 +156,8 @@ def capture_of(
     before: Path, after: Path | None, own: NetworkOptions, facts: FileOptions, tables: Mapping[str, Any]
 ) -> "Capture":
     """Captured files, with what is known of them."""
-    from seepage.audit.captured import Capture
-    from seepage.audit.observe import Files, parse_shape
+    from seepage.audit.capture import Capture
+    from seepage.audit.observe import parse_shape
     from seepage.base.registry import Spec
     from seepage.errors import unknown
     from seepage.federation.types import Target
@@ -167,14 +168,12 @@ def capture_of(
     if target == "input":  # which the client's rule says, as it is no number of an attacker's
         client, target = client.with_options(target="input"), None
     return Capture(
-        files=Files(
-            before=before,
-            after=after,
-            gradient=facts.gradient,
-            difference=facts.difference,
-            lr=facts.lr,
-            weight_decay=facts.weight_decay,
-        ),
+        before=before,
+        after=after,
+        gradient=facts.gradient,
+        difference=facts.difference,
+        lr=facts.lr,
+        weight_decay=facts.weight_decay,
         architecture=Spec.of(tables["model"]),
         client=client,
         input_shape=None if facts.shape is None else parse_shape(facts.shape),

@@ -462,14 +462,14 @@ def format_told(
         room = single * torch.maximum(start.abs(), after.abs())
         found = format_of(after, room)
         if found is not None:
-            return Formats(stored=found.name, arithmetic=COARSE_ARITHMETIC["stored"], sums=SUMS)
+            return Formats(stored=found, arithmetic=COARSE_ARITHMETIC["stored"], sums=SUMS)
         if not step.linear:
             return Formats(sums=SUMS)  # small entries of what a bent step leaves are errors, which fit any format
         slack = 2 * measured_entries(start, after - start, step, Formats(), share)[1]
     found = format_of(exact, slack)
     if found is None:
         return Formats(sums=SUMS)
-    return Formats(gradient=found.name, arithmetic=COARSE_ARITHMETIC["gradient"], sums=SUMS)
+    return Formats(gradient=found, arithmetic=COARSE_ARITHMETIC["gradient"], sums=SUMS)
 
 
 def entries_of_step(

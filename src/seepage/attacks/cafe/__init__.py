@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cafe import closed_form, defense_aware, subspaces
-from seepage.attacks.cafe.invert import InversionSettings
+from seepage.attacks.cafe.invert import CERTAIN, InversionSettings
 from seepage.attacks.cafe.label_inference import infer_labels
 from seepage.attacks.cafe.step_three import ReadRounds, StepThree
 from seepage.attacks.cafe.steps import (
@@ -70,7 +70,6 @@ class Cafe(Attack):
         steps: Robust steps of each attempt of step III; later attempts are for samples that are not certain yet.
         polish: Gauss-Newton steps at most after each attempt; 0 leaves the search's guess as it is.
         corrections: Where the weights move: how often h is corrected by what the inputs say of the moves.
-        certain: Residual of step III below which a sample is certain.
         invert: Whether to do step III; without it the features are returned.
         entries: `unforged` is the attacker who knows that fake gradients (Algorithm 5 as written) were sent: only
             entries that may be true are used (see `defense_aware`). Needs about four times N rounds. `auto` does so
@@ -92,7 +91,6 @@ class Cafe(Attack):
     steps: Sequence[int] = (30, 250, 350)
     polish: int = 6
     corrections: int = 4
-    certain: float = 1e-4
     invert: bool = True
     entries: Literal["auto", "all", "unforged"] = "auto"
 
@@ -184,19 +182,19 @@ class Cafe(Attack):
             return Reconstruction(
                 features, labels, "feature", chosen, _open(found, chosen), inner=_inner(found, chosen), notes=notes
             )
-        third = StepThree(view, found, chosen, tuple(self.steps), self.polish, self.certain, self.corrections, seed)
+        third = StepThree(view, found, chosen, tuple(self.steps), self.polish, self.corrections, seed)
         inputs, residuals = third.inverted(progress)
         if view.moving and self.corrections:
             inputs, residuals = third.followed(inputs)
-        sure = int((residuals <= self.certain).sum())
-        notes += (f"{sure} of {len(chosen)} samples are certain: their features fit to {self.certain:g}",)
+        sure = int((residuals <= CERTAIN).sum())
+        notes += (f"{sure} of {len(chosen)} samples are certain: their features fit to {CERTAIN:g}",)
         return Reconstruction(
             inputs=inputs,
             labels=None if labels is None else labels.to(inputs.device),
             indices=chosen.to(inputs.device),
             ambiguity=_open(found, chosen),
             objective=residuals.to(inputs.device),
-            certified=(residuals <= self.certain).to(inputs.device),
+            certified=(residuals <= CERTAIN).to(inputs.device),
             inner=_inner(found, chosen),
             status="ok" if sure >= SOLVED_SHARE * len(chosen) else "exhausted",
             cost={"rounds": len(view) + view.repeats},

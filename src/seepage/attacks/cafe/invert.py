@@ -21,6 +21,16 @@ Features = Callable[[Tensor], Tensor]
 """From `[n, *block]` to `[n, d1]`, differentiable."""
 FADE = 0.6
 """Share of the robust search's steps after which noise and variation are gone."""
+CERTAIN = 1e-4
+"""Residual below which a sample is certain."""
+FIRST_STEP = 0.1
+"""First step size, in units of the value range; it falls to zero along a cosine."""
+VARIATION = 5.0
+"""First weight of the total variation (L1, images only), beside features in units of their mean distance at first."""
+SMOOTH = 0.007
+"""Feature distances below this (in units of their mean at the start) count quadratically."""
+CHUNK = 50
+"""Samples at a time."""
 STALLED = 0.7
 """Factor by which a Gauss-Newton step must lower a sample's residual for another one to be made."""
 
@@ -32,26 +42,17 @@ class InversionSettings:
     Args:
         steps: Adam steps of the robust search: the first attempt's, then those of fresh starts for samples that are
             not certain yet.
-        lr: First step size, in units of the value range; it falls to zero along a cosine.
         noise: First deviation of the noise added after each step, in units of the value range.
-        variation: First weight of the total variation (L1, images only), beside features in units of
-            their mean distance at the start.
-        smooth: Feature distances below this (in units of their mean at the start) count quadratically.
         polish: Gauss-Newton steps at most.
         inner: Conjugate-gradient steps in each.
         certain: Residual below which a sample is certain and is let be.
-        chunk: Samples at a time.
     """
 
     steps: tuple[int, ...] = (30, 250, 350)
-    lr: float = 0.1
     noise: float = 0.02
-    variation: float = 5.0
-    smooth: float = 0.007
     polish: int = 6
     inner: int = 15
-    certain: float = 1e-4
-    chunk: int = 50
+    certain: float = CERTAIN
 
 
 def reads_input(features: Features, like: Tensor) -> bool:
@@ -109,12 +110,12 @@ def _attempt(
     key: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
     parts = []
-    for number, target in enumerate(targets.split(search.chunk)):
+    for number, target in enumerate(targets.split(CHUNK)):
         noise = generator(key[0], f"step three/{key[1]}", number)
         x = robust_search(features, target, like, value_range, search, steps, noise)
         parts.append(gauss_newton(features, target, x, value_range, search))
     x = torch.cat(parts) if parts else like[:0]
-    return x, residual(features, targets, x, search.chunk)
+    return x, residual(features, targets, x, CHUNK)
 
 
 def residual(features: Features, targets: Tensor, x: Tensor, chunk: int = 100) -> Tensor:
@@ -146,11 +147,11 @@ def robust_search(
     for step in range(steps):
         faded = max(0.0, 1 - step / (steps * FADE))
         # sqrt(r^2 + s^2): |r| far out, so that units of a wrong pattern do not dominate, and smooth near zero.
-        loss = ((features(x) - target) / scale).pow(2).add(search.smooth**2).sqrt().sum()
+        loss = ((features(x) - target) / scale).pow(2).add(SMOOTH**2).sqrt().sum()
         if faded and x.ndim == 4:
-            loss = loss + search.variation * faded * sum(part.sum() for part in neighbor_differences(x)) / span
+            loss = loss + VARIATION * faded * sum(part.sum() for part in neighbor_differences(x)) / span
         (x.grad,) = torch.autograd.grad(loss, x)
-        adam.param_groups[0]["lr"] = search.lr * span * 0.5 * (1 + math.cos(math.pi * step / steps))
+        adam.param_groups[0]["lr"] = FIRST_STEP * span * 0.5 * (1 + math.cos(math.pi * step / steps))
         adam.step()
         with torch.no_grad():
             if faded:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Progress, run_resumable
 from seepage.attacks.cafe import moving, subspaces
-from seepage.attacks.cafe.invert import InversionSettings, gauss_newton, invert, reads_input, residual
+from seepage.attacks.cafe.invert import CERTAIN, InversionSettings, gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.steps import Recovered, SeenRounds
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape
 from seepage.base.checkpoint import Resumable
@@ -53,9 +53,8 @@ class StepThree:
         view: The rounds.
         found: V and H of each party.
         chosen: `[k]` the samples that all parties identify.
-        steps: As those of `Cafe`, and the next three too.
+        steps: As those of `Cafe`, and the next two too.
         polish: Gauss-Newton steps at most after each attempt.
-        certain: Residual below which a sample is certain.
         corrections: How often h is corrected where the weights move.
         seed: Of all draws.
     """
@@ -65,7 +64,6 @@ class StepThree:
     chosen: Tensor
     steps: tuple[int, ...]
     polish: int
-    certain: float
     corrections: int
     seed: int
 
@@ -73,7 +71,7 @@ class StepThree:
         """Step III for every party, chunk by chunk, with a checkpoint after each."""
         view, chosen, knowledge = self.view, self.chosen, self.view.knowledge
         search = InversionSettings(
-            steps=self.steps, polish=self.polish, certain=ROUGH_RESIDUAL if view.moving else self.certain
+            steps=self.steps, polish=self.polish, certain=ROUGH_RESIDUAL if view.moving else CERTAIN
         )
         pieces = chosen.split(CHUNK_SAMPLES)
         parties = list(zip(view.layers, self.found, strict=True))
@@ -118,7 +116,7 @@ class StepThree:
                     residuals[m, piece] = residual(features, targets, blocks[m][piece])
                 if turn == self.corrections // 2:
                     # h is now accurate enough to detect samples whose search is stuck at a wrong input.
-                    bad = residuals[m, rows] > max(self.certain, 3 * float(residuals[m, rows].median()))
+                    bad = residuals[m, rows] > max(CERTAIN, 3 * float(residuals[m, rows].median()))
                     stuck = rows[bad.to(rows.device)]
                     again, left = self._again(layer, one, stuck, blocks[m])
                     better = left < residuals[m, stuck]
@@ -133,7 +131,7 @@ class StepThree:
         if not len(rows):
             return blocks[rows], blocks.new_zeros(0)
         features = partial(layer.features, view.knowledge.model, view.params, view.buffers)
-        search = InversionSettings(steps=self.steps[-1:], polish=self.polish, certain=self.certain)
+        search = InversionSettings(steps=self.steps[-1:], polish=self.polish)
         return invert(
             features, one.h[rows].to(blocks), blocks[:1], view.knowledge.value_range, search, seed=self.seed + 1
         )

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress, run_resumable
-from seepage.attacks.cpa.fast import FastRun, Mixed, Scale
+from seepage.attacks.cpa.fast import FastRun, Mixed
 from seepage.attacks.cpa.ica import (
     EMBEDDINGS,
     IMAGES,
@@ -42,12 +42,6 @@ class CocktailParty(Attack):
         mode: `fast` or `published`.
         layer: Name of the fully connected layer; None: the first one.
         polish: Polish to exact (fast mode, one gradient step, batch size known).
-        drop: Directions with singular values below this many times the noise floor are left out, start by start;
-            later starts are tried while fewer than `enough` are certified. Where nothing can be certified there is
-            one start that keeps all that stand clear of the noise.
-        enough: Share of certified guesses that ends the starts.
-        restarts: Random starts of the polish where the images' own structure did not help and examples are few.
-        scale: Scale from the bias gradient, from the value range, or by what the noise allows.
         objective: The published objective; None: the authors' weights for images or embeddings.
         steps: Adam steps of the published mode.
         lr: Learning rate of the published mode.
@@ -66,10 +60,6 @@ class CocktailParty(Attack):
     mode: Literal["fast", "published"] = "fast"
     layer: str | None = None
     polish: bool = True
-    drop: tuple[float, ...] = (30.0, 300.0, 3000.0)
-    enough: float = 0.9
-    restarts: int = 12
-    scale: Scale = "auto"
     objective: Objective | None = None
     steps: int = 25_000
     lr: float = 1e-3
@@ -105,16 +95,7 @@ class CocktailParty(Attack):
     def run(self, mixed: Mixed, *, seed: int, progress: Progress) -> Reconstruction:
         if self.mode == "published":
             return self._published(mixed, progress)
-        return FastRun(
-            mixed,
-            polish=self.polish,
-            drop=self.drop,
-            enough=self.enough,
-            restarts=self.restarts,
-            scale=self.scale,
-            seed=seed,
-            progress=progress,
-        ).reconstruction()
+        return FastRun(mixed, polish=self.polish, seed=seed, progress=progress).reconstruction()
 
     def _published(self, mixed: Mixed, progress: Progress) -> Reconstruction:
         """The published search (eq. 7 to 10): from its checkpoint if there is one; Ctrl-C ends it with what there is.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +26,13 @@ from seepage.base.clock import between_steps
 from seepage.base.nn import generator, last_linear
 from seepage.federation.types import Ambiguity, Reconstruction
 
-Scale = Literal["auto", "bias", "range"]
+DROPS = (30.0, 300.0, 3000.0)
+"""Directions with singular values below this many times the noise floor are left out, start by start; later starts are
+tried while fewer than `ENOUGH` are certified. Where nothing can be certified one start keeps all clear of the noise."""
+ENOUGH = 0.9
+"""Share of certified guesses that ends the starts."""
+RANDOM_STARTS = 12
+"""Of the polish, where the images' own structure did not help and examples are few."""
 Mixed = tuple[AttackedRound, MixingLayer]
 MIN_CERTIFYING_UNITS = 32
 """Below this many units an agreement of masks and errors says too little about an image to certify it."""
@@ -42,31 +47,19 @@ class FastRun:
 
     Args:
         mixed: The round, and the layer whose update mixes the batch.
-        polish: As those of `CocktailParty`, and the others too.
+        polish: As that of `CocktailParty`.
         seed: Of all draws.
         progress: Told of each start's stages.
     """
 
-    def __init__(
-        self,
-        mixed: Mixed,
-        *,
-        polish: bool,
-        drop: tuple[float, ...],
-        enough: float,
-        restarts: int,
-        scale: Scale,
-        seed: int,
-        progress: Progress,
-    ) -> None:
-        self.polish, self.drop, self.enough, self.restarts, self.scale = polish, drop, enough, restarts, scale
-        self.seed, self.progress = seed, progress
+    def __init__(self, mixed: Mixed, *, polish: bool, seed: int, progress: Progress) -> None:
+        self.polish, self.seed, self.progress = polish, seed, progress
         attacked, self.layer = mixed
         self.knowledge, self.observed, self.gradient = attacked.knowledge, attacked.observed, attacked.gradient
         self.spectrum = low_rank(self.gradient[self.layer.weight], sources=self.observed.batch_size)
         self.bias = None if self.layer.bias is None else self.gradient[self.layer.bias].double()
         self.n = self.observed.batch_size or self.spectrum.rank
-        self.noisy = int((self.spectrum.values > min(drop) * self.spectrum.noise).sum()) < self.n / 2
+        self.noisy = int((self.spectrum.values > min(DROPS) * self.spectrum.noise).sum()) < self.n / 2
         self.notes: list[str] = []
         self.found: Unmixed | None = None  # the best so far
         self.raw: Unmixed | None = None  # the first unmixing, before it is refined
@@ -85,7 +78,7 @@ class FastRun:
         return self._finish(self.found)
 
     def _unmix(self) -> None:
-        drops = self.drop if self._exact else (1.0 if self.noisy else CLEAR,)
+        drops = DROPS if self._exact else (1.0 if self.noisy else CLEAR,)
         tried: set[int] = set()
         for start, drop in enumerate(drops):
             kept = self._kept(drop)
@@ -93,10 +86,10 @@ class FastRun:
                 continue
             tried.add(len(kept.values))
             self._keep(self._start(kept, start))
-            if not self._exact or self._slow or self._solved >= self.enough * self.n:
+            if not self._exact or self._slow or self._solved >= ENOUGH * self.n:
                 break
         assert self.found is not None
-        if self._exact and len(self.found.rows) <= MAX_RANDOM_START_SOURCES and self._solved < self.enough * self.n:
+        if self._exact and len(self.found.rows) <= MAX_RANDOM_START_SOURCES and self._solved < ENOUGH * self.n:
             self._keep(self._blind(self._kept(drops[0])))
 
     @property
@@ -111,12 +104,12 @@ class FastRun:
     def _blind(self, kept: LowRank) -> Unmixed:
         """Polish from random starts without an image prior: for few inputs of any kind the model's zeros suffice."""
         mixture, best = self._mixture(kept), None
-        for start in range(self.restarts):
+        for start in range(RANDOM_STARTS):
             rows = random_rotation(len(kept.values), generator(self.seed, "blind", start), kept.right)
             # No image prior (trust 0): agreement of the columns alone, annealed from half a column's size to rounding.
             view = refine(mixture, rows, stages=anneal(0.5, 1e-4, 25, 0.0))
             best = view if best is None or self._certified(view) > self._certified(best) else best
-            if self._certified(best) >= self.enough * len(rows):
+            if self._certified(best) >= ENOUGH * len(rows):
                 break
         assert best is not None
         return Unmixed(kept.right, best.rows, self._scores(mixture, best), best.labels)
@@ -278,7 +271,7 @@ class FastRun:
     def _scaled(self, found: Unmixed) -> tuple[Tensor, frozenset[Ambiguity]]:
         """Rows with scale and sign from the bias gradient, and which of the two stay unknown: both without a bias."""
         stretched = "" if self.layer.reads_input is None else ": each example is stretched to the value range"
-        if self.bias is None or self.scale == "range":
+        if self.bias is None:
             what = "scale is" if self.layer.sparse else "scale and sign are"  # what a ReLU gives is not negative
             self.notes.append(f"{what} not known{stretched}")
             return found.rows, frozenset[Ambiguity]({"sign", "scale"})
@@ -287,7 +280,7 @@ class FastRun:
         ones = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
         # rows @ ones = 1 where the scale is right (see `Mixture.ones`): dividing by it sets scale and sign. [r]
         size = found.rows @ ones
-        if self.scale == "auto" and self.noisy:
+        if self.noisy:
             self.notes.append(
                 f"the update is noisy: the bias suggests each example's sign, its scale is not known{stretched}"
             )
@@ -315,7 +308,7 @@ class FastRun:
 
     def _refined_features(self, mixture: Mixture, kept: LowRank, view: UnmixingState) -> UnmixingState | None:
         """The polish works on embeddings too; kept only where most columns agree in the end."""
-        if len(view.rows) > 1 and self._certified(view) < self.enough * len(view.rows):
+        if len(view.rows) > 1 and self._certified(view) < ENOUGH * len(view.rows):
             stages = stages_for(len(view.rows) / len(mixture.columns))
             view = refine(mixture, view.rows, fields=kept.right[:, None].float(), stages=stages)
         return view if self._certified(view) > len(view.rows) / 2 else None

@@ -44,7 +44,6 @@ class FeatureInversion(Attack):
         tv: Weight of the total variation.
         matching: Weight of the gradient's cosine beside the mean cosine of embeddings (eq. 12); the authors' is 1; 0:
             eq. 11.
-        largest: Invert at most this many embeddings, those of best certificate first; None: all.
         schedule: Learning rate over the steps.
         search: `adam`, as published, or `second_order`, which the paper does not have: L-BFGS on the relative squared
             distance of embeddings, lengths included. It starts from a decoder's images (large ones from grey), and the
@@ -68,7 +67,6 @@ class FeatureInversion(Attack):
     lr: float = 0.1
     tv: float = 0.1
     matching: float = 0.0
-    largest: int | None = None
     schedule: Schedule = "cosine"
     search: Literal["adam", "second_order"] = "adam"
 
@@ -150,14 +148,8 @@ class FeatureInversion(Attack):
         return replace(made, status="exhausted") if made.status == "ok" else made
 
     def _embeddings(self, mixed: Mixed, seed: int, progress: Progress) -> Reconstruction:
-        """The embeddings that the source recovers, at most `largest` of them, those of best certificate first."""
-        found = self.source.run(mixed, seed=seed, progress=_Stage(progress, "embeddings"))
-        if self.largest is None:
-            return found
-        objective = torch.zeros(len(found)) if found.objective is None else found.objective
-        best = objective.argsort(stable=True)[: self.largest]
-        labels = None if found.labels is None else found.labels[best]
-        return replace(found, inputs=found.inputs[best], labels=labels, objective=None, certified=None)
+        """The embeddings that the source recovers."""
+        return self.source.run(mixed, seed=seed, progress=_Stage(progress, "embeddings"))
 
 
 @dataclass(frozen=True)
@@ -231,7 +223,6 @@ def cpa_fia(  # noqa: D417 - the other options are those of `FeatureInversion`
     matching: float = 0.0,
     layer: str | None = None,
     mode: Literal["fast", "published"] = "fast",
-    largest: int | None = None,
     search: Literal["adam", "second_order"] = "adam",
 ) -> FeatureInversion:
     """Cocktail Party Attack on embeddings, then feature inversion (Kariyappa et al., ICML 2023, section 4).
@@ -247,4 +238,4 @@ def cpa_fia(  # noqa: D417 - the other options are those of `FeatureInversion`
         mode: fast or published.
     """
     source = CocktailParty(mode=mode, layer=layer)
-    return FeatureInversion(source=source, steps=steps, lr=lr, tv=tv, matching=matching, largest=largest, search=search)
+    return FeatureInversion(source=source, steps=steps, lr=lr, tv=tv, matching=matching, search=search)

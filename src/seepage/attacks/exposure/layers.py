@@ -304,7 +304,7 @@ def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.
         name: (
             layer,
             sum(call.input.numel() // layer.in_features for call in calls[name]) // 2,
-            mixes_examples(calls[name], 2),
+            mixes_examples(calls[name]),
         )
         for name, layer in layers.items()
         if name in calls

@@ -180,15 +180,6 @@ class GuidedMatching(Attack):
         alone = SingleRound(knowledge, observed.over(known.share))
         return held.objective_at(alone, inputs[order], labels[order])
 
-    def started(self, knowledge: Knowledge, observed: Round) -> GradientMatching:
-        """The search with its start, its labels and its terms, as one that needs no guide.
-
-        Raises:
-            Inapplicable: Where nothing is known to start from.
-        """
-        known = self._known(knowledge, observed)
-        return self._started(self._fitting(knowledge, observed), known, knowledge, observed)
-
     def _known(self, knowledge: Knowledge, observed: Round) -> HeadFeatures:
         """What the last layers' gradients say.
 

@@ -30,7 +30,7 @@ SWEEPS = 60
 """Of alternating least squares for a low rank, each in both directions."""
 
 
-def low_rank(rows: MeasuredRows, rank: int) -> tuple[Tensor, float]:
+def weighted_basis(rows: MeasuredRows, rank: int) -> tuple[Tensor, float]:
     """`[rank, d]` an orthonormal basis of the rows, by weighted alternating least squares, and its misfit.
 
     Args:
@@ -78,7 +78,7 @@ def in_both_spans(seen: FirstLayer, first: MeasuredRows, last: MeasuredRows) -> 
     n = seen.batch_size
     if n >= min(first.value.shape) - 1 or n >= min(last.value.shape) - 1:
         return None
-    (basis, off), (active, off_last) = low_rank(first, n), low_rank(last, n)
+    (basis, off), (active, off_last) = weighted_basis(first, n), weighted_basis(last, n)
     if max(off, off_last) > AGREEING:
         return None
     count = int(min(STARTS, max(50, MULTIPLICATIONS / (STEPS * seen.weight.numel()))))

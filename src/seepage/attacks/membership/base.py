@@ -108,7 +108,6 @@ class MembershipInference:
         transcript: What the server saw.
         public: Examples with labels from the same source as the candidates, none of them in a private batch.
         t: The round whose weights are meant.
-        reference_share: Share of the public examples that teach the test, between 0 and 1.
         seed: Seeds the split and the test.
         progress: Called with the number of public examples that are done.
 
@@ -124,20 +123,18 @@ class MembershipInference:
         public: Batch,
         *,
         t: int = 0,
-        reference_share: float = 0.5,
         seed: int = 0,
         progress: Progress = ignore,
     ) -> None:
         self._knowledge, self._first = transcript.knowledge, transcript[t]
         _check(public, "public examples", self._knowledge)
-        if len(public) < 4 or not 0 < reference_share < 1:
+        if len(public) < 4:
             raise SeepageError(
-                f"a membership test needs at least 4 public examples and a reference_share between 0 and 1, got "
-                f"{len(public)} and {reference_share}; give it more, some hundreds if possible"
+                f"a membership test needs at least 4 public examples, got {len(public)}; "
+                "give it more, some hundreds if possible"
             )
         order = torch.randperm(len(public), generator=generator(seed, "public split"))
-        taught = min(max(round(len(public) * reference_share), 2), len(public) - 1)
-        reference, calibration = (_part(public, part) for part in order.tensor_split([taught]))
+        reference, calibration = (_part(public, part) for part in order.tensor_split([round(len(public) / 2)]))
         done = _Counter(len(public), progress)
         self._detector = test.fit(self._knowledge, self._first, reference, seed=seed, done=done)
         self._calibration = self._detector.templates(calibration, done)  # [c, d]
@@ -187,7 +184,6 @@ def infer_membership(
     public: Batch,
     *,
     t: int | Sequence[int] = 0,
-    reference_share: float = 0.5,
     seed: int = 0,
     progress: Progress = ignore,
 ) -> Membership:
@@ -219,9 +215,7 @@ def infer_membership(
     for place in [t] if isinstance(t, int) else t:
         observed = transcript[place]
         if inference is None or not inference.fits(observed):
-            inference = MembershipInference(
-                test, transcript, public, t=place, reference_share=reference_share, seed=seed, progress=progress
-            )
+            inference = MembershipInference(test, transcript, public, t=place, seed=seed, progress=progress)
         parts.append(inference.of(observed, candidates, progress=progress))
     return combined(parts)
 

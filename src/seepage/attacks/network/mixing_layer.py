@@ -103,18 +103,18 @@ def _probed(names: list[str], knowledge: Knowledge, observed: Round) -> dict[str
     with torch.no_grad():
         inputs = as_inputs(knowledge.model, probe.to(like))
         calls = calls_in_pass(knowledge.model, names, observed.params, inputs, buffers=observed.buffers)
-    return {name: calls[name][0].input.flatten(1) for name in names if mixes_examples(calls.get(name, []), 2)}
+    return {name: calls[name][0].input.flatten(1) for name in names if mixes_examples(calls.get(name, []))}
 
 
-def mixes_examples(calls: Sequence[LayerCall], examples: int) -> bool:
-    """Whether a layer's rows mix the examples: it is called once in a pass, and reads one vector of each example.
+def mixes_examples(calls: Sequence[LayerCall]) -> bool:
+    """Whether a layer's rows mix the examples: called once in a pass of two, it reads one vector of each.
 
     >>> one = LayerCall(torch.zeros(2, 1, 5), torch.zeros(2, 1, 3))
-    >>> mixes_examples([one], 2), mixes_examples([one, one], 2), mixes_examples([one], 3)
-    (True, False, False)
+    >>> mixes_examples([one]), mixes_examples([one, one])
+    (True, False)
     """
     read = calls[0].input if len(calls) == 1 else None
-    return read is not None and read.shape[:1] == (examples,) and read.numel() == examples * read.shape[-1]
+    return read is not None and read.shape[:1] == (2,) and read.numel() == 2 * read.shape[-1]
 
 
 def stretch(sources: Tensor, knowledge: Knowledge) -> Tensor:

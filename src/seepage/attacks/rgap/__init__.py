@@ -1,5 +1,5 @@
 """R-GAP: one example, read layer by layer in closed form."""
 
-from seepage.attacks.rgap.rgap import LayerRank, RGap, rank_report
+from seepage.attacks.rgap.rgap import RGap
 
-__all__ = ["LayerRank", "RGap", "rank_report"]
+__all__ = ["RGap"]

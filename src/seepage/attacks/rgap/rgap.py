@@ -9,12 +9,10 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, vouch
-from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, probe_image, solved
-from seepage.base.nn import state_of
+from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, solved
 from seepage.base.registry import attacks
 from seepage.base.rounding import FLOAT64_FLOOR
-from seepage.federation.clients import FedSGD
-from seepage.federation.types import Ambiguity, Batch, Reconstruction, Tensors, Transcript
+from seepage.federation.types import Ambiguity, Reconstruction, Tensors, Transcript
 
 MOST_UNKNOWNS = 4096
 """Most entries a convolution may read; a solution takes time with their cube."""
@@ -27,58 +25,17 @@ class LayerRank:
     Attributes:
         name: Module name.
         unknowns: Number of entries of its input.
-        weight_constraints: Number of equations from its outputs, where these are known.
-        gradient_constraints: Number of equations from its weight gradient.
         rank: Rank of all equations together.
         deficit: `unknowns - rank`, the dimension of the undetermined part; 0: the input is determined.
     """
 
     name: str
     unknowns: int
-    weight_constraints: int
-    gradient_constraints: int
     rank: int
 
     @property
     def deficit(self) -> int:
         return self.unknowns - self.rank
-
-
-def rank_report(
-    model: nn.Module, input_shape: tuple[int, ...], *, label: int = 0, seed: int = 0
-) -> tuple[LayerRank, ...]:
-    """Which layer protects a batch of one: the rank of each layer's equations, first layer first.
-
-    The rank analysis of Zhu and Blaschko (section 3.3), counted where the paper bounds: the equations are those that
-    `RGap` solves, at the model's own weights, for a random image whose way through the network is known exactly.
-    A layer with a deficit leaves that many entries of its input open; those in front of it inherit the error.
-
-    Args:
-        model: A chain of layers; see `RGap`.
-        input_shape: Shape of one example.
-        label: Label of the random image.
-        seed: Draws the image.
-
-    Raises:
-        Inapplicable: Where the model is no such chain, or a layer has too many unknowns.
-
-    >>> strided = nn.Sequential(nn.Conv2d(1, 2, 3, stride=3), nn.LeakyReLU(), nn.Flatten(), nn.Linear(18, 3))
-    >>> [(layer.name, layer.unknowns, layer.rank, layer.deficit) for layer in rank_report(strided, (1, 9, 9))]
-    [('0', 81, 32, 49), ('3', 18, 18, 0)]
-    """
-    params, buffers = state_of(model)
-    chain = Chain.of(model, params, input_shape)
-    like = next(iter(params.values()))
-    image, truth = probe_image(input_shape, seed).to(like), torch.tensor([label], device=like.device)
-    update = FedSGD(mode="eval")(model, params, Batch(image, truth), buffers=buffers)
-    passed = chain.run(0, image.flatten(1).double() * chain.scale + chain.shift)
-    slopes = chain.slopes(passed, truth)
-    report = []
-    for i, layer in enumerate(chain.maps):
-        known = None if i == len(chain) - 1 else (passed.outputs[i][0], layer.after.known(passed.reading(i + 1)[0]))
-        gradient = update.tensors[f"{layer.name}.weight"].double()
-        report.append(_solve(layer, slopes[i][0], gradient, known)[1])
-    return tuple(report)
 
 
 def _solve(
@@ -93,12 +50,10 @@ def _solve(
         known: Its outputs and which of them are known; None: none.
     """
     equations, wanted = layer.gradient_system(output_gradient, gradient)
-    constraints = 0 if known is None else int(known[1].sum())
-    counts = layer.name, layer.unknowns, constraints, gradient.numel()
     # A fully connected layer's system is |k| I x = G^T k / |k|: solved by a division, of full rank. The outputs add
     # nothing to it.
     if isinstance(layer.module, nn.Linear) and output_gradient.norm() > 0:
-        return wanted / output_gradient.norm(), LayerRank(*counts, layer.unknowns), 0.0
+        return wanted / output_gradient.norm(), LayerRank(layer.name, layer.unknowns, layer.unknowns), 0.0
     if layer.unknowns > MOST_UNKNOWNS:
         raise Inapplicable(
             f"layer {layer.name!r} reads {layer.unknowns:,} values, and to solve for {MOST_UNKNOWNS:,} takes a minute",
@@ -110,7 +65,7 @@ def _solve(
         # W x = z - b at the outputs that are known: a ReLU hides z where it is off. [known outputs, unknowns]
         parts.insert(0, (layer.matrix()[sure], (outputs - layer.spread_bias(len(outputs)))[sure]))
     reading, rank, residual = solved(parts, FLOAT64_FLOOR)
-    return reading, LayerRank(*counts, rank), residual
+    return reading, LayerRank(layer.name, layer.unknowns, rank), residual
 
 
 @attacks.register(
@@ -126,7 +81,7 @@ class RGap(Attack):
     in what the layer read (gradient constraints), and so is its output, once that is known (weight constraints). Both
     together are solved by least squares in float64; the activation in front is turned around, and
     `k' = act'(z) * W^T k` carries the slope on. A layer whose equations have less rank than unknowns protects the
-    input: see `rank_report`, whose numbers for the attacked round are in the notes.
+    input: the numbers are in the notes.
 
     Deviations from the paper. The loss is cross-entropy over any number of classes, not the logistic loss of two. Where
     a layer has a bias, its gradient gives the slope directly; without one the slope of the last layer is
@@ -135,7 +90,8 @@ class RGap(Attack):
     than one example the products no longer split.
 
     Example:
-        >>> from seepage import attack, record
+        >>> from seepage import Batch, attack, record
+        >>> from seepage.attacks.rgap.chain import probe_image
         >>> conv = nn.Conv2d(1, 6, 3, stride=2, padding=1)
         >>> model = nn.Sequential(conv, nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(96, 4)).double()
         >>> seen = record(model, Batch(probe_image((1, 8, 8), 5).double(), torch.tensor([3])))

@@ -438,13 +438,13 @@ class _Explained(Exception):
     """The observed update is explained to rounding; ends an optimizer's inner loop early."""
 
 
-def has_settled(history: list[tuple[int, float]], share: float = 0.1, gradient: float = 0.01) -> bool:
-    """Whether the objective fell by less than `gradient` of itself over the last `share` of the recorded steps.
+def has_settled(history: list[tuple[int, float]]) -> bool:
+    """Whether the objective fell by less than 1 % of itself over the last tenth of the recorded steps.
 
     >>> has_settled([(step, 1.0) for step in range(20)]), has_settled([(s, 20.0 - s) for s in range(20)])
     (True, False)
     """
     if len(history) < 10:
         return False
-    tail = [value for _, value in history[-max(2, round(share * len(history))) :]]
-    return tail[0] - min(tail) <= gradient * abs(tail[0])
+    tail = [value for _, value in history[-max(2, round(0.1 * len(history))) :]]
+    return tail[0] - min(tail) <= 0.01 * abs(tail[0])

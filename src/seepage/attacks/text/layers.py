@@ -28,14 +28,12 @@ class TokenLayer:
     Attributes:
         module: Name of the first of them.
         weights: For each the name of its weight, and the axis of the weight that its input is on.
-        width: d, numbers of a vector.
         local: Whether a vector depends on its own token and place alone.
         causal: Whether it depends on tokens up to its own alone.
     """
 
     module: str
     weights: tuple[tuple[str, int], ...]
-    width: int
     local: bool
     causal: bool
 
@@ -133,7 +131,7 @@ def _token_layer(read: Tensor, name: str, weights: list[tuple[str, int]], place:
     # At one place: the sequence itself, all other tokens changed, all later tokens changed. [d] each
     own, alone, before = read[:, place].double()
     local, causal = ((other - own).norm() <= FLOAT32_ZERO * own.norm() for other in (alone, before))
-    return TokenLayer(name, tuple(weights), read.shape[-1], bool(local), bool(causal))
+    return TokenLayer(name, tuple(weights), bool(local), bool(causal))
 
 
 def _before(module: nn.Module, name: str, seen: dict[str, Tensor], last: bool) -> Any:

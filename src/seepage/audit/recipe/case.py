@@ -27,7 +27,7 @@ All mistakes are reported at once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -93,9 +93,9 @@ class Scoring(RecipeTable, table="score"):
     recovered_gain_db: Annotated[float, Field(ge=0, le=60)] = GAIN_DB
     exact_db: Annotated[float, Field(ge=0, le=149)] = EXACT_DB
     lpips: bool = False
-    metrics: Sequence[str] = field(default=(), metadata={"quiet": True})
-    features: str | None = field(default=None, metadata={"quiet": True})
-    names: bool = field(default=False, metadata={"quiet": True})
+    metrics: Sequence[str] = ()
+    features: str | None = None
+    names: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

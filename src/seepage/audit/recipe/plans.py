@@ -4,7 +4,7 @@ Configuration alone. `seepage.audit.simulate` does what these say.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -108,7 +108,7 @@ class Batches(RecipeTable, table="batch"):
 
     size: Count = 1
     count: Count = 1
-    skip: Natural = field(default=0, metadata={"quiet": True})
+    skip: Natural = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -297,8 +297,7 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
 def _written(value: Any) -> Any:
     """A field of a recipe as TOML has it.
 
-    TOML has no null: an option that is None is left out, as it was in the recipe. So is one whose field is `quiet`, at
-    its default: the text, and with it the name of the run, is what it was before there was such an option.
+    TOML has no null: an option that is None is left out, as it was in the recipe.
     """
     if isinstance(value, Spec):
         return value.table()
@@ -306,9 +305,7 @@ def _written(value: Any) -> Any:
         return [_written(item) for item in value]
     if not is_dataclass(value):
         return value
-    said = {
-        f.name: getattr(value, f.name) for f in fields(value) if "quiet" not in f.metadata or getattr(value, f.name)
-    }
+    said = {f.name: getattr(value, f.name) for f in fields(value)}
     return {name: _written(option) for name, option in said.items() if option is not None}
 
 

@@ -60,6 +60,6 @@ def client_options(client: ClientUpdate) -> dict[str, Any]:
     if isinstance(client, Aggregate):
         return {**client_options(client.rule), "clients": client.clients}
     try:
-        return clients.spec_of(client, dotted=True).table()
+        return clients.spec_of(client).table()
     except SeepageError as error:
         raise SeepageError(f"{error}; keep the transcript in memory") from error

@@ -35,7 +35,7 @@ def defense_tables(defense: Defense) -> list[dict[str, Any]]:
     [{'use': 'sparsify', 'keep': 0.5}, {'use': 'quantize', 'bits': 8, 'stochastic': False}]
     """
     try:
-        return [defenses.spec_of(stage, dotted=True).table() for stage in defense.stages()]
+        return [defenses.spec_of(stage).table() for stage in defense.stages()]
     except SeepageError as error:
         raise SeepageError(
             f"{error}: a folder cannot describe it to an attacker; leave 'defense' out of what is known, or keep the "

@@ -1,6 +1,6 @@
 """What a bound is: an upper bound for any attacker of a stated kind, and the sentence that it rests on."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Measure = Literal["exact_share", "tpr", "auc"]
@@ -61,16 +61,7 @@ class Bound:
 
     def table(self) -> dict[str, Any]:
         """The bound as JSON."""
-        return {
-            "line": self.line,
-            "measure": self.measure,
-            "method": self.method,
-            "value": self.value,
-            "interval": list(self.interval),
-            "at": self.at,
-            "assumption": self.assumption,
-            "binds": self.binds,
-        }
+        return {"line": self.line, **asdict(self)}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ at all: mu = 1 / sigma.
 """
 
 import math
-from collections.abc import Sequence
 
 from scipy.special import ndtr, ndtri
 
@@ -110,15 +109,6 @@ def epsilon_auc(epsilon: float, delta: float = 0.0) -> float:
         (right - left) * (low + high) / 2
         for left, right, low, high in zip(corners, corners[1:], heights, heights[1:], strict=False)
     )
-
-
-def composed(mus: Sequence[float]) -> float:
-    """One mu for several rounds: sqrt(sum mu_t^2).
-
-    >>> composed([3.0, 4.0])
-    5.0
-    """
-    return math.hypot(*mus) if mus else 0.0
 
 
 def _check(share: float, what: str) -> None:

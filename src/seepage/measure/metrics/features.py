@@ -29,7 +29,6 @@ PIECE = 16
 
 @metrics.register(
     "feature_distance",
-    higher_is_better=False,
     images_only=True,
     features=True,
     about="distance in SqueezeNet's features, all channels alike, if its weights are here; not LPIPS",

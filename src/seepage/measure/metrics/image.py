@@ -39,7 +39,7 @@ _PIECE = 1 << 20
 """Input values that metrics other than SSIM read at a time, which keeps float64 copies at 8 MiB, or one example's."""
 
 
-@metrics.register("mse", higher_is_better=False, by_default=True, digits=10, about="mean squared error on [0, 1]")
+@metrics.register("mse", by_default=True, digits=10, about="mean squared error on [0, 1]")
 def mse(guesses: Tensor, truth: Tensor) -> Tensor:
     """Mean squared error per example, computed in float64 so that exact recoveries are distinguished.
 
@@ -179,7 +179,6 @@ def _ssim(guesses: Tensor, truth: Tensor, sigma: float, window: int) -> Tensor:
 
 @metrics.register(
     "lpips",
-    higher_is_better=False,
     images_only=True,
     about="learned perceptual distance of images (VGG-16), if its weights are on disk",
 )

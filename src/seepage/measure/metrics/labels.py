@@ -65,7 +65,6 @@ def label_hits(guessed: Tensor, true: Tensor, permutation: Tensor) -> Tensor:
 @metrics.register(
     "target_error",
     of_labels=True,
-    higher_is_better=False,
     digits=9,
     about="of values: how far the guessed target is from the true one, in the target's own unit, mean over its numbers",
 )

@@ -28,7 +28,6 @@ class Metric:
         name: In recipes, rows and `--fail-if`.
         measure: The function. It returns `[n]`, or None where it cannot measure these examples here.
         unit: `dB`, or empty for a plain number.
-        higher_is_better: For the attacker: whether a higher value means that more was recovered.
         images_only: Whether it is measured on images alone.
         by_default: Whether every audit measures it; the others are measured where a recipe asks for them.
         of_labels: Whether it compares labels, not inputs: measured wherever labels were guessed.
@@ -39,7 +38,6 @@ class Metric:
     name: str
     measure: Measure
     unit: str = ""
-    higher_is_better: bool = True
     images_only: bool = False
     by_default: bool = False
     of_labels: bool = False

@@ -189,8 +189,8 @@ class Block:
         return InnerActivations(
             layer=self.before, activations=read[order], offset_known=every if offset_known is None else offset_known,
             head=self.head, features=features, labels=labels, probabilities=probabilities,
-            signal=slopes @ self._weight, noise=misfit * features.square().mean(1).sqrt(), misfit=misfit,
-            spread=0.0, rounding=misfit, known=torch.ones(len(labels), dtype=torch.bool), doubt=None, share=share,
+            signal=slopes @ self._weight, noise=misfit * features.square().mean(1).sqrt(),
+            known=torch.ones(len(labels), dtype=torch.bool), doubt=None, share=share,
         )  # fmt: skip
 
 

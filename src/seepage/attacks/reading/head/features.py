@@ -50,9 +50,6 @@ class HeadFeatures:
         signal: `[n, k]` float64, the gradient of the mean loss with respect to the features, `(P - Y) W / n`.
         noise: `[n]` standard deviation of the error that rounding leaves in one of an example's features; infinite for
             an example that left no trace.
-        misfit: By how much the gradient contradicts the features' own class probabilities, as a share.
-        spread: Largest relative difference of solutions from several starts; 0 where the zeros alone gave the solution.
-        rounding: Largest `noise` over the root mean square of the example's features.
         known: `[n]` whether the example's features are known to a relative error of about 1e-3.
         doubt: Why some features are not known, or None.
         share: The update is so many times the gradient of the mean loss, by clipping or another rate than stated; 1
@@ -65,17 +62,9 @@ class HeadFeatures:
     probabilities: Float[Tensor, "n C"]
     signal: Float[Tensor, "n k"]
     noise: Float[Tensor, " n"]
-    misfit: float
-    spread: float
-    rounding: float
     known: Bool[Tensor, " n"]
     doubt: str | None
     share: float = 1.0
-
-    @property
-    def losses(self) -> Float[Tensor, " n"]:
-        """Each example's cross-entropy, as the solution has it."""
-        return -self.probabilities.log().gather(1, self.labels[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,9 @@ class _Solution:
     found: Bool[Tensor, " m"]
     """Rows that are those of single examples."""
     misfit: float
+    """By how much the gradient contradicts the features' own class probabilities, as a share."""
     spread: float = 0.0
+    """Largest relative difference of solutions from several starts; 0 where the zeros alone gave the solution."""
     share: float = 1.0
 
 
@@ -357,20 +348,19 @@ def _result(head: str, equations: HeadEquations, solution: _Solution, stated: In
     noise = (solution.noise.square() + (FORWARD * equations.epsilon * size).square()).sqrt()
     known = solution.found & (noise < CERTIFYING_MISMATCH * size) & (solution.spread < CERTIFYING_MISMATCH)
     known &= solution.misfit < CERTIFYING_MISMATCH
-    rounding = float((noise / size).max())
     labels, missing = solution.labels, equations.examples - equations.rank
     if missing:
         features = torch.cat([features, features.new_zeros((missing, features.shape[1]))])
         noise = torch.cat([noise, noise.new_full((missing,), float("inf"))])
         known = torch.cat([known, known.new_zeros(missing)])
-        labels, rounding = torch.cat([labels, _leftover(labels, stated, missing)]), float("inf")
+        labels = torch.cat([labels, _leftover(labels, stated, missing)])
     chances = (features @ equations.weight.T + equations.bias).softmax(1)
     if missing:  # no gradient: the network is sure of the label
         chances[-missing:] = F.one_hot(labels[-missing:], chances.shape[1]).to(chances)
     order = labels.argsort(stable=True)
     # dL/df_i = W^T (p_i - y_i) / n: what goes back from the head to the features. [n, k]
     slopes = (chances - F.one_hot(labels, chances.shape[1])) / equations.examples
-    doubt = None if bool(known.all()) else _doubt(solution, known, rounding)
+    doubt = None if bool(known.all()) else _doubt(solution, known)
     return HeadFeatures(
         head=head,
         features=features[order],
@@ -378,9 +368,6 @@ def _result(head: str, equations: HeadEquations, solution: _Solution, stated: In
         probabilities=chances[order],
         signal=(slopes @ equations.weight)[order],
         noise=noise[order],
-        misfit=solution.misfit,
-        spread=solution.spread,
-        rounding=rounding,
         known=known[order],
         doubt=doubt,
         share=solution.share,
@@ -397,7 +384,7 @@ def _leftover(labels: Int[Tensor, " m"], stated: Int[Tensor, " n"] | None, missi
     return torch.tensor(rest)
 
 
-def _doubt(solution: _Solution, known: Bool[Tensor, " n"], rounding: float) -> str:
+def _doubt(solution: _Solution, known: Bool[Tensor, " n"]) -> str:
     """Why some features are not known: what concerns all of them first."""
     if not solution.misfit < CERTIFYING_MISMATCH:
         return "the softmax contradicts the solution"
