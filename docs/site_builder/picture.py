@@ -7,7 +7,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from seepage.report.pictures import open_examples, pixels
+from seepage.base.images import pixels
+from seepage.report.pictures import open_examples
 from seepage.report.run import open_run
 
 SHOWN = 12

@@ -14,7 +14,7 @@ from seepage.attacks.exposure import diagnostics
 from seepage.audit.case import Case
 from seepage.audit.caveats import alignment_diagnostics, attack_diagnostics
 from seepage.audit.row import Row
-from seepage.audit.verdict import guarantee_lines
+from seepage.audit.verdict import claims
 from seepage.base.nn import generator, state_of
 from seepage.federation.transcript.simulated import SimulatedTranscript
 from seepage.federation.types import Knowledge, Round, Update
@@ -103,7 +103,7 @@ def test_an_objective_is_not_blamed_where_the_client_s_rule_was_told_wrongly() -
 
 def test_an_epsilon_that_is_missing_is_a_warning_alone() -> None:
     lacking = Case(name="a", promise={"unit": "example", "caveats": ("dp-accounting is not installed",)})
-    assert guarantee_lines([lacking]) == []
+    assert claims([lacking]) == []
     assert diagnostics.guarantee_diagnostics(lacking.promise)[0].severity == "warning"
 
 

@@ -1,14 +1,18 @@
 """All that a verdict can say."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tests.helpers.rows import result_of, row_of
 from tests.helpers.sentences import assert_as_read
 
+from seepage.audit.result_rows import tells_members
 from seepage.audit.row import Case, EpsilonRow, MembershipRow, Result, Row
-from seepage.audit.verdict import with_verdict
+from seepage.audit.verdict import answers, headline, with_verdict
 from seepage.base.schema import Share, Summary
+from seepage.measure.privacy.measured.measure import MeasuredEpsilon
 
 FILE = Path(__file__).with_name("sentences.txt")
 
@@ -47,7 +51,16 @@ TEST = MembershipRow(
     case="a", test="matched_filter", members=8, others=8, auc=0.98, auc_low=0.9, level=0.01,
     members_identified=RATES[0], others_identified=RATES[1],
 )  # fmt: skip
+CHANCE = TEST.model_copy(update={"auc": 0.52, "auc_low": 0.4, "auc_high": 0.64, "members_identified": RATES[1]})
+TRAINED = {"holdings": "", "accuracies": [[20, 0.5]]}
 NOISE = {"name": "a", "defense": "noise"}
+CALLS = MeasuredEpsilon(
+    delta=1e-5, rounds=1, unit="example", low=2.0, ceiling=8.4, canary="x", statistic="y", hits=(9, 9),
+    false_hits=(0, 9), rounds_per_trial=1, fit=None, deterministic=False, calls=40000, seconds=1.0, tried=(),
+)  # fmt: skip
+EPSILON = EpsilonRow(
+    case="a", measured=2.0, ceiling=8.4, calls=40000, delta=1e-5, rounds=1, unit="example", words=CALLS.line
+)
 FEATURES = {"space": "feature", "returned": 1, "outcome": "features only"}
 SAID: dict[str, Result] = {
     "exact": of(row(exact=0.5, recovered=0.5, side_information=["labels"], alignment="hungarian+sign"), row("b")),
@@ -74,20 +87,63 @@ SAID: dict[str, Result] = {
     "a zero update": of(bare(status="inapplicable", zero_update=True)),
     "stopped at the deadline": of(row(status="interrupted"), bare(attack="idlg", status="not_tried")),
     "members": of(row(), membership=[TEST]),
-    "no members": of(row(), membership=[TEST.model_copy(update={"auc_low": 0.4})]),
+    "no members": of(row(), membership=[CHANCE]),
     "membership not tested": of(row(), cases=[{"name": "a", "membership_skipped": "too few examples"}]),
     "a false certificate": of(row(exact=0.5, certified_guesses=3, false_certificates=1), cases=[{"name": "a"}]),
     "a claim that is contradicted": of(row(), epsilons=[
-        EpsilonRow(case="a", contradicted=["the stated epsilon of 1 is contradicted"], measured=2.0, delta=1e-5)
+        EPSILON.model_copy(update={"contradicted": ["the stated epsilon of 1 is contradicted"], "stated": 1.0})
     ]),
+    "a claim that is not, at what price": of(
+        row(), row("b", exact=1.0, recovered=1.0), membership=[CHANCE],
+        epsilons=[EPSILON.model_copy(update={"computed": 1.0, "words": replace(CALLS, low=0.0).line})],
+        cases=[
+            {**NOISE, "undefended": "b", "federation": TRAINED, "accuracy": 0.61, "accuracy_examples": 500,
+             "promise": {"epsilon": 1.0, "delta": 1e-5, "unit": "example", "rounds": 1}},
+            {"name": "b", "control": True, "federation": TRAINED, "accuracy": 0.93, "accuracy_examples": 500},
+        ],
+    ),
 }  # fmt: skip
 
 
 def test_all_that_a_verdict_says_is_as_it_was_read() -> None:
-    """Each name with its level, its verdict, and the parts that have something to say."""
+    """Each name with its level, its verdict, what stays of it beside the answers, and these."""
     lines = []
     for name, result in SAID.items():
         found = with_verdict(result)
-        parts = [f"  {part.title}: {part.words}" for part in found.summary if "ask with" not in part.words]
-        lines += [f"{name} ({found.verdict_level})", f"  {found.verdict}", *parts, ""]
+        shorter = [f"  -> {headline(found)}"] if headline(found) != found.verdict else []
+        parts = [f"  {question}: {words}" for question, words in answers(found)]
+        lines += [f"{name} ({found.verdict_level})", f"  {found.verdict}", *shorter, *parts, ""]
     assert_as_read(lines, FILE)
+
+
+def told(case: str, hits: int, false: int, of: int) -> MembershipRow:
+    """A test of few candidates whose area tells nothing."""
+    rates = {"members_identified": Share.count(hits, of), "others_identified": Share.count(false, of)}
+    return TEST.model_copy(update={"case": case, "members": of, "others": of, "auc": 0.9, "auc_low": 0.2, **rates})
+
+
+def test_few_members_of_many_cases_are_members_and_few_of_one_are_open() -> None:
+    rows = [told("a", 2, 0, 2), told("b", 4, 0, 4), told("c", 3, 0, 4)]
+    names = [{"name": name} for name in "abc"]
+    assert not any(row.tells for row in rows[:1])
+    assert tells_members(rows)
+    assert "MEMBERS IDENTIFIED" in with_verdict(of(row(), row("b"), row("c"), membership=rows, cases=names)).verdict
+    alone = with_verdict(of(row(), membership=rows[:1]))
+    assert "MEMBERSHIP OPEN" in alone.verdict
+    assert "NO MEMBERS" not in alone.verdict
+    other = rows[0].model_copy(update={"test": "another"})
+    assert not tells_members([rows[0], other]), "two tests of the same candidates are no more evidence"
+
+
+def test_where_nothing_tells_members_are_rarely_told() -> None:
+    """Members and others draw p-values alike, from one calibration in each case: Fisher's strata are exact there."""
+    generator, found, runs = np.random.default_rng(0), 0, 250
+    for _ in range(runs):
+        rows = []
+        for name in "abc":
+            limit = np.sort(generator.random(200))[-2]  # calibrated by 200 public examples at one in a hundred
+            members, others = (int((generator.random(16) > limit - 0.05).sum()) for _ in range(2))
+            rows.append(told(name, members, others, 16))
+        found += tells_members(rows)
+    # Up to 0.005 for all cases together and for each of three alone; binomial, three standard deviations above.
+    assert found / runs <= 0.02 + 3 * (0.02 * 0.98 / runs) ** 0.5

@@ -293,7 +293,9 @@ def test_the_table_fits_80_columns(cli: Cli, audited: Path, monkeypatch: pytest.
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli("report", audited).out.splitlines()
     assert max(len(line) for line in lines if "report.html" not in line and "grid.png" not in line) <= 80
-    header = next(line for line in lines if line.startswith("attack"))
+    lines = cli("report", audited, "--details").out.splitlines()
+    assert max(len(line) for line in lines if "report.html" not in line and "grid.png" not in line) <= 80
+    header = next(line for line in lines if line.startswith("attack "))
     assert header.split() == ["attack", "found", "median", "mean,", "dB", "SSIM", "seconds", "outcome"]
     assert any(line.split()[0] == "inverting_gradients" and line.endswith("not needed") for line in lines if line)
 

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from tests.helpers.rows import nested
 
+from seepage.audit.recipe.files import find_recipe, read_recipe
+from seepage.audit.recipe.resolve import resolve_cases
+from seepage.audit.record import named_case
 from seepage.audit.row import Result
+from seepage.audit.verdict import with_verdict
 from seepage.base.progress import Doing, Phase
 from seepage.cli import terminal
 from seepage.cli.terminal import print_result, progress_bar
@@ -116,10 +120,52 @@ def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any], warnings:
     return capsys.readouterr().out.splitlines()
 
 
+def test_a_case_is_a_line_with_its_best_attack(capsys: pytest.CaptureFixture[str]) -> None:
+    better = {**ROW, "attack": "gauss_newton", "recovered": 0.5, "exact": 0.25, "seconds": 3.25}
+    lines = printed(capsys, ROW, better, {**ROW, "case": "b"})
+    first = next(place for place, line in enumerate(lines) if line.startswith("case "))
+    assert [" ".join(line.split()) for line in lines[first : first + 3]] == [
+        "case best attack recovered exact seconds",
+        "fc2, [red]batch[/red] 8 gauss_newton 8 of 16 [25 %, 75 %] 4 3.2",
+        "fc2, batch 16 inverting_gradients 2 of 16 [2 %, 38 %] - 12.5",
+    ]
+    assert not [line for line in lines if line.startswith("attack ")], "tables by attack are details"
+
+
+def test_the_default_audit_fits_on_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    cases = resolve_cases(read_recipe(find_recipe(None)))
+    rows = [
+        nested(**{**ROW, "case": case.case, "attack": name, "recovered": 1.0})
+        for case in cases
+        for name in ("gradient_matching", "cocktail_party", "linear")
+    ]
+    titled = [named_case(case).record() for case in cases]
+    told = {"hits": 9, "of": 16, "low": 0.3, "high": 0.8}
+    member = {"case": cases[-1].case, "test": "matched_filter", "members": 16, "others": 16, "auc": 0.93,
+              "auc_low": 0.83, "auc_high": 0.99, "level": 0.01, "members_identified": told, "others_identified": told,
+              "seconds": 1.0}  # fmt: skip
+    flags = [
+        {"case": case.case, "name": f"kind-{case.case}", "severity": "warning", "message": "x" * 90} for case in cases
+    ]
+    bare = Result.model_validate(
+        {"verdict": "", "verdict_level": "", "rows": rows, "cases": titled, "membership": [member], "thresholds": {},
+         "warnings": flags[:2]}
+    )  # fmt: skip
+    print_result(terminal.Path("run"), with_verdict(bare), quiet=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(cases) == 13
+    assert sum(-(-len(line) // 100) or 1 for line in lines) <= 40
+
+
 def test_a_row_has_its_numbers_in_words_and_digits(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, ROW)
-    (found,) = [line for line in lines if line.startswith("inverting")]
-    assert " ".join(found.split()) == "inverting_gradients 2/16 16.8 17 [16, 20] 0.50 12.5 partly recovered"
+    lines = printed(capsys, ROW, details=True)
+    found = [line for line in lines if line.startswith("inverting")]
+    assert [" ".join(line.split()) for line in found] == [
+        "inverting_gradients 2/16 16.8 17 [16, 20] 0.50 12.5 partly recovered"
+    ]
     assert "fc2, [red]batch[/red] 8" in lines, "words of strangers are printed, not obeyed"
     assert any("13.8" in line and "8.7 dB" in line for line in lines), "what is had without the update"
     assert "LEAKS. [bold]no markup[/bold]" in lines
@@ -129,16 +175,16 @@ def test_what_does_not_apply_is_a_dash_and_a_reason(capsys: pytest.CaptureFixtur
     why = {"status": "inapplicable", "reason": "no bias; use dlg", "outcome": "does not apply"}
     row = {**ROW, **NULLS, "attack": "linear", **why}
     lines = printed(capsys, ROW, row, {**row, "attack": "rgap"})
-    assert "2 attacks do not apply here (--why)" in lines
     assert not any(name in line for line in lines for name in ("linear", "rgap", "no bias"))
-    lines = printed(capsys, ROW, row, why=True)
+    lines = printed(capsys, ROW, row, details=True)
     (found,) = [line for line in lines if line.startswith("linear ")]
     assert found.split() == ["linear", "-", "-", "-", "-", "-", "does", "not", "apply"]
-    (alone,) = [line for line in printed(capsys, row) if line.startswith("linear ")]
+    assert "linear, does not apply: no bias; use dlg" in printed(capsys, row), "why a case has no result is no detail"
+    (alone,) = [line for line in printed(capsys, row, details=True) if line.startswith("linear ")]
     assert alone.split() == ["linear", "-", "does", "not", "apply"]  # without columns of scores that nothing has
     assert "linear, does not apply: no bias; use dlg" in lines
     lines = printed(
-        capsys, row, {**row, "case": "b"}, {**ROW, "attack": "dlg", "reason": "on 1 of 2 batches: x"}, why=True
+        capsys, row, {**row, "case": "b"}, {**ROW, "attack": "dlg", "reason": "on 1 of 2 batches: x"}, details=True
     )
     assert sum("no bias" in line for line in lines) == 1, "what is true of both cases is said once"
     assert "linear, does not apply (2 of 2 cases): no bias; use dlg" in lines
@@ -155,13 +201,14 @@ def test_verdict_warnings_and_table_come_in_this_order(capsys: pytest.CaptureFix
         )
     ]
     lines = printed(capsys, ROW, warnings=flags)
-    places = [lines.index(line) for line in ("LEAKS. [bold]no markup[/bold]", "fc2, [red]batch[/red] 8")]
-    assert lines.index("warning: dlg failed. 1 more warning of this kind: flags.json.") in range(*places)
+    heads = ("LEAKS. [bold]no markup[/bold]", "case ", "warning: dlg failed. 1 more warning of this kind: flags.json.")
+    places = [next(i for i, line in enumerate(lines) if line.startswith(head)) for head in (*heads, "report: ")]
+    assert places == sorted(places)
     assert not any("known" in line for line in lines), "a note is no warning"
 
 
 def test_a_run_of_an_earlier_version_has_no_median(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, {key: value for key, value in ROW.items() if key != "psnr_median"})
+    lines = printed(capsys, {key: value for key, value in ROW.items() if key != "psnr_median"}, details=True)
     assert [line.split()[2:4] for line in lines if line.startswith("inverting")] == [["-", "17"]]
 
 
@@ -186,11 +233,13 @@ def test_a_promise_stands_beside_the_verdict(capsys: pytest.CaptureFixture[str])
         "verdict": "LEAKS.", "verdict_level": "exact", "rows": [nested(**ROW)],
         "thresholds": {"recovered_gain_db": 3.0, "exact_db": 40.0},
         "cases": [{"name": "a", "title": "fc2", "baselines": None, "promise": promise}],
+        "summary": [{"name": "empirical_epsilon", "tried": False, "words": "not tried: ask with --prove"}],
     }  # fmt: skip
     print_result(terminal.Path("run"), Result.model_validate(result), quiet=False)
     lines = capsys.readouterr().out.splitlines()
-    place = lines.index("LEAKS.")
-    assert all(fact in lines[place + 1] for fact in ("8.12", "1e-05", "example", "1 round"))
+    (claimed,) = [line for line in lines if line.startswith("claimed")]
+    assert lines.index("LEAKS.") < lines.index(claimed) < next(i for i, line in enumerate(lines) if line[:5] == "case ")
+    assert all(fact in claimed for fact in ("8.12", "1e-05", "example", "1 round"))
 
 
 def test_a_single_case_has_no_name_to_tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,14 +252,16 @@ def test_a_single_case_has_no_name_to_tell(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_words_are_explained_where_they_occur(capsys: pytest.CaptureFixture[str]) -> None:
     explained = "features only: what an inner layer reads"
-    assert explained not in " ".join(printed(capsys, ROW))
-    said = " ".join(printed(capsys, {**ROW, **NULLS, "outcome": "features only"}))
+    assert explained not in " ".join(printed(capsys, ROW, details=True))
+    said = " ".join(printed(capsys, {**ROW, **NULLS, "outcome": "features only"}, details=True))
     assert explained in " ".join(said.split())
 
 
 def test_what_an_attacker_was_told_is_a_column_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not [line for line in printed(capsys, ROW) if "knows" in line.split()[:2]]
-    lines = printed(capsys, ROW, {**ROW, "attack": "dlg", "side_information": ["labels"]})
+    assert not [line for line in printed(capsys, ROW, details=True) if {"knows", "knew"} & set(line.split())]
+    lines = printed(capsys, ROW, {**ROW, "attack": "dlg", "side_information": ["labels"], "recovered": 1.0})
+    assert any(line.split()[:4] == ["case", "best", "attack", "knew"] for line in lines)
+    lines = printed(capsys, ROW, {**ROW, "attack": "dlg", "side_information": ["labels"]}, details=True)
     assert [line.split()[:2] for line in lines if line.startswith(("attack", "dlg", "inverting"))] == [
         ["attack", "knows"], ["inverting_gradients", "-"], ["dlg", "labels"]
     ]  # fmt: skip

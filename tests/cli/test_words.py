@@ -72,4 +72,4 @@ def test_of_pictures_it_is_said(cli: Cli, run: Path) -> None:
     cli("report", run)
     words = shown(run / "report.html")
     assert "Look at the pictures too" in words
-    assert "than its mean color" in words
+    assert "a flat square in its mean color" in words

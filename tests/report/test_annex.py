@@ -15,6 +15,7 @@ from seepage.report.evidence.junit import junit
 from seepage.report.evidence.markdown import summary
 from seepage.report.evidence.statement import evidence_of
 from seepage.report.run import open_run
+from seepage.report.table import case_words
 
 Build = Callable[..., Path]
 Change = Callable[..., None]
@@ -143,10 +144,11 @@ def test_the_annex_names_the_files_that_were_judged(tmp_path: Path, build_run: B
     assert "OTHER" not in page
 
 
-def test_a_catalog_entry_that_fits_alike_is_said_once(tmp_path: Path, build_run: Build) -> None:
-    page = unescape(annex(evidence_of(open_run(build_run(tmp_path))), digest="0"))
-    for one in evidence_of(open_run(tmp_path)).references:
-        assert page.count(one.fits) == 1
+def test_every_catalog_entry_is_named_and_what_fits_is_for_machines(tmp_path: Path, build_run: Build) -> None:
+    evidence = evidence_of(open_run(build_run(tmp_path)))
+    page = unescape(annex(evidence, digest="0"))
+    assert all(one.catalog in page and one.id in page for one in evidence.references)
+    assert all(one["fits"] for one in evidence.record()["references"])
 
 
 def test_guesses_that_nobody_could_score_were_tried_all_the_same(
@@ -155,9 +157,9 @@ def test_guesses_that_nobody_could_score_were_tried_all_the_same(
     run = build_run(tmp_path, cases=("fc2_size-3",), attacks=("linear",), truth=False)
     side = {"name": "reconstruction", "tried": False, "words": "not known: no guess could be scored"}
     change(run, lambda result: result.update(summary=[side]))
-    assert not any("reconstruction of examples" in item for item in evidence_of(open_run(run)).not_tried)
+    assert not any(item.startswith("reconstruction: ") for item in evidence_of(open_run(run)).not_tried)
     change(run, lambda result: put(result["rows"][0], status="inapplicable", outcome="does not apply"))
-    assert any("reconstruction of examples" in item for item in evidence_of(open_run(run)).not_tried)
+    assert any(item.startswith("reconstruction: ") for item in evidence_of(open_run(run)).not_tried)
 
 
 def test_what_a_closed_form_gives_is_told_from_what_attacks_brought_back(
@@ -170,7 +172,7 @@ def test_what_a_closed_form_gives_is_told_from_what_attacks_brought_back(
     change(run, lambda result: result["cases"][0].update(exposed_examples=3, exposed_of=3))
     change(run, lambda result: result.update(summary=[side]))
     evidence = evidence_of(open_run(run))
-    assert evidence.case_words(evidence.result.cases[0], "exact").startswith("3 of 3 [")
+    assert case_words(evidence.result, evidence.result.cases[0], "exact").startswith("3 of 3 [")
     page = annex(evidence, digest="0")
     assert page.count("of the first update, in closed form") >= 2  # recovered, exactly
     assert not any("no bound" in item for item in evidence.not_tried), "one was looked for"
@@ -206,3 +208,47 @@ def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
     change(run, lambda result: result["cases"][0].update(caveats=[wrong, "Contradicted: b.", "Contradicted: c."]))
     page = annex(evidence_of(open_run(run)), digest="0")
     assert ("Contradicted: c." in page, "3 more" in page) == (False, True)
+
+
+PROMISE = {"epsilon": 3.0, "delta": 1e-5, "unit": "update", "rounds": 2, "accountant": "the accountant",
+           "caveats": ["it is vacuous"]}  # fmt: skip
+
+
+def test_what_one_signs_stands_in_print(tmp_path: Path, build_run: Build, change: Change) -> None:
+    run = build_run(tmp_path)
+
+    def claim(result: dict[str, Any]) -> None:
+        result["cases"][0].update(promise=PROMISE, defense="noise")
+
+    change(run, claim)
+    evidence = evidence_of(open_run(run))
+    page = " ".join(re.sub(r"<[^>]+>", " ", unescape(annex(evidence, digest="0"))).split())
+    for line in (
+        "unit of privacy: one update, which joins or leaves", "accountant and composition: the accountant",
+        "caveats: it is vacuous", "secure", "floating-point", "attribute inference", "Who receives single updates",
+        "kept until", "Threshold for acceptance", "not measured", "public software only",
+        "complements, and does not replace", "EDPB Opinion 28/2024, 58(e)", "NIST SP 800-226",
+    ):  # fmt: skip
+        assert line in page, line
+    assert evidence.threshold is None
+    assert "public software only" in evidence.cost
+    assert not any("floating-point" in one for one in evidence_of(open_run(build_run(tmp_path / "bare"))).not_tried)
+
+
+@pytest.mark.parametrize(
+    ("gate", "answer"),
+    [
+        ("--fail-if 'recovered>0'", "recovered > 0 is not accepted: not met by 3 rows"),
+        ("--fail-if=psnr>1000", "psnr > 1000 is not accepted: met"),
+        ("--fail-if nonsense", "nonsense is not accepted: cannot be judged"),
+        ("--fail-if 'recovered>0", None),
+    ],
+)
+def test_the_threshold_of_the_command_is_answered(
+    gate: str, answer: str | None, tmp_path: Path, build_run: Build, change: Change
+) -> None:
+    run = build_run(tmp_path)
+    change(run, lambda env: env.update(command=f"seepage audit {gate}"), "env.json")
+    said = evidence_of(open_run(run)).threshold
+    assert (said or "").startswith(answer or "")
+    assert (said is None) is (answer is None)

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 from tests.helpers.rows import put
 
+from seepage.base.images import LARGEST_SIDE
 from seepage.errors import SeepageError
 from seepage.federation.transcript.truth import open_truth
 from seepage.report import write_grid, write_report
-from seepage.report.pictures import LARGEST_SIDE
 
 Build = Callable[..., Path]
 Change = Callable[..., None]
@@ -134,16 +134,40 @@ def test_nothing_recovered_is_said_whatever_the_psnr(
     page = report(run)
     assert page.words.count("nothing recovered") == 3  # matrix, table, pictures
     assert "39.0" in page.words
-    assert not [case for case in page.all("td") if str(case.get("class")) in ("shade1", "shade2", "shade3", "shade4")]
 
 
 def test_what_does_not_apply_is_one_line_with_its_reason(tmp_path: Path, build_run: Build, report: Read) -> None:
     page = report(build_run(tmp_path))
     assert "dlg, does not apply (convnet_size-3 (title)): the batch is too large; use another attack" in page.words
     assert "dlg: does not apply (why)" in page.words
-    titled = [case for case in page.all("td") if case.get("title")]
-    assert [case["title"] for case in titled] == ["the batch is too large; use another attack"]
     assert "— does not apply" in page.words
+
+
+def test_a_case_is_a_line_with_its_best_attack_and_the_matrix_is_folded(
+    tmp_path: Path, build_run: Build, report: Read, change: Change
+) -> None:
+    cases = tuple("abcde")
+    run = build_run(tmp_path, cases=cases)
+
+    def spread(result: dict[str, Any]) -> None:
+        for place, case in enumerate(result["cases"]):
+            case.update(model=f"net{place}")
+        for row in result["rows"]:
+            put(row, recovered=1.0 if row["attack"] == "dlg" and row["case"] == "b" else 0.0, exact=0.0)
+
+    change(run, spread)
+    page = report(run)
+    text = write_report(run).read_text(encoding="utf-8")
+    head, _, folded = text[: text.index('id="system"')].partition("Every attack on every case")
+    table = head[head.index("Best attack") :]
+    assert table.count('<tr class="muted"><th scope="row">') == 4
+    (line,) = re.findall(r'<tr><th scope="row">.*?</tr>', table, re.DOTALL)
+    assert "#case-2" in line
+    assert "dlg" in line
+    assert "3 of 3 [" in line
+    assert 'class="matrix"' in folded
+    assert 'class="matrix"' not in head
+    assert re.search(r"Model net0[^;]*; net1[^;]*; net2[^;]*; net3[^;]*; net4", page.words), "each model is named"
 
 
 SAID: list[tuple[dict[str, Any], dict[str, Any], str, bool]] = [

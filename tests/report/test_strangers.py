@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from seepage.base.images import pixels
 from seepage.errors import SeepageError
 from seepage.federation.transcript.truth import save_truth
 from seepage.federation.types import Batch
 from seepage.report import write_grid, write_report
-from seepage.report.pictures import inside, pixels
+from seepage.report.pictures import inside
 
 Build = Callable[..., Path]
 Change = Callable[..., None]

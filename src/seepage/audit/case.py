@@ -1,5 +1,6 @@
 """The facts of a result that are no attack's: each case, the thresholds, and the diagnostics."""
 
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -7,6 +8,9 @@ from pydantic import Field, JsonValue
 
 from seepage.base.limits import GAIN_DB, LIKENESS
 from seepage.base.schema import Guarantee, JsonRecord
+
+FEWEST_TESTED = 30
+"""Fewest examples for which an accuracy is shown; with fewer, its 95 % interval is wider than +-18 points."""
 
 
 class DrawnRounds(JsonRecord):
@@ -145,6 +149,27 @@ class Case(JsonRecord):
     def heading(self) -> str:
         """The title, or the name where there is none."""
         return self.title or self.name
+
+    @property
+    def brief(self) -> str:
+        """The title in fewer words: without what stands in brackets.
+
+        >>> Case(name="a", title="fc2, freshly initialized, 2 local epochs (lr 0.01, batch size 8)").brief
+        'fc2, fresh, 2 local epochs'
+        """
+        return re.sub(r" \([^()]*\)", "", self.heading).replace("freshly initialized", "fresh")
+
+    @property
+    def rounds_trained(self) -> int:
+        """Rounds in which a federation's clients, with their defense, trained the model before; 0 where none did."""
+        seen = (self.federation or {}).get("accuracies")
+        last = seen[-1] if isinstance(seen, list) and seen else None
+        return last[0] if isinstance(last, list) and last and isinstance(last[0], int) else 0
+
+    @property
+    def known_accuracy(self) -> float | None:
+        """The accuracy, where it was measured on enough examples to be one."""
+        return self.accuracy if (self.accuracy_examples or 0) >= FEWEST_TESTED else None
 
     def baseline(self, name: str, metric: str) -> float | None:
         """The mean of a metric for a baseline guess; None where it was not measured."""

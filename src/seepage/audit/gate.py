@@ -180,7 +180,7 @@ def _remedy(rows: Sequence[Row], condition: Condition) -> str:
         return "add attacks that apply: none of these gave a result, and the table says why"
     if condition.score == "certified" and any(row.outcome is Outcome.NOT_SCORED for row in rows):
         return (
-            "no attack that ran can certify its guesses, and --why says why others do not apply; gate a "
+            "no attack that ran can certify its guesses, and --details says why others do not apply; gate a "
             'simulated client of this model: seepage audit --model … --data … --fail-if "recovered>0"'
         )
     return "score the run against the truth, name another score, or leave out cases that no attack applies to"

@@ -155,7 +155,7 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
     check_finite(update.tensors, 0)
     beside = _moved_beside(model, update.tensors, input_shape)
     said |= {} if beside is None else {OTHER_OUTPUTS: beside}
-    bent = _Bent.of(capture, update, before, model, outputs)
+    bent = _Bent.of(capture, update, before, model, (input_shape, outputs))
     first = bent is not None and update.kind == "delta"
     update, decay = _without_decay(capture, model, update, before, outputs, first=first)
     if bent is None or not first:
@@ -167,7 +167,7 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
         rule, lr = gradient_rule(make_client(client)), None
     said |= found
     if bent is None and update.kind == "delta" and client.use == "fedsgd":
-        sums = vanishing_sums(model, outputs, rule, capture.target or "class")
+        sums = vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
         said[OPTIMIZER] = TOLD[along_gradient(update.tensors, before, sums=sums)]
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
         certain = not rule.batch_coupled(model)
@@ -434,7 +434,9 @@ class _Bent:
     adaptive: Adaptive | None
 
     @classmethod
-    def of(cls, capture: Capture, update: Update, before: Tensors, model: nn.Module, outputs: int) -> Self | None:
+    def of(
+        cls, capture: Capture, update: Update, before: Tensors, model: nn.Module, sizes: tuple[tuple[int, ...], int]
+    ) -> Self | None:
         """None where the update is linear in a gradient, as far as was stated or can be seen; others as `_rule`."""
         rule, lr = make_client(capture.client), capture.lr
         if isinstance(rule, FedAvg) and not rule.linear_in_gradient and update.kind == "delta":
@@ -442,7 +444,8 @@ class _Bent:
             if one is None:
                 return None  # several steps, or signs: as stated
             return cls(one[0], dict.fromkeys(before, one[1]), None)
-        sums = vanishing_sums(model, outputs, rule, capture.target or "class")
+        input_shape, outputs = sizes
+        sums = vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
         seen = adaptive_step(update.tensors, before, sums=sums)
         if seen is None:
             return None

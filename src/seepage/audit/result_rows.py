@@ -1,11 +1,16 @@
 """Rows of a result beside those of attacks: membership inference, bounds, empirical epsilon, the verdict's parts."""
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 from seepage.base.schema import JsonRecord, Share
 
 # --- membership --------------------------------------------------------------------------------------------------
+
+
+BY_CHANCE = 0.005
+"""Largest chance that a test is given to identify so many more members than others where it tells nothing."""
 
 
 class MembershipRow(JsonRecord):
@@ -72,13 +77,53 @@ class MembershipRow(JsonRecord):
 
     @property
     def tells(self) -> bool:
-        """Whether it distinguishes members from others: the interval of its area lies above chance."""
-        return self.auc_low is not None and self.auc_low > 0.5
+        """Whether it tells members from others: its area lies above chance with its interval, or it identifies more.
+
+        A few members may stand out where most do not, which an area hides: then more members than others are
+        identified, by Fisher's exact test, one-sided.
+
+        >>> few, none = Share.count(30, 1000), Share.count(8, 1000)
+        >>> MembershipRow(case="a", test="x", auc_low=0.49, members_identified=few, others_identified=none).tells
+        True
+        """
+        return (self.auc_low or 0.0) > 0.5 or _by_chance([self]) <= BY_CHANCE
 
     @property
     def tpr(self) -> float | None:
         """True positive rate: the share of members that it identifies."""
         return self.value("members_identified")
+
+
+def tells_members(rows: Iterable[MembershipRow]) -> bool:
+    """Whether a membership test tells members from others, in a case or over all its cases together."""
+    tests: dict[str, list[MembershipRow]] = {}
+    for row in rows:
+        tests.setdefault(row.test, []).append(row)
+    return any(_by_chance(own) <= BY_CHANCE or any(row.tells for row in own) for own in tests.values())
+
+
+def more_members(rows: Iterable[MembershipRow]) -> bool:
+    """Whether more members than others were identified, as so few may be where a test tells nothing."""
+    hits = [(row.members_identified, row.others_identified) for row in rows]
+    return any(hit is not None and false is not None and hit.share > false.share for hit, false in hits)
+
+
+def _by_chance(rows: Iterable[MembershipRow]) -> float:
+    """P(so many of all whom a test identifies are members), where who is a member does not matter.
+
+    That is a sum of hypergeometric counts, one for each case (Fisher's exact test of one case, of several its strata).
+    """
+    from numpy import arange, convolve, ones
+    from scipy.stats import hypergeom
+
+    chance, members = ones(1), 0
+    for row in rows:
+        hit, false = row.members_identified, row.others_identified
+        if hit is not None and false is not None:
+            found = hit.hits + false.hits
+            chance = convolve(chance, hypergeom.pmf(arange(found + 1), hit.of + false.of, found, hit.of))
+            members += hit.hits
+    return float(chance[members:].sum())
 
 
 MEMBERSHIP_SCORES = ("auc", "auc_low", "auc_high", "members_identified", "others_identified")
@@ -214,4 +259,6 @@ class SummaryPart(JsonRecord):
     @property
     def title(self) -> str:
         """The name for people."""
-        return self.name.replace("_", " ") + " (lower bound)" * (self.name == "empirical_epsilon")
+        return {"membership_inference": "membership", "empirical_epsilon": "measured epsilon"}.get(
+            self.name, self.name.replace("_", " ")
+        )

@@ -11,6 +11,8 @@ The types of its parts are in `outcome`, `result_rows` and `case` beside this, a
 
 import json
 import math
+from collections.abc import Iterable
+from html import escape
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -317,6 +319,18 @@ NUMBER_NAMES = (*SCORE_NAMES, "certified_guesses", "false_certificates", *Cost.m
 """Names of `Row.numbers` that a row may have in every run."""
 
 
+NO_COUNT = "-"
+
+
+def _shares(row: Row) -> tuple[float, ...]:
+    return row.mean("recovered") or 0.0, row.mean("exact") or 0.0, row.certified_examples, row.gave_result
+
+
+def _html(rows: Iterable[tuple[str, ...]]) -> str:
+    lines = ("".join(f"<td>{escape(text)}</td>" for text in row) for row in rows)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
 class Result(JsonRecord):
     """The content of `result.json`.
 
@@ -359,6 +373,18 @@ class Result(JsonRecord):
         if odd is not None:
             raise PydanticCustomError("damaged", "{words}", {"words": f"a row is of the unknown case {odd!r:.40}"})
         return self
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the verdict, its parts, and each case with the attack that recovered most."""
+        found = [(case, max(self.rows_of(case), key=_shares, default=None)) for case in self.cases]
+        lines = [
+            (case.heading, row.attack, NO_COUNT if row.count("recovered") is None else
+             f"{row.count('recovered')} of {row.examples}", row.phrase)
+            for case, row in found if row is not None
+        ]  # fmt: skip
+        parts = [(part.title, part.words) for part in self.summary]
+        tables = (_html(parts), _html([("case", "best attack", "recovered", "outcome"), *lines]))
+        return f"<p><b>{escape(self.verdict)}</b></p>{''.join(tables)}"
 
     def rows_of(self, case: Case) -> list[Row]:
         """The rows of one case, in the order of the file."""

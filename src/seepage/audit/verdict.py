@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from seepage.audit.case import Kind, shared_parts
 from seepage.audit.findings import inconclusive, worst
-from seepage.audit.row import Case, Diagnostic, EpsilonRow, MembershipRow, Outcome, Result, Row
+from seepage.audit.result_rows import more_members, tells_members
+from seepage.audit.row import Case, Diagnostic, EpsilonRow, MembershipRow, Outcome, Result, Row, SummaryPart
 from seepage.audit.verdict_summary import members_identified, reconstructed, verdict_summary
 from seepage.base.words import places_of, plural
 
@@ -24,6 +25,14 @@ HEADS = {
     "inconclusive": "INCONCLUSIVE.",
 }
 """What a verdict begins with, by its level; `unscored` has several."""
+
+ASK = "not tried: ask with "
+"""How the words of a part begin that nobody asked for."""
+
+NOTHING_MORE = "no extra knowledge"
+
+UNMEASURED = "not measured with the defense (--set federation.rounds=50 trains with it)"
+"""Said of what a defense costs where that is not known."""
 
 _TRACES: Mapping[Kind, str] = {
     "pictures": "come closer than a flat color; look at the pictures",
@@ -68,7 +77,7 @@ def with_verdict(
     found = found.model_copy(update={"cases": cases})
     level, words = verdict(found.rows, cases, found.warnings, own_code=own_code)
     said = [words, named_members(found.membership, found.judged)]
-    if level not in ("exact", "recognizable", "certified") and any(row.tells for row in found.membership):
+    if level not in ("exact", "recognizable", "certified") and tells_members(found.membership):
         said.reverse()  # what was found comes first
     first = [contradicted(found.epsilons, cases), false_certificates(found.judged_rows, cases)]
     words = " ".join(filter(None, (*first, *said, stopped_words(found.judged_rows))))
@@ -264,7 +273,7 @@ def _cases(count: int, which: str = "audited") -> str:
 
 def _knowledge(row: Row) -> str:
     shown = "indices" in {*row.known} - {*row.side_information}
-    extra = f"extra knowledge: {', '.join(row.side_information)}" if row.side_information else "no extra knowledge"
+    extra = f"extra knowledge: {', '.join(row.side_information)}" if row.side_information else NOTHING_MORE
     return extra + "; the protocol shows the indices of each batch" * shown
 
 
@@ -334,11 +343,15 @@ def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
     more = f" and {len(lacking) - LISTED_NAMES} more" if len(lacking) > LISTED_NAMES else ""
     missing = f"Membership was not tested on {'; '.join(lacking[:LISTED_NAMES])}{more}: see the report." * bool(lacking)
     tested = [row for row in rows if row.auc is not None]
-    telling = [row for row in tested if row.tells]
-    if telling:
-        said = f"MEMBERS IDENTIFIED. {members_identified(telling, headings).words}."
+    where = _cases(len({row.case for row in tested}))
+    if tells_members(tested):
+        said = f"MEMBERS IDENTIFIED. {_sentence(members_identified(tested, headings).words)}"
+    elif more_members(tested):
+        said = (
+            f"MEMBERSHIP OPEN. In {where} more members than others were identified, too few to be told from chance: "
+            "raise batch.count."
+        )
     elif tested:
-        where = _cases(len({row.case for row in tested}))
         said = (
             f"NO MEMBERS IDENTIFIED. In {where} no membership test did better than chance. "
             "That is no proof that nobody can be identified."
@@ -412,16 +425,82 @@ def reasons(rows: Iterable[Row], titles: Mapping[str, str]) -> list[tuple[str, s
     return found
 
 
-def guarantee_lines(cases: Sequence[Case]) -> list[str]:
-    """The differential-privacy guarantees of the defenses, shown beside the verdict; each sentence once.
+def headline(result: Result) -> str:
+    """The verdict without what `answers` says in lines of their own.
 
-    That there is none is a warning, and stands with those.
+    >>> part = SummaryPart(name="reconstruction", tried=True, words="4 of 4 examples exactly, by dlg on net")
+    >>> words = "LEAKS. In 1 of 1 audited case. Worst: 4 of 4 examples exactly, by dlg on net. Look."
+    >>> headline(Result(verdict=words, verdict_level="exact", rows=[], cases=[], thresholds={}, summary=[part]))
+    'LEAKS. In 1 of 1 audited case. Look.'
+    """
+    words = result.verdict
+    for said in (*(part.words for part in result.summary if part.tried), _without_defense(result)):
+        for form in (f" Worst: {said}.", f" Without the defense: {said}.", f" {_sentence(said)}", f" {said}."):
+            words = words.replace(form, "") if said else words
+    return words.replace(f" The attacker used {NOTHING_MORE}.", "")  # what it did use is a column
 
-    >>> guarantee_lines([Case(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
-    ['Claimed by the defense: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
+
+def answers(result: Result, *, brief: bool = True) -> list[tuple[str, str]]:
+    """What was found of each question of a run, and what a defense claims and costs: the question and the answer.
+
+    Args:
+        result: The result.
+        brief: Call each case by its title in fewer words.
+    """
+    said = [(part.title, part.words) for part in result.summary if not part.words.startswith(ASK)]
+    said.insert(1, ("without the defense", _without_defense(result)))
+    last = len(said) - (said[-1][0] == "measured epsilon")
+    said[last:last] = [("claimed", line) for line in claims(result.judged)]
+    said.append(("accuracy", _accuracy(result)))
+    for case in sorted(result.cases if brief else (), key=lambda case: -len(case.heading)):
+        said = [(what, words.replace(case.heading, case.brief)) for what, words in said]
+    return [(what, words) for what, words in said if words]
+
+
+def not_asked(summary: Sequence[SummaryPart]) -> str:
+    """The parts of a verdict that nobody asked for, and how to; empty for none.
+
+    >>> not_asked([SummaryPart(name="upper_bound", tried=False, words="not tried: ask with --bounds")])
+    'not tried: upper bound (--bounds)'
+    """
+    left = [f"{part.title} ({part.words.removeprefix(ASK)})" for part in summary if part.words.startswith(ASK)]
+    return f"not tried: {', '.join(left)}" if left else ""
+
+
+def _without_defense(result: Result) -> str:
+    """What was reconstructed of the cases beside the judged ones; empty where nothing was."""
+    judged = {case.name for case in result.judged}
+    beside = [row for row in result.rows if row.case not in judged]
+    return reconstructed(beside, result.titles).words if any(row.leaks for row in beside) else ""
+
+
+def _accuracy(result: Result) -> str:
+    """What the defense costs in accuracy, of the case where that is most; empty where no client uses a defense."""
+    named = {case.name: case for case in result.cases}
+    defended = [case for case in result.judged if case.defense]
+    pairs = [
+        (case.known_accuracy, twin.known_accuracy, case.rounds_trained)
+        for case in defended
+        if (twin := named.get(case.undefended or "")) and case.rounds_trained
+    ]
+    known = [(own, bare, rounds) for own, bare, rounds in pairs if own is not None and bare is not None]
+    if known:
+        own, bare, rounds = min(known, key=lambda pair: pair[0] - pair[1])
+        after = plural(rounds, "round")
+        counted = {case.promise.rounds for case in defended if case.promise and case.promise.epsilon is not None}
+        fewer = "; what is claimed is of fewer rounds" if any((one or 0) < rounds for one in counted) else ""
+        return f"{100 * bare:.0f} % where clients trained {after} without the defense, {100 * own:.0f} % with it{fewer}"
+    return UNMEASURED * bool(defended)
+
+
+def claims(cases: Sequence[Case]) -> list[str]:
+    """The differential-privacy guarantees of the defenses, each once. That there is none is a warning.
+
+    >>> claims([Case(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
+    ['epsilon = 8 at delta = 1e-05 for each example, over 1 round']
     """
     said = ((one.heading, one.promise.phrase) for one in cases if one.promise and one.promise.epsilon is not None)
-    return [f"Claimed by the defense: {line}." for line in once(said, len(cases))]
+    return once(said, len(cases))
 
 
 def caveat_lines(cases: Sequence[Case]) -> list[str]:

@@ -4,8 +4,10 @@ Each part states the worst of all cases with its interval, or that it was not tr
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 
 from seepage.audit.findings import worst
+from seepage.audit.result_rows import more_members, tells_members
 from seepage.audit.row import BoundRow, Case, EpsilonRow, MembershipRow, Result, Row, SummaryName, SummaryPart
 from seepage.base.schema import Share
 from seepage.base.words import plural
@@ -124,10 +126,17 @@ def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, 
         return SummaryPart(
             name="membership_inference", tried=False, words=f"not tried: {lacking or 'ask with --membership'}"
         )
-    most = worst(judged)
+    most, how = worst([row for row in judged if row.tells] or judged), ""
     hit = most.members_identified
     assert hit is not None
-    words = f"{most.words}, by {most.test} on {headings[most.case]}"
+    if not tells_members(judged):
+        doubt = "too few to be told" if more_members(judged) else "not told"
+        how = f"{doubt} from chance (AUC {most.auc or 0:.2f}, [{most.auc_low or 0:.2f}, {most.auc_high or 1:.2f}]): "
+    elif not most.tells:
+        own = [row.members_identified for row in judged if row.test == most.test and row.members_identified]
+        hits, of = sum(one.hits for one in own), sum(one.of for one in own)
+        how = f"{hits} of {of} members over all cases together; the most in one, "
+    words = f"{how}{most.words}, by {most.test} on {headings[most.case]}"
     return _part("membership_inference", words, most.case, hit.share, *hit.interval)
 
 
@@ -162,6 +171,9 @@ BOUND_ORDER = ("exact_share", "tpr")
 """Bounds in the order in which they are printed."""
 
 
+TOO_FEW = ", which so few calls could not do"
+
+
 def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]) -> SummaryPart:
     """The defense whose claim is contradicted, or else the least private one.
 
@@ -175,14 +187,13 @@ def empirical_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str
         return SummaryPart(name="empirical_epsilon", tried=False, words=f"not measured: {epsilons[0].reason}")
     most = worst(judged)
     held = [
-        f"{name} {claimed:.3g} not contradicted"
+        f"{name} {claimed:.3g} not contradicted{TOO_FEW if claimed >= (most.ceiling or inf) else ''}"
         for name, claimed in (("stated", most.stated), ("computed", most.computed))
         if claimed is not None and not any(name in against for against in most.contradicted)
     ]
     verdict = "; ".join([*most.contradicted, *held]) or "nothing is claimed"
     over = f"over {plural(most.rounds or 0, 'round')} at delta {most.delta:g}"
-    own = most.words.removeprefix("measured epsilon ").removeprefix("lower bound on epsilon ")
-    words = f"{own}; {verdict}; {over}, on {headings[most.case]}"
+    words = f"{verdict}; {most.words}; {over}, on {headings[most.case]}"
     return _part("empirical_epsilon", words, most.case, most.measured, most.measured, most.fitted_high)
 
 

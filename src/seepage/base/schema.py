@@ -113,6 +113,7 @@ class Guarantee(JsonRecord):
         delta: The chance that it does not hold.
         unit: What it protects: one `example`, or one `update` of a client.
         rounds: Rounds that were counted.
+        accountant: Who counted epsilon, and how rounds compose; data sets are neighbors where one unit joins or leaves.
         caveats: Why not to trust it, one sentence each.
     """
 
@@ -120,6 +121,7 @@ class Guarantee(JsonRecord):
     delta: float | None = None
     unit: str = ""
     rounds: int | None = None
+    accountant: str = ""
     caveats: tuple[str, ...] = ()
 
     @field_validator("caveats", mode="before")
@@ -135,6 +137,19 @@ class Guarantee(JsonRecord):
         unit = "example" if self.unit == "example" else "client's update"
         over = f"over {self.rounds} round{'' if self.rounds == 1 else 's'}"
         return f"epsilon = {self.epsilon:.3g} at delta = {self.delta:g} for each {unit}, {over}"
+
+    @property
+    def terms(self) -> str:
+        """What the phrase rests on, in words.
+
+        >>> Guarantee(epsilon=1.0, delta=1e-5, unit="example", rounds=1, accountant="by hand").terms
+        'unit of privacy: one example, which joins or leaves; accountant and composition: by hand; caveats: none found'
+        """
+        accountant = self.accountant or "not recorded"
+        return (
+            f"unit of privacy: one {self.unit}, which joins or leaves; accountant and composition: {accountant}; "
+            f"caveats: {'; '.join(self.caveats) or 'none found'}"
+        )
 
 
 T = TypeVar("T", bound=JsonRecord)

@@ -81,7 +81,9 @@ PicturesOption = Annotated[
         help="Whether report.html shows pictures and grid.png is written; a run remembers it.",
     ),
 ]
-WhyOption = Annotated[bool, _output("--why", help="Also say why attacks do not apply, which is counted else.")]
+DetailsOption = Annotated[
+    bool, _output("--details", help="Every attack on every case, and why it has no result where it has none.")
+]
 ReuseOption = Annotated[
     bool,
     _gate(
@@ -377,7 +379,7 @@ class ShowOptions(PrintOptions):
     """How a run is shown."""
 
     pictures: PicturesOption = None
-    why: WhyOption = False
+    details: DetailsOption = False
 
 
 MINUTES = 10.0

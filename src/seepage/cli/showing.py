@@ -73,7 +73,12 @@ def present(finished: "Run", shown: "ShowOptions", *, note_old: bool = True, sto
     else:
         note_old = note_old and not finished.fresh
         print_result(
-            folder, finished.result, quiet=shown.quiet, note_old=note_old, why=shown.why, stored=stored or Stored()
+            folder,
+            finished.result,
+            quiet=shown.quiet,
+            note_old=note_old,
+            details=shown.details,
+            stored=stored or Stored(),
         )
 
 

@@ -16,22 +16,17 @@ from rich.text import Text
 from seepage.audit.case import Kind
 from seepage.audit.findings import findings
 from seepage.audit.observe import inferred_lines
-from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row, SummaryPart
-from seepage.audit.verdict import caveat_lines, guarantee_lines, reasons, warning_lines
+from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row
+from seepage.audit.verdict import answers, caveat_lines, headline, not_asked, reasons, warning_lines
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.cli.console import PlainConsole, open_console
 from seepage.cli.stored import MARK, Stored
 from seepage.errors import printable
-from seepage.report.formatting import GLOSSARY, duration, measured_on, number
-from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, plain_text
+from seepage.report.formatting import GLOSSARY, NONE, accuracy_words, duration, without_update
+from seepage.report.table import HEADINGS, CaseTexts, RowTexts, further_metrics, is_muted, plain_text
 
 LINE_EVERY = 5.0
 """Seconds between progress lines where there is no terminal."""
-
-BASELINES = {"mean_color": "mean color", "grey": "grey", "random": "noise"}
-RECORD_BASELINES = {
-    "typical": "mean of other rows", "mean_color": "the example's mean", "grey": "mid-range", "random": "noise",
-}  # fmt: skip
 
 COUNTED_ATTACKS = 10
 """Attacks that are counted; of fewer the share is shown, since "0 of 1" would say nothing while a long one runs."""
@@ -91,112 +86,121 @@ def print_result(
     *,
     quiet: bool,
     note_old: bool = False,
-    why: bool = False,
+    details: bool = False,
     stored: Stored = Stored(),  # noqa: B008
 ) -> None:
-    """Verdict, warnings, tables, and where the report lies.
+    """The verdict, a table with a line for each case, warnings, and where the report lies.
 
     Args:
         folder: The run folder.
         result: Its result.
         quiet: The verdict and nothing else.
         note_old: Say that the run was finished earlier.
-        why: Say why attacks do not apply, also where another one had a result.
-        stored: Rows of other attacks on the same cases, to stand below those of this run.
+        details: Every attack on every case, and why it has no result where it has none.
+        stored: Rows of other attacks on the same cases, to stand below those of this run; with the details.
     """
     console = open_console()
     result = Result.model_validate(plain(result.record()))  # a stranger's words must not move the cursor
     if quiet:
         console.print(result.verdict, soft_wrap=console.whole_lines, highlight=False, markup=False)
         return
+    details = details or bool(stored.rows)
     _print_verdict(console, result)
+    console.print(_case_table([CaseTexts(result, case) for case in result.cases]))
+    if any(row.scored for row in result.rows):
+        console.print(Text(_legend(result), style="dim"))
+    console.print()
     for case in result.cases:
         rows = result.rows_of(case)
-        console.print(Text(f"{case.heading}{CONTROL if case.control else ''}", style="bold"))
-        if case.baselines:
-            console.print(Text(_baselines(case) + _accuracy(case), style="dim"))
-        folded = [] if why else _folded(rows)
-        if len(folded) < len(rows):
-            shown = [row for row in rows if row not in folded]
-            console.print(_table([*shown, *stored.of(case.name, rows)], case.kind))
-        for line in [*_counted(folded), *_beside(case, rows)]:
+        beside = _beside(case, rows)
+        if details or (beside and len(result.cases) > 1):
+            console.print(Text(case.heading, style="bold"))
+        if details and case.baselines:
+            more = f"; {accuracy}" if case.federation and (accuracy := accuracy_words(case)) else ""
+            console.print(Text(plain_text(f"without the update: {without_update(case)}{more}"), style="dim"))
+        if details and rows:
+            console.print(_table([*rows, *stored.of(case.name, rows)], case.kind))
+        for line in beside:
             console.print(Text(line, style="dim"), soft_wrap=console.whole_lines)
-        members = [row for row in result.membership if row.case == case.name]
-        if members:
+        if details and (members := [row for row in result.membership if row.case == case.name]):
             console.print(_members_table(members))
-        console.print()
-    _print_reasons(console, result, why=why)
-    unscored = (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY, Outcome.TOKENS_IDENTIFIED)
-    if any(row.scored or row.outcome in unscored for row in result.rows):
-        console.print(Text(_legend(result), style="dim"))
-        console.print()
-    if stored.rows:
-        console.print(Text(f"{MARK.strip()} {stored.made}", style="dim"), soft_wrap=console.whole_lines)
+        if details or beside:
+            console.print()
+    said = [(line, "dim") for line in _reasons(result, details=details)]
+    said += [(f"warning: {line}", "yellow") for line in warning_lines(result.warnings, result.cases)]
+    said += [(line, "dim") for line in [_columns(result) if details else "", not_asked(result.summary)] if line]
+    said += [(f"{MARK.strip()} {stored.made}", "dim")] if stored.rows else []
+    for line, style in said:
+        console.print(Text(line, style=style))
+    if said:
         console.print()
     if note_old:
         console.print("This run was finished earlier and is shown as it was; delete its folder to run it again.")
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
     if _of_pictures(result.rows) and (folder / "grid.png").exists():
         console.print(f"pictures: {folder / 'grid.png'}", highlight=False, soft_wrap=True, markup=False)
-
-
-CONTROL = " (beside it, to show that these attacks work)"
-"""Behind the title of a case that is no finding of the run."""
+    if not details:
+        console.print("every attack: seepage report RUN --details", highlight=False, markup=False)
 
 
 def _print_verdict(console: PlainConsole, result: Result) -> None:
-    """The verdict with all that stands beside it, the warnings, and the parts of the verdict."""
+    """The verdict, with its parts in lines of their own, and what limits what was stated of captured updates."""
     leaks = any(one.state == "leaks" and one.kind != "membership" for one in findings(result))
     leaks = leaks or any(row.certified is not None and row.certified.wrong for row in result.judged_rows)
-    console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
-    for line in guarantee_lines(result.judged):
-        console.print(Text(line, style="bold"), soft_wrap=console.whole_lines)
+    console.print(Text(headline(result), style="bold red" if leaks else "bold"))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, words in answers(result):
+        table.add_row(Text(title, style="bold"), Text(words))
+    if table.row_count:
+        console.print(table)
     for line in caveat_lines(result.cases):
         console.print()
         console.print(Text(line))
     console.print()
-    warnings = warning_lines(result.warnings, result.cases)
-    for line in warnings:
-        console.print(Text(f"warning: {line}", style="yellow"))
-    if warnings:
-        console.print()
-    if result.summary:
-        console.print(_summary_table(result.summary))
-        console.print()
 
 
-def _folded(rows: Sequence[Row]) -> list[Row]:
-    """Rows of attacks that do not apply, where another one had a result."""
-    spoke = any(row.gave_result for row in rows)
-    return [row for row in rows if spoke and row.outcome is Outcome.INAPPLICABLE]
+def _case_table(cases: Sequence[CaseTexts]) -> Table:
+    """A line for each case; what no case has is no column."""
+    columns = {
+        "case": [f"{one.title}{CONTROL if one.case.control else ''}" for one in cases],
+        "best attack": [one.attack for one in cases],
+        "knew": [one.known for one in cases],
+        "recovered": [one.recovered for one in cases],
+        "exact": [one.exact for one in cases],
+        "members": [one.members for one in cases],
+        "seconds": [one.seconds for one in cases],
+    }
+    kept = {name: texts for name, texts in columns.items() if any(text not in ("", NONE) for text in texts)}
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in kept:
+        right = name in ("exact", "members", "seconds")
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for one, texts in zip(cases, zip(*kept.values(), strict=True), strict=True):
+        style = "dim" if one.case.control else "red" if one.leaks else ""
+        table.add_row(*(Text(plain_text(text or NONE)) for text in texts), style=style)
+    return table
 
 
-def _counted(folded: Sequence[Row]) -> list[str]:
-    """A line in place of the rows of attacks that do not apply.
-
-    >>> _counted([Row(case="a", attack="x", status="inapplicable", outcome="does_not_apply")] * 3)
-    ['3 attacks do not apply here (--why)']
-    """
-    one = len(folded) == 1
-    return [f"{len(folded)} attack{' does' if one else 's do'} not apply here (--why)"] if folded else []
+CONTROL = " (no finding)"
+"""Behind the title of a case that only shows that these attacks work."""
 
 
-def _print_reasons(console: PlainConsole, result: Result, *, why: bool) -> None:
-    """Why attacks and membership tests have no result, but for what is folded."""
-    folded = [] if why else [row for case in result.cases for row in _folded(result.rows_of(case))]
-    entries = reasons((row for row in result.rows if row.reason and row not in folded), result.titles)
-    for attack, words in entries:
-        console.print(Text(f"{attack}, {words}", style="dim"))
-    lacking = [(row.test, f"no result: {row.reason}") for row in result.membership if row.reason]
-    lacking += [
-        (case.heading, f"membership not tested: {case.membership_skipped}")
+def _reasons(result: Result, *, details: bool) -> list[str]:
+    """Why attacks and membership tests have no result; without details but for what is no lack of the run."""
+    quiet = (Outcome.INAPPLICABLE, Outcome.NOT_NEEDED)
+    spoke = {case.name for case in result.cases if any(row.gave_result for row in result.rows_of(case))}
+    lacking = (
+        row for row in result.rows if row.reason and (details or row.case not in spoke or row.outcome not in quiet)
+    )
+    lines = [f"{attack}, {words}" for attack, words in reasons(lacking, result.titles)]
+    lines += [f"{row.test}, no result: {row.reason}" for row in result.membership if row.reason]
+    return lines + [
+        f"{case.heading}, membership not tested: {case.membership_skipped}"
         for case in result.cases
         if case.membership_skipped
     ]
-    for what, words in lacking:
-        console.print(Text(f"{what}, {words}", style="dim"))
-    if entries or lacking:
-        console.print()
 
 
 def _of_pictures(rows: Sequence[Row]) -> bool:
@@ -213,21 +217,28 @@ def _beside(case: Case, rows: Sequence[Row]) -> list[str]:
 
 
 def _legend(result: Result) -> str:
-    """What the columns mean, and the outcomes of this run that no score compares with examples."""
+    """What the columns of the cases mean."""
     limits, scored = result.thresholds, [row for row in result.rows if row.scored]
-    outcomes = {row.outcome.phrase for row in result.rows}
     own = "the example's own mean" + " and that of other rows" * any("typical" in row.baselines for row in scored)
     rule = limits.of_pictures if _of_pictures(result.rows) else f"{limits.recovered_gain_db:g} dB over {own}"
+    exact = f"over {limits.exact_db:g} dB"
+    if all(row.of_text for row in scored):
+        rule, exact = "a ROUGE-2 of at least 0.5", "every token is right"
+    beside = " no finding: the same case without the defense, which shows that these attacks work."
+    control = beside * any(case.control for case in result.cases)
+    return f"recovered: {rule}; [low, high]: its 95 % interval. exact: {exact}.{control}"
+
+
+def _columns(result: Result) -> str:
+    """What the columns of the attacks mean, and the outcomes of this run that no score compares with examples."""
+    outcomes = {row.outcome.phrase for row in result.rows}
+    scored = [row for row in result.rows if row.scored]
     if scored and all(row.of_text for row in scored):
-        words = (
-            "found: recovered of all texts; recovered is a ROUGE-2 of at least 0.5. exact: every token is right. "
-            "ROUGE-1, ROUGE-2: share of tokens, and of neighboring pairs of tokens, in common (F measure)."
-        )
+        words = "ROUGE-1, ROUGE-2: share of tokens, and of neighboring pairs of tokens, in common (F measure)."
     elif scored:
         words = (
-            f"found: recovered of all examples; recovered is {rule}. exact: over {limits.exact_db:g} dB. "
-            "median, mean: PSNR in dB over all examples; equal ones count 150, which draws a mean up. "
-            "[low, high]: 95 % interval of the mean."
+            "found: recovered of all examples. median, mean: PSNR in dB over all examples; equal ones count 150, which "
+            "draws a mean up. [low, high]: 95 % interval of the mean."
         )
     else:
         words = "found: what an attack certifies. How close a guess is to a private example takes a truth (--truth)."
@@ -286,39 +297,3 @@ def _members_table(rows: Sequence[MembershipRow]) -> Table:
         ]
         table.add_row(Text(row.test), *map(Text, entries), style="red" if row.tells else "")
     return table
-
-
-def _summary_table(found: Sequence[SummaryPart]) -> Table:
-    """The parts of the verdict, one line each."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for part in found:
-        table.add_row(Text(part.title, style="bold"), Text(part.words), style="" if part.tried else "dim")
-    return table
-
-
-def _baselines(case: Case) -> str:
-    if case.baseline("frequent", "rouge_1") is not None:
-        rouges = (number(case.baseline("frequent", f"rouge_{n}"), 2) for n in (1, 2))
-        share = case.baseline("frequent", "token_recall")
-        named = "" if share is None else f"; they are {share:.0%} of the distinct ones"
-        return (
-            "without the update: the most frequent tokens of public text, ROUGE-1 and ROUGE-2 "
-            f"{', '.join(rouges)}{named}"
-        )
-    pictures = case.baseline("mean_color", "ssim") is not None
-    words = BASELINES if pictures else RECORD_BASELINES
-    known = {what: case.baseline(name, "psnr") for name, what in words.items()}
-    found = (f"{what} {plain_text(number(psnr))}" for what, psnr in known.items() if psnr is not None)
-    return f"without the update: {', '.join(found)} dB"
-
-
-def _accuracy(case: Case) -> str:
-    """How well a federation's model does at the audited round."""
-    if not case.federation or case.accuracy is None:
-        return ""
-    whole = measured_on(case.measure, case.accuracy_examples or 0)
-    if case.measure == "value":
-        return f"; the model explains {case.accuracy:.0%} of {whole}"
-    return f"; accuracy {case.accuracy:.0%} on {whole}"

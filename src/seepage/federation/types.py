@@ -45,12 +45,14 @@ after. Attacks, except `exposure`, use no data, no transcripts on disk, no metri
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import ClassVar, Literal, Protocol, Self, final, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from seepage.base.images import shown
 from seepage.base.registry import Spec
 from seepage.base.storage import Tensors as Tensors
 from seepage.errors import SeepageError
@@ -103,6 +105,10 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first pictures."""
+        return f"<p>{len(self)} examples</p>{shown(self.inputs, self.labels)}"
 
     def to(self, device: torch.device | str) -> Self:
         indices = None if self.indices is None else self.indices.to(device)
@@ -798,3 +804,10 @@ class Reconstruction:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what came back, and the first pictures of it."""
+        what = {"input": "guesses of examples", "feature": "inputs of an inner layer", "token": "tokens"}[self.space]
+        sure = "" if self.certified is None else f"; {int(self.certified.sum())} certified as exact"
+        words = "".join(f"<br>{escape(note)}" for note in self.notes)
+        return f"<p>{len(self)} {what}{sure}; {self.status}{words}</p>{shown(self.inputs, self.labels)}"

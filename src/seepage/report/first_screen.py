@@ -3,16 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from seepage.audit.row import Case
-from seepage.base.words import plural
+from seepage.base.words import places_of, plural
 from seepage.report.formatting import NO_DATA, defense_words, model_words, training_words
 from seepage.report.pictures import Place
 from seepage.report.run import RunFolder
 
 MOST_PAIRS = 4
 """Private pictures beside their reconstructions on the first screen: a row of them fits into 400 pixels."""
-
-MOST_SAID = 3
-"""Different values of one fact that the box says; more are counted, since each case's own section has its."""
 
 Best = tuple[Case, str, Place]
 """A case, an attack, and the place of an example of that case."""
@@ -43,8 +40,8 @@ def best_examples(run: RunFolder) -> list[Best]:
     return [example for *_, example in sorted(ranked, key=lambda entry: entry[:3])]
 
 
-def system_under_test(cases: Sequence[Case], knows: Sequence[str]) -> dict[str, str]:
-    """What was audited, fact by fact; where cases differ, each value once.
+def system_under_test(cases: Sequence[Case], knows: Sequence[str] = ()) -> dict[str, dict[str, list[str]]]:
+    """What was audited: each fact in words, to the names of the cases that it is one of.
 
     Args:
         cases: The cases of a run.
@@ -58,15 +55,5 @@ def system_under_test(cases: Sequence[Case], knows: Sequence[str]) -> dict[str, 
         "Batch": lambda case: "size not known" if case.batch_size is None else plural(case.batch_size, "example"),
         "Defense": lambda case: defense_words(case.defense, case.data),
     }
-    found = {name: _once([said(case) for case in cases]) for name, said in facts.items()}
-    return {**found, "Attacker knows": ", ".join(knows)} if knows else found
-
-
-def _once(said: Sequence[str]) -> str:
-    """Each value once, or how many there are.
-
-    >>> _once(["fc2", "fc2", "convnet"]), _once(list("abcd"))
-    ('fc2; convnet', '4 of them, see each case below')
-    """
-    different = list(dict.fromkeys(said))
-    return "; ".join(different) if len(different) <= MOST_SAID else f"{len(different)} of them, see each case below"
+    found = {name: places_of((case.name, said(case)) for case in cases) for name, said in facts.items()}
+    return {**found, "Attacker knows": {", ".join(knows): []}} if knows else found

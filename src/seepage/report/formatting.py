@@ -6,7 +6,7 @@ from math import isfinite
 
 from markupsafe import Markup, escape
 
-from seepage.audit.case import Measure
+from seepage.audit.case import Case, Measure
 from seepage.base.words import plural
 
 NONE = "\N{EM DASH}"
@@ -14,11 +14,8 @@ NONE = "\N{EM DASH}"
 
 
 GLOSSARY = {
-    "recovered": "so like a private example that it would be recognized, by the limits under the tables",
-    "exact": "as good as equal to a private example: within about 1 % of the value range, by the limit there too",
-    "partial": "closer to a private example than what needs no update, and not recovered",
     "certified": "an attack proved, without the private examples, that only they fit what was sent",
-    "knew more": "what the attacker was given beyond what the protocol shows to every server",
+    "knew": "what the attacker was given beyond what the protocol shows to every server",
     "features only": "what an inner layer reads was reconstructed, and no attack made examples of it",
     "mixture only": "what an inner layer was given was found mixed, and no guess is proved to be of one example",
     "tokens identified": "which distinct tokens the texts hold, not which stood together, in what order or how often",
@@ -115,15 +112,6 @@ def measured_on(measure: Measure, examples: int, which: str = "unseen") -> str:
     return f"{inside}{plural(examples, f'{which} {word}')}"
 
 
-def brief(title: str) -> str:
-    """A case's title for the head of a column: without what stands in brackets.
-
-    >>> brief("fc2, batch 32, freshly initialized, 2 local epochs (lr 0.01, batch size 8)")
-    'fc2, batch 32, fresh, 2 local epochs'
-    """
-    return re.sub(r" \([^()]*\)", "", title).replace("freshly initialized", "fresh")
-
-
 def with_options(name: str | None, options: Mapping[str, object]) -> str:
     """A name with its options, written as a call.
 
@@ -184,3 +172,29 @@ def unbroken(text: str) -> Markup:
     Markup('ask with <span class="option">--no-pictures</span> &amp; sign')
     """
     return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
+
+
+def accuracy_words(case: Case) -> str:
+    """How well the model does; empty where it was measured on too few examples."""
+    if case.known_accuracy is None:
+        return ""
+    share, whole = percent(case.known_accuracy), measured_on(case.measure, case.accuracy_examples or 0)
+    return f"{share} of {whole} explained" if case.measure == "value" else f"accuracy {share} on {whole}"
+
+
+def without_update(case: Case) -> str:
+    """How good guesses are that need no update."""
+    if case.baseline("frequent", "rouge_1") is not None:
+        rouges = " and ".join(number(case.baseline("frequent", f"rouge_{n}"), 2) for n in (1, 2))
+        share = case.baseline("frequent", "token_recall")
+        named = "" if share is None else f"; they are {percent(share)} of the distinct ones"
+        return f"the most frequent tokens of public text, ROUGE-1 and ROUGE-2 {rouges}{named}"
+    picture = case.baseline("mean_color", "ssim") is not None
+    known = {"typical": "mean of other rows", "mean_color": "mean color" if picture else "the example's mean",
+             "grey": "grey" if picture else "mid-range", "random": "noise"}  # fmt: skip
+    said = []
+    for name, words in known.items():
+        psnr, ssim = (case.baseline(name, metric) for metric in ("psnr", "ssim"))
+        alike = "" if ssim is None else f", SSIM {number(ssim, 2)}"
+        said += [] if psnr is None else [f"{words} {number(psnr)} dB{alike}"]
+    return "; ".join(said)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from seepage.audit.case import shared_parts
 from seepage.audit.row import Case
+from seepage.base.images import pixels
 from seepage.base.manifest import renew
 from seepage.base.storage import write_whole
 from seepage.report.formatting import number
-from seepage.report.pictures import Examples, Place, open_examples, pixels
+from seepage.report.pictures import Examples, Place, open_examples
 from seepage.report.run import RunFolder, open_run
 
 MOST_CASES, MOST_ATTACKS, MOST_EXAMPLES = 10, 8, 4

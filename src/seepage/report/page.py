@@ -9,8 +9,10 @@ from torch import Tensor
 
 from seepage.audit.case import Kind
 from seepage.audit.recipe.places import shown_recipe
+from seepage.audit.result_rows import tells_members
 from seepage.audit.row import PASSED_OVER, Case, Diagnostic, Row
-from seepage.audit.verdict import caveat_lines, guarantee_lines, reasons, warning_lines
+from seepage.audit.verdict import answers, caveat_lines, headline, not_asked, reasons, warning_lines
+from seepage.base.images import LARGEST_SIDE, data_uri
 from seepage.base.manifest import renew
 from seepage.base.storage import write_whole
 from seepage.base.words import places_of, plural
@@ -18,18 +20,15 @@ from seepage.report import formatting as words
 from seepage.report.first_screen import MOST_PAIRS, best_examples, system_under_test
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
-from seepage.report.pictures import LARGEST_SIDE, Examples, Guesses, Place, data_uri, open_examples, truth_folder
+from seepage.report.pictures import Examples, Guesses, Place, open_examples, truth_folder
 from seepage.report.records import records_of
 from seepage.report.run import RunFolder, open_run
-from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, matrix_entry
+from seepage.report.table import HEADINGS, CaseTexts, RowTexts, further_metrics, is_muted
 from seepage.report.templates import page_environment
 from seepage.report.texts import texts_of
 
 STRIP_LENGTH = 8
 """Examples shown per case."""
-
-FEWEST_TESTED = 30
-"""Fewest examples for which an accuracy is shown; with fewer, its 95 % interval is wider than +-18 points."""
 
 LEVELS = {
     "certified": "Certified copies",
@@ -40,11 +39,6 @@ LEVELS = {
     "inconclusive": "Inconclusive",
 }
 """The verdict in words; any other level means that nothing could be scored."""
-
-OF_PICTURES = {
-    "partial": "closer to a private example than its mean color, and not recovered",
-}
-"""What is to be looked up where the examples are pictures."""
 
 STRONG = ("certified", "exact", "recognizable")
 """Levels at which examples were reconstructed."""
@@ -86,7 +80,6 @@ def _render(run: RunFolder, pictures: bool) -> str:
     filters: tuple[Callable[..., str], ...] = (
         words.breakable,
         words.unbroken,
-        words.brief,
         words.number,
         words.signed,
         words.scientific,
@@ -104,7 +97,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     kinds = {section["kind"] for section in sections}
     kind = next((one for one in ("pictures", "records", "texts") if one in kinds), "pictures")
     exposed, level = open_exposed(run.folder), run.result.verdict_level
-    titles, members = run.result.titles, any(row.tells for row in run.result.membership)
+    titles, members = run.result.titles, tells_members(run.result.membership)
     wrong = any(row.contradicted for row in run.result.epsilons)
     tokens = any(row.identified_tokens for row in run.result.judged_rows)
     known = _in_all([section["known"] for section in sections if section["known"]])
@@ -118,7 +111,9 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "shows_truth": any(truth_folder(run, case) for case in run.cases),
         "certified": any(row.certified_examples for row in run.rows),
         "targets": {case.target for case in run.cases},
-        "promises": guarantee_lines(run.result.judged),
+        "headline": headline(run.result),
+        "answers": answers(run.result),
+        "not_asked": not_asked(run.result.summary),
         "caveats": caveat_lines(run.cases),
         "warning_lines": warning_lines(run.flags, run.cases),
         "titles": titles,
@@ -134,7 +129,12 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         + "; tokens identified" * tokens
         + "; members identified" * members
         + "; epsilon contradicted" * wrong,
-        "matrix": [(attack, [matrix_entry(_row(run, attack, case)) for case in run.cases]) for attack in run.attacks],
+        "cases": [CaseTexts(run.result, case) for case in run.cases],
+        "none": words.NONE,
+        "matrix": [
+            (attack, [row and RowTexts(row) for row in (_row(run, attack, case) for case in run.cases)])
+            for attack in run.attacks
+        ],
         "sections": sections,
         "known": known,
         "pairs": _pairs(run) if pictures else [],
@@ -148,7 +148,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "defense_words": words.defense_words,
         "is_muted": is_muted,
         "headings": HEADINGS,
-        "glossary": {**words.GLOSSARY, **OF_PICTURES} if kind == "pictures" else words.GLOSSARY,
+        "glossary": words.GLOSSARY,
+        "without_update": words.without_update,
         "untested": [case for case in run.cases if case.membership_skipped],
     }
 
@@ -211,7 +212,7 @@ def _section(run: RunFolder, case: Case, shown: bool) -> dict[str, Any]:
     further = further_metrics(tried)
     return {
         "case": case,
-        "accuracy": accuracy_words(case),
+        "accuracy": words.accuracy_words(case),
         "known": [item for item in known if all(item in map(str, row.known) for row in tried)],
         "side_information": any(row.side_information for row in tried),
         "rows": [RowTexts(row, further) for row in tried],
@@ -223,15 +224,6 @@ def _section(run: RunFolder, case: Case, shown: bool) -> dict[str, Any]:
         "records": records_of(run, case, found),
         "remark": _remark(found, kind) if shown else f"This page was written without {kind}.",
     }
-
-
-def accuracy_words(case: Case) -> str:
-    """How well the model does; empty where it was measured on too few examples."""
-    examples = case.accuracy_examples or 0
-    if case.accuracy is None or examples < FEWEST_TESTED:
-        return ""
-    share, whole = words.percent(case.accuracy), words.measured_on(case.measure, examples)
-    return f"{share} of {whole} explained" if case.measure == "value" else f"accuracy {share} on {whole}"
 
 
 def _strips(
@@ -250,13 +242,13 @@ def _strips(
     return strips
 
 
-def _pairs(run: RunFolder) -> list[tuple[str, str, StripPicture, StripPicture]]:
+def _pairs(run: RunFolder) -> list[tuple[Case | None, str, StripPicture, StripPicture]]:
     """The closest reconstructions of the run beside the private pictures, where both are in the folder.
 
     Returns:
         The case, where several are judged, the attack, what the client holds, and what the attack made of the update.
     """
-    opened, pairs = dict[str, Examples](), list[tuple[str, str, StripPicture, StripPicture]]()
+    opened, pairs = dict[str, Examples](), list[tuple[Case | None, str, StripPicture, StripPicture]]()
     several = sum(not case.control for case in run.cases) > 1
     for case, attack, place in best_examples(run):
         if len(pairs) == MOST_PAIRS:
@@ -271,7 +263,7 @@ def _pairs(run: RunFolder) -> list[tuple[str, str, StripPicture, StripPicture]]:
             guess = _guess(run, row, number, place, pictures.guesses[attack])
             if guess.uri is not None:  # what was not returned is scored as mid-gray
                 guess = replace(guess, alt=f"Closest: {guess.alt}")
-                pairs.append((case.heading if several else "", attack, private, guess))
+                pairs.append((case if several else None, attack, private, guess))
     return pairs
 
 

@@ -1,15 +1,10 @@
 """Read the examples of a run, pair them with the truth, and reduce pictures to the size of a page."""
 
-import io
 import re
-from base64 import b64encode
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from seepage.audit.case import Kind
@@ -20,9 +15,6 @@ from seepage.errors import SeepageError
 from seepage.federation.transcript.truth import open_truth
 from seepage.federation.types import Tensors
 from seepage.report.run import RunFolder
-
-LARGEST_SIDE = 128
-"""Pictures with more pixels along a side are reduced, since a page may contain hundreds of them."""
 
 _ROUND = re.compile("[0-9]{1,9}")
 
@@ -173,23 +165,3 @@ def _kind_of(tensor: Tensor) -> Kind | None:
         return "records" if tensor.is_floating_point() else "texts"
     whole = tensor.is_floating_point() and tensor.ndim == 4 and min(tensor.shape) > 0
     return "pictures" if whole and tensor.shape[1] in (1, 3) else None
-
-
-def pixels(picture: Tensor, largest: int = LARGEST_SIDE) -> NDArray[np.uint8]:
-    """A picture `[C, H, W]` in [0, 1] as `[H, W, 3]` bytes, reduced to `largest` pixels along a side.
-
-    >>> pixels(torch.full((1, 2, 2), 0.5))[0, 0].tolist()
-    [128, 128, 128]
-    """
-    bounded = picture.detach().float().cpu().nan_to_num(nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1)
-    levels = (bounded * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0)
-    image = Image.fromarray(levels.contiguous().numpy())
-    image.thumbnail((largest, largest), Image.Resampling.LANCZOS)
-    return np.asarray(image)
-
-
-def data_uri(picture: Tensor, largest: int = LARGEST_SIDE) -> str:
-    """A picture `[C, H, W]` in [0, 1] as a PNG inside a `data:` address."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels(picture, largest)).save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + b64encode(buffer.getvalue()).decode()

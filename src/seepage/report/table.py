@@ -1,8 +1,11 @@
-"""Format a result row as the texts of a table, for the terminal, the report and the frontier."""
+"""Format a result's rows and cases as the texts of a table, for the terminal, the report and the frontier."""
 
 from collections.abc import Iterable, Sequence
+from typing import Literal, Self
 
-from seepage.audit.row import Outcome, Row
+from seepage.audit.findings import leaked, worst
+from seepage.audit.row import Case, Outcome, Result, Row
+from seepage.base.schema import Share
 from seepage.base.units import in_words
 from seepage.base.words import plural
 from seepage.measure.metrics import default_metrics
@@ -112,27 +115,108 @@ _COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest", "t
 """Scores of a row that have no column of their own among the further metrics."""
 
 
-def matrix_entry(row: Row | None) -> tuple[str, str, int, str | None]:
-    """One attack on one case in the overview matrix.
-
-    Args:
-        row: Its row; None: the attack was not run there.
-
-    Returns:
-        A count, words, a shade from 0 (nothing) to 4 (all), and why there is no result.
-    """
-    if row is None:
-        return NONE, "not run", 0, None
-    share, recall = row.mean("recovered"), row.mean("token_recall")
-    if share is None and row.certified_examples:
-        return f"{row.certified_examples}", "certified", 4, None
-    if row.identified_tokens:
-        return f"{row.identified_tokens:,}", "tokens identified", 4 if recall is None else 1 + int(recall * 3), None
-    if share is None:
-        return NONE, _outcome(row), 0, row.reason
-    return count_of(share, row.examples), row.phrase, min(4, 1 + int(share * 3)) if share else 0, None
-
-
 def is_muted(row: Row) -> bool:
     """Whether a table shows a row in a muted color: nothing was recovered, or the result was not scored."""
     return not (row.scored or row.identified_tokens) or row.outcome is Outcome.NOTHING_RECOVERED
+
+
+# --- a case ------------------------------------------------------------------------------------------------------
+
+CLOSED_FORM = "closed form"
+"""What stands in the place of an attack where an update gives examples away exactly by itself."""
+
+
+class CaseShare(Share):
+    """A share of private examples.
+
+    Attributes:
+        closed_form: It is revealed in closed form, by the first update alone; else an attack reconstructed it.
+    """
+
+    closed_form: bool = False
+
+    @classmethod
+    def count(cls, hits: int, of: int, *, closed_form: bool = False) -> Self:
+        """The share with its interval."""
+        return super().count(hits, of).model_copy(update={"closed_form": closed_form})
+
+    @property
+    def words(self) -> str:
+        """For people.
+
+        >>> CaseShare.count(0, 8).words, CaseShare.count(4, 4, closed_form=True).words
+        ('0 of 8 [0 %, 37 %]', '4 of 4 [40 %, 100 %] of the first update, in closed form')
+        """
+        whose = " of the first update, in closed form" if self.closed_form else ""
+        return f"{self.hits:,} of {self.of:,} {self.range}{whose}"
+
+
+Counted = Literal["recovered", "exact"]
+
+
+def share_of(result: Result, case: Case, measure: Counted = "recovered") -> CaseShare | None:
+    """The largest share of a case's examples that an attack reconstructed, or that is revealed in closed form.
+
+    None where there was no truth to compare guesses with.
+    """
+    rows = [row for row in result.rows_of(case) if row.scored and row.examples]
+    counts = [(row.count(measure), row.examples, False) for row in rows]
+    counts += [(*case.closed_form, True)] if case.exposed_examples and (rows or case.baselines) else []
+    whole = [CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
+    return max(whole, key=lambda one: one.hits / one.of, default=None)
+
+
+def case_words(result: Result, case: Case, measure: Counted) -> str:
+    """What was reconstructed of a case, for people: without a truth what proves itself."""
+    share, rows = share_of(result, case, measure), result.rows_of(case)
+    if share is not None and case.inconclusive is not None:
+        return f"inconclusive ({share.words})"
+    proving = [row for row in rows if row.certificate and (share is None or row.identified_tokens)]
+    proof = worst(proving).certificate if proving and measure == "recovered" else ""
+    if share is None and case.exposed_examples and not any(row.certified_examples for row in proving):
+        given = f"{plural(case.exposed_examples, 'example')} revealed exactly in closed form"
+        proof = given if measure == "recovered" else ""
+    return "; ".join(filter(None, ("not scored" if share is None else share.words, proof)))
+
+
+class CaseTexts:
+    """One case as texts, with the attack that recovered most of it.
+
+    Args:
+        result: The result.
+        case: One of its cases.
+
+    Attributes:
+        title: The title, without what stands in brackets.
+        attack: The best attack; `closed form` where the update gives more away by itself; a dash where none had a
+            result.
+        recovered: What was recovered, with its interval.
+        exact: Number of exact ones.
+        members: Members that the best membership test identified.
+        seconds: Wall time of that attack.
+        leaks: Whether anything of the examples, or who they are of, was found.
+        known: What that attack was told.
+    """
+
+    def __init__(self, result: Result, case: Case) -> None:
+        rows, tests = result.rows_of(case), [row for row in result.membership if row.case == case.name]
+        share, exact, best = share_of(result, case), share_of(result, case, "exact"), worst(rows) if rows else None
+        if not (best is not None and best.gave_result):
+            best = None
+        closed = share.closed_form if share else bool(case.exposed_examples) and not any(map(leaked, rows))
+        self.case, self.title = case, case.brief
+        self.attack = CLOSED_FORM if closed else NONE if best is None else best.attack
+        unknown = "not recorded" if case.skipped else ", ".join(dict.fromkeys(row.phrase for row in rows))
+        if share is not None or closed:
+            self.recovered = case_words(result, case, "recovered")
+        else:
+            self.recovered = _outcome(best) if best is not None else unknown or "no attack"
+        wrong = 0 if best is None or best.certified is None else best.certified.wrong or 0
+        self.recovered += f"; {plural(wrong, 'false certificate')}" if wrong else ""
+        self.exact = NONE if exact is None else f"{exact.hits:,}"
+        tested = [row for row in tests if row.members_identified is not None]
+        named = worst(tested).members_identified if tested else None
+        self.members = NONE if named is None else f"{named.hits} of {named.of}"
+        self.seconds = NONE if best is None or closed else number(best.cost.seconds)
+        self.known = "" if best is None or closed else ", ".join(best.side_information)
+        self.leaks = bool(case.exposed_examples) or any(map(leaked, rows)) or any(row.tells for row in tests)

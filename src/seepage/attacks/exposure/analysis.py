@@ -337,11 +337,14 @@ class UpdateAnalysis:
         own = {} if decay is None else decay.shares
         return [replace(one, noise=None, share=None) if one.name in own else one for one in self.fingerprints]
 
-    @property
+    @cached_property
     def _sums(self) -> tuple[str, ...]:
         """Tensors of the last layer whose rows add up to zero in a gradient of the client's loss."""
-        known = self.knowledge
-        return () if self.makes_examples else vanishing_sums(known.model, known.num_outputs, known.client, known.target)
+        known, params = self.knowledge, self.observed.params
+        if self.makes_examples:
+            return ()
+        own = (known.model, known.num_outputs, known.client, known.target)
+        return vanishing_sums(*own, known.input_shape, params)
 
     @cached_property
     def along_gradient(self) -> bool | None:

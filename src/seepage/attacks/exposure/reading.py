@@ -75,7 +75,7 @@ def read_off(victim: Victim) -> Victim:
         return victim
     update, model = victim.update(0), at_state(knowledge.model, victim.params, victim.buffers)
     steps = own.rule.count(len(rule.parts(victim.batches(0))[0]))
-    sums = vanishing_sums(model, knowledge.num_outputs, own, knowledge.target or "class")
+    sums = vanishing_sums(model, knowledge.num_outputs, own, knowledge.target or "class", knowledge.input_shape)
     adaptive = adaptive_step(update.tensors, victim.params, sums=sums)
     if adaptive is not None:
         read = replace(own.rule, lr=adaptive.size, optimizer="signsgd", momentum=0.0, nesterov=False)

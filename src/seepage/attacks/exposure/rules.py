@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import Finding
+from seepage.attacks.exposure.labels import head_of
 from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import last_linear
 from seepage.base.rounding import DEVIATIONS, FLOAT32_SUM
 from seepage.federation.measured import ROUNDING, Formats, Step, decay_of, format_told, measured_entries, spread_of
-from seepage.federation.types import ClientUpdate, Target
+from seepage.federation.types import ClientUpdate, Target, Tensors
 
 ADAM = "Adam, AdamW, RMSprop or Adagrad"
 """Optimizers whose first step is `g / (|g| + eps)` times a rate."""
@@ -136,7 +137,14 @@ class Adaptive:
         )
 
 
-def vanishing_sums(model: nn.Module, outputs: int, rule: ClientUpdate, target: Target) -> tuple[str, ...]:
+def vanishing_sums(
+    model: nn.Module,
+    outputs: int,
+    rule: ClientUpdate,
+    target: Target,
+    input_shape: tuple[int, ...],
+    params: Tensors | None = None,
+) -> tuple[str, ...]:
     """Tensors of the last layer whose rows add up to zero in a gradient of the client's loss: a softmax's.
 
     Args:
@@ -144,9 +152,16 @@ def vanishing_sums(model: nn.Module, outputs: int, rule: ClientUpdate, target: T
         outputs: Number of its outputs.
         rule: The client's rule.
         target: What examples are trained towards.
+        input_shape: Shape of one example.
+        params: Weights, where the model has others.
+
+    Returns:
+        None of a network that changes what its last layer returns, as a ReLU does.
     """
     names = last_linear(model, outputs) if rule.loss == "cross_entropy" and target == "class" else None
-    return () if names is None else tuple(filter(None, names))
+    if names is None or head_of(model, params or {}, input_shape, names[0]).kind != "outputs":
+        return ()
+    return tuple(filter(None, names))
 
 
 TOLD = {

@@ -11,6 +11,10 @@ from seepage.measure.privacy.accounting import caveats, epsilon, epsilons
 DELTA = 1e-5
 """Default delta, the usual one of the literature; it should be below one over the number of examples."""
 
+EXACT = "dp-accounting; rounds compose to one Gaussian mechanism, whose epsilon is exact (Balle and Wang 2018)"
+RENYI = "dp-accounting; rounds compose by their Renyi divergences, which gives an upper bound (Mironov 2017)"
+"""Who counts epsilon and how, for noise that is alike in all rounds and that differs."""
+
 
 def guarantee_of(
     defense: Defense | None, taken: Sequence[int] = (0,), delta: float = DELTA, *, participations: int = 1
@@ -39,7 +43,8 @@ def guarantee_of(
         return None
     mechanism = stated[place]
     assert mechanism is not None
-    none = Guarantee(unit=mechanism.unit, delta=delta, rounds=len(taken))
+    how = RENYI if isinstance(mechanism.sigma, tuple) else EXACT
+    none = Guarantee(unit=mechanism.unit, delta=delta, rounds=len(taken), accountant=how)
 
     def lacking(why: str) -> Guarantee:
         return none.model_copy(update={"caveats": (why,)})

@@ -4,16 +4,18 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 from seepage.audit.case import Case
+from seepage.audit.verdict import answers, headline
 from seepage.base.lock import scratch
 from seepage.base.words import places_of
 from seepage.errors import SeepageError, short
 from seepage.report.evidence.statement import Evidence, leaks_words
-from seepage.report.formatting import NO_DATA, defense_words, duration, model_words, unbroken
-from seepage.report.page import STRONG, accuracy_words
+from seepage.report.first_screen import system_under_test
+from seepage.report.formatting import duration, percent, unbroken
+from seepage.report.page import STRONG
+from seepage.report.table import case_words, share_of
 from seepage.report.templates import page_environment
 
 MOST_CASES = 6
@@ -45,10 +47,10 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
     result, letters = evidence.result, evidence.letters
 
     def risk(case: Case) -> tuple[float, int]:
-        share = evidence.share(case)
+        share = share_of(result, case)
         return (-1.0, 0) if share is None else (share.share, share.of)
 
-    shown = sorted(sorted(result.cases, key=risk, reverse=True)[:MOST_CASES], key=result.cases.index)
+    shown = sorted(sorted(result.judged, key=risk, reverse=True)[:MOST_CASES], key=result.judged.index)
     level = "quiet" if result.verdict_level == "nothing" else "partial"
     level = "leaks" if result.verdict_level in STRONG else level
     warnings = evidence.warning_lines
@@ -61,26 +63,28 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
         .get_template("annex.html.j2")
         .render(
             e=evidence,
-            cases=shown,
-            left=len(result.cases) - len(shown),
+            cases=[(case, *(case_words(result, case, name) for name in ("recovered", "exact"))) for case in shown],
+            left=len(result.judged) - len(shown),
             judged=[(letters[case.name], own) for case, own in files if own],
             attacks=attacks,
             leaks_words=leaks_words,
             tried=[one for one in evidence.findings if one.kind in ("attack", "membership")],
-            taken=places_of((letters[case.name], case.assumed_update) for case in result.cases if case.assumed_update),
+            taken=places_of((letters[case.name], case.assumed_update) for case in result.judged if case.assumed_update),
             observations=places_of(
                 (letters[case.name], words) for case in shown for words in evidence.observations.get(case.name, [])
             ),
             inferred=list(dict.fromkeys(name for case in result.cases for name in case.inferred or {})),
-            system=_system(evidence),
+            system=system_under_test(result.judged),
+            letters=letters,
             parts={name: evidence.lettered(words) for name, words in evidence.summary.items()},
+            answers=_answers(evidence),
             not_tried=[evidence.lettered(words) for words in evidence.not_tried],
             warnings=warnings[:MOST_WARNINGS],
             warnings_left=len(warnings[MOST_WARNINGS:]),
             caveats=[_begun(words) for words in evidence.caveats[:MOST_CAVEATS]],
             caveats_left=len(evidence.caveats[MOST_CAVEATS:]),
             level=level,
-            verdict=HEAD.fullmatch(evidence.lettered(result.verdict)),
+            verdict=HEAD.fullmatch(evidence.lettered(headline(result))),
             digest=digest,
             signer=signer,
             style=style,
@@ -88,22 +92,29 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
     )
 
 
-def _system(evidence: Evidence) -> dict[str, dict[str, list[str]]]:
-    """What was audited: each fact in words, to the letters of the cases that it is one of."""
-    facts: dict[str, Callable[[Case], str]] = {
-        "Model": lambda case: model_words(case.model or "not known", {}, case.parameters),
-        "Data": lambda case: (
-            f"{case.data or NO_DATA}{f' ({case.data_source})' if case.data and case.data_source else ''}"
-        ),
-        "Client algorithm": lambda case: case.client or "not known",
-        "Defense": lambda case: defense_words(case.defense, case.data),
-        "Training stage": lambda case: "; ".join(filter(None, (case.history, accuracy_words(case)))) or "not known",
-    }
-    letters = evidence.letters
-    return {
-        what: places_of((letters[case.name], said(case)) for case in evidence.result.cases)
-        for what, said in facts.items()
-    }
+def _answers(evidence: Evidence) -> list[tuple[str, str]]:
+    """The answers of the verdict, with shares over all cases and all that a claim rests on."""
+    worst, mean = (evidence.risk_words(risk) for risk in (evidence.maximum_risk, evidence.average_risk))
+    found = evidence.summary.get("reconstruction", "")
+    risk = evidence.maximum_risk
+    counted = risk is None or not risk.hits or f"{risk.hits:,} of {risk.of:,}" in found
+    most = found if found and counted else "; ".join(filter(None, (worst, found)))
+    said = [("reconstruction, the worst", most), ("on average, the best attacks", mean)]
+    for question, words in answers(evidence.result, brief=False):
+        if question == "claimed":
+            held = [case.promise for case in evidence.result.judged if case.promise is not None]
+            promises = [promise for promise in held if promise.phrase in words]
+            said.append((question, f"{words}; {promises[0].terms}" if promises else words))
+        elif question != "reconstruction":
+            said.append((question, words))
+    named = {case.heading for case in evidence.result.cases if case.control}
+    said = [(what, words if any(one in words for one in named) else evidence.lettered(words)) for what, words in said]
+    reached = [case.known_accuracy for case in evidence.result.cases if case.known_accuracy is not None]
+    own = (
+        f"of the models as attacked: {percent(min(reached))} to {percent(max(reached))}" if reached else "not measured"
+    )
+    price = dict(said).get("accuracy")
+    return [*said[: -1 if price else None], ("accuracy", f"{price}; {own}" if price else own)]
 
 
 def _begun(words: str) -> str:

@@ -17,7 +17,7 @@ from seepage.base.storage import check_schema, read_json
 from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.report.evidence.pack import is_pack, refuse_changed_pack
-from seepage.report.evidence.statement import CLOSED_FORM
+from seepage.report.table import CLOSED_FORM
 
 LEVEL = 0.05
 """Chance that a comparison of two runs of the same thing calls anything worse."""

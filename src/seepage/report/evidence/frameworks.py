@@ -126,6 +126,24 @@ NIST = Reference(
 )
 
 
+def asked(*, bounded: bool, epsilon: bool) -> list[tuple[str, str, str]]:
+    """What public texts ask for: where, what, and who fills it in.
+
+    Args:
+        bounded: Whether the run has an upper bound.
+        epsilon: Whether it has an epsilon that is claimed or measured.
+    """
+    edpb, nist = "EDPB Opinion 28/2024, 58(e)", "NIST SP 800-226"
+    bound = "this run: the upper bound" if bounded else "this run, by attacks alone; no bound"
+    return [
+        (edpb, "theoretical resistance to re-identification: of updates", bound),
+        (edpb, "the same: of the released model", "not ours"),
+        (f"{nist}, top", "epsilon, and of what", "this run" if epsilon else "nobody: no epsilon is claimed"),
+        (f"{nist}, middle", "what undermines it, such as lacking security", "the controller; here: not examined"),
+        (f"{nist}, base", "how data are collected", "the controller"),
+    ]
+
+
 def references(*, membership: bool, epsilon: bool) -> list[Reference]:
     """The entries that a run speaks of.
 

@@ -1,5 +1,6 @@
 """What may be signed after a run: the answer to the last question of whoever files its annex."""
 
+from seepage.audit.result_rows import tells_members
 from seepage.audit.row import Result
 from seepage.report.page import STRONG
 
@@ -20,7 +21,7 @@ def what_to_sign(result: Result) -> str:
             "Not that these updates may be sent: they reveal private data. Change the defense, the batch or the model, "
             "and audit again."
         )
-    if any(row.tells for row in result.membership):
+    if tells_members(result.membership):
         return (
             "Not that these updates may be sent: they reveal who is in the data. Change the defense, the batch or the "
             "model, and audit again."

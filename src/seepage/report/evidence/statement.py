@@ -1,48 +1,47 @@
 """What is filed of a run beside its result: its findings, by whom, with what, for how long, and what was not tried."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from seepage.attacks.network.evidence import MULTIPLE
-from seepage.audit.findings import AuditFinding, failed, findings, reported, worst
+from seepage.audit.findings import AuditFinding, failed, findings, reported
+from seepage.audit.gate import met, parse_condition
 from seepage.audit.row import PASSED_OVER, Case, Outcome, Result, Row
 from seepage.audit.verdict import caveat_lines, warning_lines
 from seepage.base.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
 from seepage.base.registry import attacks as known_attacks
 from seepage.base.registry import membership_tests
-from seepage.base.schema import JsonRecord, Share
+from seepage.base.schema import JsonRecord
 from seepage.base.storage import read_json
 from seepage.base.words import plural
 from seepage.errors import SeepageError
-from seepage.report.evidence.frameworks import Reference, ThreatModel, references, threat_model
+from seepage.measure.metrics import METRICS
+from seepage.report.evidence.frameworks import Reference, ThreatModel, asked, references, threat_model
 from seepage.report.evidence.sign_off import what_to_sign
+from seepage.report.formatting import duration
 from seepage.report.leakage import open_exposed
 from seepage.report.run import RunFolder
+from seepage.report.table import CaseShare, share_of
 
 OWN_CODE = "the auditor's own code"
-
-CLOSED_FORM = "closed form"
-"""What stands in the place of an attack where an update gives examples away exactly by itself."""
-
-UNTRIED_PARTS = {
-    "reconstruction": "reconstruction of examples",
-    "membership_inference": "membership inference",
-    "upper_bound": "upper bounds for every attacker",
-    "empirical_epsilon": "empirical epsilon of the defense that really runs",
-}
 
 LACKING = re.compile("not (tried|known|measured): ")
 """How the words of a part begin that has no finding: a list of what was not tried does not say it again."""
 
 OUT_OF_SCOPE = [
     "a malicious server, which changes the model or picks the clients to learn more",
-    "what the trained model remembers of its training data, and what its predictions reveal",
+    "what the released model and its predictions reveal: this complements, and does not replace, tests of it",
+    "attribute inference: what of a record that is known in part tells the rest",
     "properties of a client's data set, or which site an update is from",
     "the network, the machines, and the people",
 ]
+
+NOISE = "of the noise: whether its randomness is secure, and what floating-point numbers do to it"
+"""What nobody looks at behind an epsilon."""
 
 AUDIT_AGAIN = [
     "the architecture, the loss or the way the input reaches the model changes",
@@ -53,31 +52,6 @@ AUDIT_AGAIN = [
     "an attack is published that is not among those of this run, or seepage gets a new one",
 ]
 """What ends the validity of a finding."""
-
-
-class CaseShare(Share):
-    """A share of private examples.
-
-    Attributes:
-        closed_form: It is revealed in closed form, by the first update alone; else an attack reconstructed it.
-    """
-
-    closed_form: bool = False
-
-    @classmethod
-    def count(cls, hits: int, of: int, *, closed_form: bool = False) -> Self:
-        """The share with its interval."""
-        return super().count(hits, of).model_copy(update={"closed_form": closed_form})
-
-    @property
-    def words(self) -> str:
-        """For people.
-
-        >>> CaseShare.count(0, 8).words, CaseShare.count(4, 4, closed_form=True).words
-        ('0 of 8 [0 %, 37 %]', '4 of 4 [40 %, 100 %] of the first update, in closed form')
-        """
-        whose = " of the first update, in closed form" if self.closed_form else ""
-        return f"{self.hits:,} of {self.of:,} {self.range}{whose}"
 
 
 def leaks_words(found: Sequence[AuditFinding]) -> str:
@@ -120,6 +94,7 @@ class Evidence(JsonRecord):
         references: Entries of public catalogs that this evidence speaks of.
         not_tried: What this run says nothing of.
         may_sign: What may be signed after this run, and what not.
+        threshold: The condition of `--fail-if` that the command set, and whether it is met; None: it set none.
         audit_again: What ends the validity of this finding.
     """
 
@@ -143,6 +118,7 @@ class Evidence(JsonRecord):
     references: list[Reference]
     not_tried: list[str]
     may_sign: str | None = None
+    threshold: str | None = None
     audit_again: list[str]
 
     def record(self) -> dict[str, Any]:
@@ -154,6 +130,7 @@ class Evidence(JsonRecord):
             "verdict": self.result.verdict,
             "level": self.result.verdict_level,
             "summary": self.summary,
+            "asked": self.asked,
             **{name: None if share is None else share.model_dump(mode="json") for name, share in risks.items()},
         }
 
@@ -161,6 +138,23 @@ class Evidence(JsonRecord):
     def letters(self) -> dict[str, str]:
         """Name of each case to what it is called on the annex: A, B, ..."""
         return {case.name: _letter(place) for place, case in enumerate(self.result.cases)}
+
+    @property
+    def asked(self) -> list[tuple[str, str, str]]:
+        """What public texts ask for: where, what, and who fills it in."""
+        bounded = any(row.value is not None for row in self.result.bounds)
+        return asked(bounded=bounded, epsilon=_has_epsilon(self.result))
+
+    @property
+    def cost(self) -> str:
+        """What the attacks took and needed, for whoever weighs how likely they are."""
+        ran = [one for one in self.findings if one.ran and one.kind in ("attack", "membership")]
+        own = any(source == OWN_CODE for source in self.sources.values())
+        on = ", ".join(filter(None, (self.environment.get(name) for name in ("device", "platform"))))
+        needs = f"public software{' and ' + OWN_CODE if own else ' only'}"
+        worst = max((one for one in ran if one.state == "leaks"), key=lambda one: one.seconds, default=None)
+        longest = f", the longest that leaks {duration(worst.seconds)}" if worst else ""
+        return f"all attacks {duration(sum(one.seconds for one in ran))}{longest}, on {on or 'a machine'}; {needs}"
 
     @property
     def summary(self) -> dict[str, str]:
@@ -179,22 +173,9 @@ class Evidence(JsonRecord):
         """Caveats on what was stated of the updates, each once, with its cases where these are not all."""
         return caveat_lines(self.result.cases)
 
-    def share(self, case: Case, measure: Literal["recovered", "exact"] = "recovered") -> CaseShare | None:
-        """The largest share of a case's examples that an attack reconstructed, or that is revealed in closed form.
-
-        None where there was no truth to compare guesses with.
-        """
-        rows = [row for row in self.result.rows_of(case) if row.scored and row.examples]
-        counts = [(row.count(measure), row.examples, False) for row in rows]
-        counts += [(*case.closed_form, True)] if case.exposed_examples and (rows or case.baselines) else []
-        whole = [
-            CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of
-        ]
-        return max(whole, key=lambda one: one.hits / one.of, default=None)
-
     @cached_property
     def _recovered(self) -> list[CaseShare]:
-        return [share for case in self.result.judged if (share := self.share(case)) is not None]
+        return [share for case in self.result.judged if (share := share_of(self.result, case)) is not None]
 
     @property
     def maximum_risk(self) -> CaseShare | None:
@@ -214,18 +195,6 @@ class Evidence(JsonRecord):
         doubtful = not share.hits and any(case.inconclusive is not None for case in self.result.judged)
         return f"inconclusive ({share.words})" if doubtful else share.words
 
-    def case_words(self, case: Case, measure: Literal["recovered", "exact"]) -> str:
-        """What was reconstructed of a case, for people: without a truth what proves itself."""
-        share, rows = self.share(case, measure), self.result.rows_of(case)
-        if share is not None and case.inconclusive is not None:
-            return f"inconclusive ({share.words})"
-        proving = [row for row in rows if row.certificate and (share is None or row.identified_tokens)]
-        proof = worst(proving).certificate if proving and measure == "recovered" else ""
-        if share is None and case.exposed_examples and not any(row.certified_examples for row in proving):
-            given = f"{plural(case.exposed_examples, 'example')} revealed exactly in closed form"
-            proof = given if measure == "recovered" else ""
-        return "; ".join(filter(None, ("not scored" if share is None else share.words, proof)))
-
     def lettered(self, words: str) -> str:
         """Words in which each case is called by its letter in place of its title."""
         for case in sorted(self.result.cases, key=lambda one: -len(one.heading)):
@@ -235,7 +204,7 @@ class Evidence(JsonRecord):
     @property
     def unscored(self) -> str:
         """Why no share can be given of any case, each reason once."""
-        lacking = (case for case in self.result.judged if self.share(case) is None)
+        lacking = (case for case in self.result.judged if share_of(self.result, case) is None)
         return " and ".join(dict.fromkeys(_unscored(self.result.rows_of(case), case) for case in lacking))
 
 
@@ -278,12 +247,31 @@ def evidence_of(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evid
         threat_model=threat_model(known_words, side_information, learned_prior=learned_prior),
         references=references(
             membership=bool(result.membership),
-            epsilon=bool(result.epsilons) or any(case.promise is not None for case in result.cases),
+            epsilon=_has_epsilon(result),
         ),
         not_tried=_not_tried(run, found),
         may_sign=what_to_sign(result),
+        threshold=_threshold(run),
         audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],
     )
+
+
+def _threshold(run: RunFolder) -> str | None:
+    """The gate of the run's own command, with its answer."""
+    try:
+        words = shlex.split(run.env.command or "")
+    except ValueError:  # a quotation that never ends is no command
+        words = []
+    given = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "--fail-if"]
+    given += [word.partition("=")[2] for word in words if word.startswith("--fail-if=")]
+    if not given:
+        return None
+    try:
+        condition = parse_condition(given[-1], tuple({*METRICS, *run.result.thresholds.metrics}))
+        hits = met(run.result, condition)
+    except SeepageError as error:
+        return f"{given[-1]} is not accepted: cannot be judged ({error})"
+    return f"{condition} is not accepted: {'not met by ' + plural(len(hits), 'row') if hits else 'met'}"
 
 
 def _year_after(started: str | None) -> str:
@@ -384,7 +372,7 @@ def _not_tried(run: RunFolder, listed: Sequence[AuditFinding]) -> list[str]:
     spoke = any(row.gave_result for row in result.rows)  # then what was reconstructed was tried, though it is not known
     lacking = [part for part in result.summary if not part.tried and not (spoke and part.name == "reconstruction")]
     lacking = [part for part in lacking if not part.words.startswith("no bound")]  # one was looked for, and none holds
-    found = [f"{UNTRIED_PARTS.get(part.name, part.title)}: {LACKING.sub('', part.words, 1)}" for part in lacking]
+    found = [f"{part.title}: {LACKING.sub('', part.words, 1)}" for part in lacking]
     found += [f"{case.heading}: {case.inconclusive}" for case in result.cases if case.inconclusive is not None]
     found += [f"{case.heading}: {case.skipped}" for case in result.cases if case.skipped]
     titles = result.titles
@@ -400,7 +388,11 @@ def _not_tried(run: RunFolder, listed: Sequence[AuditFinding]) -> list[str]:
     used = {_use(name, uses) for name in tried}
     found += _unused("attacks", used, known_attacks, _refused(result))
     found += _unused("membership tests", used, membership_tests) if result.membership else []
-    return [*found, *OUT_OF_SCOPE]
+    return [*found, *OUT_OF_SCOPE, *[NOISE] * _has_epsilon(result)]
+
+
+def _has_epsilon(result: Result) -> bool:
+    return bool(result.epsilons) or any(case.promise is not None for case in result.cases)
 
 
 def _refused(result: Result) -> set[str]:

@@ -158,10 +158,12 @@ class MeasuredEpsilon(EpsilonClaims):
             beside = "the noise is not Gaussian, so no fit"
         else:
             beside = f"by Gaussian fit {fit.epsilon[1]:.3g}, 95 % interval [{fit.epsilon[0]:.3g}, {fit.epsilon[2]:.3g}]"
-        return (
-            f"lower bound on epsilon {self.low:.3g} (95 %, no assumption; {self.calls} calls could show "
-            f"{self.ceiling:.3g}); {beside}"
-        )
+        calls = f"{self.calls:,} calls with and without one {self.unit}"
+        if self.low > 0:
+            shown = f"{calls} show an epsilon of at least {self.low:.3g}"
+        else:
+            shown = f"{calls} are not told apart beyond doubt"
+        return f"{shown} (95 %, no assumption; they could show {self.ceiling:.3g}); {beside}"
 
     def table(self) -> dict[str, Any]:
         """As JSON, where infinite numbers are the word `Infinity`."""
