@@ -24,7 +24,7 @@ from seepage.base.schema import Summary, parse
 from seepage.errors import SeepageError
 from seepage.measure.metrics import Scores
 from seepage.report.formatting import NONE
-from seepage.report.table import matrix_entry
+from seepage.report.table import RowTexts
 
 TITLES = {"a": "case A", "b": "case B"}
 
@@ -375,8 +375,8 @@ def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]
     assert (finding.state, finding.severity) == ("open", "warning"), "nobody knows what can be reconstructed here"
     assert "inner feature" in finding.words
     assert "guess" not in finding.words
-    count, words, shade, _ = matrix_entry(features)
-    assert (count, words, shade) == (NONE, "features only, 1 of them certified", 0)
+    texts = RowTexts(features)
+    assert (texts.recovered, texts.outcome) == (NONE, "features only, 1 of them certified")
 
 
 def test_certified_examples_beside_certified_features_leak_and_are_the_ones_named() -> None:

@@ -83,8 +83,8 @@ def test_every_rule_follows_the_same_loss(name: str, smoothing: float) -> None:
     torch.testing.assert_close(sent.tensors, wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_a_default_loss_is_not_written_and_another_is() -> None:
-    assert client_options(FedSGD()) == {"use": "fedsgd", "mode": "train"}
+def test_a_loss_is_written_and_read_again() -> None:
+    assert client_options(FedSGD())["loss"] == "cross_entropy"
     assert repr(FedSGD()) == "FedSGD(mode='train')"
     other = FedSGD(loss="mse", mode="eval")
     assert repr(other) == "FedSGD(loss='mse', mode='eval')"

@@ -44,6 +44,8 @@ MOST = 0.5
 """Share of a tensor's live entries at the ceiling from which it is of one step of Adam, where sums cannot be tested."""
 BY_CHANCE = 1e-4
 """Chance of another rule to explain the sums, below which they prove one."""
+DECAYED = 1e-4
+"""Share of the ceiling by which a decay must move some weight: one of 1e-3 beside Adam moves a weight of 0.1 so far."""
 FITS = 10
 """Grids in which a rate is looked for, each 2.5 times as fine as the one before."""
 PASSES = 4
@@ -455,9 +457,12 @@ class _Looked:
         for vectors in (False, True):
             found = self._pulled([name for name in self.entries if (name in self.vectors) == vectors], top)
             if found is not None and decay_of(found[1]) > 0:  # less is rounded away
-                piled, over = self.piled(found[0], self.shares(*found))
-                count = sum(piled.values())
-                if not over and count > max(1.5 * best, LEAST_ENTRIES):
+                count = sum(self.piled(found[0], self.shares(*found))[0].values())
+                # Of entries just below the ceiling some fit any small share.
+                seen = (
+                    found[1] * max(float(weight.abs().max()) for _, weight, _ in self.entries.values()) > DECAYED * top
+                )
+                if seen and count > max(1.5 * best, LEAST_ENTRIES):
                     best, (level, share) = count, found
         return level, share
 
