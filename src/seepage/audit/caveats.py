@@ -149,6 +149,9 @@ def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
 def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | None:
     """Distance between the update that was sent and the one that the client's rule computes from these examples.
 
+    Of a step that bends the gradient, such as Adam's, what the weights moved by is compared: of large entries the
+    inverse knows no size.
+
     Returns:
         Relative distance and best factor (see `vouch`). None where the result depends on which example is in which
         local step, and for more than `MOST_STEPS` local steps.
@@ -159,7 +162,13 @@ def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | No
     steps = knowledge.client.batches(len(batch))
     if len(steps) > MOST_STEPS or any(len(step) < len(batch) for step in steps):
         return None
-    return vouch(AttackedRound(knowledge, observed), batch.inputs, batch.labels, multiple=None)
+    step, sent = observed.update.step, observed.update.tensors
+    if step is None or not step.bent:
+        return vouch(AttackedRound(knowledge, observed), batch.inputs, batch.labels, multiple=None)
+    own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
+    moved = {name: step.psi(tensor.double()) for name, tensor in sent.items()}
+    apart = math.fsum(float((step.psi(own[name].double()) - one).square().sum()) for name, one in moved.items())
+    return math.sqrt(apart / math.fsum(float(one.square().sum()) for one in moved.values())), 1.0
 
 
 # --- what the client is taken to have done, and what of it the update contradicts --------------------------------
@@ -248,7 +257,8 @@ def caveats(
     found, ran = causes(transcript, said or {}), any(row.outcome not in WITHOUT_RUN for row in rows)
     if not (found or ran or contradicts(off)):
         return []
-    source = "stated or inferred" if {"learning rate", "local steps"} & set(said or {}) else "stated"
+    guessed = {"learning rate", "local steps", "optimizer", "batch size"} & set(said or {})
+    source = "stated or inferred" if guessed else "stated"
     words = (
         f"No attack here explains the update with the client settings that were {source}" if ran else "No attack ran"
     )

@@ -124,7 +124,8 @@ def gate_on(result: "Result", condition: "Condition | None", *, silent: bool) ->
         say(f"failed: {rows} {condition}: {printable(worst)}")
         raise typer.Exit(1)
     if not silent:
-        say(f"gate passed: no row has {condition}")
+        left = ", as far as anything could be scored: the gate is undecided" if result.is_open else ""
+        say(f"gate passed: no row has {condition}" if not left else f"no row has {condition}{left}")
 
 
 def conclude(result: "Result", *, allow: bool) -> None:

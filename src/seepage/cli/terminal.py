@@ -46,7 +46,7 @@ def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
 
         def show(done: float, total: float, doing: Doing) -> None:
             nonlocal at, printed, named, things
-            before, left = (named.phase, things), "" if doing.left is None else f"{duration(doing.left)} left"
+            before, left = (named.phase, things), "" if doing.left is None else f"at most {duration(doing.left)} left"
             # The meter of the attacks names none where nothing is new: then the last one stands.
             if doing.what or doing.phase is not Phase.ATTACKING or (doing.phase, total) != before:
                 named = Doing(printable(doing.what), doing.phase)

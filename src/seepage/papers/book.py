@@ -93,7 +93,7 @@ there is MNIST, and faces for Figure 8, one seed each. With 100 images and the p
     "cpa": """The small size: batches of 2 to 48, where the paper has 8 to 1,024, fully connected networks
 trained on few images, a VGG-like network of 32 pixels in place of VGG-16 at 224, and 200 to 2,000 steps in
 place of 25,000. SSIM stands in for LPIPS. At the paper's size FC-2 was trained on the images at hand, 3,730 of
-CIFAR-10 and 1,600 of Tiny-ImageNet, and attacked with one batch, Figure 8 with three.""",
+CIFAR-10 and 800 of Tiny-ImageNet, and attacked with one batch, Figure 8 with three.""",
     "fedleak": """The small size: Tables 3, 15, 16, 17 and 19 have the paper's regime at a smaller scale, a trained
 ResNet-10 with ReLU of width 16, images of 32 pixels, batches of 1 to 16, and 500 (Table 3) or 1,000 steps of FedLeak
 in place of 10,000. In it Inverting Gradients has 9.2 to 11.4 dB on CIFAR-10, where the paper has 9.4 to 10.3, and

@@ -604,6 +604,8 @@ class UpdateAnalysis:
             if finding.name in CHANGES_VALUES:
                 return f"the update looks {finding.name}"
         if self.labels is not None and not self.labels.sound and not self.rough:
+            if self.knowledge.client.one_logit:
+                return "the last bias gradient is larger than that of one step of one logit can be at this rate"
             return "the last bias gradient does not sum to zero, as that of an unchanged cross-entropy gradient does"
         return ""
 

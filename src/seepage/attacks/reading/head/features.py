@@ -261,8 +261,8 @@ def _by_softmax(
             return before
         raise Inapplicable(
             f"the gradient of the last layer holds {equations.rank} examples, not {len(labels)}: the others' "
-            "slopes are no more than its errors (their loss is near 0), or those of another",
-            "look at the update of another round",
+            "slopes are no more than its errors, or those of another",
+            "try a smaller batch, or one of other classes",
         )
     if len(labels) ** 3 * len(equations.weight) > most:
         if before is not None:
@@ -392,5 +392,5 @@ def _doubt(solution: _Solution, known: Bool[Tensor, " n"]) -> str:
         return "other starts end at other features"
     return (
         f"rounding or noise of the update hides {int((~known).sum())} of {len(known)} examples, whose slopes are small "
-        "(their loss is near 0) or nearly those of another, or whose features are next to nothing"
+        "or nearly those of another, as of one class in a fresh network, or whose features are next to nothing"
     )
