@@ -55,7 +55,7 @@ def test_members_are_named_in_result_terminal_and_report(cli: Cli, made: Path, t
     assert "Who was in it" in page
     assert "members identified" in page
     assert f"<b>{best['members_identified']['hits']}/12</b>" in page
-    shown = cli("report", run, code=2).out
+    shown = cli("report", run, "--details", code=2).out
     assert "membership test" in shown
     # The truth lies in private/ alone: what a test is given does not say who is a member.
     seen = (run / "observed" / "membership.safetensors").read_bytes()

@@ -49,7 +49,7 @@ def test_opacus_ledger(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert all(" of 64 examples exactly" in line for line in lines)
 
 
-WORKFLOW = EXAMPLES.parent / "docs" / "in-the-loop.md"
+WORKFLOW = EXAMPLES.parent / "docs" / "howto" / "gate-a-build.md"
 
 
 @pytest.mark.skipif(not WORKFLOW.is_file(), reason="the pages are not here")

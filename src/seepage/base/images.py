@@ -6,7 +6,6 @@ from base64 import b64encode
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 LARGEST_SIDE = 128
@@ -39,6 +38,8 @@ def pixels(picture: Tensor, largest: int = LARGEST_SIDE) -> NDArray[np.uint8]:
     >>> pixels(torch.full((1, 2, 2), 0.5))[0, 0].tolist()
     [128, 128, 128]
     """
+    from PIL import Image  # slow to load, and pages alone need it
+
     bounded = picture.detach().float().cpu().nan_to_num(nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1)
     levels = (bounded * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0)
     image = Image.fromarray(levels.contiguous().numpy())
@@ -48,6 +49,8 @@ def pixels(picture: Tensor, largest: int = LARGEST_SIDE) -> NDArray[np.uint8]:
 
 def data_uri(picture: Tensor, largest: int = LARGEST_SIDE) -> str:
     """A picture `[C, H, W]` in [0, 1] as a PNG inside a `data:` address."""
+    from PIL import Image
+
     buffer = io.BytesIO()
     Image.fromarray(pixels(picture, largest)).save(buffer, format="PNG", optimize=True)
     return "data:image/png;base64," + b64encode(buffer.getvalue()).decode()
