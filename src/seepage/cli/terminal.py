@@ -183,7 +183,7 @@ def _case_table(cases: Sequence[CaseTexts]) -> Table:
     return table
 
 
-CONTROL = " (no finding)"
+CONTROL = " (control, not counted)"
 """Behind the title of a case that only shows that these attacks work."""
 
 

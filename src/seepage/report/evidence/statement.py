@@ -271,6 +271,8 @@ def _threshold(run: RunFolder) -> str | None:
         hits = met(run.result, condition)
     except SeepageError as error:
         return f"{given[-1]} is not accepted: cannot be judged ({error})"
+    if not hits and run.result.is_open:
+        return f"{condition} is not accepted: undecided, as nothing could be scored or is known to work"
     return f"{condition} is not accepted: {'not met by ' + plural(len(hits), 'row') if hits else 'met'}"
 
 

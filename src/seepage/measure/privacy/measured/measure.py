@@ -163,7 +163,7 @@ class MeasuredEpsilon(EpsilonClaims):
             shown = f"{calls} show an epsilon of at least {self.low:.3g}"
         else:
             shown = f"{calls} are not told apart beyond doubt"
-        return f"{shown} (95 %, no assumption; they could show {self.ceiling:.3g}); {beside}"
+        return f"{shown} (95 %, calls independent; they could show {self.ceiling:.3g}); {beside}"
 
     def table(self) -> dict[str, Any]:
         """As JSON, where infinite numbers are the word `Infinity`."""
