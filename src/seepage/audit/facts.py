@@ -219,17 +219,14 @@ class _Reader:
         if isinstance(rule, FedAvg) and not rule.steps:
             count = f"{rule.epochs} epoch{'' if rule.epochs == 1 else 's'}"
         words = self.said.get("local steps", count)
-        origin: Origin = "inferred"
         if "local steps" not in self.said and {"learning rate", UNKNOWN_RATE} & set(self.said):
-            words, origin = f"assumed: {count}", "unknown"
+            words = f"assumed: {count}"
         passes = re.match(r"(\d+) in train mode", self.said.get("passes", ""))
         if words == "assumed: 1" and passes is not None:
             words += f"; if each pass was a step, they were {passes[1]}: --steps {passes[1]}"
         if self.update.step is not None and self.signs is None and self.look.along_gradient is None:
             words = f"assumed: {words}"
-        if words.startswith("assumed") and origin != "unknown":
-            origin = "assumed"
-        return self._fact("local steps", words, origin, "--steps")
+        return self._guess("local steps", words, "--steps")
 
     def _batch_size(self) -> Fact:
         size = self.observed.batch_size
