@@ -1,6 +1,6 @@
 """Networks that take maxima, as others train them: LEAF's for FEMNIST, and PyTorch's example for MNIST without dropout.
 
-python experiments/convolutions.py --data mnist.npz --model pools:leaf --batch 4 --steps 200 --labels-unknown --out pools
+python experiments/convolutions.py --data mnist.npz --model pools:leaf --batch 1 4 --steps 200 --labels-unknown --out pools
 """  # noqa: E501
 
 import torch
@@ -40,3 +40,21 @@ def mnist_example(num_classes: int) -> nn.Module:
 def _made(model: nn.Module) -> nn.Module:
     model(torch.zeros(1, 1, 28, 28))
     return model
+
+
+class Tutorial(nn.Module):
+    """PyTorch's tutorial network for CIFAR-10: 400 numbers are left of 3,072 behind its second pool."""
+
+    def __init__(self, out: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5)
+        self.c, self.d, self.e = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.a, self.b):
+            x = F.max_pool2d(layer(x).relu(), 2)
+        return self.e(self.d(self.c(x.flatten(1)).relu()).relu())
+
+
+def tutorial(num_classes: int) -> nn.Module:
+    return Tutorial(num_classes)
