@@ -40,7 +40,7 @@ REFERENCE = {
         "Exposure without an attack",
         ["seepage.attacks.exposure.analysis", "seepage.attacks.exposure.finding"],
     ),
-    "diagnostics": ("Diagnostics", ["seepage.attacks.exposure.diagnostics"]),
+    "diagnostics": ("Diagnostics", ["seepage.audit.diagnostics"]),
     "accounting": ("Epsilon", ["seepage.measure.privacy.accounting"]),
     "contracts": ("Contracts for your own parts", ["seepage.testing.attack", "seepage.testing.defense"]),
     "recorder": ("The recorder", ["seepage.recorder.recorder"]),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, Inapplicable, SeepageError, attack, build, record
-from seepage.attacks.exposure.diagnostics import model_diagnostics
+from seepage.audit.diagnostics import model_diagnostics
 from seepage.base.nn import derived_seed, frozen_randomness, norm, state_of
 from seepage.federation.clients.step import Client
 from seepage.federation.defenses import DPSGD

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.exposure.diagnostics import metric_diagnostics
 from seepage.audit import run as audit
+from seepage.audit.diagnostics import metric_diagnostics
 from seepage.errors import SeepageError
 from seepage.federation.types import Batch, Reconstruction
 from seepage.measure.metrics import Yardstick, feature_distance, feature_network, score

@@ -11,9 +11,10 @@ from pydantic_core import to_jsonable_python
 from torch import nn
 
 from seepage.attacks import Attack
-from seepage.attacks.exposure import Exposure, diagnostics, exposure
+from seepage.attacks.exposure import Exposure, exposure
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.fingerprints import CHANGES_VALUES
+from seepage.audit import diagnostics
 from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_rows

@@ -10,7 +10,7 @@ from tests.helpers.rows import row_of
 from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record
-from seepage.attacks.exposure import diagnostics
+from seepage.audit import diagnostics
 from seepage.audit.case import Case
 from seepage.audit.caveats import alignment_diagnostics, attack_diagnostics
 from seepage.audit.row import Row
