@@ -335,6 +335,8 @@ class _Reader:
             name = "tokens" if whole is not None and whole[0] == table else f"codes in {table or 'the table'}"
             count = int(found.rows.moved.sum())
             yield self._seen(name, f"{count:,} distinct ones, by the rows of {found.name} that moved", "read")
+        for one in self.exposure.of("places"):
+            yield self._seen("places", one.message, "inferred")
         labels = self.look.labels
         source = None if labels is None else labels.source
         if source is not None:

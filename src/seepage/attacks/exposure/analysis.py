@@ -41,7 +41,7 @@ from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_find
 from seepage.attacks.exposure.patches import patch_findings
 from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
-from seepage.attacks.exposure.text import text_findings
+from seepage.attacks.exposure.text import place_findings, text_findings
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
@@ -645,6 +645,7 @@ class UpdateAnalysis:
             *batch_norm_findings(self._batch_norms()),
             *features,
             *([] if self.signs else (*patch_findings(alone), *text_findings(alone))),
+            *place_findings(knowledge, self.observed),
             *indexed_findings(indexed),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None
