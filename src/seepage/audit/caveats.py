@@ -196,7 +196,7 @@ def assumed_update(transcript: Transcript) -> str:
 
 
 OPTIMIZERS = {
-    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adadelta": "Adadelta",
+    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad", "adadelta": "Adadelta",
     "signsgd": "an optimizer that leaves hardly more of a gradient than the sign of each entry",
 }  # fmt: skip
 

@@ -170,14 +170,14 @@ def _print(found: "Checks", command: str, *, quiet: bool) -> None:
     print(f"attack it with:\n  {printable(command)}")
     open_ = [fact.option for one in found.cases for fact in one.facts if fact.option.startswith("--")]
     if open_:
-        print(f"with what you know of the rest: {_to_type(open_)}")
+        print(f"with what you know {_to_type(open_)}")
 
 
 def _to_type(options: Sequence[str]) -> str:
     """Options as they are typed, … for their values; all of the client's rule are parts of one option.
 
     >>> _to_type(["--shape", "--client fedsgd:mode=eval"])
-    '--shape … --client fedsgd:mode=eval'
+    'of the rest: --shape … --client fedsgd:mode=eval'
     >>> _to_type(["--steps", "--client fedavg:clip_norm"]).partition("; ")[2]
     'of another rule --client fedavg:lr=…,steps=…,clip_norm=… in place of --lr and --steps'
     """
@@ -185,9 +185,10 @@ def _to_type(options: Sequence[str]) -> str:
     plain = [name for one in options if not one.startswith("--client ") for name in one.split(", ")]
     words = " ".join(f"{name} …" for name in dict.fromkeys(plain))
     if rules in ([], ["mode=eval"]):
-        return " ".join([words, *(f"--client fedsgd:{one}" for one in rules)])
+        return " ".join(["of the rest:", *[words] * bool(words), *(f"--client fedsgd:{one}" for one in rules)])
     own = ",".join(one if "=" in one else f"{one}=…" for one in ("lr", "steps", *rules))
-    return f"{words}; of another rule --client fedavg:{own} in place of --lr and --steps"
+    rest = f"of the rest: {words}; " if words else ""
+    return f"{rest}of another rule --client fedavg:{own} in place of --lr and --steps"
 
 
 def _facts_table(facts: Sequence["Fact"]) -> "Table":

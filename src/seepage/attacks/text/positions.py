@@ -215,8 +215,9 @@ def _solve(words: Tensor, off: Tensor, places: Tensor, place_off: Tensor) -> lis
     left = sorted(set(range(len(words))).difference(*found))
     pairs = list(combinations(open_ if len(open_) <= MOST_OPEN else [], 2))
     if pairs and left:
-        s, t = map(list, zip(*pairs, strict=True))
-        both, errors = places[s] + places[t], torch.hypot(place_off[s], place_off[t])
+        firsts, seconds = map(list, zip(*pairs, strict=True))
+        both = places[firsts] + places[seconds]
+        errors = torch.hypot(place_off[firsts], place_off[seconds])
         for pair, parts in zip(pairs, _taken_apart(both, errors, words[left], off[left]), strict=True):
             if parts is not None and len(parts) == 1 and not found[pair[0]] and not found[pair[1]]:
                 found[pair[0]] = found[pair[1]] = {left[parts[0]]}
@@ -224,7 +225,7 @@ def _solve(words: Tensor, off: Tensor, places: Tensor, place_off: Tensor) -> lis
 
 
 def _taken_apart(targets: Tensor, off: Tensor, rows: Tensor, rows_off: Tensor) -> Iterator[Sequence[int] | None]:
-    """Of each row `[m, d]` which rows `[k, d]` add up to it within the errors of all; None where none do, or chance may.
+    """Of each row `[m, d]` which rows `[k, d]` add up to it within all errors; None where none do, or chance may.
 
     Of all `k^n` sums of n rows one is within the errors by a chance of at most k^n times the product over numbers of
     (error over size), which must be below `FALSE_ALARM`. Where rows are independent least squares names them.
@@ -253,11 +254,11 @@ def _adds_up(taken: Sequence[int], target: Tensor, variance: Tensor, rows: Tenso
 
 def _followed(target: Tensor, variance: Tensor, rows: Tensor, rows_variance: Tensor) -> Sequence[int] | None:
     """The same by following the sums that leave the least, `WIDTH` of them at once."""
-    sums = [()]
+    sums: list[tuple[int, ...]] = [()]
     for _ in range(min(MOST_PARTS, len(rows))):
         tried: dict[tuple[int, ...], float] = {}
         for taken in sums:
-            own = list(taken)
+            own: list[int] = list(taken)
             after, errors = target - rows[own].sum(0) - rows, variance + rows_variance[own].sum(0) + rows_variance
             scores = (after.square() / errors).sum(1)  # [k]
             scores[own] = math.inf

@@ -11,7 +11,7 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.text.moved_rows import MovedRows, moved_rows
 from seepage.attacks.text.positions import Places, places_of
-from seepage.base.nn import captured_calls, forward, generator, in_mode, token_table
+from seepage.base.nn import Table, captured_calls, forward, generator, in_mode, token_table
 from seepage.base.registry import attacks
 from seepage.federation.measured import weights_moved
 from seepage.federation.sent_tensors import not_sent
@@ -196,7 +196,12 @@ def _check_alone(knowledge: Knowledge, observed: Round, layer: str, name: str) -
 def _probes(knowledge: Knowledge, rows: int) -> Tensor:
     """`[2, *shape]` examples that look up at most half of the rows, and not the same ones."""
     shape = knowledge.input_shape
+    tables = [one.num_embeddings for one in knowledge.model.modules() if isinstance(one, Table)]
     if token_table(knowledge.model) is None:  # numbers, with codes of 0 and 1 among them
         return torch.stack([torch.zeros(shape), torch.ones(shape)])
+    if len(tables) > 1:  # a column may be of any of them, and some tables are short
+        rows = min([rows, *(size for size in tables if size > 1)])
     order = torch.randperm(rows, generator=generator(0, "token set"))[: max(1, rows // 2)]
+    if len(order) == 1:
+        order = torch.arange(rows)
     return order[torch.arange(2 * shape[0]) % len(order)].reshape(2, *shape)
