@@ -17,7 +17,7 @@ from seepage.attacks.exposure.running_statistics import STILL
 from seepage.attacks.network.outputs import draws
 from seepage.attacks.text.token_set import looked_up
 from seepage.audit.caveats import OPTIMIZERS
-from seepage.base.nn import Table, has_batch_norm, token_table
+from seepage.base.nn import Table, has_batch_norm, input_layer, token_table
 from seepage.base.schema import JsonRecord
 from seepage.errors import SeepageError
 from seepage.federation.clients import FedAvg
@@ -118,6 +118,7 @@ class _Reader:
         if "columns" in self.said:
             yield self._seen("columns", self.said["columns"], "read")
         yield self._dropout()
+        yield from self._inputs()
         yield from self._labels()
 
     def _fact(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
@@ -249,7 +250,9 @@ class _Reader:
         if name in self.said:
             return self._seen(name, self.said[name], "inferred")
         if shares:
-            return self._fact(name, f"{max(shares.values()):.3g} of the weights, taken out", "inferred")
+            share, rate = max(shares.values()), self.update.rate
+            size = "" if rate is None else f"{share / rate:.3g}, at this rate "
+            return self._fact(name, f"{size}{share:.3g} of the weights, taken out", "inferred")
         if self.rule.loss != "cross_entropy":
             return self._fact(name, f"the loss {self.rule.loss} does not tell it", "unknown", "--weight-decay")
         if self.look.labels is None or not self.look.labels.sound or self.look.low_precision:
@@ -333,6 +336,16 @@ class _Reader:
         if self.rule.mode == "eval" and STILL not in self.said:
             return self._fact("dropout", f"off, though {words}", "inferred")
         return self._seen("dropout", f"{words}; attacks have none", "unknown", "--client fedsgd:mode=eval")
+
+    def _inputs(self) -> Iterator[Fact]:
+        """Numbers of an example that are zero in all, whose columns of the first layer had no gradient."""
+        layer = input_layer(self.knowledge.model, self.observed.params, self.knowledge.input_shape)
+        if layer is None or layer.weight not in self.update.tensors or bool(layer.shift.any()):
+            return
+        moved = self.update.tensors[layer.weight].any(0)  # [d]
+        if 0 < (count := int(moved.sum())) < len(moved):
+            words = f"{len(moved) - count:,} of {len(moved):,} numbers are 0, or too small to show, in every example"
+            yield self._seen("inputs", f"{words}: columns of {layer.weight} that stood still", "inferred")
 
     def _labels(self) -> Iterator[Fact]:
         tables = [name for name, one in self.knowledge.model.named_modules() if isinstance(one, Table)]

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -217,8 +218,9 @@ def _print_exposure(one: "Check", console: "PlainConsole") -> None:
     table.add_column("tensor", overflow="fold")
     table.add_column("reveals, with its layer", overflow="fold", ratio=1)
     telling = [says for says in found.tensors if says.withhold]
-    for says in telling:
-        table.add_row(Text(printable(says.name)), Text(says.gives or ""), style="red")
+    for gives, names in groupby(telling, key=lambda says: says.gives):
+        own = "\n".join(printable(says.name) for says in names)
+        table.add_row(Text(own), Text(gives or ""), style="red")
     silent = len(found.tensors) - len(telling)
     if silent:
         many = "1 tensor" if silent == 1 else f"{silent} tensors"

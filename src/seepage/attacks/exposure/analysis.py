@@ -671,7 +671,7 @@ class UpdateAnalysis:
             *label_findings(self.labels, self._map_head or last_linear(knowledge.model, knowledge.num_outputs)),
             *batch_norm_findings(self._batch_norms()),
             *features,
-            *([] if self.signs else (*patch_findings(alone), *text_findings(alone))),
+            *([] if self.signs or self.rough else (*patch_findings(alone), *text_findings(alone))),
             *place_findings(knowledge, self.observed),
             *indexed_findings(indexed),
         )

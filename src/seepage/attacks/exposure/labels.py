@@ -71,7 +71,8 @@ def head_of(
     """
     layer = weight.rpartition(".")[0]
     state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *params.items())}
-    own_name = tied_names(model).get(weight, weight)  # of a weight that an embedding shares
+    tied = tied_names(model)
+    own_name = tied.get(weight, weight)  # of a weight that an embedding shares
     state[own_name] = state[own_name].clone().requires_grad_()
     noise = torch.rand((count, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
     levels = torch.linspace(0.1, 0.9, count, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
@@ -83,7 +84,8 @@ def head_of(
     if len(found) != 1 or found[0].output.numel() != outputs.numel() or not outputs.requires_grad:
         return Head(mean, "other")
     # Not what the layer returned, which a ReLU may have overwritten.
-    bias = state.get(f"{layer}.bias" if layer else "bias")
+    bias_name = f"{layer}.bias" if layer else "bias"
+    bias = state.get(tied.get(bias_name, bias_name))
     own = F.linear(found[0].input.detach(), state[own_name].detach(), bias).double().flatten(0, -2)  # [n T, classes]
     if own.shape == softmax.T.shape and torch.allclose(own.softmax(1), softmax.T, atol=FLOAT32_NETWORK):
         values = outputs.detach().double().transpose(0, 1).flatten(1).T
