@@ -16,14 +16,16 @@ from seepage.attacks.exposure.rules import TOLD
 from seepage.attacks.exposure.running_statistics import STILL
 from seepage.attacks.network.outputs import draws
 from seepage.attacks.text.token_set import looked_up
+from seepage.audit.capture import VALUES
 from seepage.audit.caveats import OPTIMIZERS
-from seepage.base.nn import Table, has_batch_norm, input_layer, token_table
+from seepage.base.nn import Table, has_batch_norm, input_layer, token_table, vocabulary_of
 from seepage.base.schema import JsonRecord
 from seepage.errors import SeepageError
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.losses import LOSSES
 from seepage.federation.models.naming import UNNAMED, other_names
 from seepage.federation.models.weights import read_state
+from seepage.measure.metrics import is_image
 
 Origin = Literal["stated", "read", "inferred", "assumed", "unknown"]
 
@@ -159,6 +161,11 @@ class _Reader:
         else:
             words = self.said.get("classes", outputs)
             yield self._fact("classes", words, "assumed" if "assumed" in words else "read", "--classes")
+        if vocabulary_of(knowledge.model) is None and (
+            VALUES in (self.stated or ()) or not is_image(knowledge.input_shape)
+        ):
+            words = f"from {knowledge.value_range[0]:g} to {knowledge.value_range[1]:g}"
+            yield self._fact(VALUES, words, "assumed", "--values")
         if len(knowledge.input_shape) == 3:
             own = None if knowledge.architecture is None else knowledge.architecture.options.get("normalize")
             words = "none but the network's own" if own is None else str(own)

@@ -185,7 +185,7 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
     said |= {} if decay is None else {"weight decay": decay.words(None if UNKNOWN_RATE in said else lr)}
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
-        target=capture.target,
+        target=capture.target, value_range=capture.values or (0.0, 1.0),
     )  # fmt: skip
     transcript, more, unknown = _with_size(whole, capture.batch_size, said)
     said |= more
