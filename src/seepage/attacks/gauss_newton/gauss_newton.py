@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
+from seepage.attacks.gauss_newton.alone import AloneSearch, ReadAlone
 from seepage.attacks.gauss_newton.levels import LEVELS, to_levels
 from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.gauss_newton.seen import ROUNDED, Seen, SeenTogether, known_of
@@ -27,6 +28,16 @@ FREE = 0.7
 """Share of a random change of a few neighboring values from which on they count as free to change."""
 CLOSE = 5e-2
 """Relative difference of the updates below which a search that came to rest is near the images, and goes on."""
+
+HEAD_NEEDS = Needs(
+    text="convolutions with a fully connected layer behind them; fewer examples than classes, or residual blocks",
+    images="inversion through convolutions",
+    differentiable=True,
+    linear_in_gradient="its features cannot be read off the head",
+    softmax_gradient="the features are solved from softmax minus label",
+    batch_size="the features of each example are unknowns of their own",
+)
+"""What reading the head takes."""
 
 
 @attacks.register(
@@ -65,6 +76,10 @@ class GaussNewton(Attack):
 
     The update may be any multiple of the gradient, such as one clipped to a norm: the head shows which.
 
+    Where the head shows no features, as behind dropout, or of as many examples as classes, a fully connected layer may
+    have rows that one example alone reaches, which show what it read of it (`alone`). Each such image is solved from
+    these equations only, without the zeros that dropout left, whatever the loss and the batch size.
+
     No publication has this. Networks: chains of convolutions and residual blocks, with ReLU, leaky ReLU or a smooth
     activation, strides, pooling, batch norm in eval mode (in train mode: residual blocks of two convolutions), ended by
     one fully connected layer. Where slopes depend on the images (other pooling, curved activations) they are renewed in
@@ -82,25 +97,36 @@ class GaussNewton(Attack):
         600
     """
 
-    needs: ClassVar[Needs] = Needs(
-        text="convolutions with a fully connected layer behind them; fewer examples than classes, or residual blocks",
-        images="inversion through convolutions",
-        differentiable=True,
-        linear_in_gradient="its features cannot be read off the head",
-        softmax_gradient="the features are solved from softmax minus label",
-        batch_size="the features of each example are unknowns of their own",
-    )
+    needs: ClassVar[Needs] = replace(HEAD_NEEDS, softmax_gradient=None, batch_size=None)
 
     steps: int = 200
     inner: int = 600
     layers: int = 1
     rounding: bool = True
 
-    def examine(self, transcript: Transcript) -> Seen:
+    def examine(self, transcript: Transcript) -> Seen | ReadAlone:
         attacked = AttackedRound.of(transcript)
-        knowledge, observed = attacked.knowledge, attacked.observed
-        if knowledge.client.batch_coupled(knowledge.model):
+        if attacked.knowledge.client.batch_coupled(attacked.knowledge.model):
+            HEAD_NEEDS.check(attacked.knowledge, attacked.observed)
             return SeenTogether.of(attacked, network_of(attacked))
+        try:
+            seen = self._by_head(attacked)
+        except Inapplicable:
+            alone = ReadAlone.of(attacked, network_of(attacked))
+            if alone is None:
+                raise
+            return alone
+        alone = ReadAlone.of(attacked, seen.network)
+        return alone if alone is not None and alone.dropped() else seen
+
+    def _by_head(self, attacked: AttackedRound) -> Seen:
+        """What the head's gradient shows.
+
+        Raises:
+            Inapplicable: Where that is nothing.
+        """
+        knowledge, observed = attacked.knowledge, attacked.observed
+        HEAD_NEEDS.check(knowledge, observed)
         network, _, structure = self.cut(attacked)
         try:
             features = head_features(observed, knowledge)
@@ -158,7 +184,9 @@ class GaussNewton(Attack):
             )
         return network, head, structure
 
-    def run(self, seen: Seen, *, seed: int, progress: Progress) -> Reconstruction:
+    def run(self, seen: Seen | ReadAlone, *, seed: int, progress: Progress) -> Reconstruction:
+        if isinstance(seen, ReadAlone):
+            return self._one_by_one(seen, seed, progress)
         like, shape = seen.attacked.like(), seen.attacked.knowledge.input_shape
         wanted = [seen.attacked.gradient[name].to(like) for name in seen.structure.names]
         equations = Equations(replace(seen.network, held=seen.held), seen.structure, seen.known, wanted)
@@ -196,6 +224,32 @@ class GaussNewton(Attack):
 
         step, interrupted = run_resumable(search, self.steps, advance, progress, note=note, every=1, ended=over)
         return self._result(seen, search, step, interrupted)
+
+    def _one_by_one(self, seen: ReadAlone, seed: int, progress: Progress) -> Reconstruction:
+        search = AloneSearch(seen, seed, self.inner, self.rounding)
+        step, interrupted = run_resumable(
+            search, self.steps * len(search.x), search.advance, progress,
+            note=lambda step, value: search.history.append((step, value)), every=1, ended=lambda: search.ended,
+        )  # fmt: skip
+        certain, counts = search.certain(FREE)
+        nearest = min(range(len(search.x)), key=lambda i: search.errors[i])
+        kept = seen.shares[search.choice[nearest]]
+        notes = [
+            f"rows of {seen.layer} ({', '.join(map(str, seen.neurons))}) agree on what it read of {len(certain)} examples "
+            f"alone, {int(certain.sum())} of which the network reads of images here",
+            f"{int(counts.min()):,} to {int(counts.max()):,} equations for {search.x[0].numel():,} pixel values each, "
+            f"off by {search.errors[nearest]:.1e} of their size at best, by {max(search.errors):.1e} at worst",
+        ]
+        notes += [f"dropout kept {kept:.3g} of what the layer read"] * (kept < 1)
+        return Reconstruction(
+            inputs=seen.network.inputs(search.best),
+            objective=search.best.new_tensor(search.errors),
+            certified=certain,
+            status="interrupted" if interrupted else "ok" if search.ended else "exhausted",
+            history=tuple(search.history),
+            cost={"steps": step, "evaluations": search.passes},
+            notes=tuple(notes),
+        )
 
     def _is_near(self, seen: Seen, search: Search) -> bool:
         """Whether 8-bit values may be set: near the images alone, and of another contrast all would be others."""

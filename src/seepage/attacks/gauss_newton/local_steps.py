@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, ignore, run_resumable
-from seepage.attacks.gauss_newton.gauss_newton import GaussNewton
+from seepage.attacks.gauss_newton.gauss_newton import HEAD_NEEDS, GaussNewton
 from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import Search
@@ -64,7 +64,7 @@ class LocalSteps(Attack):
     """
 
     needs: ClassVar[Needs] = replace(
-        GaussNewton.needs,
+        HEAD_NEEDS,
         text="several local steps, each of all examples; a network that gauss_newton reads, behind a ReLU",
         uncoupled="the first gradient a mixture that gauss_newton reads by other equations",
         batch_size="the client cannot be simulated",

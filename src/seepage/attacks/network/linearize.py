@@ -29,6 +29,8 @@ PIECEWISE: Mapping[Callable[..., Any], float] = {
     F.leaky_relu: 0.01,
 }
 """Activations that are linear on either side of zero, with the slope on the negative side."""
+DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+"""Calls that in train mode put zeros in the place of some entries, and divide the others by the share that is left."""
 
 
 class _Convolution(torch.autograd.Function):
@@ -194,6 +196,7 @@ class ForwardPass(TorchFunctionMode):
     Attributes:
         layers: In the order of their calls.
         activations: Those of `PIECEWISE`, in the order of their calls.
+        dropouts: Of each of `DROPOUTS` the number of layers before it, and the share of entries that it drops.
     """
 
     def __init__(self, held: Mapping[int, Held] | None = None) -> None:
@@ -201,6 +204,7 @@ class ForwardPass(TorchFunctionMode):
         self.held = held or {}
         self.layers: list[LayerUse] = []
         self.activations: list[Activated] = []
+        self.dropouts: list[tuple[int, float]] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -223,6 +227,8 @@ class ForwardPass(TorchFunctionMode):
                 output = F.leaky_relu(args[0], slope) if slope else torch.relu(args[0])
             self.activations.append(Activated(args[0], output, slope))
             return output
+        if func in DROPOUTS:
+            self.dropouts.append((len(self.layers), float(args[1] if len(args) > 1 else given.get("p", 0.5))))
         return STAND_INS.get(func, func)(*args, **given)
 
     def _convolve(
@@ -278,6 +284,7 @@ class VictimNetwork:
         span: Largest minus smallest value.
         held: Activations that are known, by their place in a pass.
         training: Whether batch norm takes the statistics of the images of a pass; otherwise it is in eval mode.
+        channels_last: The model reads images `[n, H, W, C]`.
     """
 
     model: nn.Module
@@ -287,6 +294,11 @@ class VictimNetwork:
     span: float
     held: Mapping[int, Held] = field(default_factory=dict)
     training: bool = False
+    channels_last: bool = False
+
+    def inputs(self, unit: Tensor) -> Tensor:
+        """What the model reads of `[n, C, H, W]` images in [0, 1]."""
+        return self.low + self.span * (unit.movedim(1, -1) if self.channels_last else unit)
 
     def run(self, unit: Tensor) -> ForwardPass:
         """One forward pass on `[n, C, H, W]` images in [0, 1], recorded."""
@@ -298,7 +310,7 @@ class VictimNetwork:
         buffers = {name: b.clone() for name, b in self.buffers.items()} if self.training else self.buffers
         state = {**frozen, **self.params, **buffers}
         with in_mode(self.model, training=self.training), seen:
-            functional_call(self.model, state, (self.low + self.span * unit.to(like),))
+            functional_call(self.model, state, (self.inputs(unit.to(like)),))
         return seen
 
     def zero(self, like: Tensor) -> Tensor | None:

@@ -78,9 +78,9 @@ class Structure:
         matched = tuple(useful[::-1][:layers])
         weights = tuple(names[i] for i in matched)
         if last is None:
-            return cls(place, None, 1.0, 0, False, matched, weights, _feature_shape(seen, features))
+            return cls(place, None, 1.0, 0, not matched, matched, weights, _feature_shape(seen, features))
         read = seen.activations[last].input
-        direct = int(read.shape == seen.layers[matched[0]].output.shape)
+        direct = int(bool(matched) and read.shape == seen.layers[matched[0]].output.shape)
         slope, fixed = seen.activations[last].slope, len(matched) == direct
         return cls(place, last, slope, direct, fixed, matched, weights, tuple(read.shape[1:]))
 
