@@ -31,6 +31,8 @@ SOME, STEPS = 0.7, 2
 draw to the next, and their common solution is the image."""
 ROUND = 5
 """Turns after which one has all equations, and values that are surely those of 8 bits are set."""
+FAR = 50
+"""Turns of the near images before the far ones have theirs."""
 SURE = 0.15
 """Nearness to 8-bit values that is not exceeded (see `levels`)."""
 NEAR = 0.05
@@ -128,8 +130,8 @@ class ReadAlone:
         if len(self.shares) == 1:
             return False
         search = AloneSearch(replace(self, vectors=self.vectors[:1], spread=self.spread[:1]), 0, PLAIN)
-        for turn in range(len(self.shares)):
-            search.advance(turn)
+        while search.turns[0] < len(self.shares) and not search.ended:
+            search.advance(search.turns[0])
         return search.choice[0] == 0
 
     def explains(self, count: int, error: float, rounded: bool) -> bool:
@@ -240,10 +242,14 @@ class AloneSearch(Resumable):
         return all(map(self.over, range(len(self.x))))
 
     def advance(self, step: int) -> float:
-        """A turn of one image: of those that had none first, then of the nearest one."""
+        """A turn of one image: first of those that had none, then the near ones take turns, then the far ones."""
         plain = len(self.seen.shares)
-        rest = [i for i in range(len(self.x)) if not self.over(i)]
-        i = min(rest, key=lambda one: (min(self.turns[one], plain), self.errors[one]))
+
+        def order(one: int) -> tuple[float, ...]:
+            turns, error = self.turns[one], self.errors[one]
+            return min(turns, plain), (turns + FAR * (error > NEAR)) // ROUND**2, error
+
+        i = min((one for one in range(len(self.x)) if not self.over(one)), key=order)
         turn, at = self.turns[i], slice(i, i + 1)
         known = {self.choice[j] for j, error in enumerate(self.errors) if error < NEAR}
         if turn < plain:
@@ -279,7 +285,8 @@ class AloneSearch(Resumable):
         error_rounded = self.residual(example, rounded, choice) if self.rounding else math.inf
         if error_rounded < min(ROUNDED, max(2 * error, FLOAT32_SAME)):
             error, x = error_rounded, rounded
-        if error < self.errors[example]:
+        # Of equations that hold of no image, a descent that meets them better has left what images look like.
+        if error < self.errors[example] and (error < NEAR or self.turns[example] < len(self.seen.shares)):
             self.errors[example], self.best[example] = error, x[0]
         return x, error
 

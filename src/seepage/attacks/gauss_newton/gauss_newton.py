@@ -235,8 +235,8 @@ class GaussNewton(Attack):
         nearest = min(range(len(search.x)), key=lambda i: search.errors[i])
         kept = seen.shares[search.choice[nearest]]
         notes = [
-            f"rows of {seen.layer} ({', '.join(map(str, seen.neurons))}) agree on what it read of {len(certain)} examples "
-            f"alone, {int(certain.sum())} of which the network reads of images here",
+            f"rows of {seen.layer} ({', '.join(map(str, seen.neurons))}) agree on what it read of {len(certain)} "
+            f"examples alone, {int(certain.sum())} of them certified",
             f"{int(counts.min()):,} to {int(counts.max()):,} equations for {search.x[0].numel():,} pixel values each, "
             f"off by {search.errors[nearest]:.1e} of their size at best, by {max(search.errors):.1e} at worst",
         ]
