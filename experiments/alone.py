@@ -2,10 +2,10 @@
 
 python experiments/alone.py --data ../shared/data/cifar10.npz --model pfl --batch 4 --steps 2 --seeds 3
 
-Adds one record for each client to results/convolutions/alone.jsonl: weights before and after some SGD steps at 0.1, each
-on a batch of its own. `pfl` is the CIFAR-10 network of apple/pfl-research (`simple_cnn`, images with channels last),
-`leaf` LEAF's for FEMNIST with dropout of 0.25 in front of its wide layer and 0.5 behind it. Nothing was tuned on the
-images that `common.draw` gives.
+Adds one record for each client to results/convolutions/alone.jsonl: weights before and after some SGD steps at 0.1,
+each on a batch of its own. `pfl` is the CIFAR-10 network of apple/pfl-research (`simple_cnn`, images with channels
+last), `leaf` LEAF's for FEMNIST with dropout of 0.25 in front of its wide layer and 0.5 behind it. Nothing was tuned on
+the images that `common.draw` gives.
 """
 
 from pathlib import Path
@@ -85,9 +85,7 @@ def main(
         update = Update.from_states(before, network.state_dict())
         network.load_state_dict(before)
         client = FedAvg(lr=LR, steps=steps, batch_size=batch)
-        seen = observe(
-            network.eval(), update, tuple(private.inputs.shape[1:]), batch_size=batch * steps, client=client
-        )
+        seen = observe(network.eval(), update, tuple(private.inputs.shape[1:]), batch_size=batch * steps, client=client)
         row: Row = {"data": Path(data).stem, "seed": seed, "batch": batch, "local_steps": steps, "lr": LR}
         with limited(60 * minutes):
             row |= attacked_of(GaussNewton(), seen, private)
