@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage import FedSGD, Transcript, Update, observe
+from seepage import FedAvg, FedSGD, Transcript, Update, observe
 from seepage.attacks import GaussNewton
 from seepage.attacks.gauss_newton.alone import AloneSearch, ReadAlone
 from seepage.attacks.gauss_newton.levels import to_levels
@@ -114,3 +114,22 @@ def test_a_stopped_search_goes_on_with_the_same_bits() -> None:
         second.advance(turn)
     assert torch.equal(whole.x, second.x)
     assert whole.errors == second.errors
+
+
+def test_rows_of_one_example_alone_outlast_local_steps() -> None:
+    """Three steps of a rate of 0.1, each of all examples: what one step alone put into some rows is exact."""
+    with frozen_randomness(1):
+        model, x = Small(False, 0.25), to_levels(planted_inputs(4, (1, 10, 10)))
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        optimizer = torch.optim.SGD(model.train().parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), torch.tensor([0, 1, 2, 0])).backward()
+            optimizer.step()
+    update = Update.from_states(before, model.state_dict())
+    model.load_state_dict(before)
+    client = FedAvg(lr=0.1, steps=3, batch_size=4)
+    found = GaussNewton(steps=10)(observe(model.eval(), update, (1, 10, 10), batch_size=4, client=client), seed=0)
+    assert found.certified is not None
+    assert int(found.certified.sum()) > 0
+    assert bool((off(found, x)[found.certified] < 1e-3).all())
