@@ -148,7 +148,7 @@ def place_findings(knowledge: Knowledge, observed: Round) -> list[ClosedForm]:
         ClosedForm(
             name="places",
             message=found.words,
-            evidence={"places": len(found.tokens), "known": known, "most": most, "further": found.further},
+            evidence={"tokens": found.tokens, "known": known, "most": most, "further": found.further},
             limit="Of several texts it stays open which tokens of two places stood together.",
             tensors=found.tables,
             examples=int(found.text is not None),
