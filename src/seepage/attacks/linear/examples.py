@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.linear.spans import explained, in_both_spans
+from seepage.attacks.linear.spans import in_both_spans
+from seepage.attacks.linear.two_layers import TwoLayers
 from seepage.attacks.network import EXACT, LARGEST_MATRIX, in_range
 from seepage.attacks.network.evidence import FAINT, READ
 from seepage.attacks.network.first_layer import FirstLayer, Trace
@@ -165,30 +166,36 @@ def _of_spans(seen: FirstLayer, rows: MeasuredRows, measured: Measured) -> Recon
     last, knowledge = seen.last, seen.attacked.knowledge
     two = last[0] is not None and last[1] in measured.value and last[0].rpartition(".")[0] in seen.readers
     coarse = measured.formats is None or measured.formats.coarse is not None
-    if seen.batch_size < 2 or knowledge.target != "value" or not two or coarse:
+    if knowledge.target != "value" or not two or coarse:
         return None
-    outputs = _rows(seen, measured, (last[0] or "", last[1] or ""))
-    found = in_both_spans(seen, rows, outputs)
-    if found is None:
+    layers = TwoLayers(seen, rows, _rows(seen, measured, (last[0] or "", last[1] or "")))
+    start = in_both_spans(layers)
+    if start is None:
         return None
-    inputs, spread = found
-    slopes, left = explained(seen, inputs, rows, outputs, spread)
+    x, spread = start
+    if layers.solvable(x):
+        guess, spread = layers.solved(x)
+    else:
+        guess = layers.guess(x, None, 0.0, unsure=spread)
+    inputs = seen.to_inputs(guess.x)
     low, high = knowledge.value_range
     error = 2 * spread / float(seen.layer.scale.double().abs().mean()) / (high - low) + FLOAT32_SUM
-    sure = (error <= EXACT) & in_range(inputs, knowledge.value_range) & (left <= AGREEING)
-    if left > AGREEING or not sure.all() or seen.attacked.observed.size_inferred:
+    within = EXACT + DEVIATIONS / 2 * error[:, None].expand(-1, guess.x.shape[1]).amax(1)
+    inside = torch.stack([in_range(one[None], knowledge.value_range, float(w))[0] for one, w in zip(inputs, within)])
+    if guess.misfit > AGREEING or not bool((error <= READ).any()):
         return None
-    outs = seen.trace(inputs).logits.detach()
+    sure = (error <= EXACT) & inside & (not seen.attacked.observed.size_inferred)
+    outs, c = seen.trace(inputs).logits.detach(), len(guess.slopes)
     return Reconstruction(
         inputs=inputs,
-        labels=outs - seen.batch_size * outs.shape[1] * slopes.to(outs) / 2 if knowledge.client.loss == "mse" else None,
+        labels=outs - seen.batch_size * c * guess.slopes.T.to(outs) / 2 if knowledge.client.loss == "mse" else None,
         objective=error.float(),
         certified=sure,
         cost={"evaluations": len(inputs)},
         notes=(
-            f"{_said(measured, seen.layer.weight)}: in the spans of both layers lie {len(inputs)} of {len(inputs)} "
-            f"examples, which explain the update to {left:.2g} times the mean square of its errors and are known to "
-            f"within {float(error.max()):.1g} of the value range (root mean square)",
+            f"{_said(measured, seen.layer.weight)}: {len(inputs)} examples explain first and last layer to "
+            f"{guess.misfit:.2g} times the mean square of their errors; {int(sure.sum())} are certified, known to within "
+            f"{float(error.amin()):.1g} to {float(error.amax()):.1g} of the value range (root mean square)",
         ),
     )
 

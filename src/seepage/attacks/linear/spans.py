@@ -10,77 +10,48 @@ the second one:
 
     x in span (x_1, 1) ... (x_n, 1),    (I - P) (a(x), 1) = 0        n - 1 unknowns, as many equations as neurons
 
-It is solved by damped Gauss-Newton steps from many points. What is found must explain both layers: S by least squares
-of the last layer, what the network makes of it on its way back, and the first layer by that.
+It is solved by damped Gauss-Newton steps from many points. What is found must explain both layers
+(`seepage.attacks.linear.two_layers`).
 """
 
 import torch
 from torch import Tensor
 
-from seepage.attacks.network.first_layer import FirstLayer
-from seepage.attacks.reading.rows import AGREEING, MeasuredRows
+from seepage.attacks.linear.two_layers import TwoLayers
+from seepage.attacks.reading.rows import AGREEING, weighted_basis
 from seepage.base.nn import generator
 from seepage.base.rounding import DEVIATIONS
 
 STARTS, STEPS = 1000, 60
 """Points that steps begin at, and steps from each."""
+CORNERS, ZERO, LEAST_MORE, SAME = 30_000, 1e-2, 2, 0.05
+"""Sets of neurons that are drawn; share of a point's root mean square up to which an activation is zero; zeros beyond
+those that were asked for; and relative difference up to which two points are one."""
 MULTIPLICATIONS = 3e10
 """Of all passes together, above which there are fewer starts."""
-SWEEPS = 60
-"""Of alternating least squares for a low rank, each in both directions."""
 
 
-def weighted_basis(rows: MeasuredRows, rank: int) -> tuple[Tensor, float]:
-    """`[rank, d]` an orthonormal basis of the rows, by weighted alternating least squares, and its misfit.
-
-    Args:
-        rows: With the errors of their entries.
-        rank: Of what they would be without errors.
+def in_both_spans(layers: TwoLayers) -> tuple[Tensor, Tensor] | None:
+    """Points of the first layer's span whose activations lie in that of the last one.
 
     Returns:
-        The basis, and the mean square of what is left, in units of the errors.
+        `[n, d]` what the first layer reads, and `[n]` standard errors, root mean square over its values, but for those
+        of the span itself; None where rows are of another rank than n, or n points were not found.
     """
-    value = rows.value
-    trust = torch.where(rows.error.isfinite(), 1 / rows.error.square(), 0.0)
-    trust = trust / trust.max()
-    basis = torch.linalg.svd(value, full_matrices=False)[2][:rank]
-    shares = value @ basis.T
-    for _ in range(SWEEPS):
-        shares = torch.linalg.qr(_half(value, trust, basis))[0]
-        basis = torch.linalg.qr(_half(value.T, trust.T, shares.T))[0].T
-    shares = _half(value, trust, basis)
-    left = (value - shares @ basis) / rows.error
-    free = int(rows.error.isfinite().sum()) - rank * (value.shape[0] + value.shape[1] - rank)
-    return basis, float(left.square().sum()) / max(free, 1)
-
-
-def _half(value: Tensor, trust: Tensor, basis: Tensor) -> Tensor:
-    """`[m, r]` the shares of a basis `[r, d]` in each row `[m, d]`, by least squares with weights."""
-    equations = torch.einsum("md,rd,sd->mrs", trust, basis, basis)
-    size = equations.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)
-    ridge = 1e-12 * size[:, None, None] * torch.eye(len(basis), dtype=value.dtype, device=value.device)
-    found: Tensor = torch.linalg.solve(equations + ridge, ((trust * value) @ basis.T)[..., None])[..., 0]
-    return found
-
-
-def in_both_spans(seen: FirstLayer, first: MeasuredRows, last: MeasuredRows) -> tuple[Tensor, Tensor] | None:
-    """Points of the first span whose activations lie in the second one.
-
-    Args:
-        seen: What is read; its last layer reads the first one's neurons.
-        first: The first layer's rows with its bias.
-        last: The same of the last layer.
-
-    Returns:
-        `[n, *shape]` inputs and `[n]` standard errors, root mean square over their values in units of what the layer
-        reads; None where rows are of another rank than n, or n points were not found.
-    """
+    seen, first, last = layers.seen, layers.first, layers.last
     n = seen.batch_size
     if n >= min(first.value.shape) - 1 or n >= min(last.value.shape) - 1:
         return None
     (basis, off), (active, off_last) = weighted_basis(first, n), weighted_basis(last, n)
     if max(off, off_last) > AGREEING:
         return None
+    if n == 1:
+        return (basis / basis[:, -1:])[:, :-1], basis.new_zeros(1)
+    # c = c_0 + N t keeps the bias's entry at 1.
+    moves = torch.linalg.svd(basis[:, -1][None])[2][1:]  # [n - 1, n]
+    corners = _corners(layers, basis, moves, active)
+    if corners is not None:
+        return corners, corners.new_zeros(n)
     count = int(min(STARTS, max(50, MULTIPLICATIONS / (STEPS * seen.weight.numel()))))
     low, high = seen.attacked.knowledge.value_range
     draw = torch.rand(
@@ -89,9 +60,7 @@ def in_both_spans(seen: FirstLayer, first: MeasuredRows, last: MeasuredRows) -> 
     start = (low + (high - low) * draw) * seen.layer.scale.double() + seen.layer.shift.double()
     places = torch.cat([start, torch.ones_like(start[:, :1])], 1) @ basis.T
     places = places / (places @ basis[:, -1:])
-    # c = c_0 + N t keeps the bias's entry at 1.
-    moves = torch.linalg.svd(basis[:, -1][None])[2][1:]  # [n - 1, n]
-    squares, places, spread = _descended(seen, places, moves, basis, active)
+    squares, places, spread = _descended(layers, places, moves, basis, active)
     inputs = (places @ basis)[:, :-1]
     kept = list[int]()
     for place in squares.argsort().tolist():
@@ -99,20 +68,59 @@ def in_both_spans(seen: FirstLayer, first: MeasuredRows, last: MeasuredRows) -> 
         if all(gap > DEVIATIONS * float(spread[place] + spread[o]) for gap, o in zip(apart, kept, strict=True)):
             kept.append(place)
         if len(kept) == n:
-            return seen.to_inputs(inputs[kept]), spread[kept]
+            return inputs[kept], spread[kept]
     return None
 
 
+def _corners(layers: TwoLayers, basis: Tensor, moves: Tensor, active: Tensor) -> Tensor | None:
+    """`[n, d]` points by the zeros of their activations, where n are found; None otherwise, or where none are zero.
+
+    n - 1 neurons that one example leaves at zero are as many equations of the second span: of neurons drawn by chance
+    the solution has n - 1 zeros and no more, unless it is an example, which leaves all its others at zero too (random
+    sample consensus, Fischler and Bolles 1981). Neurons that it reaches then tell its place in the first span.
+    """
+    n, m = len(active), active.shape[1] - 1
+    reads, reached, turns, _ = layers.activations((basis / basis[:, -1:])[:, :-1])
+    if n < 2 or not torch.equal(torch.where(turns == 0, 0.0, reads), reached):
+        return None
+    draw = torch.rand(CORNERS, m, generator=generator(0, "corners")).to(active).argsort(1)[:, : n - 1]
+    equations = torch.cat([active.T[draw], active[:, -1].expand(CORNERS, 1, n)], 1)  # [k, n, n]
+    units = torch.zeros(n, 1, dtype=active.dtype, device=active.device)
+    units[-1] = 1
+    solution, singular = torch.linalg.solve_ex(equations, units)
+    shown = (solution[..., 0] @ active)[:, :m].nan_to_num(-1.0)  # [k, m]
+    size = shown.square().mean(1, keepdim=True).sqrt()
+    zeros = (shown.abs() < ZERO * size).sum(1)
+    zeros = zeros.masked_fill((shown < -ZERO * size).any(1) | (singular != 0), 0)
+    kept = list[int]()
+    for place in zeros.argsort(descending=True, stable=True)[: CORNERS // 10].tolist():
+        if int(zeros[place]) < n + LEAST_MORE or len(kept) == n:
+            break
+        if all(float((shown[place] - shown[one]).norm() / shown[one].norm()) > SAME for one in kept):
+            kept.append(place)
+    if len(kept) < n:
+        return None
+    # W x + b = a where it reaches a neuron, with x = (c_0 + t N) basis.
+    bias = layers.seen.attacked.exact[0][layers.seen.layer.bias or ""]
+    start = (basis[:, -1] / basis[:, -1].square().sum()) @ basis
+    ways = layers.weight @ (moves @ basis)[:, :-1].T  # [m, n - 1]
+    found = []
+    for one in kept:
+        on = shown[one] > ZERO * size[one]
+        right = (shown[one] - bias - layers.weight @ start[:-1])[on]
+        found.append((start + torch.linalg.lstsq(ways[on].cpu(), right[:, None].cpu()).solution[:, 0].to(ways) @ (moves @ basis))[:-1])
+    return torch.stack(found)
+
+
 def _descended(
-    seen: FirstLayer, places: Tensor, moves: Tensor, basis: Tensor, active: Tensor
+    layers: TwoLayers, places: Tensor, moves: Tensor, basis: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Where damped Gauss-Newton steps end: squares `[k]`, places `[k, n]`, and standard errors `[k]` of the points."""
     beside = torch.eye(active.shape[1], dtype=active.dtype, device=active.device) - active.T @ active  # I - P
-    weight = seen.attacked.observed.params[seen.layer.weight].double()
-    turned = weight @ (moves @ basis)[:, :-1].T  # [m, n - 1]
+    turned = layers.weight @ (moves @ basis)[:, :-1].T  # [m, n - 1]
 
     def at(where: Tensor) -> tuple[Tensor, Tensor]:
-        activations, slopes = _activations(seen, (where @ basis)[:, :-1])
+        _, activations, slopes, _ = layers.activations((where @ basis)[:, :-1])
         return torch.cat([activations, torch.ones_like(activations[:, :1])], 1) @ beside, slopes
 
     left, slopes = at(places)
@@ -138,43 +146,3 @@ def _descended(
     through = (vectors.transpose(1, 2) @ (moves @ basis)[:, :-1]).square().mean(2)  # [k, n - 1]
     spread = (each[:, None] * through / values.clamp(min=1e-300)).sum(1).sqrt()
     return squares, places, spread
-
-
-def _activations(seen: FirstLayer, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`[k, m]` what the last layer reads of rows `[k, d]`, and its slopes in the first layer's outputs."""
-    names = [name.rpartition(".")[0] for name in (seen.layer.weight, seen.last[0] or "")]
-    with torch.enable_grad():
-        _, calls = seen.attacked.forward(seen.to_inputs(rows).detach().requires_grad_(), names)
-        outputs, reads = calls[names[0]][0].output, calls[names[1]][-1].input
-        (slopes,) = torch.autograd.grad(reads.sum(), outputs)
-    return reads.detach().double(), slopes.double()
-
-
-def explained(
-    seen: FirstLayer, inputs: Tensor, first: MeasuredRows, last: MeasuredRows, spread: Tensor
-) -> tuple[Tensor, float]:
-    """What examples leave of the first layer once the last one has told their slopes.
-
-    Args:
-        seen: What is read.
-        inputs: `[n, *shape]` all examples of the batch.
-        first: The first layer's rows with its bias.
-        last: The same of the last layer.
-        spread: `[n]` standard errors of the examples, in units of what the layer reads.
-
-    Returns:
-        The slopes S / n `[n, c]` at the outputs, and the mean square of what is left, in units of its errors.
-    """
-    read = inputs.flatten(1).double() * seen.layer.scale.double() + seen.layer.shift.double()
-    activations, turns = _activations(seen, read)
-    reads = torch.cat([activations, torch.ones_like(activations[:, :1])], 1)  # [n, m + 1]
-    trust = torch.where(last.error.isfinite(), 1 / last.error.square(), 0.0)
-    slopes = _half(last.value, trust / trust.max(), reads)  # [c, n]
-    inverse = torch.linalg.pinv(torch.einsum("cm,nm,om->cno", trust, reads, reads), hermitian=True)
-    unsure = inverse.diagonal(dim1=1, dim2=2)  # [c, n]
-    weight = seen.attacked.observed.params[seen.last[0] or ""].double()  # [c, m]
-    back, back_unsure = (slopes.T @ weight) * turns, (unsure.T @ weight.square()) * turns.square()  # [n, m]
-    rows = torch.cat([read, torch.ones_like(read[:, :1])], 1)  # [n, d + 1]
-    allowed = first.error.square() + back_unsure.T @ rows.square() + (back.square().T @ spread.square())[:, None]
-    left = ((first.value - back.T @ rows).square() / allowed)[first.error.isfinite()]
-    return slopes.T, float(left.mean())

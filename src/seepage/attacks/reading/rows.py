@@ -34,6 +34,9 @@ FIT_STEPS = 30
 """Times that shares and example are solved for in turn; without unknown entries the first few change them."""
 FIXED = 5
 """The first of them, at which errors are those of the measured values; then they are those at the fit."""
+SWEEPS, FIRST_FLOOR, LAST_FLOOR = 60, 0.3, 1e-4
+"""Of alternating least squares for a low rank, each in both directions; and the floor of errors on the way, as shares
+of the root mean square."""
 At = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Values and errors of some rows, straight at what is expected of them."""
 
@@ -58,6 +61,58 @@ class MeasuredRows:
     def of(cls, value: Tensor, error: Tensor) -> "MeasuredRows":
         """Rows whose errors do not depend on their values."""
         return cls(value, error, lambda rows, _: (value[rows], error[rows]))
+
+    def known(self) -> Tensor:
+        """`[m, d + 1]` errors; where nothing is known but a least size, that size, which is a beginning."""
+        return self.error.where(self.error.isfinite(), self.value.abs()) if self.bent else self.error
+
+    def chord(self, expected: Tensor) -> Tensor:
+        """`[m, d + 1]` errors with which measured values are as far from expected ones as the moves that are behind.
+
+        Of a bent step `|x - e| sigma_u / |u - psi(e)|`, by the chord of psi in place of a tangent.
+        """
+        value, error = self.at(torch.arange(len(expected), device=expected.device), expected)
+        far = (value - expected) / error
+        chord = ((self.value - expected) / far).abs().where(far != 0, error)
+        return chord.clamp(torch.minimum(error, self.error), torch.maximum(error, self.error))
+
+
+def shares(value: Tensor, trust: Tensor, basis: Tensor) -> Tensor:
+    """`[m, r]` the shares of a basis `[r, d]` in each row `[m, d]`, by least squares with weights `[m, d]`."""
+    equations = torch.einsum("md,rd,sd->mrs", trust, basis, basis)
+    size = equations.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)
+    ridge = 1e-12 * size[:, None, None] * torch.eye(len(basis), dtype=value.dtype, device=value.device)
+    found: Tensor = torch.linalg.solve(equations + ridge, ((trust * value) @ basis.T)[..., None])[..., 0]
+    return found
+
+
+def weighted_basis(rows: MeasuredRows, rank: int) -> tuple[Tensor, float]:
+    """`[rank, d]` an orthonormal basis of the rows, by weighted alternating least squares, and its misfit.
+
+    Errors of a bent step span many orders of magnitude, and the few entries that are known best would hold a rough
+    basis fast: errors are floored, and the floor falls from sweep to sweep.
+
+    Args:
+        rows: With the errors of their entries.
+        rank: Of what they would be without errors.
+
+    Returns:
+        The basis, and the mean square of what is left, in units of the errors over the last floor.
+    """
+    value, error = rows.value, rows.known()
+    size = value.square().mean().sqrt().clamp(min=1e-300)
+    basis, off = torch.linalg.svd(value, full_matrices=False)[2][:rank], value
+    for sweep in range(SWEEPS):
+        floor = max(FIRST_FLOOR * (LAST_FLOOR / FIRST_FLOOR) ** (sweep / (0.7 * SWEEPS)), LAST_FLOOR) * size
+        trust = 1 / (error.square() + floor.square())
+        trust = trust / trust.max()
+        parts = torch.linalg.qr(shares(value, trust, basis))[0]
+        basis = torch.linalg.qr(shares(value.T, trust.T, parts.T))[0].T
+        fit = shares(value, trust, basis) @ basis
+        error = rows.chord(fit)
+        off = (value - fit).square() / (error.square() + floor.square())
+    free = int(rows.error.isfinite().sum()) - rank * (value.shape[0] + value.shape[1] - rank)
+    return basis, float(off[rows.error.isfinite()].sum()) / max(free, 1)
 
 
 @dataclass(frozen=True)
@@ -146,9 +201,7 @@ def fitted(rows: Tensor, seen: MeasuredRows) -> RowGroup | None:
         rows: `[r]` neurons.
         seen: The layer's rows.
     """
-    value, error = seen.value[rows], seen.error[rows]  # [r, d + 1]
-    if seen.bent:  # of what is at the ceiling the least size is known, which is a beginning
-        error = error.where(error.isfinite(), value.abs())
+    value, error = seen.value[rows], seen.known()[rows]  # [r, d + 1]
     trust = 1 / error.square()
     slopes = value[:, -1].where(error[:, -1].isfinite(), 0.0)
     example = value.new_zeros(value.shape[1])
