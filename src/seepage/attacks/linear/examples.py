@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.linear.spans import in_both_spans
-from seepage.attacks.linear.two_layers import TwoLayers
+from seepage.attacks.linear.two_layers import Guess, TwoLayers
 from seepage.attacks.network import EXACT, LARGEST_MATRIX, in_range
 from seepage.attacks.network.evidence import FAINT, READ
 from seepage.attacks.network.first_layer import FirstLayer, Trace
@@ -169,22 +169,25 @@ def _of_spans(seen: FirstLayer, rows: MeasuredRows, measured: Measured) -> Recon
     if knowledge.target != "value" or not two or coarse:
         return None
     layers = TwoLayers(seen, rows, _rows(seen, measured, (last[0] or "", last[1] or "")))
-    start = in_both_spans(layers)
-    if start is None:
-        return None
-    x, spread = start
-    if layers.solvable(x):
-        guess, spread = layers.solved(x)
-    else:
-        guess = layers.guess(x, None, 0.0, unsure=spread)
+    for x, spread in in_both_spans(layers):
+        solvable = layers.solvable(x)
+        guess, spread = layers.solved(x) if solvable else (layers.guess(x, None, 0.0, unsure=spread), spread)
+        if guess.misfit <= AGREEING:
+            return _explained(seen, measured, guess, spread)
+    return None
+
+
+def _explained(seen: FirstLayer, measured: Measured, guess: Guess, spread: Tensor) -> Reconstruction | None:
+    """What explains both layers, with stated errors."""
+    knowledge = seen.attacked.knowledge
     inputs = seen.to_inputs(guess.x)
     low, high = knowledge.value_range
     error = 2 * spread / float(seen.layer.scale.double().abs().mean()) / (high - low) + FLOAT32_SUM
     within = EXACT + DEVIATIONS / 2 * error[:, None].expand(-1, guess.x.shape[1]).amax(1)
     inside = torch.stack([in_range(one[None], knowledge.value_range, float(w))[0] for one, w in zip(inputs, within)])
-    if guess.misfit > AGREEING or not bool((error <= READ).any()):
+    if not bool((error <= READ).any()):
         return None
-    sure = (error <= EXACT) & inside & (not seen.attacked.observed.size_inferred)
+    sure = (error <= EXACT) & inside & (guess.explained and not seen.attacked.observed.size_inferred)
     outs, c = seen.trace(inputs).logits.detach(), len(guess.slopes)
     return Reconstruction(
         inputs=inputs,
@@ -194,7 +197,7 @@ def _of_spans(seen: FirstLayer, rows: MeasuredRows, measured: Measured) -> Recon
         cost={"evaluations": len(inputs)},
         notes=(
             f"{_said(measured, seen.layer.weight)}: {len(inputs)} examples explain first and last layer to "
-            f"{guess.misfit:.2g} times the mean square of their errors; {int(sure.sum())} are certified, known to within "
+            f"{guess.misfit:.3g} times the mean square of their errors; {int(sure.sum())} are certified, known to within "
             f"{float(error.amin()):.1g} to {float(error.amax()):.1g} of the value range (root mean square)",
         ),
     )

@@ -14,102 +14,115 @@ It is solved by damped Gauss-Newton steps from many points. What is found must e
 (`seepage.attacks.linear.two_layers`).
 """
 
+from collections.abc import Iterator
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.linear.two_layers import TwoLayers
-from seepage.attacks.reading.rows import AGREEING, weighted_basis
+from seepage.attacks.linear.two_layers import TwoLayers, with_one
+from seepage.attacks.reading.rows import AGREEING, shares, weighted_basis
 from seepage.base.nn import generator
-from seepage.base.rounding import DEVIATIONS
 
 STARTS, STEPS = 1000, 60
 """Points that steps begin at, and steps from each."""
-CORNERS, ZERO, LEAST_MORE, SAME = 30_000, 1e-2, 2, 0.05
-"""Sets of neurons that are drawn; share of a point's root mean square up to which an activation is zero; zeros beyond
-those that were asked for; and relative difference up to which two points are one."""
+APART = (0.1, 0.03, 0.01)
+"""Least share of a point's activations outside of the span of those before, for it to be one more, in turn."""
+DEAD = 1e-2
+"""Share of the largest, or of a root mean square, up to which an activation is zero but for the errors of its span."""
 MULTIPLICATIONS = 3e10
 """Of all passes together, above which there are fewer starts."""
 
 
-def in_both_spans(layers: TwoLayers) -> tuple[Tensor, Tensor] | None:
+def in_both_spans(layers: TwoLayers) -> Iterator[tuple[Tensor, Tensor]]:
     """Points of the first layer's span whose activations lie in that of the last one.
 
-    Returns:
+    Yields:
         `[n, d]` what the first layer reads, and `[n]` standard errors, root mean square over its values, but for those
-        of the span itself; None where rows are of another rank than n, or n points were not found.
+        of the span itself: likely ones first, none where rows are of another rank than n, or n points were not found.
     """
     seen, first, last = layers.seen, layers.first, layers.last
     n = seen.batch_size
     if n >= min(first.value.shape) - 1 or n >= min(last.value.shape) - 1:
-        return None
+        return
     (basis, off), (active, off_last) = weighted_basis(first, n), weighted_basis(last, n)
     if max(off, off_last) > AGREEING:
-        return None
+        return
     if n == 1:
-        return (basis / basis[:, -1:])[:, :-1], basis.new_zeros(1)
+        yield (basis / basis[:, -1:])[:, :-1], basis.new_zeros(1)
+        return
     # c = c_0 + N t keeps the bias's entry at 1.
     moves = torch.linalg.svd(basis[:, -1][None])[2][1:]  # [n - 1, n]
-    corners = _corners(layers, basis, moves, active)
-    if corners is not None:
-        return corners, corners.new_zeros(n)
     count = int(min(STARTS, max(50, MULTIPLICATIONS / (STEPS * seen.weight.numel()))))
-    low, high = seen.attacked.knowledge.value_range
-    draw = torch.rand(
-        (count, seen.weight.shape[1]), generator=generator(0, "spans"), dtype=torch.float64, device=basis.device
-    )
-    start = (low + (high - low) * draw) * seen.layer.scale.double() + seen.layer.shift.double()
-    places = torch.cat([start, torch.ones_like(start[:, :1])], 1) @ basis.T
-    places = places / (places @ basis[:, -1:])
+    places = _corners(layers, basis, moves, active, count)
+    if places is None:
+        low, high = seen.attacked.knowledge.value_range
+        draw = torch.rand(
+            (count, seen.weight.shape[1]), generator=generator(0, "spans"), dtype=torch.float64, device=basis.device
+        )
+        start = (low + (high - low) * draw) * seen.layer.scale.double() + seen.layer.shift.double()
+        places = torch.cat([start, torch.ones_like(start[:, :1])], 1) @ basis.T
+        places = places / (places @ basis[:, -1:])
     squares, places, spread = _descended(layers, places, moves, basis, active)
-    inputs = (places @ basis)[:, :-1]
-    kept = list[int]()
-    for place in squares.argsort().tolist():
-        apart = [float((inputs[place] - inputs[other]).square().mean().sqrt()) for other in kept]
-        if all(gap > DEVIATIONS * float(spread[place] + spread[o]) for gap, o in zip(apart, kept, strict=True)):
-            kept.append(place)
-        if len(kept) == n:
-            return inputs[kept], spread[kept]
-    return None
+    inputs, order = (places @ basis)[:, :-1], squares.argsort().tolist()
+    shown = with_one(layers.activations(inputs)[1]) @ active.T  # [k, n]
+    tried = list[list[int]]()
+    for apart in APART:
+        kept, span = list[int](), shown[:0]  # orthonormal, of what was kept
+        for place in order:
+            left = shown[place] - span.T @ (span @ shown[place])
+            if float(left.norm() / shown[place].norm()) > apart:
+                kept.append(place)
+                span = torch.linalg.qr(shown[kept].T)[0].T
+            if len(kept) == n:
+                break
+        if len(kept) == n and kept not in tried:
+            tried.append(kept)
+            yield inputs[kept], spread[kept]
 
 
-def _corners(layers: TwoLayers, basis: Tensor, moves: Tensor, active: Tensor) -> Tensor | None:
-    """`[n, d]` points by the zeros of their activations, where n are found; None otherwise, or where none are zero.
+def _corners(layers: TwoLayers, basis: Tensor, moves: Tensor, active: Tensor, count: int) -> Tensor | None:
+    """`[k, n]` places to begin at, where activations are cut off at zero: corners of what the last layer's span allows.
 
-    n - 1 neurons that one example leaves at zero are as many equations of the second span: of neurons drawn by chance
-    the solution has n - 1 zeros and no more, unless it is an example, which leaves all its others at zero too (random
-    sample consensus, Fischler and Bolles 1981). Neurons that it reaches then tell its place in the first span.
+    Of the points of that span with activations of zero or more, examples lie at its corners and edges, since each
+    leaves neurons at zero that others reach. From its middle walks go along directions drawn by chance, until a neuron
+    is at zero, and on with that one held. Neurons that are reached then tell the place in the first span,
+    `W x + b = a`.
     """
-    n, m = len(active), active.shape[1] - 1
+    from scipy.optimize import linprog
+
+    n = len(active)
     reads, reached, turns, _ = layers.activations((basis / basis[:, -1:])[:, :-1])
-    if n < 2 or not torch.equal(torch.where(turns == 0, 0.0, reads), reached):
+    if not torch.equal(reads * (turns != 0), reached):
         return None
-    draw = torch.rand(CORNERS, m, generator=generator(0, "corners")).to(active).argsort(1)[:, : n - 1]
-    equations = torch.cat([active.T[draw], active[:, -1].expand(CORNERS, 1, n)], 1)  # [k, n, n]
-    units = torch.zeros(n, 1, dtype=active.dtype, device=active.device)
-    units[-1] = 1
-    solution, singular = torch.linalg.solve_ex(equations, units)
-    shown = (solution[..., 0] @ active)[:, :m].nan_to_num(-1.0)  # [k, m]
-    size = shown.square().mean(1, keepdim=True).sqrt()
-    zeros = (shown.abs() < ZERO * size).sum(1)
-    zeros = zeros.masked_fill((shown < -ZERO * size).any(1) | (singular != 0), 0)
-    kept = list[int]()
-    for place in zeros.argsort(descending=True, stable=True)[: CORNERS // 10].tolist():
-        if int(zeros[place]) < n + LEAST_MORE or len(kept) == n:
-            break
-        if all(float((shown[place] - shown[one]).norm() / shown[one].norm()) > SAME for one in kept):
-            kept.append(place)
-    if len(kept) < n:
+    sides, one = active[:, :-1].T.cpu(), active[:, -1].cpu()  # [m, n], [n]
+    sides = sides[sides.norm(dim=1) > DEAD * sides.norm(dim=1).max()]
+    room = torch.cat([-sides, sides.norm(dim=1, keepdim=True)], 1)
+    middle = linprog(
+        [*[0.0] * n, -1.0], room.numpy(), torch.zeros(len(sides)).numpy(), [[*one.tolist(), 0.0]], [1.0],
+        bounds=[*[(None, None)] * n, (None, 1.0)],
+    )  # fmt: skip
+    if middle.x is None:
         return None
-    # W x + b = a where it reaches a neuron, with x = (c_0 + t N) basis.
-    bias = layers.seen.attacked.exact[0][layers.seen.layer.bias or ""]
-    start = (basis[:, -1] / basis[:, -1].square().sum()) @ basis
+    draw = generator(0, "corners")
+    at = torch.as_tensor(middle.x[:n], dtype=one.dtype).expand(count, n)
+    free = torch.eye(n, dtype=one.dtype) - one[:, None] * one / one.square().sum()
+    free = free.expand(count, n, n)
+    lengths = torch.randint(max(1, n - 3), n, (count,), generator=draw)
+    for length in range(n - 1):
+        way = (free @ torch.randn(count, n, 1, generator=draw, dtype=one.dtype))[..., 0]
+        room, speed = (at @ sides.T).clamp(min=0), -way @ sides.T
+        far, hit = torch.where(speed > 1e-9 * way.norm(dim=1, keepdim=True), room / speed, torch.inf).min(1)
+        goes = (length < lengths) & far.isfinite()
+        at = torch.where(goes[:, None], at + far.nan_to_num(posinf=0.0)[:, None] * way, at)
+        held = F.normalize((free @ sides[hit][..., None])[..., 0], dim=1)
+        free = torch.where(goes[:, None, None], free - held[:, :, None] * held[:, None], free)
+    shown = at.to(active) @ active[:, :-1]  # [k, m]
+    on = (shown > DEAD * shown.square().mean(1, keepdim=True).sqrt()).to(active)
+    start = basis[:, -1] / basis[:, -1].square().sum()
     ways = layers.weight @ (moves @ basis)[:, :-1].T  # [m, n - 1]
-    found = []
-    for one in kept:
-        on = shown[one] > ZERO * size[one]
-        right = (shown[one] - bias - layers.weight @ start[:-1])[on]
-        found.append((start + torch.linalg.lstsq(ways[on].cpu(), right[:, None].cpu()).solution[:, 0].to(ways) @ (moves @ basis))[:-1])
-    return torch.stack(found)
+    right = shown - layers.seen.attacked.exact[0][layers.seen.layer.bias or ""] - layers.weight @ (start @ basis)[:-1]
+    return start + shares(right, on, ways.T) @ moves
 
 
 def _descended(

@@ -15,6 +15,7 @@ entries that are known well make a narrow valley: errors are first floored, and 
 an example reaches a neuron near its kink is decided by which choice leaves less of the update.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,9 @@ RESTED = 1e-4
 """Share by which a step makes the squares smaller, below which a stage ends."""
 KINKS, REACH = 64, 10.0
 """Neurons nearest to their kink that are tried on its other side, within so many floors of it."""
+AGAIN, LOST = 8, 5.0
+"""The floor from which on neurons are tried on the side that examples say; and the misfit above which, below that
+floor, a fit is given up."""
 UNKNOWNS = 2000
 """Most numbers of all examples and their slopes that are solved for at once: a second a step."""
 SUMS_BACK = 24.0
@@ -96,14 +100,20 @@ class Guess:
         return self.first.squares + self.last.squares
 
     @property
-    def misfit(self) -> float:
-        """Mean square of what is left in units of its errors, of all entries less the unknowns, or of either layer's.
+    def free(self) -> int:
+        """Entries less the unknowns. Those that are zero, and are said to be, count nothing."""
+        entries = sum(int((side.off != 0).sum()) for side in (self.first, self.last))
+        return max(entries - self.x.numel() - self.slopes.numel(), 1)
 
-        Entries that are zero, and are said to be, count nothing.
-        """
-        sides = [(side, int((side.off != 0).sum())) for side in (self.first, self.last)]
-        free = sum(count for _, count in sides) - self.x.numel() - self.slopes.numel()
-        return max(self.squares / max(free, 1), *(side.squares / max(count, 1) for side, count in sides))
+    @property
+    def misfit(self) -> float:
+        """Mean square of what is left in units of its errors: 1, give or take `sqrt(2 / free)`, of the truth."""
+        return self.squares / self.free
+
+    @property
+    def explained(self) -> bool:
+        """Whether no more is left than the errors make."""
+        return self.misfit <= 1 + DEVIATIONS * (2 / self.free) ** 0.5
 
 
 class TwoLayers:
@@ -156,7 +166,7 @@ class TwoLayers:
         kinked = bool(((turns == 0) | (turns == 1)).all())
         if kinked and held is not None:
             active, turns = torch.where(held != turns, held * reads, active), held
-        active, inputs = _with_one(active), _with_one(x)
+        active, inputs = with_one(active), with_one(x)
         if slopes is None:
             slopes = self._slopes(active)
         back = turns * (slopes.T @ self.back)  # s [n, m]
@@ -187,10 +197,20 @@ class TwoLayers:
 
     def solved(self, x: Tensor) -> tuple[Guess, Tensor]:
         """The examples near `[n, d]` that leave least, and their standard errors `[n]`, root mean square."""
-        damping, off = 1e-3, torch.full((len(x),), FLOORS[0], dtype=x.dtype, device=x.device)
+        off = torch.full((len(x),), FLOORS[0], dtype=x.dtype, device=x.device)
         guess = self.guess(x, None, FLOORS[0])
-        held = guess.turns if guess.kinked else None
-        for floor in FLOORS:
+        guess, off = self._descended(guess, guess.turns if guess.kinked else None, off, FLOORS)
+        held = (guess.reads > 0).to(guess.turns)
+        if guess.kinked and guess.misfit <= LOST and not torch.equal(held, guess.turns):
+            other, beside = self._descended(guess, held, off, FLOORS[AGAIN:])
+            guess, off = (other, beside) if other.squares < guess.squares else (guess, off)
+        return guess, off
+
+    def _descended(
+        self, guess: Guess, held: Tensor | None, off: Tensor, floors: Sequence[float]
+    ) -> tuple[Guess, Tensor]:
+        damping = 1e-3
+        for floor in floors:
             guess = self.guess(guess.x, guess.slopes, floor, held)
             if held is not None:
                 guess, held = self._over_kinks(guess, held, floor, torch.clamp(DEVIATIONS * off, min=REACH * floor))
@@ -207,6 +227,8 @@ class TwoLayers:
                 off = step.spread() * max(1.0, guess.misfit) ** 0.5
                 if better is None or guess.squares > (1 - RESTED) * before:
                     break
+            if floor < FLOORS[AGAIN] and guess.misfit > LOST:
+                break
         return guess, off
 
     def _over_kinks(self, guess: Guess, held: Tensor, floor: float, reach: Tensor) -> tuple[Guess, Tensor]:
@@ -256,7 +278,7 @@ class _Step:
         self.turned, self.first = turned @ self.ways, (back * self.start[:, i]).sum(0)  # [a, n d], [a]
         # The first layer, of dx and ds.
         t, r = guess.first.trust, guess.first.trust * guess.first.off  # [m, d + 1]
-        s, inputs = guess.turns * (slopes.T @ layers.back), _with_one(guess.x)
+        s, inputs = guess.turns * (slopes.T @ layers.back), with_one(guess.x)
         own = torch.einsum("ij,kj,jd->ikd", s, s, t[:, :d])  # [n, n, d]
         blocks = torch.diag_embed(own).permute(0, 2, 1, 3).reshape(n * d, n * d)
         cross = torch.einsum("ia,ad->ida", s[:, j], t[j, :d] * inputs[i, :d]).reshape(n * d, len(i))
@@ -295,5 +317,6 @@ class _Step:
         return inverse[: self.guess.x.numel()].view_as(self.guess.x).clamp(min=0).mean(1).sqrt()
 
 
-def _with_one(rows: Tensor) -> Tensor:
+def with_one(rows: Tensor) -> Tensor:
+    """Rows `[k, d]` with a one behind each, for the bias."""
     return torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
