@@ -183,8 +183,7 @@ def _explained(seen: FirstLayer, measured: Measured, guess: Guess, spread: Tenso
     inputs = seen.to_inputs(guess.x)
     low, high = knowledge.value_range
     error = 2 * spread / float(seen.layer.scale.double().abs().mean()) / (high - low) + FLOAT32_SUM
-    within = EXACT + DEVIATIONS / 2 * error[:, None].expand(-1, guess.x.shape[1]).amax(1)
-    inside = torch.stack([in_range(one[None], knowledge.value_range, float(w))[0] for one, w in zip(inputs, within)])
+    inside = in_range(inputs.flatten(1), knowledge.value_range, EXACT + DEVIATIONS / 2 * error[:, None])
     if not bool((error <= READ).any()):
         return None
     sure = (error <= EXACT) & inside & (guess.explained and not seen.attacked.observed.size_inferred)
@@ -197,7 +196,7 @@ def _explained(seen: FirstLayer, measured: Measured, guess: Guess, spread: Tenso
         cost={"evaluations": len(inputs)},
         notes=(
             f"{_said(measured, seen.layer.weight)}: {len(inputs)} examples explain first and last layer to "
-            f"{guess.misfit:.3g} times the mean square of their errors; {int(sure.sum())} are certified, known to within "
+            f"{guess.misfit:.3g} times the mean square of their errors; {int(sure.sum())} certified; known to within "
             f"{float(error.amin()):.1g} to {float(error.amax()):.1g} of the value range (root mean square)",
         ),
     )

@@ -20,14 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.linear.two_layers import TwoLayers, with_one
+from seepage.attacks.linear.two_layers import FLOORS, TwoLayers, with_one
 from seepage.attacks.reading.rows import AGREEING, shares, weighted_basis
 from seepage.base.nn import generator
 
 STARTS, STEPS = 1000, 60
 """Points that steps begin at, and steps from each."""
-APART = (0.1, 0.03, 0.01)
-"""Least share of a point's activations outside of the span of those before, for it to be one more, in turn."""
+SPARE, SAME, APART = 12, 0.02, (0.1, 0.01)
+"""Points beyond n that are looked at; difference of two points' normalized activations up to which they are one; and
+least shares of a point's activations outside of the span of those before, for it to be one more, in turn."""
 DEAD = 1e-2
 """Share of the largest, or of a root mean square, up to which an activation is zero but for the errors of its span."""
 MULTIPLICATIONS = 3e10
@@ -65,20 +66,49 @@ def in_both_spans(layers: TwoLayers) -> Iterator[tuple[Tensor, Tensor]]:
         places = places / (places @ basis[:, -1:])
     squares, places, spread = _descended(layers, places, moves, basis, active)
     inputs, order = (places @ basis)[:, :-1], squares.argsort().tolist()
-    shown = with_one(layers.activations(inputs)[1]) @ active.T  # [k, n]
-    tried = list[list[int]]()
+    shown = F.normalize(with_one(layers.activations(inputs)[1]) @ active.T, dim=1)  # [k, n]
+    pool = list[int]()
+    for place in order:
+        if len(pool) < n + SPARE and all(float((shown[place] - shown[one]).norm()) > SAME for one in pool):
+            pool.append(place)
+    for kept in _together(layers, inputs[pool], shown[pool]):
+        yield inputs[pool][kept], spread[pool][kept]
+
+
+def _together(layers: TwoLayers, inputs: Tensor, shown: Tensor) -> Iterator[list[int]]:
+    """Sets of n of the points `[k, d]`, likely ones first, that leave little of both layers.
+
+    The first n that are apart, then with one after another swapped for one that leaves less: what lies between
+    examples, or is one with a neuron on the wrong side, may leave no more of the second span than an example does, but
+    more of what was sent.
+    """
+    n, sets = layers.seen.batch_size, list[list[int]]()
     for apart in APART:
-        kept, span = list[int](), shown[:0]  # orthonormal, of what was kept
-        for place in order:
-            left = shown[place] - span.T @ (span @ shown[place])
-            if float(left.norm() / shown[place].norm()) > apart:
+        kept, span = list[int](), shown[:0]
+        for place in range(len(shown)):
+            if len(kept) < n and float((shown[place] - span.T @ (span @ shown[place])).norm()) > apart:
                 kept.append(place)
                 span = torch.linalg.qr(shown[kept].T)[0].T
-            if len(kept) == n:
-                break
-        if len(kept) == n and kept not in tried:
-            tried.append(kept)
-            yield inputs[kept], spread[kept]
+        if len(kept) == n and kept not in sets:
+            sets.append(kept)
+            yield kept
+    if not sets:
+        return
+
+    def squares(places: list[int]) -> float:
+        return layers.guess(inputs[places], None, FLOORS[0]).squares
+
+    kept = sets[-1]
+    least, better = squares(kept), True
+    while better:
+        better = False
+        for one in range(n):
+            for place in set(range(len(inputs))) - set(kept):
+                tried = [*kept[:one], place, *kept[one + 1 :]]
+                if (now := squares(tried)) < least:
+                    kept, least, better = tried, now, True
+    if kept not in sets:
+        yield kept
 
 
 def _corners(layers: TwoLayers, basis: Tensor, moves: Tensor, active: Tensor, count: int) -> Tensor | None:

@@ -7,7 +7,7 @@ Of n examples with slopes S at the last layer, `a = phi(W x + b)` what it reads,
 The unknowns are all x and S (1/n is in S). Each Gauss-Newton step (Gauss 1809; damped as by Levenberg 1944) eliminates
 S, of which each output's n numbers stand in that output's row of the last layer alone, but for what they do to s:
 
-    dS_o = C_o sum_j t_oj (a_ij, 1) (r_oj - S_o da_j)        C_o = (sum_j t_oj (a_j, 1) (a_j, 1)^T)^-1,   t = 1 / error^2
+    dS_o = C_o sum_j t_oj (a_ij, 1) (r_oj - S_o da_j)      C_o = (sum_j t_oj (a_j, 1) (a_j, 1)^T)^-1,  t = 1 / error^2
     ds - L(dS) = e,   e ~ N(0, L C L^T),   L = phi' V^T
 
 so that what is left are n d numbers of x, and those of s. Errors of a bent step span six orders of magnitude, and few
@@ -15,7 +15,6 @@ entries that are known well make a narrow valley: errors are first floored, and 
 an example reaches a neuron near its kink is decided by which choice leaves less of the update.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,9 +38,8 @@ RESTED = 1e-4
 """Share by which a step makes the squares smaller, below which a stage ends."""
 KINKS, REACH = 64, 10.0
 """Neurons nearest to their kink that are tried on its other side, within so many floors of it."""
-AGAIN, LOST = 8, 5.0
-"""The floor from which on neurons are tried on the side that examples say; and the misfit above which, below that
-floor, a fit is given up."""
+LOST = 5.0
+"""Misfit above which, half-way down, a fit is given up."""
 UNKNOWNS = 2000
 """Most numbers of all examples and their slopes that are solved for at once: a second a step."""
 SUMS_BACK = 24.0
@@ -109,6 +107,12 @@ class Guess:
     def misfit(self) -> float:
         """Mean square of what is left in units of its errors: 1, give or take `sqrt(2 / free)`, of the truth."""
         return self.squares / self.free
+
+    @property
+    def widened(self) -> float:
+        """Times the errors of examples that are as many as all that is left beyond its errors would make of them."""
+        beyond = 0.0 if self.explained else (self.misfit - 1) * self.free
+        return (1 + beyond / self.x.numel()) ** 0.5
 
     @property
     def explained(self) -> bool:
@@ -198,19 +202,9 @@ class TwoLayers:
     def solved(self, x: Tensor) -> tuple[Guess, Tensor]:
         """The examples near `[n, d]` that leave least, and their standard errors `[n]`, root mean square."""
         off = torch.full((len(x),), FLOORS[0], dtype=x.dtype, device=x.device)
-        guess = self.guess(x, None, FLOORS[0])
-        guess, off = self._descended(guess, guess.turns if guess.kinked else None, off, FLOORS)
-        held = (guess.reads > 0).to(guess.turns)
-        if guess.kinked and guess.misfit <= LOST and not torch.equal(held, guess.turns):
-            other, beside = self._descended(guess, held, off, FLOORS[AGAIN:])
-            guess, off = (other, beside) if other.squares < guess.squares else (guess, off)
-        return guess, off
-
-    def _descended(
-        self, guess: Guess, held: Tensor | None, off: Tensor, floors: Sequence[float]
-    ) -> tuple[Guess, Tensor]:
-        damping = 1e-3
-        for floor in floors:
+        guess, damping = self.guess(x, None, FLOORS[0]), 1e-3
+        held = guess.turns if guess.kinked else None
+        for floor in FLOORS:
             guess = self.guess(guess.x, guess.slopes, floor, held)
             if held is not None:
                 guess, held = self._over_kinks(guess, held, floor, torch.clamp(DEVIATIONS * off, min=REACH * floor))
@@ -224,10 +218,10 @@ class TwoLayers:
                     if better is not None:
                         break
                 guess = guess if better is None else better
-                off = step.spread() * max(1.0, guess.misfit) ** 0.5
+                off = step.spread() * guess.widened
                 if better is None or guess.squares > (1 - RESTED) * before:
                     break
-            if floor < FLOORS[AGAIN] and guess.misfit > LOST:
+            if floor < FLOORS[8] and guess.misfit > LOST:
                 break
         return guess, off
 
@@ -251,11 +245,12 @@ class _Step:
         self.ones = torch.eye(n, dtype=guess.x.dtype, device=guess.x.device)
         trust, off, slopes, active = guess.last.trust, guess.last.off, guess.slopes, guess.active
         i, j = ((guess.turns != 0) | (guess.bends != 0)).nonzero(as_tuple=True)  # [a] each
-        self.pairs = i, j
         normal = torch.einsum("oj,ij,kj->oik", trust, active, active)
         size = normal.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)[:, None, None]
-        inverse = torch.linalg.inv(normal / size + 1e-15 * self.ones) / size  # C [c, n, n]
-        self.start = (inverse @ torch.einsum("oj,ij->oi", trust * off, active)[..., None])[..., 0]  # dS at dx = 0 [c, n]
+        inverse = torch.linalg.inv_ex(normal / size + 1e-15 * self.ones).inverse / size  # C [c, n, n]
+        self.start = (inverse @ torch.einsum("oj,ij->oi", trust * off, active)[..., None])[
+            ..., 0
+        ]  # dS at dx = 0 [c, n]
         turns, inner = guess.turns[i, j], slopes[:, i] * guess.turns[i, j]  # phi' [a], S phi' [c, a]
         pulled = inner[:, None] * trust[:, None, j] * active[:, j]  # [c, n, a]
         self.moved = inverse @ pulled  # -dS by what the neurons move [c, n, a]
@@ -263,14 +258,14 @@ class _Step:
         both = torch.einsum("oa,ob->ab", inner * trust[:, j], inner) * (j[:, None] == j)
         both = both - pulled.flatten(0, 1).T @ self.moved.flatten(0, 1)  # [a, a]
         back = layers.back[:, j] * turns  # V phi' [c, a]
-        self.given = (back[:, None] * inverse[:, :, i])  # C L^T [c, n, a]
+        self.given = back[:, None] * inverse[:, :, i]  # C L^T [c, n, a]
         # What s does when the neurons move [a, a], and its variance as far as the last layer tells it.
         turned = -torch.einsum("oa,oab->ab", back, self.moved[:, i])
         turned = turned + torch.diag(guess.bends[i, j] * (slopes.T @ layers.back)[i, j])
         spread = torch.einsum("oa,oab->ab", back, self.given[:, i])
         scale = spread.diagonal().clamp(min=1e-300).rsqrt()
         spread = spread * scale[:, None] * scale + 1e-13 * torch.eye(len(i), dtype=off.dtype, device=off.device)
-        self.tied = torch.linalg.inv(spread) * scale[:, None] * scale  # (L C L^T)^-1 [a, a]
+        self.tied = torch.linalg.inv_ex(spread).inverse * scale[:, None] * scale  # (L C L^T)^-1 [a, a]
         # Neurons move by W dx. [a, n d]
         ways = off.new_zeros(len(i), n, d)
         ways[torch.arange(len(i), device=i.device), i] = layers.weight[j]
@@ -304,8 +299,8 @@ class _Step:
 
     def taken(self, damping: float) -> tuple[Tensor, Tensor]:
         """The examples and slopes after the step."""
-        guess, (i, _) = self.guess, self.pairs
-        found = torch.linalg.solve(self._scaled(damping), self.right * self.scale) * self.scale
+        guess = self.guess
+        found = torch.linalg.solve_ex(self._scaled(damping), self.right * self.scale).result * self.scale
         move, change = found[: guess.x.numel()], found[guess.x.numel() :]
         told = self.tied @ (change - self.first - self.turned @ move)
         by = self.start - self.moved @ (self.ways @ move) + self.given @ told
@@ -313,8 +308,15 @@ class _Step:
 
     def spread(self) -> Tensor:
         """`[n]` standard errors of the examples, root mean square over their entries."""
-        inverse = torch.linalg.inv(self._scaled(0.0)).diagonal() * self.scale.square()
-        return inverse[: self.guess.x.numel()].view_as(self.guess.x).clamp(min=0).mean(1).sqrt()
+        inverse = torch.linalg.inv_ex(self._scaled(0.0)).inverse.diagonal() * self.scale.square()
+        return (
+            inverse[: self.guess.x.numel()]
+            .view_as(self.guess.x)
+            .mean(1)
+            .nan_to_num(torch.inf)
+            .sqrt()
+            .nan_to_num(torch.inf)
+        )
 
 
 def with_one(rows: Tensor) -> Tensor:
