@@ -9,19 +9,21 @@ from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import SingleRound
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UpdateAnalysis, size_doubt
 from seepage.attacks.exposure.finding import Finding, note, warning
-from seepage.attacks.network import AttackedRound, vouch
+from seepage.attacks.network import AttackedRound, vouch, vouch_unlabeled
 from seepage.attacks.network.outputs import draws
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
 from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
-from seepage.base.nn import has_batch_norm
+from seepage.base.nn import has_batch_norm, vocabulary_of
 from seepage.base.registry import Spec
+from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.base.words import plural
 from seepage.errors import Inapplicable
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.base import TrainingRule
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.types import Batch, Reconstruction, Transcript
+from seepage.measure.metrics import is_image
 
 # --- of a row's numbers ------------------------------------------------------------------------------------------
 
@@ -124,8 +126,8 @@ def misfit(views: Sequence[Transcript], attempts: Sequence[Attempt]) -> float | 
 
     Returns:
         The mean, without unit. None where it cannot be computed for any batch: it needs as many guessed
-        inputs as there were examples, with labels, and a rule that does not depend on which example is in which local
-        step.
+        inputs as there were examples, and a rule that does not depend on which example is in which local step.
+        Without labels it is the distance of the nearest update that any loss gives at these inputs.
     """
     found = [
         _misfit(view, attempt.reconstruction)
@@ -140,8 +142,11 @@ def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
     labels = guess.labels
     if view.knowledge.client.target == "input":
         labels = torch.zeros(len(guess), dtype=torch.long)  # [n]; a rule whose target is the input reads no labels
-    if guess.space != "input" or labels is None:
+    if guess.space != "input":
         return None
+    if labels is None:
+        whole = len(view) == 1 and len(guess) and len(guess) == view[0].batch_size and not view[0].personal
+        return vouch_unlabeled(AttackedRound.of(view), guess.inputs) if whole else None
     found = compared_to_sent(view, Batch(guess.inputs, labels))
     return None if found is None else found[0]
 
@@ -166,9 +171,15 @@ def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | No
     if step is None or not step.bent:
         return vouch(AttackedRound(knowledge, observed), batch.inputs, batch.labels, multiple=None)
     own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
-    moved = {name: step.psi(tensor.double()) for name, tensor in sent.items()}
-    apart = math.fsum(float((step.psi(own[name].double()) - one).square().sum()) for name, one in moved.items())
-    return math.sqrt(apart / math.fsum(float(one.square().sum()) for one in moved.values())), 1.0
+    apart = whole = 0.0
+    for name, tensor in sent.items():
+        ours, theirs = own[name].double(), tensor.double()
+        # Faint entries are rounding, which such a step makes as large as any.
+        clear = ours.abs() > FLOAT32_NETWORK * ours.abs().max()
+        moved = step.psi(theirs)[clear]
+        apart += float((step.psi(ours)[clear] - moved).square().sum())
+        whole += float(moved.square().sum())
+    return (math.sqrt(apart / whole), 1.0) if whole else None
 
 
 # --- what the client is taken to have done, and what of it the update contradicts --------------------------------
@@ -196,7 +207,7 @@ def assumed_update(transcript: Transcript) -> str:
 
 
 OPTIMIZERS = {
-    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adadelta": "Adadelta",
+    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad", "adadelta": "Adadelta",
     "signsgd": "an optimizer that leaves hardly more of a gradient than the sign of each entry",
 }  # fmt: skip
 
@@ -335,6 +346,9 @@ def _questions(transcript: Transcript) -> Iterator[str]:
     rule, rate, size = knowledge.client, observed.update.rate, observed.batch_size
     softened = ", or --set client.label_smoothing=… or client.class_weights=…" * (rule.loss == "cross_entropy")
     yield f"the loss, {rule.loss}: --loss{softened}"
+    if vocabulary_of(knowledge.model) is None and not is_image(knowledge.input_shape):
+        low, high = knowledge.value_range
+        yield f"values from {low:g} to {high:g}: --values"
     if rate is not None or observed.update.kind == "delta":
         yield (
             f"{_trained(transcript)}: --lr and --steps, or, with momentum, Adam or several batches, --client fedavg "

@@ -14,6 +14,7 @@ from seepage.attacks import Attack
 from seepage.attacks.exposure import Exposure, exposure
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.fingerprints import CHANGES_VALUES
+from seepage.attacks.network import in_range
 from seepage.audit import diagnostics
 from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
@@ -302,9 +303,10 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     if vocabulary is not None and place.suffix.lower() == ".npz":
         return Truth((load_tokens(place, vocabulary),))
     pictures = len(shape) == 3 and shape[0] in (1, 3)
-    if place.suffix.lower() == ".npz" and len(shape) > 1 and not pictures:
+    if place.suffix.lower() == ".npz" and not pictures:
         own = load_shaped(place, shape)
-        if own is not None:
+        # Rows of a table in [0, 1] are read below, with the names of their columns.
+        if own is not None and (len(shape) > 1 or not in_range(own.inputs, (0.0, 1.0)).all()):
             return Truth((own,))
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
     dataset = data.load(str(place), size=size, channels=channels, split=1.0)

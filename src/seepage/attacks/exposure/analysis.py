@@ -29,11 +29,13 @@ from seepage.attacks.exposure.labels import (
     ZERO_SUM_SHARE,
     Head,
     LabelLeak,
+    at_places,
     finding_leak,
     head_of,
     label_findings,
     label_leak,
     map_leak,
+    names_labels,
     signed_label_leak,
     sums_to_zero,
 )
@@ -41,16 +43,17 @@ from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_find
 from seepage.attacks.exposure.patches import patch_findings
 from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
-from seepage.attacks.exposure.text import text_findings
+from seepage.attacks.exposure.text import place_findings, text_findings
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
 from seepage.attacks.reading.head.features import SIZE_REMEDY
-from seepage.base.nn import last_linear
+from seepage.base.nn import at_state, last_linear
 from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SAME
 from seepage.base.storage import LazyTensors
 from seepage.base.words import plural
 from seepage.errors import Inapplicable, SeepageError
+from seepage.federation.clients.losses import LOSSES
 from seepage.federation.measured import EVEN, Step, format_told
 from seepage.federation.sent_tensors import check_finite
 from seepage.federation.transcript.foreign import read_facts
@@ -65,6 +68,8 @@ HALF_PRECISION = 0.02
 precision, whose steps are 2^-8 (bfloat16) of a number."""
 ALIKE = 0.1
 """Relative difference of the sizes of a bias's entries up to which their signs alone make a sum of them small."""
+PROBES, PROBED_PLACES = 64, 4096
+"""Made-up examples by which the mean softmax is told, and how many places they may have together."""
 FEWEST_VALUES = 64
 """Values of an example from which as many outputs are taken for an example, and not for classes."""
 OTHER_OUTPUTS = "other outputs"
@@ -444,14 +449,18 @@ class UpdateAnalysis:
         """What the last layer says of the labels; nothing, where the loss's gradient is not softmax minus label."""
         gradient, scaled, _ = self._read
         rule = self.knowledge.client
-        if rule.loss == "bce" and self.head is not None and self.head.same and not self.signs and not self.bent:
-            return finding_leak(gradient, self.knowledge, self._label_rounding() if scaled else 0.0)
+        sigmoids = rule.loss == "bce" and self.head is not None and self.head.same
+        named = self._own_loss_names and self.head is not None and self.head.kind != "other"
+        if (sigmoids or named) and not (self.signs or self.one_size):
+            return finding_leak(*self._signed_bias(gradient, scaled=scaled))
         softmax = rule.softmax_gradient and self.knowledge.target in ("class", "map")
         if not (softmax or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
         if self._map_head is not None and not (self.signs or self.bent):
             rounding = self._sum_rounding(str(self._map_head[1])) if scaled else 0.0
-            return map_leak(gradient[str(self._map_head[1])], rounding)
+            found = map_leak(gradient[str(self._map_head[1])], rounding)
+            least = (-gradient[str(self._map_head[1])].double()).clamp(min=0).tolist()
+            return replace(found, shares=tuple(least)) if scaled and found.sound and self._one_step else found
         kind = None if self.makes_examples or self.head is None else self.head.kind
         if self.bent and kind in ("outputs", "rises") and not self._counted:
             step = self.observed.update.step
@@ -472,8 +481,37 @@ class UpdateAnalysis:
         inferred = "batch size" in self._guessed
         alike, longest = self._alike if scaled else None, 2.0 if OPTIMIZER in self._guessed else 1.0
         found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred, longest=longest, alike=alike)
+        if found is not None and found.sound and self.head is not None and places > 1 and scaled:
+            every = None if self.observed.batch_size is None or inferred else self.observed.batch_size * places
+            typical = self._head(max(2, min(PROBES, PROBED_PLACES // places)))
+            counted = at_places(found, gradient[str(self._last_bias)], typical, every, longest)
+            # That counts come out whole says that this is one step at this rate; shares do not.
+            return counted if counted.places is not None or self.explained_step else found
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
+
+    def _signed_bias(self, gradient: LazyTensors, *, scaled: bool) -> tuple[Tensor, float | Tensor]:
+        """The last bias's gradient, or what it moved by of a step that keeps its signs, and how far each may be off."""
+        assert self._last_bias is not None  # as it has a head
+        name = self._last_bias
+        if not self.bent:
+            return gradient[name], self._label_rounding() if scaled else 0.0
+        found = self.observed.measured(self.knowledge.client, [name])
+        moved, error = found.moved.get(name, (found.value[name], found.error[name]))
+        return moved, DEVIATIONS * error
+
+    @cached_property
+    def _own_loss_names(self) -> bool:
+        """Whether a loss of the user's own pulls up the outputs of labels alone."""
+        own = self.knowledge.client.loss not in LOSSES and self.knowledge.target in ("class", "map")
+        model = self.knowledge.model
+        return (
+            own
+            and not self.makes_examples
+            and names_labels(
+                self.knowledge.client.loss, at_state(model, self.observed.params), self.knowledge.input_shape
+            )
+        )
 
     @property
     def _alike(self) -> tuple[Tensor, int] | None:
@@ -498,12 +536,13 @@ class UpdateAnalysis:
     @cached_property
     def head(self) -> Head | None:
         """What the last layer is to the outputs; None where the model has no such layer with a bias that was sent."""
-        if self._last_bias is None:
-            return None
+        return None if self._last_bias is None else self._head(2)
+
+    def _head(self, count: int) -> Head:
         names, observed = last_linear(self.knowledge.model, self.knowledge.num_outputs), self.observed
         assert names is not None  # as it has a bias
-        shape = self.knowledge.input_shape
-        return head_of(self.knowledge.model, observed.params, shape, names[0], buffers=observed.buffers)
+        own = (self.knowledge.model, observed.params, self.knowledge.input_shape, names[0])
+        return head_of(*own, buffers=observed.buffers, count=count)
 
     @property
     def unread_head(self) -> str | None:
@@ -528,6 +567,14 @@ class UpdateAnalysis:
         """Whether the network has as many outputs as an example has values: it predicts no classes."""
         values = math.prod(self.knowledge.input_shape)
         return values >= FEWEST_VALUES and self.knowledge.num_outputs == values
+
+    @property
+    def _one_step(self) -> bool:
+        """Whether the update is one step at a stated rate, or a gradient that was sent, of a loss as it is stated."""
+        guessed = {"learning rate", UNKNOWN_RATE, "local steps", ANOTHER_RATE, "loss", OPTIMIZER} & set(self._guessed)
+        rule = self.knowledge.client
+        one = self.observed.update.kind == "gradient" or (rule.linear_in_gradient and getattr(rule, "steps", None) == 1)
+        return one and not guessed
 
     @cached_property
     def explained_step(self) -> bool:
@@ -644,7 +691,8 @@ class UpdateAnalysis:
             *label_findings(self.labels, self._map_head or last_linear(knowledge.model, knowledge.num_outputs)),
             *batch_norm_findings(self._batch_norms()),
             *features,
-            *([] if self.signs else (*patch_findings(alone), *text_findings(alone))),
+            *([] if self.signs or self.rough else (*patch_findings(alone), *text_findings(alone))),
+            *place_findings(knowledge, self.observed),
             *indexed_findings(indexed),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None

@@ -1,7 +1,8 @@
 """What the gradient of the last bias reveals about the labels of a batch."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
-from seepage.base.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
+from seepage.base.nn import as_inputs, called, captured_calls, forward, generator, in_mode, last_linear
 from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
+from seepage.federation.clients.losses import loss_of
 from seepage.federation.models.naming import tied_names
 from seepage.federation.types import Knowledge
 
@@ -20,6 +22,14 @@ SIGN_SHARE = 0.1
 are alike."""
 ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
+LABEL_DRAWS = 8
+"""Draws of labels on which a loss of the user's own is tried."""
+MOST_PLACES = 2**11
+"""Labels up to which counts are told apart."""
+OFF_WHOLE = 0.2
+"""How far counts of labels may be from whole numbers."""
+FALSE_ALARM = 1e-6
+"""Chance of counts that come out whole and are none."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
 
@@ -68,7 +78,8 @@ def head_of(
     """
     layer = weight.rpartition(".")[0]
     state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *params.items())}
-    own_name = tied_names(model).get(weight, weight)  # of a weight that an embedding shares
+    tied = tied_names(model)
+    own_name = tied.get(weight, weight)  # of a weight that an embedding shares
     state[own_name] = state[own_name].clone().requires_grad_()
     noise = torch.rand((count, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
     levels = torch.linspace(0.1, 0.9, count, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
@@ -77,10 +88,11 @@ def head_of(
         outputs = forward(model, state, as_inputs(model, probes), buffers=None if buffers is None else dict(buffers))
     softmax = outputs.detach().double().softmax(1).transpose(0, 1).flatten(1)  # [classes, examples and places]
     mean, found, places = softmax.mean(1), calls.get(layer, []), outputs[0, 0].numel()
-    if len(found) != 1 or found[0].output.numel() != outputs.numel():
+    if len(found) != 1 or found[0].output.numel() != outputs.numel() or not outputs.requires_grad:
         return Head(mean, "other")
     # Not what the layer returned, which a ReLU may have overwritten.
-    bias = state.get(f"{layer}.bias" if layer else "bias")
+    bias_name = f"{layer}.bias" if layer else "bias"
+    bias = state.get(tied.get(bias_name, bias_name))
     own = F.linear(found[0].input.detach(), state[own_name].detach(), bias).double().flatten(0, -2)  # [n T, classes]
     if own.shape == softmax.T.shape and torch.allclose(own.softmax(1), softmax.T, atol=FLOAT32_NETWORK):
         values = outputs.detach().double().transpose(0, 1).flatten(1).T
@@ -95,6 +107,45 @@ def head_of(
     alone = torch.allclose(mixed, weights * slopes, atol=FLOAT32_NETWORK)
     rises = alone and bool((slopes >= 0).all())
     return Head(mean, "rises" if rises else "other")
+
+
+def names_labels(loss: str, model: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Whether a loss of the user's own pulls up the outputs of labels alone, as a cross-entropy does.
+
+    Its gradient in the network's own outputs, at labels that are drawn, may be below zero only for classes among them.
+    Class numbers are tried first, one for each place, then a yes or no for each class.
+
+    >>> names_labels("torch.nn.functional:cross_entropy", nn.Linear(3, 4), (3,))
+    True
+    >>> names_labels("torch.nn.functional:mse_loss", nn.Linear(3, 4), (3,))
+    False
+    """
+    draw = generator(0, "probe")
+    noise = torch.rand((2, *input_shape), generator=draw, dtype=torch.float64).to(next(model.parameters()))
+    with torch.no_grad(), in_mode(model, training=False):
+        outputs = called(model, {}, as_inputs(model, noise)).detach()
+    classes = outputs.shape[1]
+    shapes = ((len(outputs), *outputs.shape[2:]), tuple(outputs.shape))
+    for shape in shapes:
+        try:
+            kept = []
+            for _ in range(LABEL_DRAWS):
+                some = torch.randperm(classes, generator=draw)[: max(1, classes // 2)]
+                held = some[torch.randint(len(some), shape, generator=draw)]
+                if shape == shapes[0]:
+                    labels, present = held, torch.isin(torch.arange(classes), held)
+                else:
+                    labels = (torch.rand(shape, generator=draw) < 0.2).to(outputs)
+                    present = labels.transpose(0, 1).flatten(1).any(1)
+                logits = outputs.clone().requires_grad_()
+                (slope,) = torch.autograd.grad(loss_of(loss, logits, labels), logits)
+                lowest = slope.transpose(0, 1).flatten(1).min(1).values
+                kept.append(bool((lowest[~present] >= -FLOAT32_ZERO * float(slope.abs().max())).all()))
+                kept[-1] &= bool(slope.isfinite().all() & (lowest < 0).any())
+            return all(kept)
+        except Exception:
+            continue
+    return False
 
 
 @dataclass(frozen=True)
@@ -112,6 +163,9 @@ class LabelLeak:
             do; where only their signs are left, whether there are both; else `present` and `counts` are not to be
             believed.
         complete: Whether no other class can be there: no more examples than classes named, or than proved ones.
+        places: Labels in all, where an example has many, one at each place, and their counts come out whole; else None.
+        multiple: All of these counts may be so many times more, or fewer.
+        shares: Least share of all labels that each class has, where an example has many; None: not known.
     """
 
     present: tuple[int, ...]
@@ -121,6 +175,9 @@ class LabelLeak:
     least: tuple[int, ...] | None = None
     most: tuple[int, ...] | None = None
     complete: bool = False
+    places: int | None = None
+    multiple: bool = False
+    shares: tuple[float, ...] | None = None
 
     @property
     def believed(self) -> bool:
@@ -137,7 +194,9 @@ class LabelLeak:
         more = f" and {len(self.present) - len(first)} more" if len(self.present) > len(first) else ""
         kind = "class" if len(self.present) == 1 else "classes"
         others = "" if self.complete else ", and perhaps others"
-        return f"{kind} {', '.join(named)}{more}{others}, from the last bias"
+        whole = f", {self.places} labels in all, whose counts come out whole" * bool(self.places)
+        whole += ", or all times one number" * self.multiple
+        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}"
 
     @property
     def words(self) -> str:
@@ -158,6 +217,10 @@ class LabelLeak:
         return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure or 'none'}"
 
     def _interval(self, label: int) -> str:
+        if self.places is not None and self.counts is not None:
+            return f" ({self.counts[label]})"
+        if self.shares is not None:
+            return f" ({self.shares[label]:.0%} or more)"
         if self.least is None:
             return ""
         least = self.least[label]
@@ -227,6 +290,43 @@ def label_leak(
     return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most, proved)
 
 
+def at_places(leak: LabelLeak, bias: Tensor, head: Head, most: int | None, longest: float) -> LabelLeak:
+    """The same with counts of labels at each place, or shares of them at the least.
+
+    Of m labels at places of all examples `dL/db_c = mean p_c - count_c / m`, so that `count_c / m >= -dL/db_c`,
+    whatever the outputs are; and with the mean softmax of the network on made-up inputs in the place of p, as of a
+    network that is hardly trained or has many classes, `m (p - dL/db)` is a whole number for each class. Numbers m are
+    tried: K counts above 0 all come within `off` of whole numbers by a chance of `(2 off)^K`.
+
+    Args:
+        leak: The classes.
+        bias: `[classes]` the gradient of the last bias.
+        head: The layer.
+        most: Places of all examples, if known; some may have no label.
+        longest: As of `label_leak`.
+    """
+    mean = head.softmax.to(bias.device) - bias.double()
+    found = list[tuple[int, Tensor, float]]()
+    tried = range(1, min(MOST_PLACES if most is None else most, MOST_PLACES) + 1)
+    for total in tried:
+        counts = total * mean
+        whole = counts.round()
+        off, held = float((counts - whole).abs().max()), int((whole > 0).sum())
+        if int(whole.sum()) != total or float(whole.min()) < 0 or off > OFF_WHOLE:
+            continue
+        if held * math.log(max(2 * off, 1e-9)) + math.log(len(tried)) < math.log(FALSE_ALARM):
+            found.append((total, whole.long(), off))
+    if not found:
+        return replace(leak, shares=tuple((-bias.double() / longest).clamp(min=0).tolist()))
+    # Counts that have a divisor are whole for fewer labels, too; a label at each place is the rule.
+    total, counts, off = next((one for one in found if one[0] == most), found[0])
+    present = tuple(torch.nonzero(counts).flatten().tolist())
+    own = tuple(counts.tolist())
+    return replace(
+        leak, present=present, counts=own, off_whole=off, complete=True, places=total, multiple=len(found) > 1
+    )
+
+
 def map_leak(bias: Tensor, rounding: float = 0.0) -> LabelLeak:
     """The classes of maps by the bias `[classes]` of the convolution that makes them.
 
@@ -238,21 +338,20 @@ def map_leak(bias: Tensor, rounding: float = 0.0) -> LabelLeak:
     return LabelLeak(tuple(torch.nonzero(bias < low).flatten().tolist()), None, None, sound)
 
 
-def finding_leak(gradient: Mapping[str, Tensor], knowledge: Knowledge, rounding: float = 0.0) -> LabelLeak | None:
+def finding_leak(bias: Tensor, rounding: float | Tensor = 0.0) -> LabelLeak | None:
     """The findings behind the last bias of independent sigmoids, each with a cross-entropy of its own.
 
     With `w` the weight of those that are there, `dL/db_c = mean_i (p_ic (1 - y_ic) - w_c (1 - p_ic) y_ic)`, so that an
     entry is below zero only where somebody has the finding c; where few have it, it may be above zero all the same.
 
     Args:
-        gradient: The update read as a gradient, up to a factor.
-        knowledge: What the attacker knows.
-        rounding: As in `label_leak`.
+        bias: `[classes]` the gradient of the last bias, up to a factor, or numbers of its signs.
+        rounding: How far an entry may be off, or each.
     """
-    bias = _last_bias(gradient, knowledge)
-    if bias is None or not (largest := float(bias.abs().max())) > 0:
+    if not (largest := float(bias.abs().max())) > 0:
         return None
-    present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding)).flatten().tolist())
+    least = torch.as_tensor(rounding).to(bias).clamp(min=FLOAT32_ZERO * largest)
+    present = tuple(torch.nonzero(bias < -least).flatten().tolist())
     return LabelLeak(present, None, None, sound=True)
 
 
