@@ -145,6 +145,11 @@ class Step:
         """Whether entries can be read at a guess of them: psi is no factor, and nothing else was added or cut off."""
         return not self.linear and not self.coupled and not math.isfinite(self.limit)
 
+    @property
+    def most(self) -> float:
+        """What no entry moves by more than."""
+        return self.rate / self.gain if self.gain else math.inf
+
     def psi(self, x: Tensor) -> Tensor:
         """What one unit of the rate changes, of x of any shape."""
         found: Tensor = x / (self._root(x) + self.eps)
