@@ -168,7 +168,7 @@ def _of_spans(seen: FirstLayer, rows: MeasuredRows, measured: Measured) -> Recon
     coarse = measured.formats is None or measured.formats.coarse is not None
     if knowledge.target != "value" or not two or coarse:
         return None
-    layers = TwoLayers(seen, rows, _rows(seen, measured, (last[0] or "", last[1] or "")))
+    layers = TwoLayers(seen, rows, MeasuredRows.of_layer(measured, last[0] or "", last[1] or ""))
     for x, spread in in_both_spans(layers):
         solvable = layers.solvable(x)
         guess, spread = layers.solved(x) if solvable else (layers.guess(x, None, 0.0, unsure=spread), spread)
@@ -202,18 +202,9 @@ def _explained(seen: FirstLayer, measured: Measured, guess: Guess, spread: Tenso
     )
 
 
-def _rows(seen: FirstLayer, measured: Measured, names: tuple[str, str] | None = None) -> MeasuredRows:
-    """A layer's rows with its bias as their last column; the first layer's if no names are given."""
-    names = names or (seen.layer.weight, seen.layer.bias or "")
-
-    def beside(tensors: dict[str, Tensor]) -> Tensor:
-        return torch.cat([tensors[names[0]], tensors[names[1]][:, None]], 1)
-
-    value, error, step = beside(measured.value), beside(measured.error), measured.step
-    if step is None or not step.bent:
-        return MeasuredRows.of(value, error)
-    u, spread = (beside({name: measured.moved[name][place] for name in names}) for place in range(2))
-    return MeasuredRows(value, error, lambda rows, e: straight(step, u[rows], spread[rows], e), bent=True)
+def _rows(seen: FirstLayer, measured: Measured) -> MeasuredRows:
+    """The first layer's rows with its bias as their last column."""
+    return MeasuredRows.of_layer(measured, seen.layer.weight, seen.layer.bias or "")
 
 
 def _notes(seen: FirstLayer, measured: Measured, examples: list[ReadExample]) -> tuple[str, ...]:

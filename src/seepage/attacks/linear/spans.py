@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.linear.two_layers import FLOORS, TwoLayers, with_one
-from seepage.attacks.reading.rows import AGREEING, shares, weighted_basis
+from seepage.attacks.reading.rows import AGREEING, shares, weighted_low_rank
 from seepage.base.nn import generator
 
 STARTS, STEPS = 1000, 60
@@ -46,8 +46,9 @@ def in_both_spans(layers: TwoLayers) -> Iterator[tuple[Tensor, Tensor]]:
     n = seen.batch_size
     if n >= min(first.value.shape) - 1 or n >= min(last.value.shape) - 1:
         return
-    (basis, off), (active, off_last) = weighted_basis(first, n), weighted_basis(last, n)
-    if max(off, off_last) > AGREEING:
+    fits = weighted_low_rank(first, n), weighted_low_rank(last, n)
+    basis, active = (fit.basis for fit in fits)
+    if max(fit.misfit for fit in fits) > AGREEING:
         return
     if n == 1:
         yield (basis / basis[:, -1:])[:, :-1], basis.new_zeros(1)

@@ -12,13 +12,14 @@ afterwards, by what the network itself makes of the example (`seepage.attacks.li
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from seepage.base.algebra.rows import LEAST_ALIKE, groups
+from seepage.federation.measured import Measured, straight
 
 MIN_SIGNAL = 3.5
 """Least root mean square of a row's entries in units of their errors, for a row to count."""
@@ -62,6 +63,19 @@ class MeasuredRows:
         """Rows whose errors do not depend on their values."""
         return cls(value, error, lambda rows, _: (value[rows], error[rows]))
 
+    @classmethod
+    def of_layer(cls, measured: Measured, weight: str, bias: str) -> "MeasuredRows":
+        """Those of a fully connected layer."""
+
+        def beside(tensors: Mapping[str, Tensor]) -> Tensor:
+            return torch.cat([tensors[weight], tensors[bias][:, None]], 1)
+
+        value, error, step = beside(measured.value), beside(measured.error), measured.step
+        if step is None or not step.bent:
+            return cls.of(value, error)
+        u, spread = (beside({name: measured.moved[name][place] for name in (weight, bias)}) for place in range(2))
+        return cls(value, error, lambda rows, e: straight(step, u[rows], spread[rows], e), bent=True)
+
     def known(self) -> Tensor:
         """`[m, d + 1]` errors; where nothing is known but a least size, that size, which is a beginning."""
         return self.error.where(self.error.isfinite(), self.value.abs()) if self.bent else self.error
@@ -86,8 +100,25 @@ def shares(value: Tensor, trust: Tensor, basis: Tensor) -> Tensor:
     return found
 
 
-def weighted_basis(rows: MeasuredRows, rank: int) -> tuple[Tensor, float]:
-    """`[rank, d]` an orthonormal basis of the rows, by weighted alternating least squares, and its misfit.
+@dataclass(frozen=True, eq=False)
+class LowRankFit:
+    """The matrix of a stated rank that is nearest to rows with errors.
+
+    Attributes:
+        basis: `[rank, d]` orthonormal.
+        parts: `[m, rank]` shares of it in each row.
+        noise: Standard error of a singular value that holds errors alone.
+        misfit: Mean square of what is left, in units of the errors over the last floor.
+    """
+
+    basis: Tensor
+    parts: Tensor
+    noise: float
+    misfit: float
+
+
+def weighted_low_rank(rows: MeasuredRows, rank: int) -> LowRankFit:
+    """A low rank by alternating least squares, each entry weighed by its own error (Gabriel and Zamir 1979).
 
     Errors of a bent step span many orders of magnitude, and the few entries that are known best would hold a rough
     basis fast: errors are floored, and the floor falls from sweep to sweep.
@@ -95,24 +126,24 @@ def weighted_basis(rows: MeasuredRows, rank: int) -> tuple[Tensor, float]:
     Args:
         rows: With the errors of their entries.
         rank: Of what they would be without errors.
-
-    Returns:
-        The basis, and the mean square of what is left, in units of the errors over the last floor.
     """
     value, error = rows.value, rows.known()
     size = value.square().mean().sqrt().clamp(min=1e-300)
-    basis, off = torch.linalg.svd(value, full_matrices=False)[2][:rank], value
+    basis = torch.linalg.svd(value, full_matrices=False)[2][:rank]
+    parts, trust, off = value[:, :rank], value, value
     for sweep in range(SWEEPS):
         floor = max(FIRST_FLOOR * (LAST_FLOOR / FIRST_FLOOR) ** (sweep / (0.7 * SWEEPS)), LAST_FLOOR) * size
         trust = 1 / (error.square() + floor.square())
-        trust = trust / trust.max()
-        parts = torch.linalg.qr(shares(value, trust, basis))[0]
-        basis = torch.linalg.qr(shares(value.T, trust.T, parts.T))[0].T
-        fit = shares(value, trust, basis) @ basis
-        error = rows.chord(fit)
-        off = (value - fit).square() / (error.square() + floor.square())
-    free = int(rows.error.isfinite().sum()) - rank * (value.shape[0] + value.shape[1] - rank)
-    return basis, float(off[rows.error.isfinite()].sum()) / max(free, 1)
+        most = trust.max()
+        left = torch.linalg.qr(shares(value, trust / most, basis))[0]
+        basis = torch.linalg.qr(shares(value.T, trust.T / most, left.T))[0].T
+        parts = shares(value, trust / most, basis)
+        error = rows.chord(parts @ basis)
+        off = (value - parts @ basis).square() / (error.square() + floor.square())
+    known = rows.error.isfinite()
+    free = int(known.sum()) - rank * (value.shape[0] + value.shape[1] - rank)
+    told = torch.einsum("md,rd->mr", trust, basis.square()).clamp(min=1e-300)
+    return LowRankFit(basis, parts, float((1 / told).sum(0).mean().sqrt()), float(off[known].sum()) / max(free, 1))
 
 
 @dataclass(frozen=True)
