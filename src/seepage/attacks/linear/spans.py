@@ -23,6 +23,7 @@ from torch import Tensor
 from seepage.attacks.linear.two_layers import FLOORS, TwoLayers, with_one
 from seepage.attacks.reading.rows import AGREEING, shares, weighted_low_rank
 from seepage.base.nn import generator
+from seepage.base.rounding import DEVIATIONS
 
 STARTS, STEPS = 1000, 60
 """Points that steps begin at, and steps from each."""
@@ -48,7 +49,7 @@ def in_both_spans(layers: TwoLayers) -> Iterator[tuple[Tensor, Tensor]]:
         return
     fits = weighted_low_rank(first, n), weighted_low_rank(last, n)
     basis, active = (fit.basis for fit in fits)
-    if max(fit.misfit for fit in fits) > AGREEING:
+    if any(fit.misfit > AGREEING or fit.clear < DEVIATIONS for fit in fits):
         return
     if n == 1:
         yield (basis / basis[:, -1:])[:, :-1], basis.new_zeros(1)

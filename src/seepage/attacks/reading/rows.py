@@ -109,12 +109,15 @@ class LowRankFit:
         parts: `[m, rank]` shares of it in each row.
         noise: Standard error of a singular value that holds errors alone.
         misfit: Mean square of what is left, in units of the errors over the last floor.
+        clear: Root mean square, over the rows, of the shares of the direction that is seen least, in units of their
+            errors: about 1 where the stated rank is too high.
     """
 
     basis: Tensor
     parts: Tensor
     noise: float
     misfit: float
+    clear: float
 
 
 def weighted_low_rank(rows: MeasuredRows, rank: int) -> LowRankFit:
@@ -143,7 +146,9 @@ def weighted_low_rank(rows: MeasuredRows, rank: int) -> LowRankFit:
     known = rows.error.isfinite()
     free = int(known.sum()) - rank * (value.shape[0] + value.shape[1] - rank)
     told = torch.einsum("md,rd->mr", trust, basis.square()).clamp(min=1e-300)
-    return LowRankFit(basis, parts, float((1 / told).sum(0).mean().sqrt()), float(off[known].sum()) / max(free, 1))
+    clear = torch.linalg.eigvalsh(parts.T @ (told.mean(1, keepdim=True) * parts))[0].clamp(min=0) / len(parts)
+    noise, misfit = float((1 / told).sum(0).mean().sqrt()), float(off[known].sum()) / max(free, 1)
+    return LowRankFit(basis, parts, noise, misfit, float(clear.sqrt()))
 
 
 @dataclass(frozen=True)
