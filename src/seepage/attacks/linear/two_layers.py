@@ -15,6 +15,7 @@ entries that are known well make a narrow valley: errors are first floored, and 
 an example reaches a neuron near its kink is decided by which choice leaves less of the update.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -112,12 +113,12 @@ class Guess:
     def widened(self) -> float:
         """Times the errors of examples that are as many as all that is left beyond its errors would make of them."""
         beyond = 0.0 if self.explained else (self.misfit - 1) * self.free
-        return (1 + beyond / self.x.numel()) ** 0.5
+        return math.sqrt(1 + beyond / self.x.numel())
 
     @property
     def explained(self) -> bool:
         """Whether no more is left than the errors make."""
-        return self.misfit <= 1 + DEVIATIONS * (2 / self.free) ** 0.5
+        return self.misfit <= 1 + DEVIATIONS * math.sqrt(2 / self.free)
 
 
 class TwoLayers:
@@ -308,15 +309,9 @@ class _Step:
 
     def spread(self) -> Tensor:
         """`[n]` standard errors of the examples, root mean square over their entries."""
-        inverse = torch.linalg.inv_ex(self._scaled(0.0)).inverse.diagonal() * self.scale.square()
-        return (
-            inverse[: self.guess.x.numel()]
-            .view_as(self.guess.x)
-            .mean(1)
-            .nan_to_num(torch.inf)
-            .sqrt()
-            .nan_to_num(torch.inf)
-        )
+        variance = torch.linalg.inv_ex(self._scaled(0.0)).inverse.diagonal() * self.scale.square()
+        mean: Tensor = variance[: self.guess.x.numel()].view_as(self.guess.x).mean(1)
+        return torch.where(mean >= 0, mean, torch.inf).sqrt()  # nan, or below zero: not told
 
 
 def with_one(rows: Tensor) -> Tensor:
