@@ -98,10 +98,18 @@ SAID: dict[str, Result] = {
         epsilons=[EPSILON.model_copy(update={"computed": 1.0, "words": replace(CALLS, low=0.0).line})],
         cases=[
             {**NOISE, "undefended": "b", "federation": TRAINED, "accuracy": 0.61, "accuracy_examples": 500,
-             "promise": {"epsilon": 1.0, "delta": 1e-5, "unit": "example", "rounds": 1}},
+             "promise": {"epsilon": 1.0, "delta": 1e-5, "unit": "example", "rounds": 1},
+             "trained_promise": {"epsilon": 5.0, "delta": 1e-5, "unit": "example", "rounds": 20}},
             {"name": "b", "control": True, "federation": TRAINED, "accuracy": 0.93, "accuracy_examples": 500},
         ],
     ),
+    **{
+        f"a test of members that {what} without the defense": of(
+            row(), row("b"), membership=[CHANCE, test.model_copy(update={"case": "b"})],
+            cases=[{**NOISE, "undefended": "b"}, {"name": "b", "control": True}],
+        )
+        for what, test in (("works", TEST), ("does not work", CHANCE))
+    },
 }  # fmt: skip
 
 

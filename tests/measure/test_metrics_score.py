@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from seepage.base.schema import Share
 from seepage.errors import SeepageError
 from seepage.federation.types import Batch, Reconstruction
 from seepage.measure.metrics import (
@@ -352,3 +353,12 @@ def test_the_registry_lists_exactly_the_metrics_that_score_knows() -> None:
     assert [row.metric for row in found.rows[: len(METRICS)]] == list(METRICS)
     with pytest.raises(SeepageError, match="Known: " + ", ".join(sorted([*METRICS, "module:Metric"]))):
         score(Reconstruction(truth.inputs), truth, Yardstick(metrics=("xyzzy",)))
+
+
+def test_a_count_has_the_interval_of_clopper_and_pearson() -> None:
+    truth = batch(4)
+    guess = Reconstruction(truth.inputs, truth.labels)
+    found = score(guess, truth).summaries
+    exact = Share.count(4, 4)
+    for name in ("recovered", "exact", "label_accuracy"):
+        assert (found[name].mean, found[name].low, found[name].high) == (1.0, exact.low, exact.high), name

@@ -402,6 +402,12 @@ class Result(JsonRecord):
         return [row for row in self.rows if row.case in names]
 
     @property
+    def judged_membership(self) -> list[MembershipRow]:
+        """Their membership tests."""
+        names = {case.name for case in self.judged}
+        return [row for row in self.membership if row.case in names]
+
+    @property
     def is_open(self) -> bool:
         """Whether a case's leakage is not known from this run. An update of zeros alone leaks nothing."""
         empty = {row.outcome for row in self.judged_rows} == {Outcome.ZERO_UPDATE}

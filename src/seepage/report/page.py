@@ -97,7 +97,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     kinds = {section["kind"] for section in sections}
     kind = next((one for one in ("pictures", "records", "texts") if one in kinds), "pictures")
     exposed, level = open_exposed(run.folder), run.result.verdict_level
-    titles, members = run.result.titles, tells_members(run.result.membership)
+    titles, members = run.result.titles, tells_members(run.result.judged_membership)
     wrong = any(row.contradicted for row in run.result.epsilons)
     tokens = any(row.identified_tokens for row in run.result.judged_rows)
     known = _in_all([section["known"] for section in sections if section["known"]])
