@@ -40,6 +40,9 @@ OUT_OF_SCOPE = [
     "the network, the machines, and the people",
 ]
 
+BARRED = "that apply to no case as it was recorded"
+"""Said of attacks that nobody asked for and that could have found nothing; the annex leaves these out."""
+
 NOISE = "of the noise: whether its randomness is secure, and what floating-point numbers do to it"
 """What nobody looks at behind an epsilon."""
 
@@ -49,7 +52,7 @@ AUDIT_AGAIN = [
     "batch size, local steps, learning rate or optimizer of the client change",
     "the defense, its strength or the code that applies it changes",
     "the client's data become of another kind, or the examples of one person become fewer",
-    "an attack is published that is not among those of this run, or seepage gets a new one",
+    "an attack is published that this run lacks",
 ]
 """What ends the validity of a finding."""
 
@@ -410,5 +413,5 @@ def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any], refused
     names, barred = sorted(left - set(refused)), sorted(left & set(refused))
     which = "that this run did not ask for, and that may apply" if barred else "that this run did not ask for"
     found = [f"{kind} of seepage {which}: {', '.join(names)}"] if names else []
-    said = f"{kind} that apply to no case as it was recorded, with what the attacker knew: {', '.join(barred)}"
+    said = f"{kind} {BARRED}, with what the attacker knew: {', '.join(barred)}"
     return [*found, said] if barred else found
