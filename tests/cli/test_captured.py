@@ -512,6 +512,17 @@ def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
     cli("attack", "rows_before.pt", "rows_after.pt", *known, "--jobs=1", "--out=run")
     scored = cli("report", "run", "--truth", "batch.npz", "--trust")
     assert "1 of 1 examples exactly" in " ".join(scored.out.split())
+    np.savez(home / "z.npz", x=8 * rows.numpy() - 4, y=np.float32([1]))  # as its own network reads it
+    assert "--normalize MEAN,STD" in cli("report", "run", "--truth=z.npz", "--trust", code=2).err
+    net.load_state_dict(torch.load(home / "rows_before.pt"))
+    net.zero_grad()
+    F.cross_entropy(net(8 * rows - 4), torch.tensor([1])).backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    torch.save(net.state_dict(), home / "z_after.pt")
+    cli("attack", "rows_before.pt", "z_after.pt", *known, "--jobs=1", "--normalize=0.5,0.125", "--out=scaled")
+    for truth in ("z.npz", "batch.npz"):
+        scored = cli("report", "scaled", f"--truth={truth}", "--trust", "--json")
+        assert scored.json["rows"][0]["scores"]["exact"]["mean"] == 1.0, truth
 
 
 def test_a_rate_that_makes_several_steps_of_one_is_no_pass(cli: Cli, home: Path, captured: Tensor) -> None:

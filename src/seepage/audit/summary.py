@@ -48,10 +48,11 @@ from seepage.base.vouching import staying_own
 from seepage.errors import SeepageError
 from seepage.federation import data
 from seepage.federation.data.npz import load_shaped, load_tokens
+from seepage.federation.models.normalize import statistics_of
 from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.transcript.truth import Truth, misfit, open_truth
-from seepage.federation.types import Knowledge, Tensors, Transcript
+from seepage.federation.types import Batch, Knowledge, Tensors, Transcript
 from seepage.measure.metrics import Alignment, Scores, Yardstick, feature_network, find_metric, is_image
 from seepage.measure.metrics.features import features_missing
 from seepage.measure.metrics.text import TextAlignment
@@ -302,19 +303,57 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     if vocabulary is not None and place.suffix.lower() == ".npz":
         return Truth((load_tokens(place, vocabulary),))
     pictures = len(shape) == 3 and shape[0] in (1, 3)
-    if place.suffix.lower() == ".npz" and len(shape) > 1 and not pictures:
+    if place.suffix.lower() == ".npz":
         own = load_shaped(place, shape)
-        if own is not None:
-            return Truth((own,))
+        known = own if own is None or _in_range(own, knowledge) else _before_network(own, knowledge, place)
+        if known is not None and (known is not own or (len(shape) > 1 and not pictures)):
+            return Truth((_numbered(known, knowledge),))
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
     dataset = data.load(str(place), size=size, channels=channels, split=1.0)
     whole, units = dataset.batch(torch.arange(len(dataset))), getattr(dataset, "units", None)
     # How a client scaled its targets is not known here: they are taken as they stand in the file.
     whole = whole if units is None else replace(whole, labels=units.own(whole.labels))
+    return Truth((_numbered(whole, knowledge),))
+
+
+def _numbered(whole: Batch, knowledge: Knowledge) -> Batch:
+    """The batch with whole numbers for classes 0. and 1., as a loss of one logit takes them."""
     numbers = whole.labels.reshape(-1)
     if knowledge.target == "class" and len(numbers) == len(whole) and bool((numbers == numbers.round()).all()):
-        whole = replace(whole, labels=numbers.long())  # classes 0. and 1., as a loss of one logit takes them
-    return Truth((whole,))
+        return replace(whole, labels=numbers.long())
+    return whole
+
+
+def _in_range(batch: Batch, knowledge: Knowledge) -> bool:
+    """Whether inputs lie in the range of values that the attacks' guesses have."""
+    (low, high), inputs = knowledge.value_range, batch.inputs
+    return bool(low - SLACK * (high - low) <= inputs.min()) and bool(inputs.max() <= high + SLACK * (high - low))
+
+
+def _before_network(batch: Batch, knowledge: Knowledge, place: Path) -> Batch:
+    """Inputs that stand in a file as the network reads them, taken back by the normalization that the run states.
+
+    Raises:
+        SeepageError: Where it states none, or one by which they do not lie in the range.
+    """
+    how = {} if knowledge.architecture is None else knowledge.architecture.options
+    if "normalize" in how:
+        mean, std = (torch.tensor(part).reshape(-1, *[1] * (batch.inputs.ndim - 2))
+                     for part in statistics_of(how["normalize"]))  # fmt: skip
+        batch = replace(batch, inputs=batch.inputs * std + mean)
+    if not _in_range(batch, knowledge):
+        least, most = float(batch.inputs.min()), float(batch.inputs.max())
+        taken = " after --normalize of the run was taken back" * ("normalize" in how)
+        raise SeepageError(
+            f"{place} has values from {least:g} to {most:g}{taken}, and guesses are in {list(knowledge.value_range)}; "
+            "attack the files again with --normalize MEAN,STD, by which (value - MEAN) / STD is what the network reads "
+            "(of values from -4 to 4: 0.5,0.125)"
+        )
+    return batch
+
+
+SLACK = 1e-3
+"""Of the range: rounding of a normalization; 60 dB below it."""
 
 
 def _guarantee(recipe: Recipe) -> Guarantee | None:
