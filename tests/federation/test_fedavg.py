@@ -54,7 +54,14 @@ def by_optimizer(model: nn.Module, batch: Batch, client: FedAvg) -> Tensors:
     own = copy.deepcopy(model)
     options = {"momentum": client.momentum} if client.optimizer in ("sgd", "rmsprop") else {}
     options |= {"nesterov": client.nesterov} if client.optimizer == "sgd" else {}
-    kind = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adadelta": "Adadelta"}
+    kind = {
+        "sgd": "SGD",
+        "adam": "Adam",
+        "adamw": "AdamW",
+        "rmsprop": "RMSprop",
+        "adagrad": "Adagrad",
+        "adadelta": "Adadelta",
+    }
     make = getattr(torch.optim, kind[client.optimizer])
     optimizer = make(own.parameters(), lr=client.lr, weight_decay=client.weight_decay, **options)
     with in_mode(own, training=client.mode == "train"):
@@ -149,7 +156,7 @@ def test_the_update_as_a_gradient_is_the_average_of_the_steps(momentum: float, n
         assert torch.allclose(found[name], expected[name], rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "rmsprop", "adadelta"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta"])
 def test_it_can_be_differentiated_in_its_inputs(optimizer: str) -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Sigmoid(), nn.Linear(5, 4)).double()
     params, _ = state_of(model)

@@ -12,7 +12,7 @@ from seepage.base.manifest import JudgedFile
 from seepage.base.registry import Spec
 from seepage.base.storage import SCHEMA
 from seepage.errors import SeepageError, short
-from seepage.federation.models.weights import check_head
+from seepage.federation.models.weights import check_head, weights_in
 from seepage.federation.sent_tensors import check_fits
 from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.types import Architecture, Target, Tensors, Update
@@ -196,7 +196,7 @@ def _digest(path: Path) -> str:
     try:
         if path.exists():
             check_head(path)
-        with path.open("rb") as file:
+        with (weights_in(path) or path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError as error:
         raise SeepageError(f"{path} does not exist; check the path") from error

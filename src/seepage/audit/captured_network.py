@@ -22,6 +22,7 @@ from seepage.errors import SeepageError
 from seepage.federation.models import build, trusted, warned_words
 from seepage.federation.models.factories import is_told
 from seepage.federation.models.naming import other_names, tied_names
+from seepage.federation.models.normalize import TAKEN
 from seepage.federation.models.trial import Untaken, tried
 from seepage.federation.types import Architecture
 
@@ -117,7 +118,7 @@ def find_network(
                 f"{TAKEN_FOR} {words}, and reconstructions are of that shape, though the network takes pictures of any "
                 f"size; {ANOTHER_SHAPE}, such as --shape {more}"
             )
-    where, wide = logits_words(output), logits_in(output)
+    where, wide = model.__dict__.get(TAKEN, logits_words(output)), logits_in(output)
     inferred |= {} if where is None else {"logits": where}
     made = outputs_of(model, taken) if wide.ndim > 2 or classes is None else None
     last, axis = False, 1

@@ -9,7 +9,7 @@ from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import SingleRound
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UpdateAnalysis, size_doubt
 from seepage.attacks.exposure.finding import Finding, note, warning
-from seepage.attacks.network import AttackedRound, vouch
+from seepage.attacks.network import AttackedRound, vouch, vouch_unlabeled
 from seepage.attacks.network.outputs import draws
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
@@ -124,8 +124,8 @@ def misfit(views: Sequence[Transcript], attempts: Sequence[Attempt]) -> float | 
 
     Returns:
         The mean, without unit. None where it cannot be computed for any batch: it needs as many guessed
-        inputs as there were examples, with labels, and a rule that does not depend on which example is in which local
-        step.
+        inputs as there were examples, and a rule that does not depend on which example is in which local step.
+        Without labels it is the distance of the nearest update that any loss gives at these inputs.
     """
     found = [
         _misfit(view, attempt.reconstruction)
@@ -140,8 +140,11 @@ def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
     labels = guess.labels
     if view.knowledge.client.target == "input":
         labels = torch.zeros(len(guess), dtype=torch.long)  # [n]; a rule whose target is the input reads no labels
-    if guess.space != "input" or labels is None:
+    if guess.space != "input":
         return None
+    if labels is None:
+        whole = len(view) == 1 and len(guess) and len(guess) == view[0].batch_size and not view[0].personal
+        return vouch_unlabeled(AttackedRound.of(view), guess.inputs) if whole else None
     found = compared_to_sent(view, Batch(guess.inputs, labels))
     return None if found is None else found[0]
 
@@ -196,7 +199,7 @@ def assumed_update(transcript: Transcript) -> str:
 
 
 OPTIMIZERS = {
-    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adadelta": "Adadelta",
+    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad", "adadelta": "Adadelta",
     "signsgd": "an optimizer that leaves hardly more of a gradient than the sign of each entry",
 }  # fmt: skip
 

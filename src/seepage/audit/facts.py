@@ -13,13 +13,15 @@ from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, OPTIMIZER, UNK
 from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.exposure.rules import TOLD
+from seepage.attacks.exposure.running_statistics import STILL
 from seepage.attacks.network.outputs import draws
 from seepage.attacks.text.token_set import looked_up
 from seepage.audit.caveats import OPTIMIZERS
-from seepage.base.nn import Table, has_batch_norm, token_table
+from seepage.base.nn import Table, has_batch_norm, input_layer, token_table
 from seepage.base.schema import JsonRecord
 from seepage.errors import SeepageError
 from seepage.federation.clients import FedAvg
+from seepage.federation.clients.losses import LOSSES
 from seepage.federation.models.naming import UNNAMED, other_names
 from seepage.federation.models.weights import read_state
 
@@ -116,6 +118,7 @@ class _Reader:
         if "columns" in self.said:
             yield self._seen("columns", self.said["columns"], "read")
         yield self._dropout()
+        yield from self._inputs()
         yield from self._labels()
 
     def _fact(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
@@ -163,13 +166,14 @@ class _Reader:
 
     def _loss(self) -> Fact:
         words, labels = self.said.get("loss", str(self.rule.loss)), self.look.labels
-        words += {"map": " at each pixel", "value": " of values"}.get(self.knowledge.target, "")
+        own = self.rule.loss not in LOSSES  # which says itself what it is of
+        words += "" if own else {"map": " at each place", "value": " of values"}.get(self.knowledge.target, "")
         if "outputs" in self.said:
             words += f"; the outputs are {self.said['outputs']}"
-        if self.look.makes_examples:
+        stated = self.stated is None or "loss" in self.stated
+        if self.look.makes_examples and not stated:
             words = f"assumed to be {words}, though the network makes examples"
             return self._fact("loss", words, "unknown", "--loss, --target")
-        stated = self.stated is None or "loss" in self.stated
         if labels is not None and self.knowledge.softmax_labels and not (self.signs or stated):
             words += (
                 " assumed: the last bias adds up to zero, as under any loss of the softmax"
@@ -201,8 +205,11 @@ class _Reader:
     def _rate(self) -> Fact:
         known = self.update.rate if self.update.rate is not None else getattr(self.rule, "lr", None)
         if self.update.step is not None:
-            size = f"{self.update.step.rate:.3g} is the most that an entry moves"
-            return self._fact("learning rate", size, "inferred", "--lr")
+            step, stated = self.update.step, self.stated is None or "learning rate" in self.stated
+            most = step.rate / step.gain if step.gain else step.rate * step.limit
+            words = f"{most:.3g} is the most that an entry moves"
+            words += "" if stated else ", which of RMSprop is ten times its rate" * step.scaled
+            return self._fact("learning rate", f"as stated; {words}" if stated else words, "inferred", "--lr")
         if self.signs is not None and self.rule.sign_only:
             size = f"{known:.3g} is the size of its largest entries: of Adam, about its rate times its steps"
             return self._seen("learning rate", size, "inferred", "--lr")
@@ -243,7 +250,9 @@ class _Reader:
         if name in self.said:
             return self._seen(name, self.said[name], "inferred")
         if shares:
-            return self._fact(name, f"{max(shares.values()):.3g} of the weights, taken out", "inferred")
+            share, rate = max(shares.values()), self.update.rate
+            size = "" if rate is None else f"{share / rate:.3g}, at this rate "
+            return self._fact(name, f"{size}{share:.3g} of the weights, taken out", "inferred")
         if self.rule.loss != "cross_entropy":
             return self._fact(name, f"the loss {self.rule.loss} does not tell it", "unknown", "--weight-decay")
         if self.look.labels is None or not self.look.labels.sound or self.look.low_precision:
@@ -259,6 +268,8 @@ class _Reader:
             return self._fact("clipping", words, "inferred", option)
         if found is not None:
             return self._seen("clipping", found.message, "inferred", option)
+        if self.look.bent and self.observed.measured(self.rule).known() < 1:
+            return self._seen("clipping", "the norm behind such a step is not known", "unknown", option)
         scaled = self.update.kind == "gradient" and UNKNOWN_RATE not in self.said
         what = "a gradient" if scaled else "a difference of weights"
         unsure = ", if the rate is right," if scaled and self.moved and "learning rate" in self.said else ""
@@ -300,6 +311,8 @@ class _Reader:
         name = "batch norm"
         if not has_batch_norm(self.knowledge.model):
             return self._seen(name, "none in this network", "read")
+        if STILL in self.said and not self.exposure.of("batch-norm"):
+            return self._seen(name, self.said[STILL], "inferred", "--client fedsgd:mode=train")
         if name in self.said:
             words = f"train mode: {self.said[name]}"
             words += f"; passes: {self.said['passes']}" if "passes" in self.said else ""
@@ -320,9 +333,19 @@ class _Reader:
         if not random:
             return self._seen("dropout", "none: a pass in train mode draws no random number", "inferred")
         words = "a pass in train mode draws random numbers, of dropout, noise or random paths"
-        if self.rule.mode == "eval":
+        if self.rule.mode == "eval" and STILL not in self.said:
             return self._fact("dropout", f"off, though {words}", "inferred")
         return self._seen("dropout", f"{words}; attacks have none", "unknown", "--client fedsgd:mode=eval")
+
+    def _inputs(self) -> Iterator[Fact]:
+        """Numbers of an example that are zero in all, whose columns of the first layer had no gradient."""
+        layer = input_layer(self.knowledge.model, self.observed.params, self.knowledge.input_shape)
+        if layer is None or layer.weight not in self.update.tensors or bool(layer.shift.any()):
+            return
+        moved = self.update.tensors[layer.weight].any(0)  # [d]
+        if 0 < (count := int(moved.sum())) < len(moved):
+            words = f"{len(moved) - count:,} of {len(moved):,} numbers are 0, or too small to show, in every example"
+            yield self._seen("inputs", f"{words}: columns of {layer.weight} that stood still", "inferred")
 
     def _labels(self) -> Iterator[Fact]:
         tables = [name for name, one in self.knowledge.model.named_modules() if isinstance(one, Table)]
@@ -335,11 +358,13 @@ class _Reader:
             name = "tokens" if whole is not None and whole[0] == table else f"codes in {table or 'the table'}"
             count = int(found.rows.moved.sum())
             yield self._seen(name, f"{count:,} distinct ones, by the rows of {found.name} that moved", "read")
+        for one in self.exposure.of("places"):
+            yield self._seen("places", one.message, "inferred")
         labels = self.look.labels
         source = None if labels is None else labels.source
         if source is not None:
             yield self._seen("labels", source, "inferred")
         elif self.knowledge.target == "class" and not self.look.makes_examples:
-            told = self.rule.loss in ("cross_entropy", "bce", "binary")
+            told = labels is not None or self.rule.loss in ("cross_entropy", "bce", "binary")
             none = "the last bias names none" if told else f"not read under the loss {self.rule.loss}"
             yield self._seen("labels", self.look.unread_head or none, "unknown")

@@ -27,10 +27,12 @@ from seepage.attacks.exposure.labels import label_leak, sums_to_zero
 from seepage.attacks.exposure.reading import OneStep
 from seepage.attacks.exposure.rules import TOLD, Adaptive, Explained, adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.running_statistics import (
+    STILL,
     BatchStatistics,
     batch_statistics,
     column_words,
     statistics_words,
+    stood_still,
 )
 from seepage.attacks.network.outputs import outputs_of
 from seepage.audit.capture import Capture, some
@@ -143,6 +145,13 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
         architecture = architecture.with_options(classes_last=True)
     _check_classes(classes, model, input_shape, one_logit=one_logit)
     _ask_for_target(capture, model, input_shape, sent)
+    returned = sent
+    if capture.difference is not None:
+        returned = {name: sent[name] + tensor for name, tensor in model.named_buffers() if name in sent}
+    if "mode" not in client.options and client.use in ("fedsgd", "fedavg") and stood_still(model, returned):
+        client = replace(client, options={**client.options, "mode": "eval"})
+        capture = replace(capture, client=client)
+        said[STILL] = "eval mode: no batch norm counted a pass or moved its statistics"
     squashed = sigmoid_words(model, input_shape) if one_logit else None
     said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
@@ -181,9 +190,6 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
     transcript, more, unknown = _with_size(whole, capture.batch_size, said)
     said |= more
     _check_sign(capture, transcript, said)
-    returned = sent
-    if capture.difference is not None:
-        returned = {name: tensor + buffers[name] for name, tensor in sent.items() if name in buffers}
     statistics = batch_statistics(model, buffers, returned)
     said |= _of_batch_norms(statistics, rule, said)
     columns = column_words(model, statistics, input_shape, transcript[0].batch_size)

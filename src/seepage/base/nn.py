@@ -507,7 +507,11 @@ def input_layer(model: nn.Module, params: Tensors, input_shape: tuple[int, ...])
 
 
 def last_linear(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
-    """Names of weight `[classes, k]` and bias of the last fully connected layer with one row per class."""
+    """Names of weight `[classes, k]` and bias of the last fully connected layer with one row per class.
+
+    The bias has the name that `named_parameters` gives it, where another module holds it as well; the weight its
+    layer's.
+    """
     found, aside = None, inside_adapters(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module.out_features == num_classes and name not in aside:
@@ -516,4 +520,5 @@ def last_linear(model: nn.Module, num_classes: int) -> tuple[str, str | None] | 
         return None
     name, layer = found
     prefix = f"{name}." if name else ""
-    return f"{prefix}weight", f"{prefix}bias" if layer.bias is not None else None
+    own = next((n for n, parameter in model.named_parameters() if parameter is layer.bias), f"{prefix}bias")
+    return f"{prefix}weight", own if layer.bias is not None else None

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,14 +171,14 @@ def _print(found: "Checks", command: str, *, quiet: bool) -> None:
     print(f"attack it with:\n  {printable(command)}")
     open_ = [fact.option for one in found.cases for fact in one.facts if fact.option.startswith("--")]
     if open_:
-        print(f"with what you know of the rest: {_to_type(open_)}")
+        print(f"with what you know {_to_type(open_)}")
 
 
 def _to_type(options: Sequence[str]) -> str:
     """Options as they are typed, … for their values; all of the client's rule are parts of one option.
 
     >>> _to_type(["--shape", "--client fedsgd:mode=eval"])
-    '--shape … --client fedsgd:mode=eval'
+    'of the rest: --shape … --client fedsgd:mode=eval'
     >>> _to_type(["--steps", "--client fedavg:clip_norm"]).partition("; ")[2]
     'of another rule --client fedavg:lr=…,steps=…,clip_norm=… in place of --lr and --steps'
     """
@@ -185,9 +186,10 @@ def _to_type(options: Sequence[str]) -> str:
     plain = [name for one in options if not one.startswith("--client ") for name in one.split(", ")]
     words = " ".join(f"{name} …" for name in dict.fromkeys(plain))
     if rules in ([], ["mode=eval"]):
-        return " ".join([words, *(f"--client fedsgd:{one}" for one in rules)])
+        return " ".join(["of the rest:", *[words] * bool(words), *(f"--client fedsgd:{one}" for one in rules)])
     own = ",".join(one if "=" in one else f"{one}=…" for one in ("lr", "steps", *rules))
-    return f"{words}; of another rule --client fedavg:{own} in place of --lr and --steps"
+    rest = f"of the rest: {words}; " if words else ""
+    return f"{rest}of another rule --client fedavg:{own} in place of --lr and --steps"
 
 
 def _facts_table(facts: Sequence["Fact"]) -> "Table":
@@ -216,8 +218,9 @@ def _print_exposure(one: "Check", console: "PlainConsole") -> None:
     table.add_column("tensor", overflow="fold")
     table.add_column("reveals, with its layer", overflow="fold", ratio=1)
     telling = [says for says in found.tensors if says.withhold]
-    for says in telling:
-        table.add_row(Text(printable(says.name)), Text(says.gives or ""), style="red")
+    for gives, names in groupby(telling, key=lambda says: says.gives):
+        own = "\n".join(printable(says.name) for says in names)
+        table.add_row(Text(own), Text(gives or ""), style="red")
     silent = len(found.tensors) - len(telling)
     if silent:
         many = "1 tensor" if silent == 1 else f"{silent} tensors"

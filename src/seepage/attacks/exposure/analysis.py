@@ -34,6 +34,7 @@ from seepage.attacks.exposure.labels import (
     label_findings,
     label_leak,
     map_leak,
+    names_labels,
     signed_label_leak,
     sums_to_zero,
 )
@@ -41,16 +42,17 @@ from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_find
 from seepage.attacks.exposure.patches import patch_findings
 from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
-from seepage.attacks.exposure.text import text_findings
+from seepage.attacks.exposure.text import place_findings, text_findings
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
 from seepage.attacks.reading.head.features import SIZE_REMEDY
-from seepage.base.nn import last_linear
+from seepage.base.nn import at_state, last_linear
 from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SAME
 from seepage.base.storage import LazyTensors
 from seepage.base.words import plural
 from seepage.errors import Inapplicable, SeepageError
+from seepage.federation.clients.losses import LOSSES
 from seepage.federation.measured import EVEN, Step, format_told
 from seepage.federation.sent_tensors import check_finite
 from seepage.federation.transcript.foreign import read_facts
@@ -444,8 +446,10 @@ class UpdateAnalysis:
         """What the last layer says of the labels; nothing, where the loss's gradient is not softmax minus label."""
         gradient, scaled, _ = self._read
         rule = self.knowledge.client
-        if rule.loss == "bce" and self.head is not None and self.head.same and not self.signs and not self.bent:
-            return finding_leak(gradient, self.knowledge, self._label_rounding() if scaled else 0.0)
+        sigmoids = rule.loss == "bce" and self.head is not None and self.head.same
+        named = self._own_loss_names and self.head is not None and self.head.kind != "other"
+        if (sigmoids or named) and not (self.signs or self.one_size):
+            return finding_leak(*self._signed_bias(gradient, scaled=scaled))
         softmax = rule.softmax_gradient and self.knowledge.target in ("class", "map")
         if not (softmax or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
@@ -474,6 +478,29 @@ class UpdateAnalysis:
         found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred, longest=longest, alike=alike)
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
+
+    def _signed_bias(self, gradient: LazyTensors, *, scaled: bool) -> tuple[Tensor, float | Tensor]:
+        """The last bias's gradient, or what it moved by of a step that keeps its signs, and how far each may be off."""
+        assert self._last_bias is not None  # as it has a head
+        name = self._last_bias
+        if not self.bent:
+            return gradient[name], self._label_rounding() if scaled else 0.0
+        found = self.observed.measured(self.knowledge.client, [name])
+        moved, error = found.moved.get(name, (found.value[name], found.error[name]))
+        return moved, DEVIATIONS * error
+
+    @cached_property
+    def _own_loss_names(self) -> bool:
+        """Whether a loss of the user's own pulls up the outputs of labels alone."""
+        own = self.knowledge.client.loss not in LOSSES and self.knowledge.target in ("class", "map")
+        model = self.knowledge.model
+        return (
+            own
+            and not self.makes_examples
+            and names_labels(
+                self.knowledge.client.loss, at_state(model, self.observed.params), self.knowledge.input_shape
+            )
+        )
 
     @property
     def _alike(self) -> tuple[Tensor, int] | None:
@@ -644,7 +671,8 @@ class UpdateAnalysis:
             *label_findings(self.labels, self._map_head or last_linear(knowledge.model, knowledge.num_outputs)),
             *batch_norm_findings(self._batch_norms()),
             *features,
-            *([] if self.signs else (*patch_findings(alone), *text_findings(alone))),
+            *([] if self.signs or self.rough else (*patch_findings(alone), *text_findings(alone))),
+            *place_findings(knowledge, self.observed),
             *indexed_findings(indexed),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None

@@ -5,6 +5,7 @@ weights themselves says nothing about any example, and attacks that read the dif
 one of an example.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.text.moved_rows import LEAST_EXPLAINED
 from seepage.base.nn import generator, last_linear
+from seepage.base.rounding import DEVIATIONS
 from seepage.federation.types import Tensors
 
 FEWEST_DEVIATIONS = 20
@@ -170,14 +172,17 @@ def decay_of_directions(before: Mapping[str, Tensor], delta: Mapping[str, Tensor
     Returns:
         None where no layer shows any; layers that show nothing are taken to have shrunk as those did.
     """
-    shown = dict[str, float]()
-    for name, moved in delta.items():
-        if name in before and moved.ndim > 1 and bool(moved.any()):
-            found = _of_block(before[name].flatten(1).double(), moved.flatten(1).double())
-            shown |= {} if found is None else {name: found}
+    shown, share = dict[str, float](), 0.0
+    for _ in range(2):  # first which layers shrank, then of which others that would have shown
+        for name, moved in delta.items():
+            if name not in shown and name in before and moved.ndim > 1 and bool(moved.any()):
+                found = _of_block(before[name].flatten(1).double(), moved.flatten(1).double(), share)
+                shown |= {} if found is None else {name: found}
+        share = max(shown.values(), default=0.0)
+        if not share:
+            return None
     where = max((name for name in shown if shown[name]), key=lambda name: before[name].numel(), default=None)
-    if where is None:
-        return None
+    assert where is not None  # as some layer shrank
     share = shown[where]
     shares = {name: shown.get(name, share) for name, moved in delta.items() if name in before and bool(moved.any())}
     spared = sum(1 for name, found in shares.items() if not found)
@@ -223,7 +228,7 @@ def _of_others(
         if name == last or name not in before or delta[name].ndim < 2 or not bool(delta[name].any()):
             continue
         start, moved = before[name], delta[name]
-        found = _of_block(start.flatten(1).double(), moved.flatten(1).double())
+        found = _of_block(start.flatten(1).double(), moved.flatten(1).double(), share)
         if found is not None:
             by_block[name] = found
         else:
@@ -332,12 +337,13 @@ def _is_balanced(
     return any(abs(own - one) <= off for one in balances)
 
 
-def _of_block(start: Float[Tensor, "m d"], moved: Float[Tensor, "m d"]) -> float | None:
+def _of_block(start: Float[Tensor, "m d"], moved: Float[Tensor, "m d"], least: float) -> float | None:
     """By how much a layer shrank, from a part of it; None where its gradient leaves no direction free.
 
     Args:
         start: The weight.
         moved: By how much it moved: `-a start`, and a matrix of a rank below half the part's.
+        least: A share that others shrank by: 0 is said only where this would have shown.
     """
     draw = generator(0, "weight decay")
     rows, columns = (torch.randperm(k, generator=draw)[:BLOCK] for k in start.shape)
@@ -355,9 +361,10 @@ def _of_block(start: Float[Tensor, "m d"], moved: Float[Tensor, "m d"]) -> float
         free, freely = (left[:, half:].T @ one @ right[half:].T for one in (start, moved))
         size = float(free.square().sum())
         share = -float((free * freely).sum()) / size if size else 0.0
-    # Returned float32 weights are rounded to half a unit of their last place.
-    if float(freely.norm()) <= LAST_PLACES * torch.finfo(torch.float32).eps * float(free.norm()):
-        return 0.0
     left_over = float((freely + share * free).square().sum())
+    # Returned float32 weights are rounded to half a unit of their last place, which hides single moves and not all.
+    if float(freely.norm()) <= LAST_PLACES * torch.finfo(torch.float32).eps * float(free.norm()):
+        error = (left_over / free.numel() / size) ** 0.5 if size else math.inf
+        return 0.0 if DEVIATIONS * error < least and abs(share) <= DEVIATIONS * error else None
     explained = left_over <= (1 - BLOCK_EXPLAINED) * float(freely.square().sum())
     return share if explained and 0 < share < 1 else None

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
-from seepage.base.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
+from seepage.base.nn import as_inputs, called, captured_calls, forward, generator, in_mode, last_linear
 from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
+from seepage.federation.clients.losses import loss_of
 from seepage.federation.models.naming import tied_names
 from seepage.federation.types import Knowledge
 
@@ -20,6 +21,8 @@ SIGN_SHARE = 0.1
 are alike."""
 ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
+LABEL_DRAWS = 8
+"""Draws of labels on which a loss of the user's own is tried."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
 
@@ -68,7 +71,8 @@ def head_of(
     """
     layer = weight.rpartition(".")[0]
     state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *params.items())}
-    own_name = tied_names(model).get(weight, weight)  # of a weight that an embedding shares
+    tied = tied_names(model)
+    own_name = tied.get(weight, weight)  # of a weight that an embedding shares
     state[own_name] = state[own_name].clone().requires_grad_()
     noise = torch.rand((count, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
     levels = torch.linspace(0.1, 0.9, count, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
@@ -77,10 +81,11 @@ def head_of(
         outputs = forward(model, state, as_inputs(model, probes), buffers=None if buffers is None else dict(buffers))
     softmax = outputs.detach().double().softmax(1).transpose(0, 1).flatten(1)  # [classes, examples and places]
     mean, found, places = softmax.mean(1), calls.get(layer, []), outputs[0, 0].numel()
-    if len(found) != 1 or found[0].output.numel() != outputs.numel():
+    if len(found) != 1 or found[0].output.numel() != outputs.numel() or not outputs.requires_grad:
         return Head(mean, "other")
     # Not what the layer returned, which a ReLU may have overwritten.
-    bias = state.get(f"{layer}.bias" if layer else "bias")
+    bias_name = f"{layer}.bias" if layer else "bias"
+    bias = state.get(tied.get(bias_name, bias_name))
     own = F.linear(found[0].input.detach(), state[own_name].detach(), bias).double().flatten(0, -2)  # [n T, classes]
     if own.shape == softmax.T.shape and torch.allclose(own.softmax(1), softmax.T, atol=FLOAT32_NETWORK):
         values = outputs.detach().double().transpose(0, 1).flatten(1).T
@@ -95,6 +100,45 @@ def head_of(
     alone = torch.allclose(mixed, weights * slopes, atol=FLOAT32_NETWORK)
     rises = alone and bool((slopes >= 0).all())
     return Head(mean, "rises" if rises else "other")
+
+
+def names_labels(loss: str, model: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Whether a loss of the user's own pulls up the outputs of labels alone, as a cross-entropy does.
+
+    Its gradient in the network's own outputs, at labels that are drawn, may be below zero only for classes among them.
+    Class numbers are tried first, one for each place, then a yes or no for each class.
+
+    >>> names_labels("torch.nn.functional:cross_entropy", nn.Linear(3, 4), (3,))
+    True
+    >>> names_labels("torch.nn.functional:mse_loss", nn.Linear(3, 4), (3,))
+    False
+    """
+    draw = generator(0, "probe")
+    noise = torch.rand((2, *input_shape), generator=draw, dtype=torch.float64).to(next(model.parameters()))
+    with torch.no_grad(), in_mode(model, training=False):
+        outputs = called(model, {}, as_inputs(model, noise)).detach()
+    classes = outputs.shape[1]
+    shapes = ((len(outputs), *outputs.shape[2:]), tuple(outputs.shape))
+    for shape in shapes:
+        try:
+            kept = []
+            for _ in range(LABEL_DRAWS):
+                some = torch.randperm(classes, generator=draw)[: max(1, classes // 2)]
+                held = some[torch.randint(len(some), shape, generator=draw)]
+                if shape == shapes[0]:
+                    labels, present = held, torch.isin(torch.arange(classes), held)
+                else:
+                    labels = (torch.rand(shape, generator=draw) < 0.2).to(outputs)
+                    present = labels.transpose(0, 1).flatten(1).any(1)
+                logits = outputs.clone().requires_grad_()
+                (slope,) = torch.autograd.grad(loss_of(loss, logits, labels), logits)
+                lowest = slope.transpose(0, 1).flatten(1).min(1).values
+                kept.append(bool((lowest[~present] >= -FLOAT32_ZERO * float(slope.abs().max())).all()))
+                kept[-1] &= bool(slope.isfinite().all() & (lowest < 0).any())
+            return all(kept)
+        except Exception:
+            continue
+    return False
 
 
 @dataclass(frozen=True)
@@ -238,21 +282,20 @@ def map_leak(bias: Tensor, rounding: float = 0.0) -> LabelLeak:
     return LabelLeak(tuple(torch.nonzero(bias < low).flatten().tolist()), None, None, sound)
 
 
-def finding_leak(gradient: Mapping[str, Tensor], knowledge: Knowledge, rounding: float = 0.0) -> LabelLeak | None:
+def finding_leak(bias: Tensor, rounding: float | Tensor = 0.0) -> LabelLeak | None:
     """The findings behind the last bias of independent sigmoids, each with a cross-entropy of its own.
 
     With `w` the weight of those that are there, `dL/db_c = mean_i (p_ic (1 - y_ic) - w_c (1 - p_ic) y_ic)`, so that an
     entry is below zero only where somebody has the finding c; where few have it, it may be above zero all the same.
 
     Args:
-        gradient: The update read as a gradient, up to a factor.
-        knowledge: What the attacker knows.
-        rounding: As in `label_leak`.
+        bias: `[classes]` the gradient of the last bias, up to a factor, or numbers of its signs.
+        rounding: How far an entry may be off, or each.
     """
-    bias = _last_bias(gradient, knowledge)
-    if bias is None or not (largest := float(bias.abs().max())) > 0:
+    if not (largest := float(bias.abs().max())) > 0:
         return None
-    present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding)).flatten().tolist())
+    least = torch.as_tensor(rounding).to(bias).clamp(min=FLOAT32_ZERO * largest)
+    present = tuple(torch.nonzero(bias < -least).flatten().tolist())
     return LabelLeak(present, None, None, sound=True)
 
 

@@ -113,9 +113,10 @@ def layer_findings(leaks: Sequence[LayerLeak]) -> Iterator[ClosedForm]:
         yield from _revealed(leak)
     if folded:
         low, high = min(one.rank for one in folded), max(one.rank for one in folded)
+        ranks = f"rank {low if low == high else f'{low} to {high}'}" if high else "ranks hidden by errors"
         words = (
-            f"{len(folded)} further layers: inner features at the positions of an example, such as tokens; rank "
-            f"{low if low == high else f'{low} to {high}'}; no row is one example's"
+            f"{len(folded)} further layers: inner features at the positions of an example, such as tokens; {ranks}; "
+            "no row is one example's"
         )
         yield ClosedForm(name="further-layers", message=words, lines=(words,))
 

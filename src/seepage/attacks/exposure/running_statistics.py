@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from seepage.base.nn import as_inputs, captured_calls, generator, in_mode
 
+STILL = "still batch norms"
+"""Name of the fact that the batch norms' statistics were returned as they were sent."""
+
 
 @dataclass(frozen=True)
 class BatchStatistics:
@@ -77,6 +80,25 @@ def batch_statistics(
         if bool(mean.isfinite().all() & variance.isfinite().all()):
             found.append(BatchStatistics(name, mean, variance, steps))
     return found
+
+
+def stood_still(model: nn.Module, after: Mapping[str, Tensor]) -> bool:
+    """Whether every batch norm was returned as it was sent: a pass in train mode counts, and moves its statistics.
+
+    Args:
+        model: At the state that was sent out.
+        after: What was returned; False where it lacks the count or the statistics of any.
+    """
+    names = [
+        f"{name}.{what}" if name else what
+        for name, norm in model.named_modules()
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.track_running_stats
+        for what in ("running_mean", "running_var", "num_batches_tracked")
+    ]
+    own = dict(model.named_buffers())
+    return bool(names) and all(
+        name in after and torch.equal(own[name], after[name].reshape(own[name].shape).to(own[name])) for name in names
+    )
 
 
 def _count(stored: Tensor | None) -> int | None:

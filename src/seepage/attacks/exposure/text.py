@@ -2,9 +2,10 @@
 
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.text import TokenSequences
+from seepage.attacks.text.positions import places_of
 from seepage.base.nn import vocabulary_of
 from seepage.errors import Inapplicable
-from seepage.federation.types import Transcript
+from seepage.federation.types import Knowledge, Round, Transcript
 
 
 def text_findings(transcript: Transcript) -> list[ClosedForm]:
@@ -45,3 +46,26 @@ def text_findings(transcript: Transcript) -> list[ClosedForm]:
     limit = "No sequence was put together here: the attack does, and certifies it."
     tensors = tuple(name for check in checks for name in check.weights)
     return [ClosedForm(name="text", message=message, evidence=evidence, limit=limit, tensors=tensors)]
+
+
+def place_findings(knowledge: Knowledge, observed: Round) -> list[ClosedForm]:
+    """Which token stood at which place, by sums of rows of two tables; none where nothing adds up.
+
+    Args:
+        knowledge: What the attacker knows.
+        observed: The round.
+    """
+    found = places_of(knowledge, observed)
+    if found is None or not any(found.tokens):
+        return []
+    known, most = sum(map(bool, found.tokens)), max(map(len, found.tokens))
+    return [
+        ClosedForm(
+            name="places",
+            message=found.words,
+            evidence={"places": len(found.tokens), "known": known, "most": most, "further": found.further},
+            limit="Of several texts it stays open which tokens of two places stood together.",
+            tensors=found.tables,
+            examples=int(found.text is not None),
+        )
+    ]

@@ -2,7 +2,7 @@
 
 from seepage.attacks.network.attacked_round import LARGEST_MATRIX, AttackedRound
 from seepage.attacks.network.cut import NetworkCut, best_labels, relative_mismatch
-from seepage.attacks.network.evidence import CERTIFYING_MISMATCH, EXACT, in_range, vouch
+from seepage.attacks.network.evidence import CERTIFYING_MISMATCH, EXACT, in_range, vouch, vouch_unlabeled
 
 __all__ = [
     "CERTIFYING_MISMATCH",
@@ -14,4 +14,5 @@ __all__ = [
     "in_range",
     "relative_mismatch",
     "vouch",
+    "vouch_unlabeled",
 ]

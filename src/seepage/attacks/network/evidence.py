@@ -3,9 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from seepage.attacks.network.attacked_round import AttackedRound
+from seepage.base.nn import forward, in_mode
+from seepage.base.solvers import conjugate_gradients
 from seepage.federation.types import Batch
 
 EXACT = 0.01
@@ -16,6 +19,10 @@ FAINT = 1e-3
 """Share of the largest entry, of slopes or of what a layer read, below which an entry may be rounding."""
 CERTIFYING_MISMATCH = 1e-3
 """Relative difference of what the network itself gives at a guess from what was sent, up to which it is certified."""
+PER_UNKNOWN = 10
+"""Entries of an update for each number that is fitted to it, from which a fit is no matter of course."""
+UNLABELED_STEPS = 200
+"""Steps in which slopes are fitted: each as dear as two gradients."""
 MULTIPLE = "times the gradient of the stated loss"
 """In a note: the update is no gradient of the stated loss at the stated rate, but a multiple of one."""
 
@@ -42,6 +49,46 @@ def vouch(
     apart = _sum((multiple * own[name].double() - tensor).square() for name, tensor in sent.items())
     size = _sum(tensor.double().square() for tensor in sent.values())
     return math.sqrt(apart / size) if size else math.inf, multiple
+
+
+def vouch_unlabeled(attacked: AttackedRound, inputs: Tensor) -> float | None:
+    """How far the nearest update that any loss gives at these inputs is from the observed one, relatively.
+
+    With J the derivative of all outputs `[n k]` in the weights, a loss of them gives J^T d for some d, so that
+
+        min over d of |J^T d - v| / |v|
+
+    needs neither labels nor the loss. It is solved by conjugate gradients on `J J^T d = J v`.
+
+    Returns:
+        None where the update is no gradient, or has fewer than `PER_UNKNOWN` entries for each entry of d.
+    """
+    observed, knowledge = attacked.observed, attacked.knowledge
+    own = {name: tensor.detach().clone() for name, tensor in observed.params.items()}
+    sent = {name: tensor.to(own[name]) for name, tensor in observed.update.tensors.items() if name in own}
+    if observed.update.kind != "gradient" or (observed.update.step is not None and observed.update.step.bent):
+        return None
+    leaves = [own[name].requires_grad_() for name in sent]
+    training = knowledge.client.mode == "train"
+    with torch.enable_grad(), in_mode(knowledge.model, training=training):
+        outputs = forward(knowledge.model, own, inputs.to(leaves[0].device), buffers=observed.buffers)
+        slopes = torch.zeros_like(outputs, requires_grad=True)
+        pulled = torch.autograd.grad(outputs, leaves, slopes, create_graph=True, materialize_grads=True)
+    if outputs.numel() * PER_UNKNOWN > sum(map(Tensor.numel, leaves)):
+        return None
+
+    def pushed(tensors: Iterable[Tensor]) -> Tensor:  # J w
+        (found,) = torch.autograd.grad(pulled, slopes, list(tensors), retain_graph=True)
+        return found
+
+    def back(values: Tensor) -> tuple[Tensor, ...]:  # J^T d
+        return torch.autograd.grad(outputs, leaves, values, retain_graph=True, materialize_grads=True)
+
+    target = pushed(sent.values())
+    nearest = conjugate_gradients(lambda values: pushed(back(values)), target, steps=UNLABELED_STEPS, tolerance=1e-6)
+    apart = _sum((own - tensor).double().square() for own, tensor in zip(back(nearest), sent.values(), strict=True))
+    size = _sum(tensor.double().square() for tensor in sent.values())
+    return math.sqrt(apart / size) if size else None
 
 
 def nearest_multiple(own: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> float:

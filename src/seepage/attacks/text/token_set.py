@@ -2,7 +2,7 @@
 local steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.text.moved_rows import MovedRows, moved_rows
-from seepage.base.nn import captured_calls, forward, generator, in_mode, token_table
+from seepage.attacks.text.positions import Places, places_of
+from seepage.base.nn import Table, captured_calls, forward, generator, in_mode, token_table
 from seepage.base.registry import attacks
 from seepage.federation.measured import weights_moved
 from seepage.federation.sent_tensors import not_sent
@@ -69,11 +70,13 @@ class TokenSet(Attack):
                 "the network does not begin with an embedding of tokens",
                 "use inverting_gradients for images and tables",
             )
-        return looked_up(knowledge, observed, table[0])
+        return replace(looked_up(knowledge, observed, table[0]), places=places_of(knowledge, observed))
 
     def run(self, seen: "LookedUp", /, *, seed: int, progress: Progress) -> Reconstruction:
-        """Return the rows that moved, as tokens."""
-        rows = seen.rows
+        """Return the rows that moved, as tokens; or one text whole, where the rows of places put it in order."""
+        rows, text = seen.rows, None if seen.places is None else seen.places.text
+        if text is not None:
+            return Reconstruction(text, certified=torch.ones(1, dtype=torch.bool), notes=tuple(seen.notes()))
         tokens = rows.moved.nonzero()
         return Reconstruction(tokens, space="token", certified=rows.sure[tokens[:, 0]], notes=tuple(seen.notes()))
 
@@ -117,11 +120,13 @@ class LookedUp:
         name: The table.
         rows: Which of them moved.
         padding: The row of padding, if the table names one.
+        places: What stood at each place, where a table of places tells.
     """
 
     name: str
     rows: MovedRows
     padding: int | None
+    places: Places | None = None
 
     def notes(self) -> list[str]:
         """What was found, in sentences for the report."""
@@ -132,6 +137,7 @@ class LookedUp:
             else "were returned unchanged"
         )
         said = [f"{count:,} of {len(rows.moved):,} rows of {self.name} moved on their own; {rows.still:,} {alike}"]
+        said += [self.places.words] if self.places is not None and any(self.places.tokens) else []
         part = count - int(rows.sure.sum())
         if part:
             said.append(f"of {part:,} of these few numbers moved: they are named and not certified")
@@ -190,7 +196,12 @@ def _check_alone(knowledge: Knowledge, observed: Round, layer: str, name: str) -
 def _probes(knowledge: Knowledge, rows: int) -> Tensor:
     """`[2, *shape]` examples that look up at most half of the rows, and not the same ones."""
     shape = knowledge.input_shape
+    tables = [one.num_embeddings for one in knowledge.model.modules() if isinstance(one, Table)]
     if token_table(knowledge.model) is None:  # numbers, with codes of 0 and 1 among them
         return torch.stack([torch.zeros(shape), torch.ones(shape)])
+    if len(tables) > 1:  # a column may be of any of them, and some tables are short
+        rows = min([rows, *(size for size in tables if size > 1)])
     order = torch.randperm(rows, generator=generator(0, "token set"))[: max(1, rows // 2)]
+    if len(order) == 1:
+        order = torch.arange(rows)
     return order[torch.arange(2 * shape[0]) % len(order)].reshape(2, *shape)

@@ -43,9 +43,8 @@ class FedAvg(TrainingRule):
         steps: This many steps instead, going on into further epochs as needed.
         batch_size: Examples per step; the last batch of an epoch may be smaller.
         accumulate: Batches whose gradients are added up, each over their number, before a step is made.
-        optimizer: `sgd`, `adam`, `adamw`, `rmsprop` or `adadelta`, with PyTorch's constants; `signsgd`: `lr` times the
-            sign of each entry, which is what a first step of Adam, AdamW or RMSprop leaves. A captured update that
-            looks so is read so.
+        optimizer: `sgd`, `adam`, `adamw`, `rmsprop`, `adagrad` or `adadelta`, with PyTorch's constants; `signsgd`:
+            `lr` times the sign of each entry.
         momentum: Of `sgd` and `rmsprop`; starts from zero each round.
         nesterov: Of `sgd` with momentum: the step looks ahead.
         weight_decay: As PyTorch's optimizers take it: added to the gradient, of `adamw` taken off the weights.

@@ -123,11 +123,14 @@ def check_target(loss: str, target: Target, num_classes: int, class_weights: Seq
         raise SeepageError(
             f"the targets are maps, a class at each pixel, and the loss {loss} is not of such; use --loss cross_entropy"
         )
-    if loss == "cross_entropy" and target == "class" and num_classes == 1:
-        raise SeepageError(
-            "the model has one output, and a softmax of one has no gradient; add --loss binary where it is the logit "
-            "of two classes, or --loss mse where it is a value"
+    if loss == "cross_entropy" and target in ("class", "map") and num_classes == 1:
+        what, place = ("one output", "") if target == "class" else ("one output for each pixel", " at each pixel")
+        remedy = (
+            "add --loss binary where it is the logit of two classes, or --loss mse where it is a value"
+            if target == "class"
+            else "add --loss module:function, your own loss of these outputs and of the maps"
         )
+        raise SeepageError(f"the model has {what}, and a softmax of one has no gradient{place}; {remedy}")
     if loss == "binary" and num_classes != 2:
         raise SeepageError(f"the loss binary is of one logit for 2 classes, and there are {num_classes}; use another")
 

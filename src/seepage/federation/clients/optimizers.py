@@ -14,7 +14,7 @@ from torch import Tensor
 from seepage.federation.measured import Step
 from seepage.federation.types import Tensors
 
-OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "adadelta", "signsgd"]
+OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "signsgd"]
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 WITH_MOMENTUM = ("sgd", "rmsprop")
 
@@ -138,6 +138,20 @@ class RMSprop(Optimizer):
         return replace(Step.rmsprop(self.lr, eps, self.KEEP), coupled=self.weight_decay)
 
 
+class Adagrad(Optimizer):
+    """Duchi et al., JMLR 2011: u = g / (sqrt(s) + 1e-10), s the sum of all g g."""
+
+    EPS = 1e-10
+
+    def direction(self, name: str, gradient: Tensor) -> Tensor:
+        total = self.average("sum", name, 1.0, gradient * gradient, share=1.0)
+        return gradient / ((total + FLOOR).sqrt() + (self.EPS if self.eps is None else self.eps))
+
+    @property
+    def first(self) -> Step:
+        return replace(Step.adagrad(self.lr, self.EPS if self.eps is None else self.eps), coupled=self.weight_decay)
+
+
 class Adadelta(Optimizer):
     """Zeiler, 2012, Algorithm 1: u = sqrt(s + eps) / sqrt(v + eps) g, s and v the means of u u and g g."""
 
@@ -165,8 +179,8 @@ class SignSGD(Optimizer):
 
 
 OPTIMIZERS: dict[OptimizerName, type[Optimizer]] = {
-    "sgd": SGD, "adam": LocalAdam, "adamw": AdamW, "rmsprop": RMSprop, "adadelta": Adadelta,
-    "signsgd": SignSGD,
+    "sgd": SGD, "adam": LocalAdam, "adamw": AdamW, "rmsprop": RMSprop, "adagrad": Adagrad,
+    "adadelta": Adadelta, "signsgd": SignSGD,
 }  # fmt: skip
 
 

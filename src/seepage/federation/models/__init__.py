@@ -21,7 +21,7 @@ from seepage.federation.models.convnet import cnn6, convnet, lenet
 from seepage.federation.models.factories import make_own
 from seepage.federation.models.files import read_network
 from seepage.federation.models.mlp import fc2, mlp3
-from seepage.federation.models.normalize import Normalize, classes_second, normalize_inputs
+from seepage.federation.models.normalize import Normalize, classes_second, normalize_inputs, take_last_made
 from seepage.federation.models.resnet import resnet
 from seepage.federation.models.trained_part import split_options, train_part
 from seepage.federation.models.vertical import vertical
@@ -90,6 +90,7 @@ def build(
                 model = train_part(model, part)
             if isinstance(model, nn.Module):
                 try_inputs(model, input_shape)
+                take_last_made(model, input_shape)
             if "normalize" in part and isinstance(model, nn.Module):
                 normalize_inputs(model, part["normalize"])
             if part.get("classes_last") and isinstance(model, nn.Module):

@@ -1,11 +1,15 @@
-"""What is done around a network: its inputs normalized, so that all see values in [0, 1], and its classes moved."""
+"""What is done around a network: its inputs normalized, so that all see values in [0, 1], its logits taken, and
+its classes moved.
+"""
 
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd import grad
 
-from seepage.base.nn import logits_in, vocabulary_of
+from seepage.base.nn import as_inputs, frozen_randomness, in_mode, logits_in, vocabulary_of
 from seepage.errors import SeepageError, short
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -80,6 +84,52 @@ def classes_second(model: nn.Module) -> None:
     torch.Size([2, 3, 5])
     """
     model.register_forward_hook(lambda _, given, output: logits_in(output).movedim(-1, 1))
+
+
+TAKEN = "_seepage_output"
+"""Where a network keeps in words which of its several outputs are taken for the logits, where it is not the first."""
+
+
+def take_last_made(model: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Let a network that returns a tuple return that part of it alone which all parameters of all others bear on.
+
+    Networks that return their features beside the logits return either first; the logits are made of the features. Of
+    parts that are made beside one another, as two heads are, the first stays.
+
+    >>> class Both(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+    ...     def forward(self, x):
+    ...         return self.body(x), self.head(self.body(x))
+    >>> model = Both()
+    >>> take_last_made(model, (4,))
+    >>> from torch import ones
+    >>> model(ones(2, 4)).shape
+    torch.Size([2, 3])
+    """
+    own = [one for one in model.parameters() if one.requires_grad]
+    if not own or own[0].device.type == "meta":
+        return
+    try:
+        with torch.enable_grad(), in_mode(model, training=False), frozen_randomness(0):
+            given = model(as_inputs(model, torch.zeros((2, *input_shape)).to(own[0])))
+            if not isinstance(given, tuple | list) or hasattr(given, "logits") or len(given) < 2:
+                return
+            sums = [one.sum() if isinstance(one, Tensor) and one.requires_grad else None for one in given]
+            bear = [
+                set()
+                if total is None
+                else {k for k, g in enumerate(grad(total, own, retain_graph=True, allow_unused=True)) if g is not None}
+                for total in sums
+            ]
+    except Exception:  # user code may raise anything; what it cannot take is reported where it is tried
+        return
+    best = max(range(len(bear)), key=lambda place: len(bear[place]))
+    if bear[best] == bear[0] or not all(one <= bear[best] for one in bear):
+        return
+    model.__dict__[TAKEN] = f"number {best + 1} of the {len(given)} that the model returns, made of all others"
+    model.register_forward_hook(lambda _, given, output: output[best])
 
 
 def statistics_of(how: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
