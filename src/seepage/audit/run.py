@@ -25,6 +25,7 @@ from seepage.audit.folder import (
     read_result,
     take,
     undone_on_mistake,
+    write_environment,
 )
 from seepage.audit.measured import measure_cases
 from seepage.audit.recipe.case import Recipe
@@ -113,8 +114,10 @@ def run(
             )  # fmt: skip
         bound_cases(sources, recipes, show)
         measure_cases(sources, recipes, folder, show)
+        # Of a run that was killed nobody knows what it took.
+        more = {"resumed": True} if resumed and not (folder / "env.json").exists() else {}
         found = environment(command, started, recipes[0].device, plan.jobs)
-        write_json(folder / "env.json", found | {"threads": plan.threads} | ({"resumed": True} if resumed else {}))
+        write_environment(folder, found, threads=plan.threads, **more)
         return Run(folder, summarize(sources, recipes, folder, show, looks=looks), fresh=True)
 
 
