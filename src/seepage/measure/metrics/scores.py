@@ -11,6 +11,7 @@ from torch import Tensor
 
 from seepage.base.registry import metrics
 from seepage.base.schema import Share, Summary
+from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.measure.metrics.baselines import floor_of
 from seepage.measure.metrics.interval import bootstrap_interval
@@ -73,6 +74,12 @@ class Scores:
     batches: Tensor
     label_shares: Tensor
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        found, n = self.summaries, len(self.matched)
+        counts = [f"{name} {round(found[name].mean * n)}" for name in ("recovered", "exact") if name in found]
+        psnr = [f"psnr {found['psnr'].mean:.1f} dB"] if "psnr" in found else []
+        return f"<Scores of {plural(n, 'example')}: {', '.join([*counts, *psnr]) or 'no numbers'}>"
 
     @classmethod
     def concatenate(cls, scores: Sequence["Scores"]) -> "Scores":
