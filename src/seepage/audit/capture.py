@@ -19,6 +19,8 @@ from seepage.federation.types import Architecture, Target, Tensors, Update
 
 SENT_AS = "what was sent"
 """Name of the fact in which form the client's reply came, where that is not the one it was given as."""
+VALUES = "values"
+"""Name of the fact between which numbers an example's own lie."""
 SMALL = 0.1
 """Largest ratio of the norms of a training's difference and of the weights: what is larger in no tensor is one."""
 
@@ -41,6 +43,7 @@ class Capture:
         num_classes: Classes of the model, if known.
         batch_size: Examples behind the update, if known.
         target: What examples are trained towards, as in `seepage.observe`, where it is stated.
+        values: Smallest and largest number that an example holds, if known; from 0 to 1 is assumed.
     """
 
     before: Path
@@ -56,6 +59,7 @@ class Capture:
     num_classes: int | None = None
     batch_size: int | None = None
     target: Target | None = None
+    values: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if sum(path is not None for path in (self.after, self.gradient, self.difference)) != 1:
@@ -133,6 +137,7 @@ class Capture:
             "local steps": self.steps is not None or whole,
             "batch size": self.batch_size is not None,
             "weight decay": self.weight_decay is not None or "weight_decay" in rule,
+            VALUES: self.values is not None,
             "clipping": bool({"clip_norm", "clip_value"} & set(rule)),
             "batch norm": "mode" in rule,
             "dropout": "mode" in rule,
@@ -175,6 +180,7 @@ class Capture:
             "steps": self.steps,
             "batch_size": self.batch_size,
             **({} if self.target is None else {"target": self.target}),
+            **({} if self.values is None else {"values": self.values}),
             **({} if self.weight_decay is None else {"weight_decay": self.weight_decay}),
         }
         return json.dumps({"schema": SCHEMA, **known}, indent=2, default=str) + "\n"

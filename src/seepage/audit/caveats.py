@@ -14,14 +14,16 @@ from seepage.attacks.network.outputs import draws
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
 from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
-from seepage.base.nn import has_batch_norm
+from seepage.base.nn import has_batch_norm, vocabulary_of
 from seepage.base.registry import Spec
+from seepage.base.rounding import FLOAT32_SUM
 from seepage.base.words import plural
 from seepage.errors import Inapplicable
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.base import TrainingRule
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.types import Batch, Reconstruction, Transcript
+from seepage.measure.metrics import is_image
 
 # --- of a row's numbers ------------------------------------------------------------------------------------------
 
@@ -169,9 +171,16 @@ def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | No
     if step is None or not step.bent:
         return vouch(AttackedRound(knowledge, observed), batch.inputs, batch.labels, multiple=None)
     own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
-    moved = {name: step.psi(tensor.double()) for name, tensor in sent.items()}
-    apart = math.fsum(float((step.psi(own[name].double()) - one).square().sum()) for name, one in moved.items())
-    return math.sqrt(apart / math.fsum(float(one.square().sum()) for one in moved.values())), 1.0
+    apart = whole = 0.0
+    # Faint entries, as of a bias before a batch norm, are rounding, which such a step makes as large as any.
+    faint = FLOAT32_SUM * max(float(own[name].abs().max()) for name in sent)
+    for name, tensor in sent.items():
+        ours, theirs = own[name].double(), tensor.double()
+        clear = ours.abs() > faint
+        moved = step.psi(theirs)[clear]
+        apart += float((step.psi(ours)[clear] - moved).square().sum())
+        whole += float(moved.square().sum())
+    return (math.sqrt(apart / whole), 1.0) if whole else None
 
 
 # --- what the client is taken to have done, and what of it the update contradicts --------------------------------
@@ -337,6 +346,9 @@ def _questions(transcript: Transcript) -> Iterator[str]:
     observed, knowledge = transcript[0], transcript.knowledge
     rule, rate, size = knowledge.client, observed.update.rate, observed.batch_size
     yield f"{rule.loss} (--loss)"
+    if vocabulary_of(knowledge.model) is None and not is_image(knowledge.input_shape):
+        low, high = knowledge.value_range
+        yield f"values from {low:g} to {high:g} (--values)"
     if rate is not None or observed.update.kind == "delta":
         yield f"{_trained(transcript)} (--lr, --steps, --client)"
         yield f"{'that' if observed.update.decayed else 'no'} weight decay (--weight-decay)"

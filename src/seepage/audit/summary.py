@@ -14,6 +14,7 @@ from seepage.attacks import Attack
 from seepage.attacks.exposure import Exposure, exposure
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.fingerprints import CHANGES_VALUES
+from seepage.attacks.network import in_range
 from seepage.audit import diagnostics
 from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
@@ -305,8 +306,10 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     pictures = len(shape) == 3 and shape[0] in (1, 3)
     if place.suffix.lower() == ".npz":
         own = load_shaped(place, shape)
-        known = own if own is None or _in_range(own, knowledge) else _before_network(own, knowledge, place)
-        if known is not None and (known is not own or (len(shape) > 1 and not pictures)):
+        known = own if own is None else _before_network(own, knowledge, place)
+        # Rows of a table in [0, 1] are read below, with the names of their columns.
+        rows = own is not None and not pictures and (len(shape) > 1 or not in_range(own.inputs, (0.0, 1.0)).all())
+        if known is not None and (known is not own or rows):
             return Truth((_numbered(known, knowledge),))
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
     dataset = data.load(str(place), size=size, channels=channels, split=1.0)
@@ -324,36 +327,27 @@ def _numbered(whole: Batch, knowledge: Knowledge) -> Batch:
     return whole
 
 
-def _in_range(batch: Batch, knowledge: Knowledge) -> bool:
-    """Whether inputs lie in the range of values that the attacks' guesses have."""
-    (low, high), inputs = knowledge.value_range, batch.inputs
-    return bool(low - SLACK * (high - low) <= inputs.min()) and bool(inputs.max() <= high + SLACK * (high - low))
-
-
 def _before_network(batch: Batch, knowledge: Knowledge, place: Path) -> Batch:
-    """Inputs that stand in a file as the network reads them, taken back by the normalization that the run states.
+    """Inputs in the range of guesses: those that a file holds as the network reads them, by the run's normalization.
 
     Raises:
         SeepageError: Where it states none, or one by which they do not lie in the range.
     """
     how = {} if knowledge.architecture is None else knowledge.architecture.options
-    if "normalize" in how:
+    taken = not in_range(batch.inputs, knowledge.value_range).all() and "normalize" in how
+    if taken:
         mean, std = (torch.tensor(part).reshape(-1, *[1] * (batch.inputs.ndim - 2))
                      for part in statistics_of(how["normalize"]))  # fmt: skip
         batch = replace(batch, inputs=batch.inputs * std + mean)
-    if not _in_range(batch, knowledge):
+    if not in_range(batch.inputs, knowledge.value_range).all():
         least, most = float(batch.inputs.min()), float(batch.inputs.max())
-        taken = " after --normalize of the run was taken back" * ("normalize" in how)
+        back = " after --normalize of the run was taken back" * taken
         raise SeepageError(
-            f"{place} has values from {least:g} to {most:g}{taken}, and guesses are in {list(knowledge.value_range)}; "
-            "attack the files again with --normalize MEAN,STD, by which (value - MEAN) / STD is what the network reads "
-            "(of values from -4 to 4: 0.5,0.125)"
+            f"{place} has values from {least:g} to {most:g}{back}, and guesses are in {list(knowledge.value_range)}; "
+            "attack the files again with --values LOW,HIGH, or with --normalize MEAN,STD where (value - MEAN) / STD is "
+            "what the network reads"
         )
     return batch
-
-
-SLACK = 1e-3
-"""Of the range: rounding of a normalization; 60 dB below it."""
 
 
 def _guarantee(recipe: Recipe) -> Guarantee | None:

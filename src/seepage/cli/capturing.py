@@ -1,6 +1,7 @@
 """`seepage attack` and `seepage record`: updates that somebody captured, with no truth at hand, or simulated ones."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -30,7 +31,7 @@ from seepage.cli.options import (
 )
 from seepage.cli.showing import command_line, conclude, condition_of, gate_on, present, write_pages
 from seepage.cli.stopping import began
-from seepage.errors import SeepageError, printable, say
+from seepage.errors import SeepageError, printable, say, short
 
 if TYPE_CHECKING:
     from seepage.audit.capture import Capture
@@ -181,7 +182,24 @@ def capture_of(
         steps=facts.steps,
         batch_size=own.batch_size,
         target=cast("Target | None", target),
+        values=None if facts.values is None else _range_of(facts.values),
     )
+
+
+def _range_of(text: str) -> tuple[float, float]:
+    """The two numbers of `--values`.
+
+    >>> _range_of("-3,3.5")
+    (-3.0, 3.5)
+    """
+    parts = text.split(",")
+    try:
+        low, high = map(float, parts)
+    except ValueError:
+        low = high = math.nan
+    if not -math.inf < low < high < math.inf:
+        raise SeepageError(f"--values takes the smallest and the largest number, such as -3,3, got {short(text)}")
+    return low, high
 
 
 def attack(

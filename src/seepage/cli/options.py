@@ -232,6 +232,13 @@ class FileOptions:
             "default: from the model's outputs and the loss.",
         ),
     ] = None
+    values: Annotated[
+        str | None,
+        _files(
+            "--values",
+            help="Smallest and largest number in an example, such as -3,3 of standardized columns; default: 0,1.",
+        ),
+    ] = None
     lr: Annotated[
         float | None,
         _files("--lr", help="The client's learning rate; it may be left out where the last bias shows it."),

@@ -29,6 +29,7 @@ from seepage.attacks.exposure.labels import (
     ZERO_SUM_SHARE,
     Head,
     LabelLeak,
+    at_places,
     finding_leak,
     head_of,
     label_findings,
@@ -42,7 +43,7 @@ from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_find
 from seepage.attacks.exposure.patches import patch_findings
 from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
-from seepage.attacks.exposure.text import place_findings, text_findings
+from seepage.attacks.exposure.text import code_findings, place_findings, text_findings
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
@@ -67,6 +68,8 @@ HALF_PRECISION = 0.02
 precision, whose steps are 2^-8 (bfloat16) of a number."""
 ALIKE = 0.1
 """Relative difference of the sizes of a bias's entries up to which their signs alone make a sum of them small."""
+PROBES, PROBED_PLACES = 64, 4096
+"""Made-up examples by which the mean softmax is told, and how many places they may have together."""
 FEWEST_VALUES = 64
 """Values of an example from which as many outputs are taken for an example, and not for classes."""
 OTHER_OUTPUTS = "other outputs"
@@ -455,7 +458,9 @@ class UpdateAnalysis:
             return None
         if self._map_head is not None and not (self.signs or self.bent):
             rounding = self._sum_rounding(str(self._map_head[1])) if scaled else 0.0
-            return map_leak(gradient[str(self._map_head[1])], rounding)
+            of_maps = map_leak(gradient[str(self._map_head[1])], rounding)
+            least = (-gradient[str(self._map_head[1])].double()).clamp(min=0).tolist()
+            return replace(of_maps, shares=tuple(least)) if scaled and of_maps.sound and self._one_step else of_maps
         kind = None if self.makes_examples or self.head is None else self.head.kind
         if self.bent and kind in ("outputs", "rises") and not self._counted:
             step = self.observed.update.step
@@ -476,6 +481,12 @@ class UpdateAnalysis:
         inferred = "batch size" in self._guessed
         alike, longest = self._alike if scaled else None, 2.0 if OPTIMIZER in self._guessed else 1.0
         found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred, longest=longest, alike=alike)
+        if found is not None and found.sound and self.head is not None and places > 1 and scaled:
+            every = None if self.observed.batch_size is None or inferred else self.observed.batch_size * places
+            typical = self._head(max(2, min(PROBES, PROBED_PLACES // places)))
+            placed = at_places(found, gradient[str(self._last_bias)], typical, every, longest)
+            # That counts come out whole says that this is one step at this rate; shares do not.
+            return placed if placed.places is not None or self.explained_step else found
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
 
@@ -525,12 +536,13 @@ class UpdateAnalysis:
     @cached_property
     def head(self) -> Head | None:
         """What the last layer is to the outputs; None where the model has no such layer with a bias that was sent."""
-        if self._last_bias is None:
-            return None
+        return None if self._last_bias is None else self._head(2)
+
+    def _head(self, count: int) -> Head:
         names, observed = last_linear(self.knowledge.model, self.knowledge.num_outputs), self.observed
         assert names is not None  # as it has a bias
-        shape = self.knowledge.input_shape
-        return head_of(self.knowledge.model, observed.params, shape, names[0], buffers=observed.buffers)
+        own = (self.knowledge.model, observed.params, self.knowledge.input_shape, names[0])
+        return head_of(*own, buffers=observed.buffers, count=count)
 
     @property
     def unread_head(self) -> str | None:
@@ -555,6 +567,14 @@ class UpdateAnalysis:
         """Whether the network has as many outputs as an example has values: it predicts no classes."""
         values = math.prod(self.knowledge.input_shape)
         return values >= FEWEST_VALUES and self.knowledge.num_outputs == values
+
+    @property
+    def _one_step(self) -> bool:
+        """Whether the update is one step at a stated rate, or a gradient that was sent, of a loss as it is stated."""
+        guessed = {"learning rate", UNKNOWN_RATE, "local steps", ANOTHER_RATE, "loss", OPTIMIZER} & set(self._guessed)
+        rule = self.knowledge.client
+        one = self.observed.update.kind == "gradient" or (rule.linear_in_gradient and getattr(rule, "steps", None) == 1)
+        return one and not guessed
 
     @cached_property
     def explained_step(self) -> bool:
@@ -672,6 +692,9 @@ class UpdateAnalysis:
             *batch_norm_findings(self._batch_norms()),
             *features,
             *([] if self.signs or self.rough else (*patch_findings(alone), *text_findings(alone))),
+            *code_findings(
+                knowledge, self.observed, None if "batch size" in self._guessed else self.observed.batch_size
+            ),
             *place_findings(knowledge, self.observed),
             *indexed_findings(indexed),
         )

@@ -1,7 +1,8 @@
 """What the gradient of the last bias reveals about the labels of a batch."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,6 +24,12 @@ ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
 LABEL_DRAWS = 8
 """Draws of labels on which a loss of the user's own is tried."""
+MOST_PLACES = 2**11
+"""Labels up to which counts are told apart."""
+OFF_WHOLE = 0.2
+"""How far counts of labels may be from whole numbers."""
+FALSE_ALARM = 1e-6
+"""Chance of counts that come out whole and are none."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
 
@@ -156,6 +163,9 @@ class LabelLeak:
             do; where only their signs are left, whether there are both; else `present` and `counts` are not to be
             believed.
         complete: Whether no other class can be there: no more examples than classes named, or than proved ones.
+        places: Labels in all, where an example has many, one at each place, and their counts come out whole; else None.
+        multiple: All of these counts may be so many times more, or fewer.
+        shares: Least share of all labels that each class has, where an example has many; None: not known.
     """
 
     present: tuple[int, ...]
@@ -165,6 +175,9 @@ class LabelLeak:
     least: tuple[int, ...] | None = None
     most: tuple[int, ...] | None = None
     complete: bool = False
+    places: int | None = None
+    multiple: bool = False
+    shares: tuple[float, ...] | None = None
 
     @property
     def believed(self) -> bool:
@@ -181,7 +194,9 @@ class LabelLeak:
         more = f" and {len(self.present) - len(first)} more" if len(self.present) > len(first) else ""
         kind = "class" if len(self.present) == 1 else "classes"
         others = "" if self.complete else ", and perhaps others"
-        return f"{kind} {', '.join(named)}{more}{others}, from the last bias"
+        whole = f", {self.places} labels in all, whose counts come out whole" * bool(self.places)
+        whole += ", or all times one number" * self.multiple
+        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}"
 
     @property
     def words(self) -> str:
@@ -202,6 +217,10 @@ class LabelLeak:
         return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure or 'none'}"
 
     def _interval(self, label: int) -> str:
+        if self.places is not None and self.counts is not None:
+            return f" ({self.counts[label]})"
+        if self.shares is not None:
+            return f" ({self.shares[label]:.0%} or more)"
         if self.least is None:
             return ""
         least = self.least[label]
@@ -269,6 +288,43 @@ def label_leak(
     most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
     proved = not lower_bound and int(least.sum()) == batch_size
     return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most, proved)
+
+
+def at_places(leak: LabelLeak, bias: Tensor, head: Head, most: int | None, longest: float) -> LabelLeak:
+    """The same with counts of labels at each place, or shares of them at the least.
+
+    Of m labels at places of all examples `dL/db_c = mean p_c - count_c / m`, so that `count_c / m >= -dL/db_c`,
+    whatever the outputs are; and with the mean softmax of the network on made-up inputs in the place of p, as of a
+    network that is hardly trained or has many classes, `m (p - dL/db)` is a whole number for each class. Numbers m are
+    tried: K counts above 0 all come within `off` of whole numbers by a chance of `(2 off)^K`.
+
+    Args:
+        leak: The classes.
+        bias: `[classes]` the gradient of the last bias.
+        head: The layer.
+        most: Places of all examples, if known; some may have no label.
+        longest: As of `label_leak`.
+    """
+    mean = head.softmax.to(bias.device) - bias.double()
+    found = list[tuple[int, Tensor, float]]()
+    tried = range(1, min(MOST_PLACES if most is None else most, MOST_PLACES) + 1)
+    for total in tried:
+        counts = total * mean
+        whole = counts.round()
+        off, held = float((counts - whole).abs().max()), int((whole > 0).sum())
+        if int(whole.sum()) != total or float(whole.min()) < 0 or off > OFF_WHOLE:
+            continue
+        if held * math.log(max(2 * off, 1e-9)) + math.log(len(tried)) < math.log(FALSE_ALARM):
+            found.append((total, whole.long(), off))
+    if not found:
+        return replace(leak, shares=tuple((-bias.double() / longest).clamp(min=0).tolist()))
+    # Counts that have a divisor are whole for fewer labels, too; a label at each place is the rule.
+    total, counts, off = next((one for one in found if one[0] == most), found[0])
+    present = tuple(torch.nonzero(counts).flatten().tolist())
+    own = tuple(counts.tolist())
+    return replace(
+        leak, present=present, counts=own, off_whole=off, complete=True, places=total, multiple=len(found) > 1
+    )
 
 
 def map_leak(bias: Tensor, rounding: float = 0.0) -> LabelLeak:

@@ -218,7 +218,8 @@ def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[floa
     if least < low - slack or most > high + slack:
         raise SeepageError(
             f"the truth runs from {least:.4g} to {most:.4g}, outside value_range ({low:g}, {high:g}), "
-            "so PSNR and SSIM would be wrong; pass the range the inputs really have"
+            "so PSNR and SSIM would be wrong; pass the range the inputs really have, of captured files with --values "
+            f"{least:.3g},{most:.3g} or wider, as their client scaled them"
         )
 
 

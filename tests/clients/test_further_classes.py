@@ -1,0 +1,158 @@
+"""Classes of clients that strangers brought, each by a small example: what is said of them, and what is not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage.attacks.exposure.labels import names_labels
+from seepage.audit.capture import Capture
+from seepage.audit.checking import Check, Look, check_capture
+from seepage.base.registry import Spec
+from seepage.federation.models import build
+
+HERE = f"{Path(__file__).stem}"
+
+
+class Headed(nn.Module):
+    """Features, a projection, and the logits, as contrastive clients return them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.side, self.head = nn.Linear(20, 16), nn.Linear(16, 8), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen = self.body(x).tanh()
+        made = self.side(seen)
+        return seen, made, self.head(seen + 0 * made.sum(1, keepdim=True))
+
+
+class Rated(nn.Module):
+    """A user and an item, each with a table, as recommenders have them; tables of unlike length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item, self.head = nn.Embedding(12, 8), nn.Embedding(90, 8), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.cat([self.user(x[:, 0].long()), self.item(x[:, 1].long())], 1))
+        return logits
+
+
+class Next(nn.Module):
+    """A language model: a class at each place, the classes second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.body, self.head = nn.Embedding(300, 24), nn.GRU(24, 24, batch_first=True), nn.Linear(24, 300)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(self.word(ids))[0])
+        return logits.transpose(1, 2)
+
+
+class Normed(nn.Sequential):
+    """A frozen norm in front of what is trained."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def looked_at(
+    folder: Path,
+    name: str,
+    batch: tuple[Tensor, Tensor],
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    *,
+    lr: float = 0.1,
+    training: bool = True,
+    **stated: object,
+) -> Check:
+    """What `seepage check` finds in two checkpoints of one step of SGD."""
+    torch.manual_seed(0)
+    model = globals()[name]()
+    torch.save(model.state_dict(), folder / "before.pt")
+    loss(model.train(training), *batch).backward()
+    torch.optim.SGD(model.parameters(), lr).step()
+    torch.save(model.state_dict(), folder / "after.pt")
+    shape = tuple(batch[0].shape[1:])
+    own = Spec(f"tests.clients.{HERE}:{name}")
+    capture = Capture(
+        before=folder / "before.pt", after=folder / "after.pt", architecture=own, input_shape=shape, lr=lr, **stated
+    )
+    found = check_capture(capture, Look(), named=True)
+    return found.cases[0]
+
+
+def fact(check: Check, name: str) -> tuple[str, str]:
+    return next((one.value, one.origin) for one in check.facts if one.name == name)
+
+
+def test_the_logits_of_a_tuple_are_what_all_else_goes_into(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(3, 20), torch.tensor([0, 3, 3])
+    found = looked_at(tmp_path, "Headed", batch, lambda model, x, y: F.cross_entropy(model(x)[2], y))
+    assert fact(found, "classes")[0].startswith("5,")
+    assert fact(found, "labels")[0].startswith("classes 0, 3")
+    model = build(Spec(f"tests.clients.{HERE}:Headed"), (20,), 5)
+    assert model(torch.rand(2, 20)).shape == (2, 5)
+
+
+def test_every_table_tells_its_codes_however_short_the_others_are(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.stack([torch.full((10,), 4), torch.randperm(90)[:10]], 1), torch.arange(10) % 2
+    found = looked_at(tmp_path, "Rated", batch, lambda model, x, y: F.cross_entropy(model(x), y))
+    said = {one.name: one.value for one in found.facts if "distinct codes" in one.value}
+    assert [value.split()[0] for value in said.values()] == ["1", "10"]
+
+
+def test_next_tokens_are_counted_where_they_come_out_whole(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    ids = (300 ** torch.rand(2, 21)).long().clamp(0, 299)
+    targets = ids[:, 1:].clone()
+    targets[1, 15:] = -100
+    batch = ids[:, :-1], targets
+    found = looked_at(tmp_path, "Next", batch, lambda model, x, y: F.cross_entropy(model(x), y), batch_size=2)
+    (labels,) = found.exposure.of("labels")
+    counts = torch.bincount(targets[targets >= 0], minlength=300).tolist()
+    assert labels.evidence["places"] == sum(counts) == 35
+    assert list(labels.evidence["counts"]) == counts
+
+
+def test_batch_norms_that_stood_still_were_in_eval_mode(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(4, 20), torch.tensor([0, 1, 1, 2])
+    for training in (True, False):
+        found = looked_at(
+            tmp_path, "Normed", batch, lambda model, x, y: F.cross_entropy(model(x), y), training=training
+        )
+        assert fact(found, "batch norm")[0].startswith("train mode" if training else "eval mode")
+
+
+def test_the_range_of_values_is_assumed_or_stated(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.randn(3, 20), torch.tensor([0, 3, 3])
+    for stated, told in ((None, ("from 0 to 1", "assumed")), ((-3.0, 3.0), ("from -3 to 3", "stated"))):
+        found = looked_at(tmp_path, "Headed", batch, lambda model, x, y: F.cross_entropy(model(x)[2], y), values=stated)
+        assert fact(found, "values") == told
+
+
+def weighted(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels, ignore_index=0, label_smoothing=0.0).square()
+
+
+def tags(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+
+
+def squared(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits - F.one_hot(labels, 5)).square().mean()
+
+
+@pytest.mark.parametrize(("loss", "named"), [("weighted", True), ("tags", True), ("squared", False)])
+def test_a_loss_of_ones_own_names_labels_where_it_pulls_up_no_other_output(loss: str, named: bool) -> None:
+    torch.manual_seed(0)
+    assert names_labels(f"tests.clients.{HERE}:{loss}", nn.Linear(6, 5), (6,)) is named
