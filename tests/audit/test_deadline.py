@@ -116,7 +116,7 @@ def test_what_earlier_parts_of_a_run_took_is_added(
         return *attempted(call)[:3], (5.0, 2.0)
 
     monkeypatch.setattr(attacking, "tried", timed)
-    monkeypatch.setattr("seepage.audit.run.environment", lambda *given: {**found(*given), "seconds": 20.0})
+    monkeypatch.setattr("seepage.audit.folder.environment", lambda *given: {**found(*given), "seconds": 20.0})
     stopped_at += [7, 3]
     run(tmp_path / "run")
     stopped_at += [None, 10]

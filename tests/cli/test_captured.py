@@ -512,7 +512,7 @@ def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
     scored = cli("report", "run", "--truth", "batch.npz", "--trust")
     assert "1 of 1 examples exactly" in " ".join(scored.out.split())
     np.savez(home / "z.npz", x=8 * rows.numpy() - 4, y=np.float32([1]))  # as its own network reads it
-    assert "--values LOW,HIGH" in cli("report", "run", "--truth=z.npz", "--trust", code=2).err
+    assert "captured files with --values" in cli("report", "run", "--truth=z.npz", "--trust", code=2).err
     net.load_state_dict(torch.load(home / "rows_before.pt"))
     net.zero_grad()
     F.cross_entropy(net(8 * rows - 4), torch.tensor([1])).backward()

@@ -146,9 +146,9 @@ def check_device(device: str) -> None:
         raise SeepageError(f"the device {device!r} cannot be used here ({reason}); use --device cpu") from error
 
 
-def write_environment(folder: Path, found: dict[str, Any], **more: Any) -> None:
-    """Write `env.json`: what `environment` found, and more; the seconds of the run's earlier parts are added."""
-    file = folder / "env.json"
+def write_environment(folder: Path, command: str, started: float, device: str, jobs: int, **more: Any) -> None:
+    """Write `env.json`: what `environment` finds, and more; the seconds of the run's earlier parts are added."""
+    file, found = folder / "env.json", environment(command, started, device, jobs)
     before = read_json(file) if file.exists() else {}
     seconds = round(found["seconds"] + float(before.get("seconds") or 0.0), 1)
     resumed = {"resumed": True} if before.get("resumed") else {}

@@ -11,16 +11,7 @@ from typing import Any
 
 from seepage.attacks import ATTACKS
 from seepage.audit.attack import Source, attack_cases
-from seepage.audit.folder import (
-    MIN_FREE_BYTES,
-    Run,
-    check_device,
-    claim,
-    environment,
-    read_result,
-    take,
-    write_environment,
-)
+from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, read_result, take, write_environment
 from seepage.audit.recipe.case import Recipe, Scoring
 from seepage.audit.recipe.contents import contents
 from seepage.audit.recipe.files import OF_TEXT
@@ -179,8 +170,8 @@ def attack_only(
         plan = attack_cases(sources, recipes, folder, request.jobs, request.show, on=request.on, until=until)
         judged = files or judged_files({one.name: one.observed for one in sources})
         noted = [one.model_dump() for one in judged]
-        found = environment(request.command, started, request.device, plan.jobs)
-        write_environment(folder, found, threads=plan.threads, files=noted)
+        more = {"threads": plan.threads, "files": noted}
+        write_environment(folder, request.command, started, request.device, plan.jobs, **more)
         return Run(folder, summarize(sources, recipes, folder, request.show, files=judged, looks=looks), fresh=True)
 
 

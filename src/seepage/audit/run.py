@@ -21,7 +21,6 @@ from seepage.audit.folder import (
     Run,
     check_device,
     claim,
-    environment,
     read_result,
     take,
     undone_on_mistake,
@@ -116,8 +115,7 @@ def run(
         measure_cases(sources, recipes, folder, show)
         # Of a run that was killed nobody knows what it took.
         more = {"resumed": True} if resumed and not (folder / "env.json").exists() else {}
-        found = environment(command, started, recipes[0].device, plan.jobs)
-        write_environment(folder, found, threads=plan.threads, **more)
+        write_environment(folder, command, started, recipes[0].device, plan.jobs, threads=plan.threads, **more)
         return Run(folder, summarize(sources, recipes, folder, show, looks=looks), fresh=True)
 
 

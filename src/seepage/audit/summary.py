@@ -306,7 +306,7 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     pictures = len(shape) == 3 and shape[0] in (1, 3)
     if place.suffix.lower() == ".npz":
         own = load_shaped(place, shape)
-        known = own if own is None else _before_network(own, knowledge, place)
+        known = own if own is None else _before_network(own, knowledge)
         # Rows of a table in [0, 1] are read below, with the names of their columns.
         rows = own is not None and not pictures and (len(shape) > 1 or not in_range(own.inputs, (0.0, 1.0)).all())
         if known is not None and (known is not own or rows):
@@ -327,27 +327,14 @@ def _numbered(whole: Batch, knowledge: Knowledge) -> Batch:
     return whole
 
 
-def _before_network(batch: Batch, knowledge: Knowledge, place: Path) -> Batch:
-    """Inputs in the range of guesses: those that a file holds as the network reads them, by the run's normalization.
-
-    Raises:
-        SeepageError: Where it states none, or one by which they do not lie in the range.
-    """
+def _before_network(batch: Batch, knowledge: Knowledge) -> Batch:
+    """Inputs that a file holds as the network reads them, out of the range of guesses, by the run's normalization."""
     how = {} if knowledge.architecture is None else knowledge.architecture.options
-    taken = not in_range(batch.inputs, knowledge.value_range).all() and "normalize" in how
-    if taken:
-        mean, std = (torch.tensor(part).reshape(-1, *[1] * (batch.inputs.ndim - 2))
-                     for part in statistics_of(how["normalize"]))  # fmt: skip
-        batch = replace(batch, inputs=batch.inputs * std + mean)
-    if not in_range(batch.inputs, knowledge.value_range).all():
-        least, most = float(batch.inputs.min()), float(batch.inputs.max())
-        back = " after --normalize of the run was taken back" * taken
-        raise SeepageError(
-            f"{place} has values from {least:g} to {most:g}{back}, and guesses are in {list(knowledge.value_range)}; "
-            "attack the files again with --values LOW,HIGH, or with --normalize MEAN,STD where (value - MEAN) / STD is "
-            "what the network reads"
-        )
-    return batch
+    if "normalize" not in how or in_range(batch.inputs, knowledge.value_range).all():
+        return batch
+    ends = (torch.tensor(part).reshape(-1, *[1] * (batch.inputs.ndim - 2)) for part in statistics_of(how["normalize"]))
+    mean, std = ends
+    return replace(batch, inputs=batch.inputs * std + mean)
 
 
 def _guarantee(recipe: Recipe) -> Guarantee | None:

@@ -18,17 +18,7 @@ from seepage.federation.clients import TrainingRule
 from seepage.federation.clients.base import leaves_of
 from seepage.federation.clients.step import Client
 from seepage.federation.transcript.designs import Design
-from seepage.federation.types import (
-    Batch,
-    ClientView,
-    Defense,
-    Knowledge,
-    LocalProblem,
-    Round,
-    Tensors,
-    Update,
-    in_short,
-)
+from seepage.federation.types import Batch, ClientView, Defense, Knowledge, LocalProblem, Round, Tensors, Update
 
 MOST_SNAPSHOTS = 64
 """Snapshots of the weights that are held in memory; with Adam each has three times their size."""
@@ -211,8 +201,6 @@ class IndexedTranscript:
 
     knowledge: Knowledge
     _victim: IndexedVictim = field(repr=False)
-
-    __repr__ = in_short
 
     def __len__(self) -> int:
         return self._victim.rounds
