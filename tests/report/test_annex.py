@@ -144,13 +144,6 @@ def test_the_annex_names_the_files_that_were_judged(tmp_path: Path, build_run: B
     assert "OTHER" not in page
 
 
-def test_entries_of_catalogs_are_for_machines(tmp_path: Path, build_run: Build) -> None:
-    evidence = evidence_of(open_run(build_run(tmp_path)))
-    named = evidence.record()["references"]
-    assert all(one["id"] and one["fits"] for one in named)
-    assert not any(one["id"] in annex(evidence, digest="0") for one in named if len(one["id"]) > 3)
-
-
 def test_guesses_that_nobody_could_score_were_tried_all_the_same(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:

@@ -20,7 +20,7 @@ from seepage.base.storage import read_json
 from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.measure.metrics import METRICS
-from seepage.report.evidence.frameworks import Reference, ThreatModel, asked, references, threat_model
+from seepage.report.evidence.frameworks import ThreatModel, asked, threat_model
 from seepage.report.evidence.sign_off import what_to_sign
 from seepage.report.formatting import duration
 from seepage.report.leakage import open_exposed
@@ -94,7 +94,6 @@ class Evidence(JsonRecord):
             clipping, a number format, or a multiple of the gradient of the stated loss.
         judged_files: What was judged: the captured files, or those of the recording.
         threat_model: Who the attacker is.
-        references: Entries of public catalogs that this evidence speaks of.
         not_tried: What this run says nothing of.
         may_sign: What may be signed after this run, and what not.
         threshold: The condition of `--fail-if` that the command set, and whether it is met; None: it set none.
@@ -118,7 +117,6 @@ class Evidence(JsonRecord):
     observations: dict[str, list[str]]
     judged_files: list[JudgedFile]
     threat_model: ThreatModel
-    references: list[Reference]
     not_tried: list[str]
     may_sign: str | None = None
     threshold: str | None = None
@@ -248,10 +246,6 @@ def evidence_of(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evid
         observations={case.name: _observations(run, case) for case in result.cases},
         judged_files=[file for case in result.cases for file in _judged(run, case)],
         threat_model=threat_model(known_words, side_information, learned_prior=learned_prior),
-        references=references(
-            membership=bool(result.membership),
-            epsilon=_has_epsilon(result),
-        ),
         not_tried=_not_tried(run, found),
         may_sign=what_to_sign(result),
         threshold=_threshold(run),
