@@ -204,8 +204,8 @@ class Task:
         if outcome.status == "interrupted" and not limit.over:
             raise KeyboardInterrupt
         wall, processor = self.spent
-        whole = {"seconds": wall + outcome.seconds, "cpu_seconds": processor + outcome.cpu_seconds}
-        save_attempt(replace(outcome, **whole), self.outcome)
+        outcome = replace(outcome, seconds=wall + outcome.seconds, cpu_seconds=processor + outcome.cpu_seconds)
+        save_attempt(outcome, self.outcome)
         if not limit.over:
             self.progress.clear()
 
