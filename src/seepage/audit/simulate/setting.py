@@ -310,8 +310,10 @@ class Setting:
         if self.partition is None:
             return self
         _ = self.victims  # raises before the training if there are too few of them
-        reached = train_federation(self.recipe, self.clients(), self.state, folder, progress)
-        state, facts = (reached.params, reached.buffers), {"federation": self.partition.facts(reached)}
+        clients, plan = self.clients(), self.recipe.federation
+        reached = train_federation(self.recipe, clients, self.state, folder, progress)
+        state, facts = (reached.params, reached.buffers), dict[str, Any](federation=self.partition.facts(reached))
+        facts["trained_promise"] = None if plan is None else clients.promise(plan)
         return replace(self, recipe=_as_of(self.recipe, reached), state=state, facts=facts)
 
 
