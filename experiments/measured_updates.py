@@ -75,12 +75,14 @@ def clients() -> Iterator[Client]:
     yield Client("fc2, batch 1, AdamW 0.001, decay 0.01", fc2, 1, lambda p: torch.optim.AdamW(p, lr=1e-3))
     yield Client("fc2, batch 1, RMSprop 0.001", fc2, 1, lambda p: torch.optim.RMSprop(p, lr=1e-3))
     yield Client("fc2, batch 1, Adadelta 1", fc2, 1, torch.optim.Adadelta)
+    for n, seeds in ((8, 10), (32, 3)):
+        yield Client(f"fc2, batch {n}, Adam 0.001", fc2, n, adam(1e-3), use="cocktail_party", seeds=seeds)
     squares = Spec("fedsgd", {"loss": "mse"})
     for n in (3, 4):
         step: Optimizer = lambda p: torch.optim.SGD(p, lr=1e-2)  # noqa: E731
         yield Client(f"forecaster, batch {n}, SGD 0.01", own, n, step, 1e-2, squares)
     for n in (1, 2, 3, 4, 8):
-        yield Client(f"forecaster, batch {n}, Adam 0.01", own, n, adam(1e-2), None, squares)
+        yield Client(f"forecaster, batch {n}, Adam 0.01", own, n, adam(1e-2), None, squares, seeds=20 if n < 8 else 10)
     for n in (1, 4):
         yield Client(
             f"convnet, batch {n}, Adam 0.001, eps 0.001", net, n, adam(1e-3, 1e-3), use="gauss_newton", seeds=3

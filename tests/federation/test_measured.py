@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from seepage import SeepageError
-from seepage.federation.measured import Formats, Measured, Step, read_update, spread_of
+from seepage.federation.measured import Formats, Measured, Step, read_update, spread_of, straight
 from seepage.federation.types import Tensors
 
 NETWORKS = 20
@@ -189,7 +189,10 @@ def test_errors_at_a_fit_do_not_lean_towards_small_entries() -> None:
     torch.optim.Adam([weight], lr=1e-5).step()
     found = read_update(before, {"w": weight.detach() - before["w"]}, Step.adam(1e-5))
     off = []
-    for value, error in ((found.value["w"], found.error["w"]), found.at("w", truth.double())):
+    for value, error in (
+        (found.value["w"], found.error["w"]),
+        straight(Step.adam(1e-5), *found.moved["w"], truth.double()),
+    ):
         # The factor that fits all entries best, in units of its own standard error.
         off.append(float(((value - truth) * truth / error.square()).sum() / (truth / error).square().sum().sqrt()))
     assert off[0] < -10 < off[1] < 6, off

@@ -360,8 +360,9 @@ class _Reader:
         for one in self.exposure.of("codes"):
             name = "tokens" if one.evidence["tokens"] else f"codes in {one.evidence['table'] or 'the table'}"
             yield self._seen(name, one.message, "read")
-        for one in self.exposure.of("places"):
-            yield self._seen("places", one.message, "inferred")
+        for name in ("places", "bags"):
+            for one in self.exposure.of(name):
+                yield self._seen(name, one.message, "inferred")
         labels = self.look.labels
         source = None if labels is None else labels.source
         if source is not None:

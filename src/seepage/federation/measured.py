@@ -145,6 +145,11 @@ class Step:
         """Whether entries can be read at a guess of them: psi is no factor, and nothing else was added or cut off."""
         return not self.linear and not self.coupled and not math.isfinite(self.limit)
 
+    @property
+    def most(self) -> float:
+        """What no entry moves by more than."""
+        return self.rate / self.gain if self.gain else math.inf
+
     def psi(self, x: Tensor) -> Tensor:
         """What one unit of the rate changes, of x of any shape."""
         found: Tensor = x / (self._root(x) + self.eps)
@@ -286,23 +291,6 @@ class Measured:
             if error.shape != value.shape or not bool(value.isfinite().all()) or not bool((error >= 0).all()):
                 raise SeepageError(f"the measurement of {name} needs finite values, and for each an error of 0 or more")
 
-    def at(self, name: str, expected: Tensor) -> tuple[Tensor, Tensor]:
-        """Values and errors of one tensor, made straight at an expected gradient instead of at the measured one.
-
-            x ~ e + (u - psi(e)) / psi'(e),   sigma = sigma_u / psi'(e)
-
-        Errors at measured values are smaller where the noise made an entry small, so a mean that is weighted by them
-        is too small: by four times its variance over that of an entry, of Adam. Those at a fit are not; and of an
-        entry at the ceiling they say that it is large, and how unsurely so.
-
-        Args:
-            name: Of the parameter.
-            expected: A guess of its gradient, of its shape.
-        """
-        if self.step is None or name not in self.moved:
-            return self.value[name], self.error[name]
-        return straight(self.step, *self.moved[name], expected)
-
     def accuracy(self, names: Iterable[str] | None = None) -> float | None:
         """Median relative error of the entries that are not zero, of some tensors or all; None: there are none.
 
@@ -322,6 +310,10 @@ class Measured:
 
 def straight(step: Step, u: Tensor, spread: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
     """Entries and errors by the tangent of psi at expected ones: `e + (u - psi(e)) / psi'(e)`, `sigma_u / psi'(e)`.
+
+    Errors at measured values are smaller where the noise made an entry small, so a mean that is weighted by them is too
+    small: by four times its variance over that of an entry, of Adam. Those at a fit are not; and of an entry at the
+    ceiling they say that it is large, and how unsurely so.
 
     Args:
         step: A bent step without decay in its gradient.

@@ -37,6 +37,7 @@ class CocktailParty(Attack):
     quasi-Newton maximum likelihood (seconds, and better), takes scale and sign from the bias gradient, and then
     polishes: the model itself says which mixing column an image must have, and images and columns are made to agree.
     What still disagrees is not certified: `objective` holds each guess's mismatch, `certified` what is vouched for.
+    Behind one step of Adam or its kin `fast` takes a low rank that weighs each entry by its error (not of the paper).
 
     Args:
         mode: `fast` or `published`.

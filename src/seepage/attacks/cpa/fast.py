@@ -21,6 +21,7 @@ from seepage.attacks.cpa.refinement import anneal, refine, sensitivity, stages_f
 from seepage.attacks.network import CERTIFYING_MISMATCH, EXACT, AttackedRound, NetworkCut, in_range
 from seepage.attacks.network.evidence import multiple_words
 from seepage.attacks.network.mixing_layer import MixingLayer, blurred, stretch
+from seepage.attacks.reading.rows import LowRankFit, MeasuredRows, weighted_low_rank
 from seepage.base.algebra.lowrank import CLEAR, LowRank, low_rank
 from seepage.base.clock import between_steps
 from seepage.base.nn import generator, last_linear
@@ -33,6 +34,8 @@ ENOUGH = 0.9
 """Share of certified guesses that ends the starts."""
 RANDOM_STARTS = 12
 """Of the polish, where the images' own structure did not help and examples are few."""
+MOST_WEIGHED = 64
+"""Sources from which on entries are not weighed by their errors, which would take minutes."""
 Mixed = tuple[AttackedRound, MixingLayer]
 MIN_CERTIFYING_UNITS = 32
 """Below this many units an agreement of masks and errors says too little about an image to certify it."""
@@ -57,12 +60,27 @@ class FastRun:
         attacked, self.layer = mixed
         self.knowledge, self.observed, self.gradient = attacked.knowledge, attacked.observed, attacked.gradient
         self.spectrum = low_rank(self.gradient[self.layer.weight], sources=self.observed.batch_size)
+        fit = self._by_errors()
+        if fit is not None:
+            whole = (fit.parts @ fit.basis).to(self.gradient[self.layer.weight])
+            self.gradient = {**self.gradient, self.layer.weight: whole[:, :-1], self.layer.bias or "": whole[:, -1]}
+            exact = low_rank(self.gradient[self.layer.weight], sources=self.observed.batch_size)
+            self.spectrum = replace(exact, noise=max(exact.noise, fit.noise))
         self.bias = None if self.layer.bias is None else self.gradient[self.layer.bias].double()
         self.n = self.observed.batch_size or self.spectrum.rank
         self.noisy = int((self.spectrum.values > min(DROPS) * self.spectrum.noise).sum()) < self.n / 2
         self.notes: list[str] = []
         self.found: Unmixed | None = None  # the best so far
         self.raw: Unmixed | None = None  # the first unmixing, before it is refined
+
+    def _by_errors(self) -> LowRankFit | None:
+        """The layer's gradient by the errors that a bent step leaves in each entry; None: all are known as well."""
+        step, n, layer = self.observed.update.step, self.observed.batch_size, self.layer
+        shape = self.gradient[layer.weight].shape
+        if step is None or not step.bent or layer.bias is None or n is None or not n < min(*shape, MOST_WEIGHED):
+            return None
+        measured = self.observed.measured(self.knowledge.client, [layer.weight, layer.bias])
+        return weighted_low_rank(MeasuredRows.of_layer(measured, layer.weight, layer.bias), n)
 
     def reconstruction(self) -> Reconstruction:
         if self.layer.reads_input is None:

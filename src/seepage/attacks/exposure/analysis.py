@@ -43,7 +43,7 @@ from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_find
 from seepage.attacks.exposure.patches import patch_findings
 from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
-from seepage.attacks.exposure.text import code_findings, place_findings, text_findings
+from seepage.attacks.exposure.text import bag_findings, code_findings, place_findings, text_findings
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
@@ -696,6 +696,7 @@ class UpdateAnalysis:
                 knowledge, self.observed, None if "batch size" in self._guessed else self.observed.batch_size
             ),
             *place_findings(knowledge, self.observed),
+            *([] if self.signs or "batch size" in self._guessed else bag_findings(knowledge, self.observed)),
             *indexed_findings(indexed),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None

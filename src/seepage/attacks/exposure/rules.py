@@ -167,9 +167,9 @@ def vanishing_sums(
 
 
 TOLD = {
-    True: "SGD, as the rows of the last layer add up to zero; momentum does not show in one step",
+    True: "SGD, with momentum or without, by sums of the last layer",
     None: "assumed: SGD, as entries have many sizes",
-    False: "assumed: SGD, though the rows of the last layer do not add up to zero, as a gradient's would",
+    False: "assumed: SGD, though sums of the last layer are not a gradient's",
 }
 """What is said of the optimizer by what `along_gradient` returns."""
 
@@ -257,6 +257,9 @@ def _of_ceiling(
     shares = {name: _chosen_share(share, rate) for name, share in shares.items()} if told else shares
     bent = replace(Step.adam(rate), name=ADAM, scaled=True)
     bent = bent if told else replace(bent, rate=ceiling)
+    if told:  # the kin's own constants, float32 numbers each, move the ceiling by 1e-7 of itself
+        kin = (bent, replace(bent, rate=Step.adagrad(rate).rate), replace(bent, rate=Step.rmsprop(rate / 10).most))
+        bent = min(kin, key=lambda step: _worth(_explained(step, moved, weights, looked.formats, zero, shares)))
     cut = Step(name="SGD clipped by value", limit=ceiling * (1 - FLOAT32_SUM), scaled=True)
     # Of two classes every optimizer's sums vanish, and say nothing.
     zero = zero if any(len(moved[name]) > 2 for name in zero) else ()

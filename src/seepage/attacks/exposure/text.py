@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.text import TokenSequences
+from seepage.attacks.text.bags import bags_of
 from seepage.attacks.text.positions import places_of
 from seepage.attacks.text.token_set import LookedUp, looked_up
 from seepage.base.nn import Table, as_inputs, captured_calls, in_mode, token_table, vocabulary_of
@@ -116,6 +117,22 @@ def _reads(model: nn.Module, tables: list[str], inputs: Tensor) -> dict[str, Ten
     return {name: one[0].input for name, one in calls.items()}
 
 
+def bag_findings(knowledge: Knowledge, observed: Round) -> list[ClosedForm]:
+    """Which tokens stood together, where a network reads sums of word vectors; none where rows do not tell."""
+    found = bags_of(knowledge, observed)
+    if found is None:
+        return []
+    return [
+        ClosedForm(
+            name="bags",
+            message=found.words,
+            evidence={"texts": found.texts, "open": found.open},
+            limit="Counts are multiples of the rarest token's; the order has no part in such a network.",
+            tensors=(found.table,),
+        )
+    ]
+
+
 def place_findings(knowledge: Knowledge, observed: Round) -> list[ClosedForm]:
     """Which token stood at which place, by sums of rows of two tables; none where nothing adds up.
 
@@ -131,7 +148,7 @@ def place_findings(knowledge: Knowledge, observed: Round) -> list[ClosedForm]:
         ClosedForm(
             name="places",
             message=found.words,
-            evidence={"places": len(found.tokens), "known": known, "most": most, "further": found.further},
+            evidence={"tokens": found.tokens, "known": known, "most": most, "further": found.further},
             limit="Of several texts it stays open which tokens of two places stood together.",
             tensors=found.tables,
             examples=int(found.text is not None),

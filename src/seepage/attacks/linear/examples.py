@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.linear.spans import explained, in_both_spans
+from seepage.attacks.linear.spans import in_both_spans
+from seepage.attacks.linear.two_layers import Guess, TwoLayers
 from seepage.attacks.network import EXACT, LARGEST_MATRIX, in_range
 from seepage.attacks.network.evidence import FAINT, READ
 from seepage.attacks.network.first_layer import FirstLayer, Trace
@@ -165,46 +166,45 @@ def _of_spans(seen: FirstLayer, rows: MeasuredRows, measured: Measured) -> Recon
     last, knowledge = seen.last, seen.attacked.knowledge
     two = last[0] is not None and last[1] in measured.value and last[0].rpartition(".")[0] in seen.readers
     coarse = measured.formats is None or measured.formats.coarse is not None
-    if seen.batch_size < 2 or knowledge.target != "value" or not two or coarse:
+    if knowledge.target != "value" or not two or coarse:
         return None
-    outputs = _rows(seen, measured, (last[0] or "", last[1] or ""))
-    found = in_both_spans(seen, rows, outputs)
-    if found is None:
-        return None
-    inputs, spread = found
-    slopes, left = explained(seen, inputs, rows, outputs, spread)
+    layers = TwoLayers(seen, rows, MeasuredRows.of_layer(measured, last[0] or "", last[1] or ""))
+    for x, spread in in_both_spans(layers):
+        solvable = layers.solvable(x)
+        guess, spread = layers.solved(x) if solvable else (layers.guess(x, None, 0.0, unsure=spread), spread)
+        if guess.misfit <= AGREEING:
+            return _explained(seen, measured, guess, spread)
+    return None
+
+
+def _explained(seen: FirstLayer, measured: Measured, guess: Guess, spread: Tensor) -> Reconstruction | None:
+    """What explains both layers, with stated errors."""
+    knowledge = seen.attacked.knowledge
+    inputs = seen.to_inputs(guess.x)
     low, high = knowledge.value_range
     error = 2 * spread / float(seen.layer.scale.double().abs().mean()) / (high - low) + FLOAT32_SUM
-    sure = (error <= EXACT) & in_range(inputs, knowledge.value_range) & (left <= AGREEING)
-    if left > AGREEING or not sure.all() or seen.attacked.observed.size_inferred:
+    inside = in_range(inputs.flatten(1), knowledge.value_range, EXACT + DEVIATIONS / 2 * error[:, None])
+    if not bool((error <= READ).any()):
         return None
-    outs = seen.trace(inputs).logits.detach()
+    sure = (error <= EXACT) & inside & (guess.explained and not seen.attacked.observed.size_inferred)
+    outs, c = seen.trace(inputs).logits.detach(), len(guess.slopes)
     return Reconstruction(
         inputs=inputs,
-        labels=outs - seen.batch_size * outs.shape[1] * slopes.to(outs) / 2 if knowledge.client.loss == "mse" else None,
+        labels=outs - seen.batch_size * c * guess.slopes.T.to(outs) / 2 if knowledge.client.loss == "mse" else None,
         objective=error.float(),
         certified=sure,
         cost={"evaluations": len(inputs)},
         notes=(
-            f"{_said(measured, seen.layer.weight)}: in the spans of both layers lie {len(inputs)} of {len(inputs)} "
-            f"examples, which explain the update to {left:.2g} times the mean square of its errors and are known to "
-            f"within {float(error.max()):.1g} of the value range (root mean square)",
+            f"{_said(measured, seen.layer.weight)}: {len(inputs)} examples explain first and last layer to "
+            f"{guess.misfit:.3g} times the mean square of their errors; {int(sure.sum())} certified; known to within "
+            f"{float(error.amin()):.1g} to {float(error.amax()):.1g} of the value range (root mean square)",
         ),
     )
 
 
-def _rows(seen: FirstLayer, measured: Measured, names: tuple[str, str] | None = None) -> MeasuredRows:
-    """A layer's rows with its bias as their last column; the first layer's if no names are given."""
-    names = names or (seen.layer.weight, seen.layer.bias or "")
-
-    def beside(tensors: dict[str, Tensor]) -> Tensor:
-        return torch.cat([tensors[names[0]], tensors[names[1]][:, None]], 1)
-
-    value, error, step = beside(measured.value), beside(measured.error), measured.step
-    if step is None or not step.bent:
-        return MeasuredRows.of(value, error)
-    u, spread = (beside({name: measured.moved[name][place] for name in names}) for place in range(2))
-    return MeasuredRows(value, error, lambda rows, e: straight(step, u[rows], spread[rows], e), bent=True)
+def _rows(seen: FirstLayer, measured: Measured) -> MeasuredRows:
+    """The first layer's rows with its bias as their last column."""
+    return MeasuredRows.of_layer(measured, seen.layer.weight, seen.layer.bias or "")
 
 
 def _notes(seen: FirstLayer, measured: Measured, examples: list[ReadExample]) -> tuple[str, ...]:

@@ -54,11 +54,15 @@ class LinearLeak(Attack):
     **Rounded weights.** Weights that were saved as bfloat16, float16 or 8-bit integers, and gradients made under
     autocast, are known to half a unit in the last place. Then rows that agree within their rounding are put together,
     and what they agree on is certified where its stated error is at most a hundredth of the value range; `objective`
-    holds that error. This is not of the papers (see `seepage.attacks.reading.rounded.rows`).
+    holds that error. This is not of the papers (see `seepage.attacks.reading.rows`).
 
     **Zero weights.** Softmax regression that starts at zero has the same probabilities for every example, so that the
     sums of each class's examples are read off its rows, and of a class of one example that example; certified where
     some class is not there, else up to a row that is added to all (see `seepage.attacks.linear.class_sums`).
+
+    **Regression on many outputs.** Where the last layer reads the first one's neurons, both together tell all examples
+    of a batch, and each entry counts by its own error: certified is what leaves no more of the update than these make
+    (see `seepage.attacks.linear.two_layers`). This is not of the papers.
 
     **An inferred batch size.** Where it was read off the update itself, more examples may be behind it, and several of
     one label look like one where their slopes are in proportion. So nothing is certified then of a rounded update, or

@@ -10,109 +10,162 @@ the second one:
 
     x in span (x_1, 1) ... (x_n, 1),    (I - P) (a(x), 1) = 0        n - 1 unknowns, as many equations as neurons
 
-It is solved by damped Gauss-Newton steps from many points. What is found must explain both layers: S by least squares
-of the last layer, what the network makes of it on its way back, and the first layer by that.
+It is solved by damped Gauss-Newton steps from many points. What is found must explain both layers
+(`seepage.attacks.linear.two_layers`).
 """
 
+from collections.abc import Iterator
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.network.first_layer import FirstLayer
-from seepage.attacks.reading.rows import AGREEING, MeasuredRows
+from seepage.attacks.linear.two_layers import FLOORS, TwoLayers, with_one
+from seepage.attacks.reading.rows import AGREEING, shares, weighted_low_rank
 from seepage.base.nn import generator
 from seepage.base.rounding import DEVIATIONS
 
 STARTS, STEPS = 1000, 60
 """Points that steps begin at, and steps from each."""
+SPARE, SAME, APART = 12, 0.02, (0.1, 0.01)
+"""Points beyond n that are looked at; difference of two points' normalized activations up to which they are one; and
+least shares of a point's activations outside of the span of those before, for it to be one more, in turn."""
+DEAD = 1e-2
+"""Share of the largest, or of a root mean square, up to which an activation is zero but for the errors of its span."""
 MULTIPLICATIONS = 3e10
 """Of all passes together, above which there are fewer starts."""
-SWEEPS = 60
-"""Of alternating least squares for a low rank, each in both directions."""
 
 
-def weighted_basis(rows: MeasuredRows, rank: int) -> tuple[Tensor, float]:
-    """`[rank, d]` an orthonormal basis of the rows, by weighted alternating least squares, and its misfit.
+def in_both_spans(layers: TwoLayers) -> Iterator[tuple[Tensor, Tensor]]:
+    """Points of the first layer's span whose activations lie in that of the last one.
 
-    Args:
-        rows: With the errors of their entries.
-        rank: Of what they would be without errors.
-
-    Returns:
-        The basis, and the mean square of what is left, in units of the errors.
+    Yields:
+        `[n, d]` what the first layer reads, and `[n]` standard errors, root mean square over its values, but for those
+        of the span itself: likely ones first, none where rows are of another rank than n, or n points were not found.
     """
-    value = rows.value
-    trust = torch.where(rows.error.isfinite(), 1 / rows.error.square(), 0.0)
-    trust = trust / trust.max()
-    basis = torch.linalg.svd(value, full_matrices=False)[2][:rank]
-    shares = value @ basis.T
-    for _ in range(SWEEPS):
-        shares = torch.linalg.qr(_half(value, trust, basis))[0]
-        basis = torch.linalg.qr(_half(value.T, trust.T, shares.T))[0].T
-    shares = _half(value, trust, basis)
-    left = (value - shares @ basis) / rows.error
-    free = int(rows.error.isfinite().sum()) - rank * (value.shape[0] + value.shape[1] - rank)
-    return basis, float(left.square().sum()) / max(free, 1)
-
-
-def _half(value: Tensor, trust: Tensor, basis: Tensor) -> Tensor:
-    """`[m, r]` the shares of a basis `[r, d]` in each row `[m, d]`, by least squares with weights."""
-    equations = torch.einsum("md,rd,sd->mrs", trust, basis, basis)
-    size = equations.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)
-    ridge = 1e-12 * size[:, None, None] * torch.eye(len(basis), dtype=value.dtype, device=value.device)
-    found: Tensor = torch.linalg.solve(equations + ridge, ((trust * value) @ basis.T)[..., None])[..., 0]
-    return found
-
-
-def in_both_spans(seen: FirstLayer, first: MeasuredRows, last: MeasuredRows) -> tuple[Tensor, Tensor] | None:
-    """Points of the first span whose activations lie in the second one.
-
-    Args:
-        seen: What is read; its last layer reads the first one's neurons.
-        first: The first layer's rows with its bias.
-        last: The same of the last layer.
-
-    Returns:
-        `[n, *shape]` inputs and `[n]` standard errors, root mean square over their values in units of what the layer
-        reads; None where rows are of another rank than n, or n points were not found.
-    """
+    seen, first, last = layers.seen, layers.first, layers.last
     n = seen.batch_size
     if n >= min(first.value.shape) - 1 or n >= min(last.value.shape) - 1:
-        return None
-    (basis, off), (active, off_last) = weighted_basis(first, n), weighted_basis(last, n)
-    if max(off, off_last) > AGREEING:
-        return None
-    count = int(min(STARTS, max(50, MULTIPLICATIONS / (STEPS * seen.weight.numel()))))
-    low, high = seen.attacked.knowledge.value_range
-    draw = torch.rand(
-        (count, seen.weight.shape[1]), generator=generator(0, "spans"), dtype=torch.float64, device=basis.device
-    )
-    start = (low + (high - low) * draw) * seen.layer.scale.double() + seen.layer.shift.double()
-    places = torch.cat([start, torch.ones_like(start[:, :1])], 1) @ basis.T
-    places = places / (places @ basis[:, -1:])
+        return
+    fits = weighted_low_rank(first, n), weighted_low_rank(last, n)
+    basis, active = (fit.basis for fit in fits)
+    if any(fit.misfit > AGREEING or fit.clear < DEVIATIONS for fit in fits):
+        return
+    if n == 1:
+        yield (basis / basis[:, -1:])[:, :-1], basis.new_zeros(1)
+        return
     # c = c_0 + N t keeps the bias's entry at 1.
     moves = torch.linalg.svd(basis[:, -1][None])[2][1:]  # [n - 1, n]
-    squares, places, spread = _descended(seen, places, moves, basis, active)
-    inputs = (places @ basis)[:, :-1]
-    kept = list[int]()
-    for place in squares.argsort().tolist():
-        apart = [float((inputs[place] - inputs[other]).square().mean().sqrt()) for other in kept]
-        if all(gap > DEVIATIONS * float(spread[place] + spread[o]) for gap, o in zip(apart, kept, strict=True)):
-            kept.append(place)
-        if len(kept) == n:
-            return seen.to_inputs(inputs[kept]), spread[kept]
-    return None
+    count = int(min(STARTS, max(50, MULTIPLICATIONS / (STEPS * seen.weight.numel()))))
+    places = _corners(layers, basis, moves, active, count)
+    if places is None:
+        low, high = seen.attacked.knowledge.value_range
+        draw = torch.rand(
+            (count, seen.weight.shape[1]), generator=generator(0, "spans"), dtype=torch.float64, device=basis.device
+        )
+        start = (low + (high - low) * draw) * seen.layer.scale.double() + seen.layer.shift.double()
+        places = torch.cat([start, torch.ones_like(start[:, :1])], 1) @ basis.T
+        places = places / (places @ basis[:, -1:])
+    squares, places, spread = _descended(layers, places, moves, basis, active)
+    inputs, order = (places @ basis)[:, :-1], squares.argsort().tolist()
+    shown = F.normalize(with_one(layers.activations(inputs)[1]) @ active.T, dim=1)  # [k, n]
+    pool = list[int]()
+    for place in order:
+        if len(pool) < n + SPARE and all(float((shown[place] - shown[one]).norm()) > SAME for one in pool):
+            pool.append(place)
+    for kept in _together(layers, inputs[pool], shown[pool]):
+        yield inputs[pool][kept], spread[pool][kept]
+
+
+def _together(layers: TwoLayers, inputs: Tensor, shown: Tensor) -> Iterator[list[int]]:
+    """Sets of n of the points `[k, d]`, likely ones first, that leave little of both layers.
+
+    The first n that are apart, then with one after another swapped for one that leaves less: what lies between
+    examples, or is one with a neuron on the wrong side, may leave no more of the second span than an example does, but
+    more of what was sent.
+    """
+    n, sets = layers.seen.batch_size, list[list[int]]()
+    for apart in APART:
+        kept, span = list[int](), shown[:0]
+        for place in range(len(shown)):
+            if len(kept) < n and float((shown[place] - span.T @ (span @ shown[place])).norm()) > apart:
+                kept.append(place)
+                span = torch.linalg.qr(shown[kept].T)[0].T
+        if len(kept) == n and kept not in sets:
+            sets.append(kept)
+            yield kept
+    if not sets:
+        return
+
+    def squares(places: list[int]) -> float:
+        return layers.guess(inputs[places], None, FLOORS[0]).squares
+
+    kept = sets[-1]
+    least, better = squares(kept), True
+    while better:
+        better = False
+        for one in range(n):
+            for place in set(range(len(inputs))) - set(kept):
+                tried = [*kept[:one], place, *kept[one + 1 :]]
+                if (now := squares(tried)) < least:
+                    kept, least, better = tried, now, True
+    if kept not in sets:
+        yield kept
+
+
+def _corners(layers: TwoLayers, basis: Tensor, moves: Tensor, active: Tensor, count: int) -> Tensor | None:
+    """`[k, n]` places to begin at, where activations are cut off at zero: corners of what the last layer's span allows.
+
+    Of the points of that span with activations of zero or more, examples lie at its corners and edges, since each
+    leaves neurons at zero that others reach. From its middle walks go along directions drawn by chance, until a neuron
+    is at zero, and on with that one held. Neurons that are reached then tell the place in the first span,
+    `W x + b = a`.
+    """
+    from scipy.optimize import linprog
+
+    n = len(active)
+    reads, reached, turns, _ = layers.activations((basis / basis[:, -1:])[:, :-1])
+    if not torch.equal(reads * (turns != 0), reached):
+        return None
+    sides, one = active[:, :-1].T.cpu(), active[:, -1].cpu()  # [m, n], [n]
+    sides = sides[sides.norm(dim=1) > DEAD * sides.norm(dim=1).max()]
+    room = torch.cat([-sides, sides.norm(dim=1, keepdim=True)], 1)
+    middle = linprog(
+        [*[0.0] * n, -1.0], room.numpy(), torch.zeros(len(sides)).numpy(), [[*one.tolist(), 0.0]], [1.0],
+        bounds=[*[(None, None)] * n, (None, 1.0)],
+    )  # fmt: skip
+    if middle.x is None:
+        return None
+    draw = generator(0, "corners")
+    at = torch.as_tensor(middle.x[:n], dtype=one.dtype).expand(count, n)
+    free = torch.eye(n, dtype=one.dtype) - one[:, None] * one / one.square().sum()
+    free = free.expand(count, n, n)
+    lengths = torch.randint(max(1, n - 3), n, (count,), generator=draw)
+    for length in range(n - 1):
+        way = (free @ torch.randn(count, n, 1, generator=draw, dtype=one.dtype))[..., 0]
+        room, speed = (at @ sides.T).clamp(min=0), -way @ sides.T
+        far, hit = torch.where(speed > 1e-9 * way.norm(dim=1, keepdim=True), room / speed, torch.inf).min(1)
+        goes = (length < lengths) & far.isfinite()
+        at = torch.where(goes[:, None], at + far.nan_to_num(posinf=0.0)[:, None] * way, at)
+        held = F.normalize((free @ sides[hit][..., None])[..., 0], dim=1)
+        free = torch.where(goes[:, None, None], free - held[:, :, None] * held[:, None], free)
+    shown = at.to(active) @ active[:, :-1]  # [k, m]
+    on = (shown > DEAD * shown.square().mean(1, keepdim=True).sqrt()).to(active)
+    start = basis[:, -1] / basis[:, -1].square().sum()
+    ways = layers.weight @ (moves @ basis)[:, :-1].T  # [m, n - 1]
+    right = shown - layers.seen.attacked.exact[0][layers.seen.layer.bias or ""] - layers.weight @ (start @ basis)[:-1]
+    return start + shares(right, on, ways.T) @ moves
 
 
 def _descended(
-    seen: FirstLayer, places: Tensor, moves: Tensor, basis: Tensor, active: Tensor
+    layers: TwoLayers, places: Tensor, moves: Tensor, basis: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Where damped Gauss-Newton steps end: squares `[k]`, places `[k, n]`, and standard errors `[k]` of the points."""
     beside = torch.eye(active.shape[1], dtype=active.dtype, device=active.device) - active.T @ active  # I - P
-    weight = seen.attacked.observed.params[seen.layer.weight].double()
-    turned = weight @ (moves @ basis)[:, :-1].T  # [m, n - 1]
+    turned = layers.weight @ (moves @ basis)[:, :-1].T  # [m, n - 1]
 
     def at(where: Tensor) -> tuple[Tensor, Tensor]:
-        activations, slopes = _activations(seen, (where @ basis)[:, :-1])
+        _, activations, slopes, _ = layers.activations((where @ basis)[:, :-1])
         return torch.cat([activations, torch.ones_like(activations[:, :1])], 1) @ beside, slopes
 
     left, slopes = at(places)
@@ -138,43 +191,3 @@ def _descended(
     through = (vectors.transpose(1, 2) @ (moves @ basis)[:, :-1]).square().mean(2)  # [k, n - 1]
     spread = (each[:, None] * through / values.clamp(min=1e-300)).sum(1).sqrt()
     return squares, places, spread
-
-
-def _activations(seen: FirstLayer, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`[k, m]` what the last layer reads of rows `[k, d]`, and its slopes in the first layer's outputs."""
-    names = [name.rpartition(".")[0] for name in (seen.layer.weight, seen.last[0] or "")]
-    with torch.enable_grad():
-        _, calls = seen.attacked.forward(seen.to_inputs(rows).detach().requires_grad_(), names)
-        outputs, reads = calls[names[0]][0].output, calls[names[1]][-1].input
-        (slopes,) = torch.autograd.grad(reads.sum(), outputs)
-    return reads.detach().double(), slopes.double()
-
-
-def explained(
-    seen: FirstLayer, inputs: Tensor, first: MeasuredRows, last: MeasuredRows, spread: Tensor
-) -> tuple[Tensor, float]:
-    """What examples leave of the first layer once the last one has told their slopes.
-
-    Args:
-        seen: What is read.
-        inputs: `[n, *shape]` all examples of the batch.
-        first: The first layer's rows with its bias.
-        last: The same of the last layer.
-        spread: `[n]` standard errors of the examples, in units of what the layer reads.
-
-    Returns:
-        The slopes S / n `[n, c]` at the outputs, and the mean square of what is left, in units of its errors.
-    """
-    read = inputs.flatten(1).double() * seen.layer.scale.double() + seen.layer.shift.double()
-    activations, turns = _activations(seen, read)
-    reads = torch.cat([activations, torch.ones_like(activations[:, :1])], 1)  # [n, m + 1]
-    trust = torch.where(last.error.isfinite(), 1 / last.error.square(), 0.0)
-    slopes = _half(last.value, trust / trust.max(), reads)  # [c, n]
-    inverse = torch.linalg.pinv(torch.einsum("cm,nm,om->cno", trust, reads, reads), hermitian=True)
-    unsure = inverse.diagonal(dim1=1, dim2=2)  # [c, n]
-    weight = seen.attacked.observed.params[seen.last[0] or ""].double()  # [c, m]
-    back, back_unsure = (slopes.T @ weight) * turns, (unsure.T @ weight.square()) * turns.square()  # [n, m]
-    rows = torch.cat([read, torch.ones_like(read[:, :1])], 1)  # [n, d + 1]
-    allowed = first.error.square() + back_unsure.T @ rows.square() + (back.square().T @ spread.square())[:, None]
-    left = ((first.value - back.T @ rows).square() / allowed)[first.error.isfinite()]
-    return slopes.T, float(left.mean())

@@ -12,13 +12,14 @@ afterwards, by what the network itself makes of the example (`seepage.attacks.li
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from seepage.base.algebra.rows import LEAST_ALIKE, groups
+from seepage.federation.measured import Measured, straight
 
 MIN_SIGNAL = 3.5
 """Least root mean square of a row's entries in units of their errors, for a row to count."""
@@ -34,6 +35,9 @@ FIT_STEPS = 30
 """Times that shares and example are solved for in turn; without unknown entries the first few change them."""
 FIXED = 5
 """The first of them, at which errors are those of the measured values; then they are those at the fit."""
+SWEEPS, FIRST_FLOOR, LAST_FLOOR = 60, 0.3, 1e-4
+"""Of alternating least squares for a low rank, each in both directions; and the floor of errors on the way, as shares
+of the root mean square."""
 At = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Values and errors of some rows, straight at what is expected of them."""
 
@@ -58,6 +62,93 @@ class MeasuredRows:
     def of(cls, value: Tensor, error: Tensor) -> "MeasuredRows":
         """Rows whose errors do not depend on their values."""
         return cls(value, error, lambda rows, _: (value[rows], error[rows]))
+
+    @classmethod
+    def of_layer(cls, measured: Measured, weight: str, bias: str) -> "MeasuredRows":
+        """Those of a fully connected layer."""
+
+        def beside(tensors: Mapping[str, Tensor]) -> Tensor:
+            return torch.cat([tensors[weight], tensors[bias][:, None]], 1)
+
+        value, error, step = beside(measured.value), beside(measured.error), measured.step
+        if step is None or not step.bent:
+            return cls.of(value, error)
+        u, spread = (beside({name: measured.moved[name][place] for name in (weight, bias)}) for place in range(2))
+        return cls(value, error, lambda rows, e: straight(step, u[rows], spread[rows], e), bent=True)
+
+    def known(self) -> Tensor:
+        """`[m, d + 1]` errors; where nothing is known but a least size, that size, which is a beginning."""
+        return self.error.where(self.error.isfinite(), self.value.abs()) if self.bent else self.error
+
+    def chord(self, expected: Tensor) -> Tensor:
+        """`[m, d + 1]` errors with which measured values are as far from expected ones as the moves that are behind.
+
+        Of a bent step `|x - e| sigma_u / |u - psi(e)|`, by the chord of psi in place of a tangent.
+        """
+        value, error = self.at(torch.arange(len(expected), device=expected.device), expected)
+        far = (value - expected) / error
+        chord = ((self.value - expected) / far).abs().where(far != 0, error)
+        return chord.clamp(torch.minimum(error, self.error), torch.maximum(error, self.error))
+
+
+def shares(value: Tensor, trust: Tensor, basis: Tensor) -> Tensor:
+    """`[m, r]` the shares of a basis `[r, d]` in each row `[m, d]`, by least squares with weights `[m, d]`."""
+    equations = torch.einsum("md,rd,sd->mrs", trust, basis, basis)
+    size = equations.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)
+    ridge = 1e-12 * size[:, None, None] * torch.eye(len(basis), dtype=value.dtype, device=value.device)
+    found: Tensor = torch.linalg.solve(equations + ridge, ((trust * value) @ basis.T)[..., None])[..., 0]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankFit:
+    """The matrix of a stated rank that is nearest to rows with errors.
+
+    Attributes:
+        basis: `[rank, d]` orthonormal.
+        parts: `[m, rank]` shares of it in each row.
+        noise: Standard error of a singular value that holds errors alone.
+        misfit: Mean square of what is left, in units of the errors over the last floor.
+        clear: Root mean square, over the rows, of the shares of the direction that is seen least, in units of their
+            errors: about 1 where the stated rank is too high.
+    """
+
+    basis: Tensor
+    parts: Tensor
+    noise: float
+    misfit: float
+    clear: float
+
+
+def weighted_low_rank(rows: MeasuredRows, rank: int) -> LowRankFit:
+    """A low rank by alternating least squares, each entry weighed by its own error (Gabriel and Zamir 1979).
+
+    Errors of a bent step span many orders of magnitude, and the few entries that are known best would hold a rough
+    basis fast: errors are floored, and the floor falls from sweep to sweep.
+
+    Args:
+        rows: With the errors of their entries.
+        rank: Of what they would be without errors.
+    """
+    value, error = rows.value, rows.known()
+    size = value.square().mean().sqrt().clamp(min=1e-300)
+    basis = torch.linalg.svd(value, full_matrices=False)[2][:rank]
+    parts, trust, off = value[:, :rank], value, value
+    for sweep in range(SWEEPS):
+        floor = max(FIRST_FLOOR * (LAST_FLOOR / FIRST_FLOOR) ** (sweep / (0.7 * SWEEPS)), LAST_FLOOR) * size
+        trust = 1 / (error.square() + floor.square())
+        most = trust.max()
+        left = torch.linalg.qr(shares(value, trust / most, basis))[0]
+        basis = torch.linalg.qr(shares(value.T, trust.T / most, left.T))[0].T
+        parts = shares(value, trust / most, basis)
+        error = rows.chord(parts @ basis)
+        off = (value - parts @ basis).square() / (error.square() + floor.square())
+    known = rows.error.isfinite()
+    free = int(known.sum()) - rank * (value.shape[0] + value.shape[1] - rank)
+    told = torch.einsum("md,rd->mr", trust, basis.square()).clamp(min=1e-300)
+    clear = torch.linalg.eigvalsh(parts.T @ (told.mean(1, keepdim=True) * parts))[0].clamp(min=0) / len(parts)
+    noise, misfit = float((1 / told).sum(0).mean().sqrt()), float(off[known].sum()) / max(free, 1)
+    return LowRankFit(basis, parts, noise, misfit, float(clear.sqrt()))
 
 
 @dataclass(frozen=True)
@@ -146,9 +237,7 @@ def fitted(rows: Tensor, seen: MeasuredRows) -> RowGroup | None:
         rows: `[r]` neurons.
         seen: The layer's rows.
     """
-    value, error = seen.value[rows], seen.error[rows]  # [r, d + 1]
-    if seen.bent:  # of what is at the ceiling the least size is known, which is a beginning
-        error = error.where(error.isfinite(), value.abs())
+    value, error = seen.value[rows], seen.known()[rows]  # [r, d + 1]
     trust = 1 / error.square()
     slopes = value[:, -1].where(error[:, -1].isfinite(), 0.0)
     example = value.new_zeros(value.shape[1])
