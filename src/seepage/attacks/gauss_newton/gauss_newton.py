@@ -30,7 +30,8 @@ CLOSE = 5e-2
 """Relative difference of the updates below which a search that came to rest is near the images, and goes on."""
 
 HEAD_NEEDS = Needs(
-    text="convolutions with a fully connected layer behind them; fewer examples than classes, or residual blocks",
+    text="convolutions with a fully connected layer behind them; fewer examples than classes, residual blocks, or rows "
+    "of one example alone",
     images="inversion through convolutions",
     differentiable=True,
     linear_in_gradient="its features cannot be read off the head",
