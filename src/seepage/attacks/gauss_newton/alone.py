@@ -67,8 +67,8 @@ class ReadAlone:
     shares: tuple[float, ...]
 
     @classmethod
-    def of(cls, attacked: AttackedRound, network: VictimNetwork) -> Self | None:
-        """The layer behind convolutions that shows most; None where no rows agree."""
+    def of(cls, attacked: AttackedRound, network: VictimNetwork, *, behind_dropout: bool = False) -> Self | None:
+        """The layer behind convolutions that shows most, of those behind dropout if asked; None where no rows agree."""
         shape = attacked.knowledge.input_shape
         network = replace(network, channels_last=shape[2] < min(shape[:2]))
         middle = torch.rand((1, *_channels_first(network, shape)), generator=generator(0, "probe image"))
@@ -76,12 +76,14 @@ class ReadAlone:
             run = network.run(middle)
         found, names = [], network.names(run)
         for place, (name, layer) in enumerate(zip(names, run.layers, strict=True)):
-            structure = Structure.of(network, name, middle, 0) if name and not layer.geometry else None
-            read = None if structure is None or names.count(name) > 1 else _vectors(attacked, name)
+            kept = math.prod(1 - p for before, p in run.dropouts if before == place)
+            if not name or layer.geometry or names.count(name) > 1 or (behind_dropout and kept in (0, 1)):
+                continue
+            structure = Structure.of(network, name, middle, 0)
+            read = None if structure is None else _vectors(attacked, name)
             if structure is not None and read is not None:
-                vectors = read[0].to(attacked.like()).view(-1, *structure.shape)
-                kept = math.prod(1 - p for before, p in run.dropouts if before == place)
-                shares = (kept, 1.0) if 0 < kept < 1 else (1.0,)
+                vectors, shares = read[0].to(attacked.like()), (kept, 1.0) if 0 < kept < 1 else (1.0,)
+                vectors = vectors.view(-1, *structure.shape)
                 found.append(cls(attacked, network, name, structure, vectors, *read[1:], shares))
         return max(found, key=lambda one: int((one.vectors != 0).sum()), default=None)
 
@@ -122,7 +124,7 @@ class ReadAlone:
     def dropped(self) -> bool:
         """Whether an example's equations nearly hold of an image with dropout, and of none without."""
         search = AloneSearch(self, 0, PLAIN)
-        while len(self.shares) > 1 and not search.near and min(map(len, search.trail)) < len(self.shares):
+        while not search.near and min(map(len, search.trail)) < len(self.shares):
             search.advance(0)
         return any(self.shares[search.choice[i]] < 1 for i in search.near)
 

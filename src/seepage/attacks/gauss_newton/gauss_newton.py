@@ -117,7 +117,7 @@ class GaussNewton(Attack):
             if alone is None:
                 raise
             return alone
-        alone = ReadAlone.of(attacked, seen.network)
+        alone = ReadAlone.of(attacked, seen.network, behind_dropout=True)
         return alone if alone is not None and alone.dropped() else seen
 
     def _by_head(self, attacked: AttackedRound) -> Seen:
