@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.gauss_newton.levels import FIRST_NEARNESS, LEVELS, NEARNESS_GROWTH, sure_values, to_levels
@@ -16,7 +17,7 @@ from seepage.attacks.network import EXACT, LARGEST_MATRIX, AttackedRound
 from seepage.attacks.network.linearize import VictimNetwork
 from seepage.attacks.reading.decoding import AT_ONCE, Decoder, NaturalSpectrum
 from seepage.attacks.reading.equations import Equations, Known, Structure
-from seepage.attacks.reading.rows import MeasuredRows, agreeing_groups
+from seepage.attacks.reading.rows import MAX_ENTRIES, MAX_ROWS, MeasuredRows, agreeing_groups
 from seepage.base.checkpoint import Resumable
 from seepage.base.nn import generator, last_linear
 from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SAME, FLOAT32_SUM
@@ -154,6 +155,10 @@ def _vectors(attacked: AttackedRound, weight: str) -> tuple[Tensor, Tensor, tupl
         return None
     measured = observed.measured(knowledge.client, [weight, bias])
     value, error = (torch.cat([part[weight], part[bias][:, None]], 1) for part in (measured.value, measured.error))
+    # Of many rows those are compared that are nearest to multiples of another one: the largest ones are mixtures.
+    some = F.normalize(value[:, :: -(-value.shape[1] // MAX_ENTRIES)], dim=1)
+    alike = (some @ some.T).abs().fill_diagonal_(0).amax(1).topk(min(len(some), MAX_ROWS)).indices
+    value, error = value[alike], error[alike]
     groups = agreeing_groups(MeasuredRows.of(value, error))
     if not groups and (size is None or len(knowledge.client.batches(size)) > 1):
         # The weights moved between the steps: what one example gave its rows is no longer in one proportion.
