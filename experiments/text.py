@@ -1,6 +1,7 @@
-"""The set of tokens in one update, of clients that train as Flower's Hugging Face quickstart does.
+"""The set of tokens in one update, of clients that train as Flower's Hugging Face quickstart does, and their places.
 
 python experiments/text.py sets
+python experiments/text.py places
 
 A BERT of 2 blocks of width 128 (random weights, 30,522 tokens, dropout on), 32 texts of up to 60 tokens, each local
 step on all of them: paragraphs of Python's language reference from the part that no tokenizer saw. Nothing was tuned on
@@ -21,9 +22,12 @@ from torch import nn
 import seepage.federation.data
 from seepage import Architecture, Batch, build, observe
 from seepage.attacks.text import TokenSet
+from seepage.attacks.text.positions import places_of
 from seepage.base.nn import generator
 from seepage.errors import Inapplicable
+from seepage.federation.clients import gradient_behind
 from seepage.federation.data import TextDataset
+from seepage.federation.measured import Step
 from seepage.federation.types import Update
 from seepage.measure.metrics.text import frequent_share, score_token_set, tokens_of
 
@@ -131,9 +135,56 @@ def row_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {**whole, **sums, **means, "runs": len(rows), "reasons": reasons, "data": "python_reference"}
 
 
-def main(what: Literal["sets"], *, only: Annotated[tuple[str, ...], "names of settings"] = ()) -> None:
+PLACES = "transformers/places"
+PLACED = tuple(
+    (f"{name}, {texts} text{'s' * (texts > 1)}", made, texts)
+    for name, made in (("SGD", sgd), ("SGD, momentum, decay", decayed), ("AdamW", adamw))
+    for texts in (1, 2, 4)
+)
+
+
+def measure_places(made: Callable[..., torch.optim.Optimizer], texts: int, seed: int) -> dict[str, Any]:
+    """One step of a client on so many texts, dropout on: at how many places each token is known."""
+    data = seepage.federation.data.load("python_reference", tokens=60, label_column="topic")
+    assert isinstance(data, TextDataset)
+    model = build(TINY_BERT, data.input_shape, CLASSES, seed=seed)
+    order = torch.randperm(len(data.private), generator=generator(seed, "texts"))
+    drawn = data.batch(data.private[order[:texts]])
+    batch, before = Batch(drawn.inputs, drawn.labels % CLASSES), {n: p.detach() for n, p in model.named_parameters()}
+    after = train_client(model, batch, Trained("", made, 1), seed)
+    moved, name = Update.from_states(before, after), str(made.__name__)
+    if name == "adamw":
+        update, _ = gradient_behind(before, moved, Step.adam(RATE), dict.fromkeys(before, RATE * 0.01))
+        seen = observe(model, update, data.input_shape, batch_size=texts)
+    else:
+        shares = dict.fromkeys(before, 0.01 * 5e-4 if name == "decayed" else 0.0)
+        seen = observe(model, moved.without_decay(before, shares), data.input_shape, lr=0.01, batch_size=texts)
+    cpu = time.process_time()
+    found = places_of(seen.knowledge, seen[0])
+    assert found is not None
+    rows, padding = batch.inputs, found.padding
+    there = [{int(token) for token in rows[:, place] if token not in (padding, -1)} for place in range(rows.shape[1])]
+    named = [set(one) for one in found.tokens]
+    return {
+        "places": sum(map(bool, there)), "whole": sum(a == b for a, b in zip(named, there, strict=True) if b),
+        "false": sum(not a <= b for a, b in zip(named, there, strict=True)),
+        "texts_exact": int(found.text is not None and torch.equal(found.text, rows.clamp(min=padding or 0))),
+        "cpu_s": time.process_time() - cpu,
+    }  # fmt: skip
+
+
+def main(what: Literal["sets", "places"], *, only: Annotated[tuple[str, ...], "names of settings"] = ()) -> None:
+    for name, made, texts in PLACED if what == "places" else ():
+        if (name, "") not in kept(PLACES) and (not only or name in only):
+            rows = [measure_places(made, texts, seed) for seed in range(10)]
+            sums = {key: sum(row[key] for row in rows) for key in ("places", "whole", "false", "texts_exact")}
+            shares = [row["whole"] / row["places"] for row in rows]
+            share = {"place_share": sums["whole"] / sums["places"], "interval": (min(shares), max(shares))}
+            spent = {"cpu_s": round(sum(row["cpu_s"] for row in rows) / 10, 2)}
+            keep(PLACES, name, "place_share", {**share, **sums, **spent, "runs": 10, "data": "python_reference"})
+            print(name, sums, flush=True)
     for setting in CLIENTS:
-        if (setting.name, "") not in kept(SETS) and (not only or setting.name in only):
+        if what == "sets" and (setting.name, "") not in kept(SETS) and (not only or setting.name in only):
             rows = [measure_set(setting, seed) for seed in range(setting.batches)]
             keep(SETS, setting.name, "token_recall", row_of(rows))
 

@@ -112,6 +112,23 @@ def test_padding_stands_where_no_row_of_words_moved() -> None:
     assert torch.equal(found.text, ids)
 
 
+def test_places_that_are_masked_are_in_no_sum() -> None:
+    class Masked(Reader):
+        def forward(self, ids: Tensor) -> Tensor:
+            both = self.norm(self.word(ids) + self.place(torch.arange(ids.shape[1])))
+            pooled = (both.tanh() * (ids > 0)[..., None]).sum(1, keepdim=True)
+            logits: Tensor = self.head(self.body(pooled)[0][:, 0])
+            return logits
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        ids = texts(1, seed, repeated=seed == 0)
+        ids[:, 9:] = 0
+        found = placed(Masked(), ids)
+        assert found is not None
+        assert [set(one) for one in found.tokens] == [{int(token)} for token in ids[0, :9]] + [set()] * 7
+
+
 def test_of_two_texts_most_places_hold_both_tokens_and_none_a_wrong_one() -> None:
     whole = 0
     for seed in range(4):

@@ -330,6 +330,30 @@ def judge(truth: Truth, check: Check) -> Verdict:
                 found.hold("least", all(true[c] >= n for c, n in enumerate(leak["least"])), leak["least"])
             if leak["most"] is not None:
                 found.hold("most", all(true[c] <= n for c, n in enumerate(leak["most"])), leak["most"])
+            if leak["places"] is not None:
+                times = sum(true.tolist()) / leak["places"]
+                same = all(count * times == float(real) for count, real in zip(leak["counts"], true, strict=True))
+                found.hold("counts", same and (times == 1 or leak["multiple"]), leak["counts"])
+            if leak["shares"] is not None:
+                found.hold(
+                    "shares",
+                    all(
+                        s <= t / len(truth.labels.flatten()) + 1e-6
+                        for s, t in zip(leak["shares"], true.tolist(), strict=True)
+                    ),
+                    leak["shares"],
+                )
+    for closed in exposure.of("codes"):
+        there = set(truth.inputs.long().flatten().tolist() if d.body != "mixed" else truth.inputs[:, 0].long().tolist())
+        found.hold("codes", set(closed.evidence["rows"]) <= there, closed.evidence["rows"])
+    for closed in exposure.of("places"):
+        there = [set(truth.inputs[:, place].tolist()) for place in range(d.shape[0])]
+        right = all(set(one) <= held for one, held in zip(closed.evidence["tokens"], there, strict=True))
+        found.hold("places", right, closed.message)
+    for closed in exposure.of("bags"):
+        rows = [set(row.tolist()) for row in truth.inputs]
+        right = all(any({token for token, _ in text} <= row for row in rows) for text in closed.evidence["texts"])
+        found.hold("bags", right, closed.message)
     for look in exposure.defenses:
         real = {
             "clipped": truth.clipped, "adaptive": d.optimizer not in PLAIN or d.clip == "value", "rounded": d.half,
@@ -399,6 +423,10 @@ def _optimizer(truth: Truth, value: str, origin: str) -> bool | None:
     return plain if value.startswith("SGD") else None
 
 
+def _inputs(truth: Truth, value: str, origin: str) -> bool:
+    return int(value.split()[0].replace(",", "")) <= int((truth.inputs.flatten(1) == 0).all(0).sum())
+
+
 def _tokens(truth: Truth, value: str, origin: str) -> bool | None:
     d, number = truth.drawn, value.split()[0].replace(",", "")
     if not number.isdigit():
@@ -434,7 +462,7 @@ def _labels(truth: Truth, value: str, origin: str) -> bool | None:
 _FACTS: dict[str, Callable[[Truth, str, str], bool | None]] = {
     "classes": _classes, "dropout": _dropout, "batch norm": _batch_norm, "batch size": _batch_size,
     "optimizer": _optimizer, "tokens": _tokens, "weight decay": _decay, "local steps": _steps,
-    "half precision": _half, "labels": _labels,
+    "half precision": _half, "labels": _labels, "inputs": _inputs,
     "input shape": lambda truth, value, origin: value == ",".join(map(str, truth.drawn.shape)),
     "noise": lambda truth, value, origin: None if origin == "unknown" else value.startswith("none"),
 }  # fmt: skip

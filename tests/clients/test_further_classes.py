@@ -105,7 +105,7 @@ def test_every_table_tells_its_codes_however_short_the_others_are(tmp_path: Path
     torch.manual_seed(1)
     batch = torch.stack([torch.full((10,), 4), torch.randperm(90)[:10]], 1), torch.arange(10) % 2
     found = looked_at(tmp_path, "Rated", batch, lambda model, x, y: F.cross_entropy(model(x), y))
-    said = {one.name: one.value for one in found.facts if "distinct ones" in one.value}
+    said = {one.name: one.value for one in found.facts if "distinct codes" in one.value}
     assert [value.split()[0] for value in said.values()] == ["1", "10"]
 
 

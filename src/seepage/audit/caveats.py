@@ -16,7 +16,7 @@ from seepage.audit.outcome import Outcome
 from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
 from seepage.base.nn import has_batch_norm, vocabulary_of
 from seepage.base.registry import Spec
-from seepage.base.rounding import FLOAT32_NETWORK
+from seepage.base.rounding import FLOAT32_SUM
 from seepage.base.words import plural
 from seepage.errors import Inapplicable
 from seepage.federation.clients import FedAvg
@@ -172,10 +172,11 @@ def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | No
         return vouch(AttackedRound(knowledge, observed), batch.inputs, batch.labels, multiple=None)
     own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
     apart = whole = 0.0
+    # Faint entries, as of a bias before a batch norm, are rounding, which such a step makes as large as any.
+    faint = FLOAT32_SUM * max(float(own[name].abs().max()) for name in sent)
     for name, tensor in sent.items():
         ours, theirs = own[name].double(), tensor.double()
-        # Faint entries are rounding, which such a step makes as large as any.
-        clear = ours.abs() > FLOAT32_NETWORK * ours.abs().max()
+        clear = ours.abs() > faint
         moved = step.psi(theirs)[clear]
         apart += float((step.psi(ours)[clear] - moved).square().sum())
         whole += float(moved.square().sum())

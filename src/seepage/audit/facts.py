@@ -15,12 +15,10 @@ from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.exposure.rules import TOLD
 from seepage.attacks.exposure.running_statistics import STILL
 from seepage.attacks.network.outputs import draws
-from seepage.attacks.text.token_set import looked_up
 from seepage.audit.capture import VALUES
 from seepage.audit.caveats import OPTIMIZERS
-from seepage.base.nn import Table, has_batch_norm, input_layer, token_table, vocabulary_of
+from seepage.base.nn import has_batch_norm, input_layer, vocabulary_of
 from seepage.base.schema import JsonRecord
-from seepage.errors import SeepageError
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.losses import LOSSES
 from seepage.federation.models.naming import UNNAMED, other_names
@@ -238,7 +236,8 @@ class _Reader:
         passes = re.match(r"(\d+) in train mode", self.said.get("passes", ""))
         if words == "assumed: 1" and passes is not None:
             words += f"; if each pass was a step, they were {passes[1]}: --steps {passes[1]}"
-        if self.update.step is not None and self.signs is None and self.look.along_gradient is None:
+        unsure = self.update.step is not None and self.signs is None and self.look.along_gradient is None
+        if unsure and "local steps" not in (self.stated or ()):
             words = f"assumed: {words}"
         return self._guess("local steps", words, "--steps")
 
@@ -252,8 +251,9 @@ class _Reader:
     def _decay(self) -> Fact:
         name, shares = "weight decay", self.update.decayed
         if self.signs is not None or not self.rule.linear_in_gradient or (self.update.step is not None and not shares):
-            option = "--client fedavg:weight_decay"
-            return self._fact(name, "such a step does not tell it", "unknown", option)
+            option, stated = "--client fedavg:weight_decay", name in (self.stated or ())
+            words = "as stated; such a step does not tell it" if stated else "such a step does not tell it"
+            return self._fact(name, words, "unknown", option)
         if name in self.said:
             return self._seen(name, self.said[name], "inferred")
         if shares:
@@ -275,6 +275,8 @@ class _Reader:
             return self._fact("clipping", words, "inferred", option)
         if found is not None:
             return self._seen("clipping", found.message, "inferred", option)
+        if "clipping" in (self.stated or ()):
+            return self._fact("clipping", "as stated; one factor of the whole gradient, which is not told", "unknown")
         if self.look.bent and self.observed.measured(self.rule).known() < 1:
             return self._seen("clipping", "the norm behind such a step is not known", "unknown", option)
         scaled = self.update.kind == "gradient" and UNKNOWN_RATE not in self.said
@@ -355,18 +357,12 @@ class _Reader:
             yield self._seen("inputs", f"{words}: columns of {layer.weight} that stood still", "inferred")
 
     def _labels(self) -> Iterator[Fact]:
-        tables = [name for name, one in self.knowledge.model.named_modules() if isinstance(one, Table)]
-        whole = token_table(self.knowledge.model)
-        for table in tables:
-            try:
-                found = looked_up(self.knowledge, self.observed, table)
-            except SeepageError:
-                continue  # places, a shared table, or one whose rows do not tell
-            name = "tokens" if whole is not None and whole[0] == table else f"codes in {table or 'the table'}"
-            count = int(found.rows.moved.sum())
-            yield self._seen(name, f"{count:,} distinct ones, by the rows of {found.name} that moved", "read")
-        for one in self.exposure.of("places"):
-            yield self._seen("places", one.message, "inferred")
+        for one in self.exposure.of("codes"):
+            name = "tokens" if one.evidence["tokens"] else f"codes in {one.evidence['table'] or 'the table'}"
+            yield self._seen(name, one.message, "read")
+        for name in ("places", "bags"):
+            for one in self.exposure.of(name):
+                yield self._seen(name, one.message, "inferred")
         labels = self.look.labels
         source = None if labels is None else labels.source
         if source is not None:

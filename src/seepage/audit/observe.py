@@ -37,6 +37,7 @@ from seepage.attacks.exposure.running_statistics import (
 from seepage.attacks.network.outputs import outputs_of
 from seepage.audit.capture import Capture, some
 from seepage.audit.captured_network import UNTOLD, find_network
+from seepage.audit.caveats import OPTIMIZERS
 from seepage.audit.recipe.parts import problems_of
 from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import models
@@ -433,11 +434,13 @@ class _Bent:
         step: The one step that is inverted; None: several, or one that cannot be.
         shares: The share of each weight that a decay beside it took off, by name.
         adaptive: What the files show; None where the step was stated.
+        stated: The optimizer that was stated; empty where none was.
     """
 
     step: Step | None
     shares: Mapping[str, float]
     adaptive: Adaptive | None
+    stated: str = ""
 
     @classmethod
     def of(
@@ -449,7 +452,7 @@ class _Bent:
             one = rule.first_step(capture.batch_size)
             if one is None:
                 return None  # several steps, or signs: as stated
-            return cls(one[0], dict.fromkeys(before, one[1]), None)
+            return cls(one[0], dict.fromkeys(before, one[1]), None, OPTIMIZERS[rule.optimizer])
         input_shape, outputs = sizes
         sums = vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
         seen = adaptive_step(update.tensors, before, sums=sums)
@@ -470,7 +473,7 @@ class _Bent:
     def read(self, update: Update, before: Tensors) -> tuple[Update, dict[str, str]]:
         """The gradient behind the step, and what is said of it."""
         assert self.step is not None  # or signs alone are read
-        told = f"one step of {self.step.name}, as stated" if self.adaptive is None else self.adaptive.finding.message
+        told = f"one step of {self.stated}, as stated" if self.adaptive is None else self.adaptive.finding.message
         gradient, words = OneStep(self.step, told, self.shares).read(before, update)
         return gradient, {"optimizer": words}
 

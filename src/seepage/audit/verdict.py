@@ -58,7 +58,7 @@ MIXTURES = (
     "example, and none is shown to be near one. That is no proof of safety."
 )
 FEATURES = "Inner features of private examples were reconstructed, and no attack made examples of them"
-ORDER_OPEN = "Which tokens stood together, in what order and how often stays open."
+ORDER_OPEN = "It reads no more than that: which of them stood together, in what order and how often is not looked at."
 
 
 def with_verdict(

@@ -43,7 +43,7 @@ from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_find
 from seepage.attacks.exposure.patches import patch_findings
 from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
-from seepage.attacks.exposure.text import place_findings, text_findings
+from seepage.attacks.exposure.text import bag_findings, code_findings, place_findings, text_findings
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
@@ -458,9 +458,9 @@ class UpdateAnalysis:
             return None
         if self._map_head is not None and not (self.signs or self.bent):
             rounding = self._sum_rounding(str(self._map_head[1])) if scaled else 0.0
-            found = map_leak(gradient[str(self._map_head[1])], rounding)
+            of_maps = map_leak(gradient[str(self._map_head[1])], rounding)
             least = (-gradient[str(self._map_head[1])].double()).clamp(min=0).tolist()
-            return replace(found, shares=tuple(least)) if scaled and found.sound and self._one_step else found
+            return replace(of_maps, shares=tuple(least)) if scaled and of_maps.sound and self._one_step else of_maps
         kind = None if self.makes_examples or self.head is None else self.head.kind
         if self.bent and kind in ("outputs", "rises") and not self._counted:
             step = self.observed.update.step
@@ -484,9 +484,9 @@ class UpdateAnalysis:
         if found is not None and found.sound and self.head is not None and places > 1 and scaled:
             every = None if self.observed.batch_size is None or inferred else self.observed.batch_size * places
             typical = self._head(max(2, min(PROBES, PROBED_PLACES // places)))
-            counted = at_places(found, gradient[str(self._last_bias)], typical, every, longest)
+            placed = at_places(found, gradient[str(self._last_bias)], typical, every, longest)
             # That counts come out whole says that this is one step at this rate; shares do not.
-            return counted if counted.places is not None or self.explained_step else found
+            return placed if placed.places is not None or self.explained_step else found
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
 
@@ -692,7 +692,11 @@ class UpdateAnalysis:
             *batch_norm_findings(self._batch_norms()),
             *features,
             *([] if self.signs or self.rough else (*patch_findings(alone), *text_findings(alone))),
+            *code_findings(
+                knowledge, self.observed, None if "batch size" in self._guessed else self.observed.batch_size
+            ),
             *place_findings(knowledge, self.observed),
+            *([] if self.signs or "batch size" in self._guessed else bag_findings(knowledge, self.observed)),
             *indexed_findings(indexed),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None

@@ -14,6 +14,9 @@ from seepage.federation.measured import Step
 from seepage.federation.transcript.simulated import Victim
 from seepage.federation.types import Tensors, Update
 
+BEYOND = 1.01
+"""Times the ceiling of a step from which an entry contradicts it; a decay moves some entries a little more."""
+
 
 @dataclass(frozen=True)
 class OneStep:
@@ -39,9 +42,9 @@ class OneStep:
         gradient, found = gradient_behind(before, update, self.step, self.shares)
         words, eps = [self.told], self.step.eps
         words += [f"its epsilon is taken for {eps:g}, which scales the whole gradient"] * bool(self.step.scaled and eps)
-        words.append(f"{found.known():.0%} of the entries that moved are known beyond a least size")
+        words.append(f"of {found.known():.0%} of the entries that moved the size is known")
         beyond = self._beyond(before, update)
-        words += [f"but entries moved by {beyond:.3g} times the most that such a step moves any"] * (beyond > 1)
+        words += [f"but entries moved by {beyond:.3g} times the most that such a step moves any"] * (beyond > BEYOND)
         middle = found.accuracy()
         words += [f"the median one to {middle:.1g} of itself"] if middle is not None and middle < 1 else []
         return gradient, "; ".join(words)

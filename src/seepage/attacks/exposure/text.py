@@ -1,10 +1,17 @@
 """What the gradients of a language model's first layers reveal together."""
 
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.text import TokenSequences
+from seepage.attacks.text.bags import bags_of
 from seepage.attacks.text.positions import places_of
-from seepage.base.nn import vocabulary_of
-from seepage.errors import Inapplicable
+from seepage.attacks.text.token_set import LookedUp, looked_up
+from seepage.base.nn import Table, as_inputs, captured_calls, in_mode, token_table, vocabulary_of
+from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.types import Knowledge, Round, Transcript
 
 
@@ -48,6 +55,84 @@ def text_findings(transcript: Transcript) -> list[ClosedForm]:
     return [ClosedForm(name="text", message=message, evidence=evidence, limit=limit, tensors=tensors)]
 
 
+MOST_COLUMNS = 16
+"""Numbers of an example up to which it is tried which table looks each of them up."""
+
+
+def code_findings(knowledge: Knowledge, observed: Round, size: int | None) -> list[ClosedForm]:
+    """Which rows of each table were looked up; and the examples, where that leaves no choice.
+
+    Where all columns of an example are codes, and all examples have the same ones but in one column, in which they have
+    as many as they are, every example is known: as the items of one user.
+
+    Args:
+        knowledge: What the attacker knows.
+        observed: The round.
+        size: Examples behind it, where that is known.
+    """
+    found = dict[str, LookedUp]()
+    for name, module in knowledge.model.named_modules():
+        if isinstance(module, Table):
+            with suppress(SeepageError):  # places, a shared table, or one whose rows do not tell
+                found[name] = looked_up(knowledge, observed, name)
+    codes = {name: one.rows.moved.nonzero().flatten().tolist() for name, one in found.items()}
+    columns = _columns(knowledge, list(found)) if len(knowledge.input_shape) == 1 and size is not None else {}
+    held = [set(codes[columns[place]]) for place in range(knowledge.input_shape[0]) if place in columns]
+    sizes = sorted(map(len, held))
+    known = len(held) == knowledge.input_shape[0] > 1 and sizes[:-1] == [1] * (len(held) - 1) and sizes[-1] == size
+    table = token_table(knowledge.model)
+    alone = table[0] if table is not None and list(codes) == [table[0]] else None  # which looks up all numbers
+    return [
+        ClosedForm(
+            name="codes",
+            message=f"{len(own):,} distinct {'tokens' if name == alone else 'codes'}, by the rows of {found[name].name}"
+            + f" that moved{'; with the other columns, all examples' * known}",
+            evidence={"table": name, "rows": own, "tokens": name == alone},
+            limit="How often each was looked up, and which of several tables together, is not told by rows alone.",
+            tensors=(found[name].name,),
+            examples=size if known and size is not None else 0,
+        )
+        for name, own in codes.items()
+    ]
+
+
+def _columns(knowledge: Knowledge, tables: list[str]) -> dict[int, str]:
+    """Which table looks up each number of an example, by changing one at a time; none of examples of many numbers."""
+    (width,), model = knowledge.input_shape, knowledge.model
+    if width > MOST_COLUMNS or not tables:
+        return {}
+    base = as_inputs(model, torch.zeros((1, width)).to(next(model.parameters())))
+    read, found = _reads(model, tables, base), dict[int, str]()
+    for place in range(width):
+        other = base.clone()
+        other[0, place] = 1
+        moved = [name for name, value in _reads(model, tables, other).items() if not torch.equal(value, read[name])]
+        found |= {place: moved[0]} if moved else {}
+    return found
+
+
+def _reads(model: nn.Module, tables: list[str], inputs: Tensor) -> dict[str, Tensor]:
+    with torch.no_grad(), in_mode(model, training=False), captured_calls(model, tables) as calls:
+        model(inputs)
+    return {name: one[0].input for name, one in calls.items()}
+
+
+def bag_findings(knowledge: Knowledge, observed: Round) -> list[ClosedForm]:
+    """Which tokens stood together, where a network reads sums of word vectors; none where rows do not tell."""
+    found = bags_of(knowledge, observed)
+    if found is None:
+        return []
+    return [
+        ClosedForm(
+            name="bags",
+            message=found.words,
+            evidence={"texts": found.texts, "open": found.open},
+            limit="Counts are multiples of the rarest token's; the order has no part in such a network.",
+            tensors=(found.table,),
+        )
+    ]
+
+
 def place_findings(knowledge: Knowledge, observed: Round) -> list[ClosedForm]:
     """Which token stood at which place, by sums of rows of two tables; none where nothing adds up.
 
@@ -63,7 +148,7 @@ def place_findings(knowledge: Knowledge, observed: Round) -> list[ClosedForm]:
         ClosedForm(
             name="places",
             message=found.words,
-            evidence={"places": len(found.tokens), "known": known, "most": most, "further": found.further},
+            evidence={"tokens": found.tokens, "known": known, "most": most, "further": found.further},
             limit="Of several texts it stays open which tokens of two places stood together.",
             tensors=found.tables,
             examples=int(found.text is not None),

@@ -112,7 +112,11 @@ def places_of(knowledge: Knowledge, observed: Round) -> Places | None:
     off, place_off = _errors(own, off), _errors(place, place_off)
     seen_rows = (own.abs() > DEVIATIONS * off).any(1)
     find, live = _alike if bent else _solve, moved[seen_rows]
-    tokens = find(own[seen_rows], off[seen_rows], place, place_off)
+    stood = (place.abs() > DEVIATIONS * place_off).any(1)  # what has no gradient, as padding, is in every sum
+    tokens: list[set[int]] = [set() for _ in place]
+    solved = find(own[seen_rows], off[seen_rows], place[stood], place_off[stood])
+    for at, one in zip(stood.nonzero().flatten().tolist(), solved, strict=True):
+        tokens[at] = one
     named = tuple(tuple(sorted(int(live[k]) for k in one)) for one in tokens)
     return Places(
         named, (words, name), len(live) - len({token for one in named for token in one}), padding_row(knowledge.model)

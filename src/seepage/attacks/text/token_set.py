@@ -204,4 +204,6 @@ def _probes(knowledge: Knowledge, rows: int) -> Tensor:
     order = torch.randperm(rows, generator=generator(0, "token set"))[: max(1, rows // 2)]
     if len(order) == 1:
         order = torch.arange(rows)
-    return order[torch.arange(2 * shape[0]) % len(order)].reshape(2, *shape)
+    places = torch.arange(shape[0])
+    other = shape[0] if len(order) >= 2 * shape[0] else 1  # of few rows the next ones, so that no place has one twice
+    return order[torch.stack([places, places + other]) % len(order)]
