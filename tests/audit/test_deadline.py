@@ -15,6 +15,7 @@ from torch import nn
 from seepage import Architecture, Batch, build, record
 from seepage.attacks import ATTACKS
 from seepage.audit import attack as attacking
+from seepage.audit import folder
 from seepage.audit import run as audit
 from seepage.audit.attack import NO_GUESS, RunClock, Task
 from seepage.audit.attempt import open_attempt, stopped_after
@@ -104,6 +105,25 @@ def test_the_same_command_goes_on_to_the_bits_of_a_run_without_a_limit(
     before = (tmp_path / "run/result.json").stat().st_mtime_ns
     run(tmp_path / "run")
     assert (tmp_path / "run/result.json").stat().st_mtime_ns == before, "a run that is done is not touched"
+
+
+def test_what_earlier_parts_of_a_run_took_is_added(
+    tmp_path: Path, stopped_at: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempted, found = attacking.tried, folder.environment
+
+    def timed(call: Any) -> Any:
+        return *attempted(call)[:3], (5.0, 2.0)
+
+    monkeypatch.setattr(attacking, "tried", timed)
+    monkeypatch.setattr("seepage.audit.folder.environment", lambda *given: {**found(*given), "seconds": 20.0})
+    stopped_at += [7, 3]
+    run(tmp_path / "run")
+    stopped_at += [None, 10]
+    rows = run(tmp_path / "run").rows
+    assert [(row.cost.seconds, row.cost.cpu_seconds) for row in rows] == [(10.0, 4.0), (10.0, 4.0)]
+    env = json.loads((tmp_path / "run/env.json").read_text())
+    assert (env["seconds"], env.get("resumed")) == (40.0, None)
 
 
 def test_without_minutes_a_stopped_run_is_shown_as_it_is(tmp_path: Path, stopped_at: list[int | None]) -> None:

@@ -28,12 +28,12 @@ def test_a_batch_size_that_cannot_be_is_not_followed_by_what_else_may_be_wrong()
 
 def test_only_options_that_fit_the_update_are_named() -> None:
     (gradient,) = caveats(seen("fc2", FedSGD(loss="mse")), [FAR], None)
-    assert "the loss, mse: --loss; 2 examples: --batch-size" in gradient
+    assert "mse (--loss), 2 examples (--batch-size)" in gradient
     assert "--lr" not in gradient, "a gradient has no learning rate"
-    assert "label_smoothing" not in gradient, "which cross-entropy alone has"
+    assert gradient.count(". ") == 1
     (steps,) = caveats(seen("resnet", FedAvg(lr=0.1, steps=3)), [FAR], None)
-    assert "3 steps of SGD at a learning rate of 0.1: --lr and --steps" in steps
-    assert "the mode of batch norm: --set client.mode=train or eval" in steps
+    assert "3 steps of SGD at a learning rate of 0.1 (--lr, --steps, --client)" in steps
+    assert "batch norm in train mode (--set client.mode=…)" in steps
 
 
 def test_nothing_is_doubted_where_guesses_give_the_update() -> None:
@@ -67,7 +67,7 @@ def test_a_truth_that_gives_another_update_contradicts_what_was_told() -> None:
     off = compared_to_sent(clipped, Batch(INPUTS / 2, batch.labels))
     (other,) = caveats(clipped, [FAR.model_copy(update={"misfit": 1e-6})], None, off=off)
     assert other.startswith("Contradicted by the truth: the update of the true examples is off by")
-    assert "a rule of your own" in other
+    assert "(--loss)" in other
     plain = seen("fc2", FedSGD())
     near = FAR.model_copy(update={"misfit": 1e-6})
     assert caveats(plain, [near], None, off=compared_to_sent(plain, batch)) == []

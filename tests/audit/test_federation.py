@@ -16,6 +16,7 @@ from seepage.audit.simulate.federation import CheckpointFolder, Clients, Federat
 from seepage.base.nn import state_of
 from seepage.federation.defenses import ZeroSumNoise
 from seepage.federation.types import ClientUpdate, Tensors
+from seepage.measure.privacy.accounting import epsilon
 from seepage.report.frontier.utility import FederatedSetting
 
 DRAW = torch.Generator().manual_seed(0)
@@ -59,6 +60,17 @@ def test_a_round_is_the_mean_over_examples_of_what_its_clients_send(shares: tupl
             total[name] += tensor * len(all_.parts[client]) / sum(len(all_.parts[one]) for one in chosen)
     for name, tensor in stage.params.items():
         torch.testing.assert_close(tensor, start[0][name] + total[name])
+
+
+def test_the_promise_is_to_the_client_that_took_part_in_most_rounds() -> None:
+    plan, noise = Federation(rounds=6, clients=8, share=0.5), GaussianNoise(sigma=2.0, clip=1.0)
+    shy = clients(defense=noise)
+    most = max(sum(client in shy.chosen(t, plan) for t in range(6)) for client in range(8))
+    found = shy.promise(plan)
+    assert found is not None
+    assert (found.rounds, found.epsilon) == (most, epsilon(sigma=2.0, rounds=most))
+    assert 1 < most < 6
+    assert clients().promise(plan) is None
 
 
 @pytest.mark.parametrize("proportional", [False, True])

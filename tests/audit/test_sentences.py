@@ -1,5 +1,6 @@
 """All that a verdict can say."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from seepage.base.schema import Share, Summary
 from seepage.measure.privacy.measured.measure import MeasuredEpsilon
 
 FILE = Path(__file__).with_name("sentences.txt")
+ROOT = Path(__file__).parents[2]
+HEAD = re.compile(r"(?:^|(?<=\. ))([A-Z][A-Z ,]{4,})[.:] ")
 
 
 def row(case: str = "a", attack: str = "dlg", **more: Any) -> Row:
@@ -98,10 +101,18 @@ SAID: dict[str, Result] = {
         epsilons=[EPSILON.model_copy(update={"computed": 1.0, "words": replace(CALLS, low=0.0).line})],
         cases=[
             {**NOISE, "undefended": "b", "federation": TRAINED, "accuracy": 0.61, "accuracy_examples": 500,
-             "promise": {"epsilon": 1.0, "delta": 1e-5, "unit": "example", "rounds": 1}},
+             "promise": {"epsilon": 1.0, "delta": 1e-5, "unit": "example", "rounds": 1},
+             "trained_promise": {"epsilon": 5.0, "delta": 1e-5, "unit": "example", "rounds": 20}},
             {"name": "b", "control": True, "federation": TRAINED, "accuracy": 0.93, "accuracy_examples": 500},
         ],
     ),
+    **{
+        f"a test of members that {what} without the defense": of(
+            row(), row("b"), membership=[CHANCE, test.model_copy(update={"case": "b"})],
+            cases=[{**NOISE, "undefended": "b"}, {"name": "b", "control": True}],
+        )
+        for what, test in (("works", TEST), ("does not work", CHANCE))
+    },
 }  # fmt: skip
 
 
@@ -114,6 +125,13 @@ def test_all_that_a_verdict_says_is_as_it_was_read() -> None:
         parts = [f"  {question}: {words}" for question, words in answers(found)]
         lines += [f"{name} ({found.verdict_level})", f"  {found.verdict}", *shorter, *parts, ""]
     assert_as_read(lines, FILE)
+
+
+def test_the_page_says_what_to_sign_for_each_word_that_a_verdict_begins_with() -> None:
+    page = (ROOT / "docs/concepts/four-questions.md").read_text(encoding="utf-8").partition("## What to sign")[2]
+    heads = {head for found in SAID.values() for head in HEAD.findall(with_verdict(found).verdict)}
+    assert len(heads) > 10
+    assert [head for head in heads if head not in page] == []
 
 
 def told(case: str, hits: int, false: int, of: int) -> MembershipRow:

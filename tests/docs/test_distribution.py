@@ -158,7 +158,7 @@ def test_changelog_and_citation_are_of_this_version_and_in_their_forms() -> None
     assert set(re.findall(r"^### (.*)$", changes, re.MULTILINE)) <= {
         "Added", "Changed", "Deprecated", "Removed", "Fixed", "Security",
     }  # fmt: skip
-    assert re.search(r"^## \[Unreleased\]$", changes, re.MULTILINE)
+    assert re.search(rf"^## \[{re.escape(PROJECT['version'])}\] - \d{{4}}-\d\d-\d\d$", changes, re.MULTILINE)
     assert read("CITATION.cff")["version"] == PROJECT["version"]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from seepage.base.schema import Share
 from seepage.errors import SeepageError
 from seepage.federation.types import Batch, Reconstruction
 from seepage.measure.metrics import (
@@ -143,7 +144,7 @@ def test_recovered_needs_likeness_and_a_guess() -> None:
     assert loose.recovered == 0.75
     strict = score(known, truth, Yardstick(limits=Limits(likeness=1.1, gain_db=200)))
     assert strict.recovered == 0.0
-    anything = score(known, truth, Yardstick(limits=Limits(likeness=-9, exact_db=-999)))
+    anything = score(known, truth, Yardstick(limits=Limits(likeness=-9, exact_db=-999, gain_db=-999)))
     assert anything.recovered == anything.exact == float(anything.matched.double().mean())
 
 
@@ -162,7 +163,7 @@ def test_an_exact_copy_of_a_picture_that_is_nearly_flat_is_recovered() -> None:
     near = score(Reconstruction(0.8 * truth.inputs + 0.2 * flat), truth, Yardstick(limits=Limits(likeness=1.1)))
     assert (near.exact, near.recovered) == (1.0, 1.0)
     plain = score(Reconstruction(flat), truth, Yardstick(limits=Limits(exact_db=20)))
-    assert (plain.exact, plain.recovered) == (1.0, 0.0)  # the flat square is near enough, and shows nothing
+    assert (plain.exact, plain.recovered) == (0.0, 0.0)  # the flat square is near enough, and shows nothing
 
 
 def test_an_example_without_a_guess_scores_as_mid_grey_and_its_label_not_at_all() -> None:
@@ -352,3 +353,12 @@ def test_the_registry_lists_exactly_the_metrics_that_score_knows() -> None:
     assert [row.metric for row in found.rows[: len(METRICS)]] == list(METRICS)
     with pytest.raises(SeepageError, match="Known: " + ", ".join(sorted([*METRICS, "module:Metric"]))):
         score(Reconstruction(truth.inputs), truth, Yardstick(metrics=("xyzzy",)))
+
+
+def test_a_count_has_the_interval_of_clopper_and_pearson() -> None:
+    truth = batch(4)
+    guess = Reconstruction(truth.inputs, truth.labels)
+    found = score(guess, truth).summaries
+    exact = Share.count(4, 4)
+    for name in ("recovered", "exact", "label_accuracy"):
+        assert (found[name].mean, found[name].low, found[name].high) == (1.0, exact.low, exact.high), name

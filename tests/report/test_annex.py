@@ -144,13 +144,6 @@ def test_the_annex_names_the_files_that_were_judged(tmp_path: Path, build_run: B
     assert "OTHER" not in page
 
 
-def test_every_catalog_entry_is_named_and_what_fits_is_for_machines(tmp_path: Path, build_run: Build) -> None:
-    evidence = evidence_of(open_run(build_run(tmp_path)))
-    page = unescape(annex(evidence, digest="0"))
-    assert all(one.catalog in page and one.id in page for one in evidence.references)
-    assert all(one["fits"] for one in evidence.record()["references"])
-
-
 def test_guesses_that_nobody_could_score_were_tried_all_the_same(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:
@@ -225,14 +218,36 @@ def test_what_one_signs_stands_in_print(tmp_path: Path, build_run: Build, change
     page = " ".join(re.sub(r"<[^>]+>", " ", unescape(annex(evidence, digest="0"))).split())
     for line in (
         "unit of privacy: one update, which joins or leaves", "accountant and composition: the accountant",
-        "caveats: it is vacuous", "secure", "floating-point", "attribute inference", "Who receives single updates",
+        "caveats: it is vacuous", "secure", "floating-point", "Attribute inference", "Who receives single updates",
         "kept until", "Threshold for acceptance", "not measured", "public software only",
-        "complements, and does not replace", "EDPB Opinion 28/2024, 58(e)", "NIST SP 800-226",
+        "complements, and does not replace", "EDPB Opinion 28/2024, 58(e)", "NIST SP 800-226", "Art. 35(7)(a)",
+        "Art. 35(7)(b)", "Art. 35(7)(c)", "Art. 35(7)(d)", "Art. 35(2)", "Art. 35(9)", "Art. 36(1)",
     ):  # fmt: skip
         assert line in page, line
     assert evidence.threshold is None
     assert "public software only" in evidence.cost
     assert not any("floating-point" in one for one in evidence_of(open_run(build_run(tmp_path / "bare"))).not_tried)
+
+
+def test_the_annex_says_what_a_bound_rests_on_and_whom_it_binds(
+    tmp_path: Path, build_run: Build, change: Change
+) -> None:
+    run = build_run(tmp_path)
+
+    def bound(result: dict[str, Any]) -> None:
+        case = result["cases"][0]["name"]
+        row = {"case": case, "assumption": "it is noised; and drawn alike.", "value": 0.3}
+        result["bounds"] = [
+            {**row, "measure": "tpr", "words": "members: 3 %", "binds": "all"},
+            {**row, "measure": "exact_share", "words": "copies: 4 %", "binds": "some"},
+        ]
+        words = "copies: 4 %; members: 3 %, on it"
+        result["summary"] = [{"name": "upper_bound", "tried": True, "case": case, "value": 0.3, "words": words}]
+
+    change(run, bound)
+    page = unescape(annex(evidence_of(open_run(run)), digest="0"))
+    assert page.count("it is noised; and drawn alike") == 1
+    assert "of members all; of exact copies some" in page
 
 
 @pytest.mark.parametrize(

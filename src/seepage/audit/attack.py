@@ -15,7 +15,16 @@ import torch
 
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipTest
-from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt, stopped_after, tried
+from seepage.audit.attempt import (
+    Attempt,
+    FolderProgress,
+    Spent,
+    has_attempt,
+    save_attempt,
+    spent_before,
+    stopped_after,
+    tried,
+)
 from seepage.audit.candidates import FILE
 from seepage.audit.decided import decided_by, in_stages, not_needed
 from seepage.audit.membership import judge_members, save_judgment
@@ -117,6 +126,7 @@ class Task:
         clock: When the attacks of the run end; on the machine of the run alone.
         seconds: Time that it has, from its start.
         steps: Steps after which it ends, to repeat what the clock of another run once stopped; None: it has its time.
+        spent: What its earlier parts took, which a clock stopped.
     """
 
     case: str
@@ -130,6 +140,7 @@ class Task:
     clock: "RunClock | None" = None
     seconds: float = math.inf
     steps: int | None = None
+    spent: Spent = (0.0, 0.0)
 
     @property
     def title(self) -> str:
@@ -169,7 +180,7 @@ class Task:
         """This task as it is handed to a worker: with the time that it has."""
         if self.clock is None:
             return self
-        return replace(self, clock=None, seconds=self.clock.share(self))
+        return replace(self, clock=None, seconds=self.clock.share(self), spent=spent_before(self.outcome))
 
     @property
     def progress(self) -> FolderProgress:
@@ -192,6 +203,8 @@ class Task:
             )
         if outcome.status == "interrupted" and not limit.over:
             raise KeyboardInterrupt
+        wall, processor = self.spent
+        outcome = replace(outcome, seconds=wall + outcome.seconds, cpu_seconds=processor + outcome.cpu_seconds)
         save_attempt(outcome, self.outcome)
         if not limit.over:
             self.progress.clear()

@@ -199,6 +199,12 @@ def stopped_after(path: Path) -> int | None:
     return read_json(path.with_suffix(".json")).get("stopped") if has_attempt(path) else None
 
 
+def spent_before(path: Path) -> Spent:
+    """What the attempt at this path took until the clock stopped it; nothing where there is none."""
+    facts = parse(_Facts, read_json(path.with_suffix(".json")), str(path)) if stopped_after(path) is not None else None
+    return (0.0, 0.0) if facts is None else (facts.seconds, facts.cpu_seconds)
+
+
 @dataclass(frozen=True)
 class FolderProgress:
     """Progress of an attack, stored in a run folder: one line per report, and the latest checkpoint.

@@ -65,6 +65,7 @@ class Case(JsonRecord):
         read_as: How attacks read a client that does something they cannot follow, and how far that is from its update,
             measured on the private examples; None where they read it as it is.
         promise: The differential-privacy guarantee of the defense.
+        trained_promise: The same to the client that took part in most rounds of the federation, by all of these.
         exposure: One line on what the update reveals without an attack.
         exposed_examples: Number of private examples that the first update reveals exactly in closed form, without an
             attack; None where that was not computed.
@@ -111,6 +112,7 @@ class Case(JsonRecord):
     inferred: dict[str, str] | None = None
     read_as: str | None = None
     promise: Guarantee | None = None
+    trained_promise: Guarantee | None = None
     exposure: str | None = None
     exposed_examples: int | None = None
     exposed_of: int | None = None

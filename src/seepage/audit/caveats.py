@@ -290,8 +290,8 @@ def caveats(
     if found:
         return [f"{words}. What the files show may be why: {'; '.join(found.values())}."]
     return [
-        f"{words}. {weak} or rounding may hide it; or a setting that was stated or inferred is wrong. The options that "
-        f"change it, where seepage attack or seepage record is given the files: {'; '.join(_questions(transcript))}."
+        f"{words}. {weak} or rounding may hide it, or one of these is not the client's: "
+        f"{', '.join(_questions(transcript))}."
     ]
 
 
@@ -345,27 +345,22 @@ def _questions(transcript: Transcript) -> Iterator[str]:
     """The assumptions on the client in words, each with the option that changes it."""
     observed, knowledge = transcript[0], transcript.knowledge
     rule, rate, size = knowledge.client, observed.update.rate, observed.batch_size
-    softened = ", or --set client.label_smoothing=… or client.class_weights=…" * (rule.loss == "cross_entropy")
-    yield f"the loss, {rule.loss}: --loss{softened}"
+    yield f"{rule.loss} (--loss)"
     if vocabulary_of(knowledge.model) is None and not is_image(knowledge.input_shape):
         low, high = knowledge.value_range
-        yield f"values from {low:g} to {high:g}: --values"
+        yield f"values from {low:g} to {high:g} (--values)"
     if rate is not None or observed.update.kind == "delta":
-        yield (
-            f"{_trained(transcript)}: --lr and --steps, or, with momentum, Adam or several batches, --client fedavg "
-            "with --set client.lr=…, client.steps=…, client.momentum=…, client.optimizer=adam, client.batch_size=…"
-        )
-        yield f"{'that' if observed.update.decayed else 'no'} weight decay: --weight-decay"
+        yield f"{_trained(transcript)} (--lr, --steps, --client)"
+        yield f"{'that' if observed.update.decayed else 'no'} weight decay (--weight-decay)"
         clipped = next((one.message for one in UpdateAnalysis(transcript).defenses if one.name == "clipped"), None)
         if clipped is not None and not getattr(rule, "clip_norm", None):
-            yield f"no clipping, though the update {clipped}: --client fedavg with --set client.clip_norm=…"
+            yield f"no clipping, though the update {clipped} (--client fedavg with --set client.clip_norm=…)"
     own = knowledge.architecture
     if len(knowledge.input_shape) == 3 and own is not None and "normalize" not in own.options:
-        yield "no normalization but the network's own: --normalize"
+        yield "no normalization (--normalize)"
     if has_batch_norm(knowledge.model):
-        yield "the mode of batch norm: --set client.mode=train or eval"
-    yield f"{'an unknown number of' if size is None else size} example{'' if size == 1 else 's'}: --batch-size"
-    yield "whatever else the client may have done: a rule of your own, --client module:Rule"
+        yield f"batch norm in {rule.mode} mode (--set client.mode=…)"
+    yield f"{'an unknown number of' if size is None else size} example{'' if size == 1 else 's'} (--batch-size)"
 
 
 # --- attacks that nobody asked for -------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def findings(result: Result) -> list[AuditFinding]:
         found += _opened(case, [_of_attack(row, case.heading) for row in rows])
         found += [_of_closed_form(case, rows)] if case.exposed_examples else []
     makers: list[tuple[Iterable[Any], Callable[[Any, str], AuditFinding]]] = [
-        (result.membership, _of_test),
+        (result.judged_membership, _of_test),
         (result.epsilons, _of_epsilon),
         (result.bounds, _of_bound),
     ]

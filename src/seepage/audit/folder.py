@@ -28,6 +28,7 @@ from seepage.base.storage import (
     read_json,
     refuse_links,
     sweep,
+    write_json,
     write_whole,
 )
 from seepage.base.vouching import OWNER, begin, refuse_foreign
@@ -143,6 +144,15 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError, ImportError) as error:  # a device may be of a package that is not there
         reason = str(error).splitlines()[0]
         raise SeepageError(f"the device {device!r} cannot be used here ({reason}); use --device cpu") from error
+
+
+def write_environment(folder: Path, command: str, started: float, device: str, jobs: int, **more: Any) -> None:
+    """Write `env.json`: what `environment` finds, and more; the seconds of the run's earlier parts are added."""
+    file, found = folder / "env.json", environment(command, started, device, jobs)
+    before = read_json(file) if file.exists() else {}
+    seconds = round(found["seconds"] + float(before.get("seconds") or 0.0), 1)
+    resumed = {"resumed": True} if before.get("resumed") else {}
+    write_json(file, {**found, "seconds": seconds, **resumed, **more})
 
 
 def environment(command: str, started: float, device: str, jobs: int) -> dict[str, Any]:

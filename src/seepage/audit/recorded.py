@@ -11,7 +11,7 @@ from typing import Any
 
 from seepage.attacks import ATTACKS
 from seepage.audit.attack import Source, attack_cases
-from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, environment, read_result, take
+from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, read_result, take, write_environment
 from seepage.audit.recipe.case import Recipe, Scoring
 from seepage.audit.recipe.contents import contents
 from seepage.audit.recipe.files import OF_TEXT
@@ -40,7 +40,6 @@ from seepage.base.storage import (
     check_whole,
     read_json,
     refuse_links,
-    write_json,
 )
 from seepage.errors import SeepageError
 from seepage.federation.transcript.foreign import read_facts
@@ -169,10 +168,10 @@ def attack_only(
         take(folder, "attack.json", text)
         looks = looks_of(sources, request.show)
         plan = attack_cases(sources, recipes, folder, request.jobs, request.show, on=request.on, until=until)
-        found = environment(request.command, started, request.device, plan.jobs)
         judged = files or judged_files({one.name: one.observed for one in sources})
         noted = [one.model_dump() for one in judged]
-        write_json(folder / "env.json", found | {"threads": plan.threads, "files": noted})
+        more = {"threads": plan.threads, "files": noted}
+        write_environment(folder, request.command, started, request.device, plan.jobs, **more)
         return Run(folder, summarize(sources, recipes, folder, request.show, files=judged, looks=looks), fresh=True)
 
 

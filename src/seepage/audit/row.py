@@ -374,6 +374,9 @@ class Result(JsonRecord):
             raise PydanticCustomError("damaged", "{words}", {"words": f"a row is of the unknown case {odd!r:.40}"})
         return self
 
+    def __repr__(self) -> str:
+        return f"<Result: {self.verdict}>"
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, its parts, and each case with the attack that recovered most."""
         found = [(case, max(self.rows_of(case), key=_shares, default=None)) for case in self.cases]
@@ -400,6 +403,12 @@ class Result(JsonRecord):
         """Their rows."""
         names = {case.name for case in self.judged}
         return [row for row in self.rows if row.case in names]
+
+    @property
+    def judged_membership(self) -> list[MembershipRow]:
+        """Their membership tests."""
+        names = {case.name for case in self.judged}
+        return [row for row in self.membership if row.case in names]
 
     @property
     def is_open(self) -> bool:

@@ -21,10 +21,10 @@ from seepage.audit.folder import (
     Run,
     check_device,
     claim,
-    environment,
     read_result,
     take,
     undone_on_mistake,
+    write_environment,
 )
 from seepage.audit.measured import measure_cases
 from seepage.audit.recipe.case import Recipe
@@ -113,8 +113,9 @@ def run(
             )  # fmt: skip
         bound_cases(sources, recipes, show)
         measure_cases(sources, recipes, folder, show)
-        found = environment(command, started, recipes[0].device, plan.jobs)
-        write_json(folder / "env.json", found | {"threads": plan.threads} | ({"resumed": True} if resumed else {}))
+        # Of a run that was killed nobody knows what it took.
+        more = {"resumed": True} if resumed and not (folder / "env.json").exists() else {}
+        write_environment(folder, command, started, recipes[0].device, plan.jobs, threads=plan.threads, **more)
         return Run(folder, summarize(sources, recipes, folder, show, looks=looks), fresh=True)
 
 

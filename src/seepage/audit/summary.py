@@ -49,10 +49,11 @@ from seepage.base.vouching import staying_own
 from seepage.errors import SeepageError
 from seepage.federation import data
 from seepage.federation.data.npz import load_shaped, load_tokens
+from seepage.federation.models.normalize import statistics_of
 from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.transcript.truth import Truth, misfit, open_truth
-from seepage.federation.types import Knowledge, Tensors, Transcript
+from seepage.federation.types import Batch, Knowledge, Tensors, Transcript
 from seepage.measure.metrics import Alignment, Scores, Yardstick, feature_network, find_metric, is_image
 from seepage.measure.metrics.features import features_missing
 from seepage.measure.metrics.text import TextAlignment
@@ -303,20 +304,37 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     if vocabulary is not None and place.suffix.lower() == ".npz":
         return Truth((load_tokens(place, vocabulary),))
     pictures = len(shape) == 3 and shape[0] in (1, 3)
-    if place.suffix.lower() == ".npz" and not pictures:
+    if place.suffix.lower() == ".npz":
         own = load_shaped(place, shape)
+        known = own if own is None else _before_network(own, knowledge)
         # Rows of a table in [0, 1] are read below, with the names of their columns.
-        if own is not None and (len(shape) > 1 or not in_range(own.inputs, (0.0, 1.0)).all()):
-            return Truth((own,))
+        rows = own is not None and not pictures and (len(shape) > 1 or not in_range(own.inputs, (0.0, 1.0)).all())
+        if known is not None and (known is not own or rows):
+            return Truth((_numbered(known, knowledge),))
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
     dataset = data.load(str(place), size=size, channels=channels, split=1.0)
     whole, units = dataset.batch(torch.arange(len(dataset))), getattr(dataset, "units", None)
     # How a client scaled its targets is not known here: they are taken as they stand in the file.
     whole = whole if units is None else replace(whole, labels=units.own(whole.labels))
+    return Truth((_numbered(whole, knowledge),))
+
+
+def _numbered(whole: Batch, knowledge: Knowledge) -> Batch:
+    """The batch with whole numbers for classes 0. and 1., as a loss of one logit takes them."""
     numbers = whole.labels.reshape(-1)
     if knowledge.target == "class" and len(numbers) == len(whole) and bool((numbers == numbers.round()).all()):
-        whole = replace(whole, labels=numbers.long())  # classes 0. and 1., as a loss of one logit takes them
-    return Truth((whole,))
+        return replace(whole, labels=numbers.long())
+    return whole
+
+
+def _before_network(batch: Batch, knowledge: Knowledge) -> Batch:
+    """Inputs that a file holds as the network reads them, out of the range of guesses, by the run's normalization."""
+    how = {} if knowledge.architecture is None else knowledge.architecture.options
+    if "normalize" not in how or in_range(batch.inputs, knowledge.value_range).all():
+        return batch
+    ends = (torch.tensor(part).reshape(-1, *[1] * (batch.inputs.ndim - 2)) for part in statistics_of(how["normalize"]))
+    mean, std = ends
+    return replace(batch, inputs=batch.inputs * std + mean)
 
 
 def _guarantee(recipe: Recipe) -> Guarantee | None:

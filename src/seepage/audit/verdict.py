@@ -76,8 +76,8 @@ def with_verdict(
     cases = [case.model_copy(update={"inconclusive": doubtful.get(case.name)}) for case in found.cases]
     found = found.model_copy(update={"cases": cases})
     level, words = verdict(found.rows, cases, found.warnings, own_code=own_code)
-    said = [words, named_members(found.membership, found.judged)]
-    if level not in ("exact", "recognizable", "certified") and tells_members(found.membership):
+    said = [words, named_members(found.membership, found.cases)]
+    if level not in ("exact", "recognizable", "certified") and tells_members(found.judged_membership):
         said.reverse()  # what was found comes first
     first = [contradicted(found.epsilons, cases), false_certificates(found.judged_rows, cases)]
     words = " ".join(filter(None, (*first, *said, stopped_words(found.judged_rows))))
@@ -338,11 +338,12 @@ def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
     MEMBERS IDENTIFIED. 7 of 8 members [47 %, 100 %],
     and 0 of 8 others [47 %, 100 %] at a false positive rate of 1 %, by matched_filter on net.
     """
-    headings = {case.name: case.heading for case in cases}
-    lacking = [case.heading for case in cases if case.membership_skipped]
+    headings, beside = {case.name: case.heading for case in cases}, {case.name for case in cases if case.control}
+    lacking = [case.heading for case in cases if case.membership_skipped and not case.control]
     more = f" and {len(lacking) - LISTED_NAMES} more" if len(lacking) > LISTED_NAMES else ""
     missing = f"Membership was not tested on {'; '.join(lacking[:LISTED_NAMES])}{more}: see the report." * bool(lacking)
-    tested = [row for row in rows if row.auc is not None]
+    tested = [row for row in rows if row.auc is not None and row.case not in beside]
+    bare = [row for row in rows if row.auc is not None and row.case in beside]
     where = _cases(len({row.case for row in tested}))
     if tells_members(tested):
         said = f"MEMBERS IDENTIFIED. {_sentence(members_identified(tested, headings).words)}"
@@ -355,6 +356,8 @@ def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
         said = (
             f"NO MEMBERS IDENTIFIED. In {where} no membership test did better than chance. "
             "That is no proof that nobody can be identified."
+        ) + " Without the defense none did either, so that these say nothing of it." * (
+            bool(bare) and not tells_members(bare)
         )
     else:
         said = "No membership test gave a result; the reasons are listed with the results." * bool(rows)
@@ -434,7 +437,7 @@ def headline(result: Result) -> str:
     'LEAKS. In 1 of 1 audited case. Look.'
     """
     words = result.verdict
-    for said in (*(part.words for part in result.summary if part.tried), _without_defense(result)):
+    for said in (*(part.words for part in result.summary if part.tried), *_without_defense(result)):
         for form in (f" Worst: {said}.", f" Without the defense: {said}.", f" {_sentence(said)}", f" {said}."):
             words = words.replace(form, "") if said else words
     return words.replace(f" The attacker used {NOTHING_MORE}.", "")  # what it did use is a column
@@ -448,7 +451,7 @@ def answers(result: Result, *, brief: bool = True) -> list[tuple[str, str]]:
         brief: Call each case by its title in fewer words.
     """
     said = [(part.title, part.words) for part in result.summary if not part.words.startswith(ASK)]
-    said.insert(1, ("without the defense", _without_defense(result)))
+    said.insert(1, ("without the defense", "; ".join(_without_defense(result))))
     last = len(said) - (said[-1][0] == "measured epsilon")
     said[last:last] = [("claimed", line) for line in claims(result.judged)]
     said.append(("accuracy", _accuracy(result)))
@@ -467,11 +470,13 @@ def not_asked(summary: Sequence[SummaryPart]) -> str:
     return f"not tried: {', '.join(left)}" if left else ""
 
 
-def _without_defense(result: Result) -> str:
-    """What was reconstructed of the cases beside the judged ones; empty where nothing was."""
-    judged = {case.name for case in result.judged}
-    beside = [row for row in result.rows if row.case not in judged]
-    return reconstructed(beside, result.titles).words if any(row.leaks for row in beside) else ""
+def _without_defense(result: Result) -> list[str]:
+    """What attacks, and membership tests, found of the cases beside the judged ones."""
+    beside = {case.name for case in result.cases if case.control}
+    rows = [row for row in result.rows if row.case in beside]
+    tests = [row for row in result.membership if row.case in beside and row.auc is not None]
+    found = [reconstructed(rows, result.titles).words] if any(row.leaks for row in rows) else []
+    return found + [members_identified(tests, result.titles).words] * bool(tests)
 
 
 def _accuracy(result: Result) -> str:
@@ -479,17 +484,18 @@ def _accuracy(result: Result) -> str:
     named = {case.name: case for case in result.cases}
     defended = [case for case in result.judged if case.defense]
     pairs = [
-        (case.known_accuracy, twin.known_accuracy, case.rounds_trained)
+        (case.known_accuracy, twin.known_accuracy, case)
         for case in defended
         if (twin := named.get(case.undefended or "")) and case.rounds_trained
     ]
-    known = [(own, bare, rounds) for own, bare, rounds in pairs if own is not None and bare is not None]
+    known = [(own, bare, case) for own, bare, case in pairs if own is not None and bare is not None]
     if known:
-        own, bare, rounds = min(known, key=lambda pair: pair[0] - pair[1])
-        after = plural(rounds, "round")
-        counted = {case.promise.rounds for case in defended if case.promise and case.promise.epsilon is not None}
-        fewer = "; what is claimed is of fewer rounds" if any((one or 0) < rounds for one in counted) else ""
-        return f"{100 * bare:.0f} % where clients trained {after} without the defense, {100 * own:.0f} % with it{fewer}"
+        own, bare, case = min(known, key=lambda pair: pair[0] - pair[1])
+        after, spent = plural(case.rounds_trained, "round"), case.trained_promise
+        rounds = f"; the client that took part most: {spent.phrase}" if spent is not None else ""
+        return (
+            f"{100 * bare:.0f} % where clients trained {after} without the defense, {100 * own:.0f} % with it{rounds}"
+        )
     return UNMEASURED * bool(defended)
 
 

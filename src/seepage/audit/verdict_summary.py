@@ -25,7 +25,7 @@ def verdict_summary(result: Result, asked: Collection[str] = (), *, captured: bo
     doubtful = any(case.inconclusive is not None for case in cases)
     found = [
         reconstructed(result.judged_rows, headings, result.judged),
-        _asked(members_identified(result.membership, headings), "membership" in asked, _untested(cases)),
+        _asked(members_identified(result.judged_membership, headings), "membership" in asked, _untested(cases)),
         upper_bound(result.bounds, headings),
         _asked(empirical_epsilon(result.epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]

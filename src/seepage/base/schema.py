@@ -75,7 +75,8 @@ class Summary(JsonRecord):
     Attributes:
         mean: Mean over the examples.
         median: The value that half of the examples or more reach.
-        low: Lower end of the 95 % bootstrap interval of the mean; None for a single example, or where none was made.
+        low: Lower end of the 95 % interval of the mean, by bootstrap, of a count by Clopper and Pearson; None for a
+            single example, or where none was made.
         high: Its upper end.
         n: Examples that have a value.
     """

@@ -55,6 +55,7 @@ from torch import Generator, Tensor, nn
 from seepage.base.images import shown
 from seepage.base.registry import Spec
 from seepage.base.storage import Tensors as Tensors
+from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.federation.measured import Formats, Measured, Step, entries_of_gradient, entries_of_step, format_told
 from seepage.federation.sent_tensors import SentTensors, check_finite, check_fits
@@ -106,6 +107,9 @@ class Batch:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def __repr__(self) -> str:
+        return f"<Batch: inputs {list(self.inputs.shape)}, labels {list(self.labels.shape)}>"
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the first pictures."""
         return f"<p>{len(self)} examples</p>{shown(self.inputs, self.labels)}"
@@ -136,6 +140,9 @@ class Update:
     decayed: dict[str, float] = field(default_factory=dict, repr=False)
     step: Step | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        return f"<Update: {self.kind} of {plural(len(self.tensors), 'tensor')}>"
+
     @classmethod
     def from_states(cls, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Self:
         """The update between two checkpoints of one model: `after - before`, name by name.
@@ -147,7 +154,7 @@ class Update:
 
         >>> before, after = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
         >>> Update.from_states(before, after)
-        Update(tensors={'w': tensor([1., 1.])}, kind='delta')
+        <Update: delta of 1 tensor>
         """
         check_fits(after, before, "the state after", "the state before", partial=True)
         moved = [name for name in before if name in after and before[name].is_floating_point()]
@@ -638,6 +645,9 @@ class Round:
         check_fits(self.update.tensors, self.params, "the update", "the model", partial=True)
         check_finite(self.update.tensors, self.t)
 
+    def __repr__(self) -> str:
+        return f"<Round {self.t}: {self.update!r}, batch size {self.batch_size or 'unknown'}>"
+
     @property
     def withheld(self) -> tuple[str, ...]:
         """Parameters that the client trained and did not send, from weights that the server knows."""
@@ -769,6 +779,15 @@ class Transcript(Protocol):
     def __getitem__(self, t: int) -> Round: ...
 
 
+def in_short(transcript: Transcript) -> str:
+    """A transcript in one line, as its `repr`."""
+    of, known = transcript.knowledge, ", ".join(transcript.knowledge.known)
+    what = (
+        f"{plural(len(transcript), 'round')} of {type(of.model).__name__}, {of.client}, inputs {list(of.input_shape)}"
+    )
+    return f"<{type(transcript).__name__}: {what}{f'; {known} known' if known else ''}>"
+
+
 @dataclass(frozen=True)
 class Reconstruction:
     """What an attack got back.
@@ -804,6 +823,10 @@ class Reconstruction:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def __repr__(self) -> str:
+        sure = "" if self.certified is None else f", {int(self.certified.sum())} certified"
+        return f"<Reconstruction: {self.space} {list(self.inputs.shape)}{sure}, {self.status}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what came back, and the first pictures of it."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seepage.audit.case import Kind
 from seepage.audit.recipe.places import shown_recipe
-from seepage.audit.result_rows import tells_members
+from seepage.audit.result_rows import more_members, tells_members
 from seepage.audit.row import PASSED_OVER, Case, Diagnostic, Row
 from seepage.audit.verdict import answers, caveat_lines, headline, not_asked, reasons, warning_lines
 from seepage.base.images import LARGEST_SIDE, data_uri
@@ -97,7 +97,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     kinds = {section["kind"] for section in sections}
     kind = next((one for one in ("pictures", "records", "texts") if one in kinds), "pictures")
     exposed, level = open_exposed(run.folder), run.result.verdict_level
-    titles, members = run.result.titles, tells_members(run.result.membership)
+    titles, tests = run.result.titles, run.result.judged_membership
+    members = tells_members(tests)
     wrong = any(row.contradicted for row in run.result.epsilons)
     tokens = any(row.identified_tokens for row in run.result.judged_rows)
     known = _in_all([section["known"] for section in sections if section["known"]])
@@ -127,7 +128,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         else "unscored",
         "level_words": LEVELS.get(level, "Not scored")
         + "; tokens identified" * tokens
-        + "; members identified" * members
+        + ("; members identified" if members else "; membership open" * more_members(tests))
         + "; epsilon contradicted" * wrong,
         "cases": [CaseTexts(run.result, case) for case in run.cases],
         "none": words.NONE,

@@ -167,9 +167,9 @@ def vanishing_sums(
 
 
 TOLD = {
-    True: "SGD, as the rows of the last layer add up to zero; momentum does not show in one step",
+    True: "SGD, with momentum or without, by sums of the last layer",
     None: "assumed: SGD, as entries have many sizes",
-    False: "assumed: SGD, though the rows of the last layer do not add up to zero, as a gradient's would",
+    False: "assumed: SGD, though sums of the last layer are not a gradient's",
 }
 """What is said of the optimizer by what `along_gradient` returns."""
 

@@ -92,7 +92,7 @@ def _with_twins(recipes: Sequence[Recipe], *, controls: bool) -> list[Recipe]:
             known = AttackerKnowledge(known=[item for item in recipe.knowledge.known if item != "defense"])
             control = replace(
                 recipe, case=f"{recipe.case[:68]}_undefended", varied=recipe.varied | {"defense"}, defense=(),
-                knowledge=known, membership=None, bounds=None, epsilon=None, control=True,
+                knowledge=known, bounds=None, epsilon=None, control=True,
             )  # fmt: skip
             added.append(_numbered(control, [*recipes, *added]))
             plain[same] = added[-1].case

@@ -3,8 +3,10 @@
 It runs in one process and is reproducible to the bit.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ from torch import Tensor, nn
 from seepage.audit.recipe.plans import Federation
 from seepage.audit.simulate.training import accuracy
 from seepage.base.nn import called, forward, generator, has_batch_norm, in_mode
+from seepage.base.schema import Guarantee
 from seepage.base.storage import read_json, read_tensors, write_json, write_tensors
 from seepage.errors import Diverged, SeepageError
 from seepage.federation.clients import mean_update
 from seepage.federation.clients.step import Client
 from seepage.federation.sent_tensors import check_fits
 from seepage.federation.types import Batch, ClientUpdate, Defense, Tensors, Update
+from seepage.measure.privacy.guarantee import guarantee_of
 
 Lookup = Callable[[Tensor], Batch]
 """Maps indices into the data set to a batch."""
@@ -92,6 +96,19 @@ class Clients:
         able = [client for client, places in enumerate(self.parts) if len(places)]
         order = torch.randperm(len(able), generator=generator(self.seed, "participants", t))
         return sorted(able[place] for place in order[: plan.per_round].tolist())
+
+    def promise(self, plan: Federation) -> Guarantee | None:
+        """What the defense guarantees to the client that took part in most of the plan's rounds, by all of them.
+
+        None where it states no mechanism, or follows the training.
+        """
+        if self.defense is None or self.defense.follows_training or not plan.rounds:
+            return None
+        chosen = [self.chosen(t, plan) for t in range(plan.rounds)]
+        busiest = max(range(len(self.parts)), key=Counter(chain(*chosen)).__getitem__)
+        held = min(plan.examples or len(self.parts[busiest]), len(self.parts[busiest]))
+        taken = [t for t, those in enumerate(chosen) if busiest in those]
+        return guarantee_of(self.defense, taken, participations=self.rule.max_participations(held))
 
     def batch(self, client: int, t: int, plan: Federation) -> Batch:
         """The examples with which a client takes part in round `t`."""

@@ -64,6 +64,7 @@ from seepage.federation.types import (
     Tensors,
     Transcript,
     Update,
+    in_short,
 )
 
 MAX_CACHED_BYTES = 2**28
@@ -105,6 +106,8 @@ class RecordedTranscript:
     personal: frozenset[str] = frozenset()
     size_inferred: bool = False
     _cache: _RoundCache = field(default_factory=_RoundCache, repr=False, compare=False)
+
+    __repr__ = in_short
 
     def __len__(self) -> int:
         return self.length

@@ -18,6 +18,7 @@ from seepage.federation.types import (
     Tensors,
     Transcript,
     Update,
+    in_short,
 )
 
 
@@ -28,6 +29,8 @@ class SimulatedTranscript:
     knowledge: Knowledge
     make_round: Callable[[int], Round]
     length: int
+
+    __repr__ = in_short
 
     def __len__(self) -> int:
         return self.length

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from seepage.base.registry import metrics
-from seepage.base.schema import Summary
+from seepage.base.schema import Share, Summary
+from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.measure.metrics.baselines import floor_of
 from seepage.measure.metrics.interval import bootstrap_interval
@@ -73,6 +74,12 @@ class Scores:
     batches: Tensor
     label_shares: Tensor
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        found, n = self.summaries, len(self.matched)
+        counts = [f"{name} {round(found[name].mean * n)}" for name in ("recovered", "exact") if name in found]
+        psnr = [f"psnr {found['psnr'].mean:.1f} dB"] if "psnr" in found else []
+        return f"<Scores of {plural(n, 'example')}: {', '.join([*counts, *psnr]) or 'no numbers'}>"
 
     @classmethod
     def concatenate(cls, scores: Sequence["Scores"]) -> "Scores":
@@ -196,8 +203,9 @@ class Scores:
         if "label" not in self.values:
             return None
         weights = self.batches.bincount(minlength=len(self.label_shares)).double()
-        share = float((self.label_shares * weights).sum() / weights.sum())
-        return Summary(mean=share, n=self.examples)
+        hits = float((self.label_shares * weights).sum())
+        whole = abs(hits - round(hits)) < 1e-6 * self.examples  # of a map each pixel has a label
+        return counted(round(hits), self.examples) if whole else Summary(mean=hits / self.examples, n=self.examples)
 
     def _summary(self, values: Tensor | None) -> Summary | None:
         """Mean, median and interval of what is known.
@@ -244,4 +252,10 @@ def _known(values: Tensor | None) -> Tensor | None:
 
 
 def _share(mask: Tensor | None) -> Summary | None:
-    return None if mask is None else Summary(mean=float(mask.double().mean()), n=len(mask))
+    return None if mask is None or not len(mask) else counted(int(mask.sum()), len(mask))
+
+
+def counted(hits: int, of: int) -> Summary:
+    """So many of so many as a mean, with the interval of Clopper and Pearson."""
+    found = Share.count(hits, of)
+    return Summary(mean=hits / of, low=found.low, high=found.high, n=of)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from seepage.base.limits import ROUGE_2
-from seepage.base.schema import Share, Summary
+from seepage.base.schema import Summary
 from seepage.errors import SeepageError
 from seepage.federation.types import Batch, Reconstruction
-from seepage.measure.metrics.scores import Scores
+from seepage.measure.metrics.scores import Scores, counted
 
 NAMES = ("rouge_1", "rouge_2")
 
@@ -196,14 +196,9 @@ def score_token_set(
         named += len(own)
         wrong += sum(vouched and token not in tokens for token, vouched in zip(own, sure, strict=True))
     shares = (("token_recall", right, held), ("token_precision", right, named))
-    scores = {name: _share(hits, of) for name, hits, of in shares if of}
+    scores = {name: counted(hits, of) for name, hits, of in shares if of}
     every = {"token_recall": 1.0, "token_precision": held / (vocabulary * len(truth))} if vocabulary else {}
     return scores, {"all": every} if every else {}, wrong
-
-
-def _share(hits: int, of: int) -> Summary:
-    found = Share.count(hits, of)
-    return Summary(mean=found.share, low=found.low, high=found.high, n=of)
 
 
 def frequent_share(texts: Tensor, public: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""`annex.html`: one or two printed pages for a data-protection impact assessment. No picture, no script, no network."""
+"""`annex.html`: a printed page for a data-protection impact assessment. No picture, no script, no network."""
 
 import os
 import re
@@ -11,14 +11,14 @@ from seepage.audit.verdict import answers, headline
 from seepage.base.lock import scratch
 from seepage.base.words import places_of
 from seepage.errors import SeepageError, short
-from seepage.report.evidence.statement import Evidence, leaks_words
+from seepage.report.evidence.statement import BARRED, Evidence, leaks_words
 from seepage.report.first_screen import system_under_test
 from seepage.report.formatting import duration, percent, unbroken
 from seepage.report.page import STRONG
 from seepage.report.table import case_words, share_of
 from seepage.report.templates import page_environment
 
-MOST_CASES = 6
+MOST_CASES = 4
 """Cases on the page, those that gave back most; the others stand in `result.json`."""
 
 MOST_CAVEATS, LONGEST_DOUBT = 1, 250
@@ -26,6 +26,18 @@ MOST_CAVEATS, LONGEST_DOUBT = 1, 250
 
 MOST_WARNINGS = 3
 """Kinds of warnings in print."""
+
+TO_FILL = (
+    "Processing, its purposes and interest, GDPR Art. 35(7)(a)",
+    "Necessity and proportionality, Art. 35(7)(b)",
+    "Advice of the data protection officer, Art. 35(2)",
+    "Views of data subjects, Art. 35(9)",
+    "Who receives single updates, and where; kept until",
+)
+"""Lines of the controller's, which no run fills."""
+
+BOUNDED = {"tpr": "members", "exact_share": "exact copies"}
+"""What a bound is of."""
 
 HEAD = re.compile(r"(?:([A-Z][A-Z ,]+\.) )?(.*)", re.DOTALL)
 """A verdict: the words in capitals that it begins with, and the rest."""
@@ -78,9 +90,10 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             letters=letters,
             parts={name: evidence.lettered(words) for name, words in evidence.summary.items()},
             answers=_answers(evidence),
-            not_tried=[evidence.lettered(words) for words in evidence.not_tried],
+            not_tried=[evidence.lettered(words) for words in evidence.not_tried if BARRED not in words],
             warnings=warnings[:MOST_WARNINGS],
             warnings_left=len(warnings[MOST_WARNINGS:]),
+            asked=[("Threshold for acceptance", evidence.threshold or ""), *((what, "") for what in TO_FILL)],
             caveats=[_begun(words) for words in evidence.caveats[:MOST_CAVEATS]],
             caveats_left=len(evidence.caveats[MOST_CAVEATS:]),
             level=level,
@@ -105,6 +118,12 @@ def _answers(evidence: Evidence) -> list[tuple[str, str]]:
             held = [case.promise for case in evidence.result.judged if case.promise is not None]
             promises = [promise for promise in held if promise.phrase in words]
             said.append((question, f"{words}; {promises[0].terms}" if promises else words))
+        elif question == "upper bound":
+            held_by = [row for row in evidence.result.bounds if row.assumption and row.words in words]
+            rests = dict.fromkeys(part for row in held_by for part in row.assumption.rstrip(".").split("; "))
+            binds = dict.fromkeys(f"of {BOUNDED.get(row.measure, row.measure)} {row.binds}" for row in held_by)
+            more = f". It rests on this: {'; '.join(rests)}. It binds {'; '.join(binds)}"
+            said.append((question, f"{words}{more * bool(rests)}"))
         elif question != "reconstruction":
             said.append((question, words))
     named = {case.heading for case in evidence.result.cases if case.control}

@@ -1,7 +1,4 @@
-"""What others call the risk that an audit measures: identifiers of public catalogs, and the threat model's letter.
-
-None of them certifies anything: they let a reader file the evidence where their own catalog expects it.
-"""
+"""What others call the attacker that an audit simulates, and what public texts ask for."""
 
 from collections.abc import Collection
 from typing import Literal
@@ -34,24 +31,6 @@ class ThreatModel(JsonRecord):
     never: list[str]
 
 
-class Reference(JsonRecord):
-    """An entry of a public catalog of risks or requirements.
-
-    Attributes:
-        catalog: The catalog.
-        id: The entry's identifier in it.
-        title: The entry's title.
-        url: Where it is described.
-        fits: Which part of the entry this evidence speaks of, and which it does not.
-    """
-
-    catalog: str
-    id: str
-    title: str
-    url: str
-    fits: str
-
-
 NEVER = [
     "sent weights of its own making, or changed the model so that it leaks more",
     "chose which clients take part, or added clients of its own",
@@ -82,50 +61,6 @@ def threat_model(known: Collection[str], extra: Collection[str], *, learned_prio
     return ThreatModel(letter=letter, name=name, knows=list(known), beyond=beyond, never=NEVER)
 
 
-COSAI = Reference(
-    catalog="CoSAI Risk Map",
-    id="riskFederatedDistributedTrainingPrivacy",
-    title="Federated/Distributed Training Privacy",
-    url="https://github.com/cosai-oasis/secure-ai-tooling/tree/main/risk-map",
-    fits='names gradient inversion and membership inference on updates; "What was not tested" says which was not tried',
-)
-ATLAS_MEMBERSHIP = Reference(
-    catalog="MITRE ATLAS",
-    id="AML.T0024.000",
-    title="Infer Training Data Membership",
-    url="https://atlas.mitre.org/techniques/AML.T0024.000",
-    fits="is defined through an inference API; ATLAS has no technique for updates: the nearest, and not the same",
-)
-ATLAS_INVERSION = Reference(
-    catalog="MITRE ATLAS",
-    id="AML.T0024.001",
-    title="Invert AI Model",
-    url="https://atlas.mitre.org/techniques/AML.T0024.001",
-    fits="is defined through an inference API; ATLAS has no technique for updates: the nearest, and not the same",
-)
-AISVS_PRIVATE_TRAINING = Reference(
-    catalog="OWASP AISVS 1.0",
-    id="11.2.4",
-    title="Training on sensitive datasets employs differentially private optimization",
-    url="https://github.com/OWASP/AISVS/blob/main/1.0/en/0x10-C11-Adversarial-Robustness.md",
-    fits="the epsilon here speaks of it; whether all of the training used the defense does not stand here",
-)
-AISVS_MEMBERSHIP = Reference(
-    catalog="OWASP AISVS 1.0",
-    id="11.2.5",
-    title="Membership-inference simulations do not exceed random guessing",
-    url="https://github.com/OWASP/AISVS/blob/main/1.0/en/0x10-C11-Adversarial-Robustness.md",
-    fits="the membership tests of this evidence are such a simulation on updates, not on the trained model",
-)
-NIST = Reference(
-    catalog="NIST AI 100-2 E2025",
-    id="2.4",
-    title="Privacy attacks: data reconstruction, membership inference",
-    url="https://doi.org/10.6028/NIST.AI.100-2e2025",
-    fits="both classes, but for what was not tested here; property inference and model extraction never are",
-)
-
-
 def asked(*, bounded: bool, epsilon: bool) -> list[tuple[str, str, str]]:
     """What public texts ask for: where, what, and who fills it in.
 
@@ -142,15 +77,3 @@ def asked(*, bounded: bool, epsilon: bool) -> list[tuple[str, str, str]]:
         (f"{nist}, middle", "what undermines it, such as lacking security", "the controller; here: not examined"),
         (f"{nist}, base", "how data are collected", "the controller"),
     ]
-
-
-def references(*, membership: bool, epsilon: bool) -> list[Reference]:
-    """The entries that a run speaks of.
-
-    Args:
-        membership: Whether it has membership tests.
-        epsilon: Whether it has a computed or measured epsilon.
-    """
-    found = [COSAI, NIST, ATLAS_INVERSION]
-    found += [ATLAS_MEMBERSHIP, AISVS_MEMBERSHIP] * membership
-    return found + [AISVS_PRIVATE_TRAINING] * epsilon

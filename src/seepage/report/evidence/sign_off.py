@@ -1,6 +1,6 @@
 """What may be signed after a run: the answer to the last question of whoever files its annex."""
 
-from seepage.audit.result_rows import tells_members
+from seepage.audit.result_rows import more_members, tells_members
 from seepage.audit.row import Result
 from seepage.report.page import STRONG
 
@@ -21,7 +21,8 @@ def what_to_sign(result: Result) -> str:
             "Not that these updates may be sent: they reveal private data. Change the defense, the batch or the model, "
             "and audit again."
         )
-    if tells_members(result.membership):
+    tests = result.judged_membership
+    if tells_members(tests):
         return (
             "Not that these updates may be sent: they reveal who is in the data. Change the defense, the batch or the "
             "model, and audit again."
@@ -33,6 +34,11 @@ def what_to_sign(result: Result) -> str:
         for name, part in parts.items()
         if name in ASK and not part.tried
     ]
+    bare = [row for row in result.membership if row not in tests and row.auc is not None]
+    if more_members(tests):
+        lacking.append("membership (too few were identified: raise batch.count)")
+    elif bare and not tells_members(bare):
+        lacking.append("membership (no test works without the defense either)")
     more = f" Not known from this run: {', '.join(lacking)}." if lacking else ""
     if any(case.kind in (None, "pictures") for case in result.cases):
         more += " Look at the pictures of report.html first: people may recognize what these counts leave out."

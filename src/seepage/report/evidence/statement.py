@@ -20,7 +20,7 @@ from seepage.base.storage import read_json
 from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.measure.metrics import METRICS
-from seepage.report.evidence.frameworks import Reference, ThreatModel, asked, references, threat_model
+from seepage.report.evidence.frameworks import ThreatModel, asked, threat_model
 from seepage.report.evidence.sign_off import what_to_sign
 from seepage.report.formatting import duration
 from seepage.report.leakage import open_exposed
@@ -40,6 +40,9 @@ OUT_OF_SCOPE = [
     "the network, the machines, and the people",
 ]
 
+BARRED = "that apply to no case as it was recorded"
+"""Said of attacks that nobody asked for and that could have found nothing; the annex leaves these out."""
+
 NOISE = "of the noise: whether its randomness is secure, and what floating-point numbers do to it"
 """What nobody looks at behind an epsilon."""
 
@@ -49,7 +52,7 @@ AUDIT_AGAIN = [
     "batch size, local steps, learning rate or optimizer of the client change",
     "the defense, its strength or the code that applies it changes",
     "the client's data become of another kind, or the examples of one person become fewer",
-    "an attack is published that is not among those of this run, or seepage gets a new one",
+    "an attack is published that this run lacks",
 ]
 """What ends the validity of a finding."""
 
@@ -91,7 +94,6 @@ class Evidence(JsonRecord):
             clipping, a number format, or a multiple of the gradient of the stated loss.
         judged_files: What was judged: the captured files, or those of the recording.
         threat_model: Who the attacker is.
-        references: Entries of public catalogs that this evidence speaks of.
         not_tried: What this run says nothing of.
         may_sign: What may be signed after this run, and what not.
         threshold: The condition of `--fail-if` that the command set, and whether it is met; None: it set none.
@@ -115,7 +117,6 @@ class Evidence(JsonRecord):
     observations: dict[str, list[str]]
     judged_files: list[JudgedFile]
     threat_model: ThreatModel
-    references: list[Reference]
     not_tried: list[str]
     may_sign: str | None = None
     threshold: str | None = None
@@ -245,10 +246,6 @@ def evidence_of(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evid
         observations={case.name: _observations(run, case) for case in result.cases},
         judged_files=[file for case in result.cases for file in _judged(run, case)],
         threat_model=threat_model(known_words, side_information, learned_prior=learned_prior),
-        references=references(
-            membership=bool(result.membership),
-            epsilon=_has_epsilon(result),
-        ),
         not_tried=_not_tried(run, found),
         may_sign=what_to_sign(result),
         threshold=_threshold(run),
@@ -410,5 +407,5 @@ def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any], refused
     names, barred = sorted(left - set(refused)), sorted(left & set(refused))
     which = "that this run did not ask for, and that may apply" if barred else "that this run did not ask for"
     found = [f"{kind} of seepage {which}: {', '.join(names)}"] if names else []
-    said = f"{kind} that apply to no case as it was recorded, with what the attacker knew: {', '.join(barred)}"
+    said = f"{kind} {BARRED}, with what the attacker knew: {', '.join(barred)}"
     return [*found, said] if barred else found
