@@ -206,3 +206,13 @@ def test_encryption_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(SeepageError, match="encrypted"):
         load(str(path))
+
+
+@pytest.mark.parametrize("shape", [(9, 16), (12, 4), (2, 8, 8), (8, 8, 3), (7,)])
+def test_series_and_signals_keep_the_shape_that_they_have(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(1).random((6, *shape), dtype=np.float32)
+    data = load(save(tmp_path, x=values, y=LABELS), as_is=True)
+    assert data.input_shape == shape
+    assert np.array_equal(data.batch(ALL).inputs.numpy(), values)
+    with pytest.raises(SeepageError):
+        load(save(tmp_path, x=values - 1, y=LABELS), as_is=True)

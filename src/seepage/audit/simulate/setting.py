@@ -51,6 +51,9 @@ MAX_UNSEEN = 256
 State = tuple[Tensors, Tensors]
 """A model's trainable parameters and its buffers."""
 
+CHANGED = "change the data with --set data.size=…, data.channels=… or, of an .npz of no images, data.as_is=true"
+"""What fits data to a network."""
+
 
 class Skipped(SeepageError):
     """This case cannot be set up; other cases of the run may."""
@@ -541,13 +544,13 @@ def _probed(model: nn.Module, recipe: Recipe, dataset: Dataset) -> Any:
     try:
         return tried(model, probe)
     except Untaken as error:
-        remedy = "choose another model, or change the data with --set data.size=… or data.channels=…"
+        remedy = f"choose another model, or {CHANGED}"
         if error.wants_more:
             remedy = (
                 "it takes more than the examples: give it the rest in a module around it, as the page my-model shows"
             )
         elif error.place:
-            remedy = "correct that line, or change the data with --set data.size=… or data.channels=…"
+            remedy = f"correct that line, or {CHANGED}"
         raise Skipped(
             f"the model {recipe.model.use!r} cannot take inputs of shape {dataset.input_shape} ({error}); {remedy}"
         ) from error

@@ -31,7 +31,7 @@ Array = NDArray[Any]
 @datasets.register(
     "npz", about="arrays x and y, or x_train, y_train, x_test, y_test", suffix=(".npz",), origin="named by its path"
 )
-def load_npz(options: Options, *, path: Path) -> ArrayDataset | TableDataset:
+def load_npz(options: Options, *, path: Path, as_is: bool = False) -> ArrayDataset | TableDataset:
     """Load images, or rows of a table, and labels from an `.npz` file.
 
     The file holds `x` and `y` (or `inputs` and `labels`, as `Batch` calls them), or `x_train`, `y_train`, `x_test`,
@@ -45,16 +45,18 @@ def load_npz(options: Options, *, path: Path) -> ArrayDataset | TableDataset:
     Args:
         options: Size, channels and split.
         path: Where it lies.
+        as_is: Examples are no images but series, signals or stacks, and keep the shape that they have; floats in
+            [0, 1].
 
     Raises:
         SeepageError: For a file that is cut short, needs pickle, lacks arrays, or holds anything else than the above.
     """
-    arrays = _read(path)
+    arrays, read = _read(path), _as_they_are if as_is else _images
     if {"x", "y"} <= set(arrays):
-        images, labels = _images(arrays["x"], f"{path}: x"), arrays["y"]
+        images, labels = read(arrays["x"], f"{path}: x"), arrays["y"]
         sizes = [len(images)]
     else:
-        parts = [_images(arrays[name], f"{path}: {name}") for name in ("x_train", "x_test")]
+        parts = [read(arrays[name], f"{path}: {name}") for name in ("x_train", "x_test")]
         _check_alike(parts, path)
         images, sizes = torch.cat(parts), [len(part) for part in parts]
         labels = _joined(arrays["y_train"], arrays["y_test"], path)
@@ -70,8 +72,8 @@ def load_npz(options: Options, *, path: Path) -> ArrayDataset | TableDataset:
     else:
         numbers, classes, note = _labels(labels, names, path)
     numbers = numbers if targets is None else targets.parts
-    if images.ndim == 2:
-        source = f"{len(images)} rows of the file {path.name}{note}"
+    if images.ndim == 2 or as_is:
+        source = f"{len(images)} {'examples' if as_is else 'rows'} of the file {path.name}{note}"
         return TableDataset(path.stem, source, images, numbers, classes, train, private, targets=targets)
     source = f"{len(images)} images of the file {path.name}{note}"
     return ArrayDataset(
@@ -215,11 +217,16 @@ def _images(array: Array, where: str) -> Tensor:
     if not rows and (array.ndim != 4 or array.shape[1] not in (1, 3) or 0 in array.shape):
         raise SeepageError(
             f"{where} has the shape {array.shape}; save images as [N, H, W], [N, H, W, C] or [N, C, H, W] "
-            "with 1 or 3 channels, or rows of a table as floats [N, d]"
+            "with 1 or 3 channels, or rows of a table as floats [N, d]; of series and signals add --set data.as_is=true"
         )
     if array.dtype == np.uint8:
         return torch.from_numpy(np.ascontiguousarray(array))
-    if not np.issubdtype(array.dtype, np.floating):
+    return _as_they_are(array, where)
+
+
+def _as_they_are(array: Array, where: str) -> Tensor:
+    """Examples `[N, ...]` of any shape, float32 in [0, 1]."""
+    if not np.issubdtype(array.dtype, np.floating) or array.ndim < 2 or not array.size:
         raise SeepageError(f"{where} has the type {array.dtype}; save images as uint8, or as floats in [0, 1]")
     if not (array.min() >= 0 and array.max() <= 1):
         unknown = np.flatnonzero(np.isnan(array).reshape(len(array), -1).any(1))
