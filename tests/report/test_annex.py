@@ -253,8 +253,8 @@ def test_the_annex_says_what_a_bound_rests_on_and_whom_it_binds(
 @pytest.mark.parametrize(
     ("gate", "answer"),
     [
-        ("--fail-if 'recovered>0'", "recovered > 0 is not accepted: not met by 3 rows"),
-        ("--fail-if=psnr>1000", "psnr > 1000 is not accepted: met"),
+        ("--fail-if 'recovered>0'", "recovered > 0 is not accepted: it holds of 3 rows"),
+        ("--fail-if=psnr>1000", "psnr > 1000 is not accepted: it holds of no row"),
         ("--fail-if nonsense", "nonsense is not accepted: cannot be judged"),
         ("--fail-if 'recovered>0", None),
     ],
