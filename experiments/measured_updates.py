@@ -82,7 +82,7 @@ def clients() -> Iterator[Client]:
         step: Optimizer = lambda p: torch.optim.SGD(p, lr=1e-2)  # noqa: E731
         yield Client(f"forecaster, batch {n}, SGD 0.01", own, n, step, 1e-2, squares)
     for n in (1, 2, 3, 4, 8):
-        yield Client(f"forecaster, batch {n}, Adam 0.01", own, n, adam(1e-2), None, squares, seeds=20 if n < 8 else 10)
+        yield Client(f"forecaster, batch {n}, Adam 0.01", own, n, adam(1e-2), None, squares, seeds=20 if n < 8 else 4)
     for n in (1, 4):
         yield Client(
             f"convnet, batch {n}, Adam 0.001, eps 0.001", net, n, adam(1e-3, 1e-3), use="gauss_newton", seeds=3

@@ -1,7 +1,7 @@
 """Updates of which nothing may be certified: mixtures, and batches that are not what is stated, behind any local step.
 
 Run as a command, it attacks many and keeps how many certificates were false in `results/captured/nulls.jsonl`:
-`PYTHONPATH=src:. python -m tests.attacks.nulls 0 10000`.
+`PYTHONPATH=src:. python -m tests.attacks.nulls 0 2500`.
 """
 
 import sys

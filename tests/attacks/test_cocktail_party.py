@@ -445,6 +445,7 @@ def test_of_a_transformer_the_first_layer_that_reads_one_vector_per_example_is_a
         attack(seen, Spear())
 
 
+@pytest.mark.slow
 def test_behind_one_step_of_adam_entries_are_weighed_by_their_errors() -> None:
     """Large entries are all but hidden there, and a low rank that takes all alike is far off: 17 to 30 dB."""
     batch = photographs(8)

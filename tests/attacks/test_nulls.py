@@ -6,7 +6,7 @@ from tests.attacks.nulls import STEPS, VALUES_EACH, attacked
 
 @pytest.mark.parametrize("shard", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_nothing_false_is_certified(shard: int) -> None:
-    """A shard of each step: `python -m tests.attacks.nulls 0 10000` makes all (results/captured/nulls.jsonl)."""
+    """Of each step some; more by `python -m tests.attacks.nulls START COUNT` (results/captured/nulls.jsonl)."""
     first = 100_000 + 10_000 * shard
     each = 20 if shard else 2
     seeds = [first + VALUES_EACH * step + k for step in range(len(STEPS)) for k in range(each)]

@@ -126,8 +126,9 @@ def _answers(evidence: Evidence) -> list[tuple[str, str]]:
             said.append((question, f"{words}{more * bool(rests)}"))
         elif question != "reconstruction":
             said.append((question, words))
-    named = {case.heading for case in evidence.result.cases if case.control}
-    said = [(what, words if any(one in words for one in named) else evidence.lettered(words)) for what, words in said]
+    for case in (one for one in evidence.result.cases if one.control):  # which the page does not list
+        said = [(what, words.replace(f" on {case.heading}", "")) for what, words in said]
+    said = [(what, evidence.lettered(words)) for what, words in said]
     reached = [case.known_accuracy for case in evidence.result.cases if case.known_accuracy is not None]
     own = (
         f"of the models as attacked: {percent(min(reached))} to {percent(max(reached))}" if reached else "not measured"

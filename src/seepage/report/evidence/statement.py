@@ -270,7 +270,7 @@ def _threshold(run: RunFolder) -> str | None:
         return f"{given[-1]} is not accepted: cannot be judged ({error})"
     if not hits and run.result.is_open:
         return f"{condition} is not accepted: undecided, as nothing could be scored or is known to work"
-    return f"{condition} is not accepted: {'not met by ' + plural(len(hits), 'row') if hits else 'met'}"
+    return f"{condition} is not accepted: it holds of {plural(len(hits), 'row') if hits else 'no row'}"
 
 
 def _year_after(started: str | None) -> str:
