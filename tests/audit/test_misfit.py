@@ -59,15 +59,19 @@ def test_local_steps_that_use_the_whole_batch_do_not_depend_on_its_order() -> No
     assert found < 1e-5
 
 
+def test_without_labels_the_nearest_update_of_any_loss_is_compared() -> None:
+    own, other = (misfit([recorded(FedSGD())], [tried(inputs, None)]) for inputs in (INPUTS, 1 - INPUTS))
+    assert own < 1e-5 < 0.01 < other
+
+
 @pytest.mark.parametrize(
     ("client", "inputs", "labels"),
     [
-        (FedSGD(), INPUTS, None),  # whose labels nobody knows
         (FedSGD(), INPUTS[:2], LABELS[:2]),  # fewer than there were
         (FedAvg(lr=0.1, epochs=1, batch_size=1), INPUTS, LABELS),  # who was in which step is not known
         (FedAvg(lr=0.1, steps=1000), INPUTS, LABELS),  # dear
     ],
-    ids=["no labels", "too few", "small steps", "many steps"],
+    ids=["too few", "small steps", "many steps"],
 )
 def test_where_it_cannot_be_told_nothing_is_said(client: ClientUpdate, inputs: Tensor, labels: Tensor | None) -> None:
     assert misfit([recorded(client)], [tried(inputs, labels)]) is None

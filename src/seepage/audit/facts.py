@@ -321,7 +321,7 @@ class _Reader:
         if not has_batch_norm(self.knowledge.model):
             return self._seen(name, "none in this network", "read")
         if STILL in self.said and not self.exposure.of("batch-norm"):
-            return self._seen(name, self.said[STILL], "inferred", "--client fedsgd:mode=train")
+            return self._seen(name, self.said[STILL], "assumed", "--client fedsgd:mode=train")
         if name in self.said:
             words = f"train mode: {self.said[name]}"
             words += f"; passes: {self.said['passes']}" if "passes" in self.said else ""

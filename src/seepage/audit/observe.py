@@ -31,6 +31,7 @@ from seepage.attacks.exposure.running_statistics import (
     BatchStatistics,
     batch_statistics,
     column_words,
+    scale_free,
     statistics_words,
     stood_still,
 )
@@ -149,10 +150,14 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
     returned = sent
     if capture.difference is not None:
         returned = {name: sent[name] + tensor for name, tensor in model.named_buffers() if name in sent}
-    if "mode" not in client.options and client.use in ("fedsgd", "fedavg") and stood_still(model, returned):
+    plain = "mode" not in client.options and client.use in ("fedsgd", "fedavg")
+    start = dict(model.named_parameters())
+    moved = {n: t if capture.after is None else t - start[n] for n, t in sent.items() if n in start}
+    # Files that hold what was sent beside new weights stand still, too, whatever the mode was.
+    if plain and stood_still(model, returned) and not scale_free(model, moved, input_shape):
         client = replace(client, options={**client.options, "mode": "eval"})
         capture = replace(capture, client=client)
-        said[STILL] = "eval mode: no batch norm counted a pass or moved its statistics"
+        said[STILL] = "assumed eval mode: no batch norm counted a pass or moved its statistics"
     squashed = sigmoid_words(model, input_shape) if one_logit else None
     said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())

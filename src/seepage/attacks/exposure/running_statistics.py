@@ -7,10 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from seepage.base.nn import as_inputs, captured_calls, generator, in_mode
+from seepage.base.nn import as_inputs, captured_calls, generator, in_mode, normalized_layers
 
 STILL = "still batch norms"
 """Name of the fact that the batch norms' statistics were returned as they were sent."""
+
+
+ACROSS = 0.1
+"""Median cosine, times the root of the number of weights, below which layers moved across their weights."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,28 @@ def stood_still(model: nn.Module, after: Mapping[str, Tensor]) -> bool:
     return bool(names) and all(
         name in after and torch.equal(own[name], after[name].reshape(own[name].shape).to(own[name])) for name in names
     )
+
+
+def scale_free(model: nn.Module, moved: Mapping[str, Tensor], input_shape: tuple[int, ...]) -> bool:
+    """Whether layers in front of batch norms moved across their weights, channel by channel, as in train mode.
+
+    In train mode a norm takes the length of a channel's weights w back out, so that `<w, dL/dw> = 0`; in eval mode the
+    cosine is that of two directions that have nothing to do with each other, about `1 / sqrt(k)` of k weights. The
+    median of its size over all channels, times `sqrt(k)`, is 0.67 then.
+
+    Args:
+        model: At the weights that were sent out.
+        moved: What they moved by, or their gradient, by name.
+        input_shape: Shape of one example.
+    """
+    own, sizes = dict(model.named_parameters()), list[Tensor]()
+    for layer in set(normalized_layers(model, own, input_shape).values()):
+        name = f"{layer}.weight" if layer else "weight"
+        if name in own and name in moved and own[name].ndim > 1 and bool(moved[name].any()):
+            weights, change = (one.detach().double().flatten(1) for one in (own[name], moved[name]))
+            cosine = torch.nn.functional.cosine_similarity(weights, change, dim=1)
+            sizes.append(cosine.abs() * weights.shape[1] ** 0.5)
+    return bool(sizes) and float(torch.cat(sizes).median()) < ACROSS
 
 
 def _count(stored: Tensor | None) -> int | None:
