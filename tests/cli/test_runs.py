@@ -106,9 +106,6 @@ def test_thresholds_can_be_changed_when_scoring(cli: Cli, run: Path, refused: Re
         1,
         1,
     )  # 150 dB
-    # An exact guess beats a blank one by as much as a recognizable record does.
-    found = [cli("report", "blind", *truth, "--set", f"score.recovered_gain_db={db}", "--json").json for db in (145, 9)]
-    assert [one["rows"][0]["scores"]["exact"]["mean"] for one in found] == [0, 1]
     for beyond in (
         "exact_db=1000",
         "exact_db=-1",
