@@ -117,7 +117,8 @@ def scale_free(model: nn.Module, moved: Mapping[str, Tensor], input_shape: tuple
         moved: What they moved by, or their gradient, by name.
         input_shape: Shape of one example.
     """
-    own, sizes = dict(model.named_parameters()), list[Tensor]()
+    own: dict[str, Tensor] = dict(model.named_parameters())
+    sizes = list[Tensor]()
     for layer in set(normalized_layers(model, own, input_shape).values()):
         name = f"{layer}.weight" if layer else "weight"
         if name in own and name in moved and own[name].ndim > 1 and bool(moved[name].any()):
