@@ -149,10 +149,12 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
     _ask_for_target(capture, model, input_shape, sent)
     returned = sent
     if capture.difference is not None:
-        returned = {name: sent[name] + tensor for name, tensor in model.named_buffers() if name in sent}
+        there = ((name, tensor) for name, tensor in model.named_buffers() if name in sent)
+        returned = {name: sent[name] + tensor for name, tensor in there if sent[name].shape == tensor.shape}
     plain = "mode" not in client.options and client.use in ("fedsgd", "fedavg")
     start = dict(model.named_parameters())
-    moved = {n: t if capture.after is None else t - start[n] for n, t in sent.items() if n in start}
+    fit = {n: t for n, t in sent.items() if n in start and t.shape == start[n].shape}
+    moved = {n: t if capture.after is None else t - start[n] for n, t in fit.items()}
     # Files that hold what was sent beside new weights stand still, too, whatever the mode was.
     if plain and stood_still(model, returned) and not scale_free(model, moved, input_shape):
         client = replace(client, options={**client.options, "mode": "eval"})

@@ -101,7 +101,10 @@ def stood_still(model: nn.Module, after: Mapping[str, Tensor]) -> bool:
     ]
     own = dict(model.named_buffers())
     return bool(names) and all(
-        name in after and torch.equal(own[name], after[name].reshape(own[name].shape).to(own[name])) for name in names
+        name in after
+        and after[name].numel() == own[name].numel()
+        and torch.equal(own[name].flatten(), after[name].flatten().to(own[name]))
+        for name in names
     )
 
 
