@@ -27,6 +27,7 @@ STEPS: dict[str, tuple[Make, dict[str, object]]] = {
         lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.01),
         {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01},
     ),
+    "adamw, decay unsaid": (lambda p: torch.optim.AdamW(p, lr=1e-3), {"optimizer": "adamw", "lr": 1e-3}),
     "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=1e-3), {"optimizer": "rmsprop", "lr": 1e-3}),
     "adadelta": (torch.optim.Adadelta, {"optimizer": "adadelta", "lr": 1.0}),
     "adam, eps 1e-3": (lambda p: torch.optim.Adam(p, eps=1e-3), {"optimizer": "adam", "lr": 1e-3, "eps": 1e-3}),

@@ -153,6 +153,18 @@ def test_few_members_of_many_cases_are_members_and_few_of_one_are_open() -> None
     assert not tells_members([rows[0], other]), "two tests of the same candidates are no more evidence"
 
 
+def test_an_area_above_chance_identifies_nobody_and_a_wide_interval_leaves_membership_open() -> None:
+    whole = told("a", 0, 1, 80).model_copy(update={"auc": 0.6, "auc_low": 0.52, "auc_high": 0.69})
+    found = with_verdict(of(row(), membership=[whole])).verdict
+    assert "MEMBERSHIP LEAKS" in found
+    assert "MEMBERS IDENTIFIED" not in found
+    assert "0.52" in found
+    few = told("a", 0, 0, 4).model_copy(update={"auc": 0.75, "auc_low": 0.0, "auc_high": 1.0})
+    found = with_verdict(of(row(), membership=[few])).verdict
+    assert "MEMBERSHIP OPEN" in found
+    assert "NO MEMBERS" not in found
+
+
 def test_where_nothing_tells_members_are_rarely_told() -> None:
     """Members and others draw p-values alike, from one calibration in each case: Fisher's strata are exact there."""
     generator, found, runs = np.random.default_rng(0), 0, 250

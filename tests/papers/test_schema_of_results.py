@@ -55,6 +55,8 @@ def check_command(command: str) -> None:
         files = [word.partition("::")[0] for word in words if word.startswith("tests/")]
         assert files, command
         assert all((ROOT / file).exists() for file in files), command
+    elif words[:2] == ["python", "-m"]:
+        assert (ROOT / f"{words[2].replace('.', '/')}.py").exists(), f"{command}: the tree has no module {words[2]}"
     elif words[0] == "python":
         assert (ROOT / words[1]).exists() or is_finished(command), f"{command}: the tree has no {words[1]}"
     else:

@@ -454,14 +454,19 @@ class _Bent:
         cls, capture: Capture, update: Update, before: Tensors, model: nn.Module, sizes: tuple[tuple[int, ...], int]
     ) -> Self | None:
         """None where the update is linear in a gradient, as far as was stated or can be seen; others as `_rule`."""
-        rule, lr = make_client(capture.client), capture.lr
+        rule, lr, rule_options = make_client(capture.client), capture.lr, capture.client.options
+        input_shape, outputs = sizes
+        sums = vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
         if isinstance(rule, FedAvg) and not rule.linear_in_gradient and update.kind == "delta":
             one = rule.first_step(capture.batch_size)
             if one is None:
                 return None  # several steps, or signs: as stated
-            return cls(one[0], dict.fromkeys(before, one[1]), None, OPTIMIZERS[rule.optimizer])
-        input_shape, outputs = sizes
-        sums = vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
+            shares: Mapping[str, float] = dict.fromkeys(before, one[1])
+            if rule.optimizer == "adamw" and capture.weight_decay is None and "weight_decay" not in rule_options:
+                # PyTorch's AdamW decays where nothing is said of it, so what is not stated is looked for.
+                seen = adaptive_step(update.tensors, before, sums=sums)
+                shares = shares if seen is None or seen.best is None else {**shares, **seen.shares}
+            return cls(one[0], shares, None, OPTIMIZERS[rule.optimizer])
         seen = adaptive_step(update.tensors, before, sums=sums)
         if seen is None:
             return None

@@ -1,7 +1,7 @@
 """Rows of a result beside those of attacks: membership inference, bounds, empirical epsilon, the verdict's parts."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from seepage.base.schema import JsonRecord, Share
@@ -86,7 +86,12 @@ class MembershipRow(JsonRecord):
         >>> MembershipRow(case="a", test="x", auc_low=0.49, members_identified=few, others_identified=none).tells
         True
         """
-        return (self.auc_low or 0.0) > 0.5 or _by_chance([self]) <= BY_CHANCE
+        return (self.auc_low or 0.0) > 0.5 or self.identifies
+
+    @property
+    def identifies(self) -> bool:
+        """Whether it identifies more members than chance does, and does not tell by its area alone."""
+        return _by_chance([self]) <= BY_CHANCE
 
     @property
     def tpr(self) -> float | None:
@@ -102,10 +107,21 @@ def tells_members(rows: Iterable[MembershipRow]) -> bool:
     return any(_by_chance(own) <= BY_CHANCE or any(row.tells for row in own) for own in tests.values())
 
 
-def more_members(rows: Iterable[MembershipRow]) -> bool:
-    """Whether more members than others were identified, as so few may be where a test tells nothing."""
-    hits = [(row.members_identified, row.others_identified) for row in rows]
-    return any(hit is not None and false is not None and hit.share > false.share for hit, false in hits)
+def identifies_members(rows: Sequence[MembershipRow]) -> bool:
+    """Whether members are identified, in one case or over all together; else they are distinguished as a whole."""
+    return tells_members(rows) and (any(row.identifies for row in rows) or not any(row.tells for row in rows))
+
+
+def open_membership(rows: Iterable[MembershipRow]) -> bool:
+    """Whether tests that do not tell members may do so all the same.
+
+    More members than others were identified, and so few that chance does as much; or candidates are so few that an area
+    of 1 lies within the interval, as of a test that tells all members.
+    """
+    hits = [(row.members_identified, row.others_identified, row.auc_high or 0.0) for row in rows]
+    return any(
+        top >= 1 or (hit is not None and false is not None and hit.share > false.share) for hit, false, top in hits
+    )
 
 
 def _by_chance(rows: Iterable[MembershipRow]) -> float:

@@ -356,8 +356,9 @@ def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | Non
     """
     knowledge = transcript.knowledge
     rule = knowledge.client if source.recipe is None else source.recipe.make_client()
-    # Attacks follow the client's rule exactly only where it has no dropout masks or rounding of its own.
-    followed = rule.read_as == rule
+    # Attacks follow the client's rule exactly only where it has no dropout masks or rounding of its own; of one that
+    # was captured nobody knows.
+    followed = source.recipe is not None and rule.read_as == rule
     found = diagnostics.model_diagnostics(knowledge.model, rule.mode, followed=followed)
     losses = diagnostics.example_losses(transcript, list(truth)) if truth is not None else []
     # Rounds over one data set, whose indices are known, may number thousands: only the first is opened.

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from seepage.audit.case import Kind, shared_parts
 from seepage.audit.findings import inconclusive, worst
-from seepage.audit.result_rows import more_members, tells_members
+from seepage.audit.result_rows import identifies_members, open_membership, tells_members
 from seepage.audit.row import Case, Diagnostic, EpsilonRow, MembershipRow, Outcome, Result, Row, SummaryPart
 from seepage.audit.verdict_summary import members_identified, reconstructed, verdict_summary
 from seepage.base.words import places_of, plural
@@ -346,11 +346,11 @@ def named_members(rows: Sequence[MembershipRow], cases: Sequence[Case]) -> str:
     bare = [row for row in rows if row.auc is not None and row.case in beside]
     where = _cases(len({row.case for row in tested}))
     if tells_members(tested):
-        said = f"MEMBERS IDENTIFIED. {_sentence(members_identified(tested, headings).words)}"
-    elif more_members(tested):
+        level = "MEMBERS IDENTIFIED" if identifies_members(tested) else "MEMBERSHIP LEAKS"
+        said = f"{level}. {_sentence(members_identified(tested, headings).words)}"
+    elif open_membership(tested):
         said = (
-            f"MEMBERSHIP OPEN. In {where} more members than others were identified, too few to be told from chance: "
-            "raise batch.count."
+            f"MEMBERSHIP OPEN. In {where} there were too few candidates to tell members from others: raise batch.count."
         )
     elif tested:
         said = (

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from seepage.audit.findings import worst
-from seepage.audit.result_rows import more_members, tells_members
+from seepage.audit.result_rows import open_membership, tells_members
 from seepage.audit.row import BoundRow, Case, EpsilonRow, MembershipRow, Result, Row, SummaryName, SummaryPart
 from seepage.base.schema import Share
 from seepage.base.words import plural
@@ -129,9 +129,12 @@ def members_identified(members: Sequence[MembershipRow], headings: Mapping[str, 
     most, how = worst([row for row in judged if row.tells] or judged), ""
     hit = most.members_identified
     assert hit is not None
+    area = f"AUC {most.auc or 0:.2f}, [{most.auc_low or 0:.2f}, {most.auc_high or 1:.2f}]"
     if not tells_members(judged):
-        doubt = "too few to be told" if more_members(judged) else "not told"
-        how = f"{doubt} from chance (AUC {most.auc or 0:.2f}, [{most.auc_low or 0:.2f}, {most.auc_high or 1:.2f}]): "
+        doubt = "too few to distinguish" if open_membership(judged) else "not distinguished"
+        how = f"{doubt} from chance ({area}): "
+    elif most.tells and not most.identifies:
+        how = f"distinguished on the whole ({area}): "
     elif not most.tells:
         own = [row.members_identified for row in judged if row.test == most.test and row.members_identified]
         hits, of = sum(one.hits for one in own), sum(one.of for one in own)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seepage.audit.case import Kind
 from seepage.audit.recipe.places import shown_recipe
-from seepage.audit.result_rows import more_members, tells_members
+from seepage.audit.result_rows import identifies_members, open_membership, tells_members
 from seepage.audit.row import PASSED_OVER, Case, Diagnostic, Row
 from seepage.audit.verdict import answers, caveat_lines, headline, not_asked, reasons, warning_lines
 from seepage.base.images import LARGEST_SIDE, data_uri
@@ -128,7 +128,13 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         else "unscored",
         "level_words": LEVELS.get(level, "Not scored")
         + "; tokens identified" * tokens
-        + ("; members identified" if members else "; membership open" * more_members(tests))
+        + (
+            "; members identified"
+            if identifies_members(tests)
+            else "; membership leaks"
+            if members
+            else "; membership open" * open_membership(tests)
+        )
         + "; epsilon contradicted" * wrong,
         "cases": [CaseTexts(run.result, case) for case in run.cases],
         "none": words.NONE,

@@ -131,9 +131,9 @@ def names_labels(loss: str, model: nn.Module, input_shape: tuple[int, ...]) -> b
             kept = []
             for _ in range(LABEL_DRAWS):
                 some = torch.randperm(classes, generator=draw)[: max(1, classes // 2)]
-                held = some[torch.randint(len(some), shape, generator=draw)]
+                held = some[torch.randint(len(some), shape, generator=draw)].to(outputs.device)
                 if shape == shapes[0]:
-                    labels, present = held, torch.isin(torch.arange(classes), held)
+                    labels, present = held, torch.isin(torch.arange(classes, device=held.device), held)
                 else:
                     labels = (torch.rand(shape, generator=draw) < 0.2).to(outputs)
                     present = labels.transpose(0, 1).flatten(1).any(1)

@@ -102,12 +102,14 @@ def _columns(knowledge: Knowledge, tables: list[str]) -> dict[int, str]:
     if width > MOST_COLUMNS or not tables:
         return {}
     base = as_inputs(model, torch.zeros((1, width)).to(next(model.parameters())))
-    read, found = _reads(model, tables, base), dict[int, str]()
-    for place in range(width):
-        other = base.clone()
-        other[0, place] = 1
-        moved = [name for name, value in _reads(model, tables, other).items() if not torch.equal(value, read[name])]
-        found |= {place: moved[0]} if moved else {}
+    found = dict[int, str]()
+    with suppress(Exception):  # user code, and tables of one row, may raise anything: what is known stays
+        read = _reads(model, tables, base)
+        for place in range(width):
+            other = base.clone()
+            other[0, place] = 1
+            moved = [name for name, value in _reads(model, tables, other).items() if not torch.equal(value, read[name])]
+            found |= {place: moved[0]} if moved else {}
     return found
 
 

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from seepage.attacks.network.attacked_round import AttackedRound
 from seepage.base.nn import forward, in_mode
+from seepage.base.second_derivatives import twice_differentiable
 from seepage.base.solvers import conjugate_gradients
+from seepage.errors import Inapplicable
 from seepage.federation.types import Batch
 
 EXACT = 0.01
@@ -61,8 +64,16 @@ def vouch_unlabeled(attacked: AttackedRound, inputs: Tensor) -> float | None:
     needs neither labels nor the loss. It is solved by conjugate gradients on `J J^T d = J v`.
 
     Returns:
-        None where the update is no gradient, or has fewer than `PER_UNKNOWN` entries for each entry of d.
+        None where the update is no gradient, or has fewer than `PER_UNKNOWN` entries for each entry of d, or where the
+        network has no second derivative.
     """
+    with suppress(Inapplicable), twice_differentiable(attacked.model):
+        return _nearest(attacked, inputs)
+    return None
+
+
+def _nearest(attacked: AttackedRound, inputs: Tensor) -> float | None:
+    """The same, where that can be differentiated."""
     observed, knowledge = attacked.observed, attacked.knowledge
     own = {name: tensor.detach().clone() for name, tensor in observed.params.items()}
     sent = {name: tensor.to(own[name]) for name, tensor in observed.update.tensors.items() if name in own}
@@ -72,10 +83,10 @@ def vouch_unlabeled(attacked: AttackedRound, inputs: Tensor) -> float | None:
     training = knowledge.client.mode == "train"
     with torch.enable_grad(), in_mode(knowledge.model, training=training):
         outputs = forward(knowledge.model, own, inputs.to(leaves[0].device), buffers=observed.buffers)
+        if outputs.numel() * PER_UNKNOWN > sum(map(Tensor.numel, leaves)):
+            return None
         slopes = torch.zeros_like(outputs, requires_grad=True)
         pulled = torch.autograd.grad(outputs, leaves, slopes, create_graph=True, materialize_grads=True)
-    if outputs.numel() * PER_UNKNOWN > sum(map(Tensor.numel, leaves)):
-        return None
 
     def pushed(tensors: Iterable[Tensor]) -> Tensor:  # J w
         (found,) = torch.autograd.grad(pulled, slopes, list(tensors), retain_graph=True)

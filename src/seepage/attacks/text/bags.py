@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.base.nn import captured_calls, forward, generator, in_mode, token_table
+from seepage.attacks.text.positions import slopes_of
+from seepage.base.nn import generator, token_table
 from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SUM
 from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge, Round
@@ -136,22 +137,17 @@ def _along(rows: Tensor, basis: Tensor, same_as: Tensor) -> Tensor:
 
 def _pools(knowledge: Knowledge, observed: Round, layer: str, name: str) -> bool:
     """Whether all tokens of a text have one gradient, by one pass on made-up texts of distinct tokens."""
-    model, (length,) = knowledge.model, knowledge.input_shape
-    own = {key: p.detach() for key, p in (*model.named_parameters(), *observed.params.items())}
-    table = own[name].clone().requires_grad_()
-    if 2 * length > len(table):
+    (length,), rows = knowledge.input_shape, len(observed.params[name])
+    if 2 * length > rows:
         return False
-    ids = torch.randperm(len(table), generator=generator(0, "token set"))[: 2 * length].reshape(2, length)
-    try:
-        with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, [layer]):
-            logits = forward(model, {**own, name: table}, ids.to(table.device), buffers=observed.buffers)
-            draw = torch.rand(logits.shape, generator=generator(0, "slopes")).to(logits)
-            (found,) = torch.autograd.grad((logits * draw).sum(), table)
-    except (IndexError, RuntimeError, TypeError, ValueError):
+    ids = torch.randperm(rows, generator=generator(0, "token set"))[: 2 * length].reshape(2, length)
+    slopes = slopes_of(knowledge, observed, layer, ids, [name])
+    found = None if slopes is None else slopes[1]
+    if found is None:
         return False
-    own_rows = found[ids.flatten()].reshape(2, length, -1)
-    size = float(own_rows.abs().max())
-    return size > 0 and bool(((own_rows - own_rows[:, :1]).abs() <= FLOAT32_NETWORK * size).all())
+    own = found[ids.flatten().to(found.device)].reshape(2, length, -1)
+    size = float(own.abs().max())
+    return size > 0 and bool(((own - own[:, :1]).abs() <= FLOAT32_NETWORK * size).all())
 
 
 def _without_negatives(rows: Tensor, basis: Tensor) -> Tensor:

@@ -165,26 +165,16 @@ def _place_table(knowledge: Knowledge, observed: Round, layer: str, words: str) 
     model, (length,) = knowledge.model, knowledge.input_shape
     own = {name: p.detach() for name, p in (*model.named_parameters(), *observed.params.items())}
     vocabulary, width = own[words].shape
-    ids = torch.randint(vocabulary, (2, length), generator=generator(0, "token set")).to(own[words].device)
-    able = {
-        name: own[name].clone().requires_grad_()
-        for name, p in own.items()
-        if p.is_floating_point() and p.shape[-1:] == (width,) and p.numel() >= length * width and name != words
-    }
-    table = own[words].clone().requires_grad_()
-    try:
-        with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, [layer]) as calls:
-            logits = forward(model, {**own, **able, words: table}, ids, buffers=observed.buffers)
-            made = calls[layer][0].output
-            draw = torch.rand(logits.shape, generator=generator(0, "slopes")).to(logits)
-            given, direct, *grads = torch.autograd.grad(
-                (logits * draw).sum(), [made, table, *able.values()], allow_unused=True
-            )
-    except (IndexError, KeyError, RuntimeError, TypeError, ValueError):
+    ids = torch.randint(vocabulary, (2, length), generator=generator(0, "token set"))
+    wide = (n for n, p in own.items() if p.is_floating_point() and p.shape[-1:] == (width,) and n != words)
+    able = [name for name in wide if own[name].numel() >= length * width]
+    slopes = slopes_of(knowledge, observed, layer, ids, [words, *able])
+    if slopes is None:
         return None
-    if given is None or given.shape != (2, length, width) or len(calls[layer]) != 1:
+    given, direct, *grads = slopes
+    if given is None or given.shape != (2, length, width):
         return None
-    sums = torch.zeros_like(table).index_add_(0, ids.flatten(), given.flatten(0, 1))
+    sums = torch.zeros_like(own[words]).index_add_(0, ids.flatten().to(given.device), given.flatten(0, 1))
     if (padding := padding_row(model)) is not None:
         sums[padding] = 0  # which is never trained
     if direct is None or not torch.allclose(direct, sums, atol=FLOAT32_NETWORK * float(sums.abs().max())):
@@ -202,6 +192,35 @@ def _place_table(knowledge: Knowledge, observed: Round, layer: str, words: str) 
         if factor and near and len(best.unique()) == length:
             return name, best, factor
     return None
+
+
+def slopes_of(
+    knowledge: Knowledge, observed: Round, layer: str, ids: Tensor, names: Sequence[str]
+) -> tuple[Tensor | None, ...] | None:
+    """Gradients of a sum of all outputs, each times a number drawn, at made-up texts: one pass at the sent weights.
+
+    Args:
+        knowledge: What the attacker knows.
+        observed: The round.
+        layer: The table that looks the texts up.
+        ids: `[n, places]` the texts.
+        names: Parameters.
+
+    Returns:
+        The gradient in what the table returned, and in each parameter; None where the network does not take such texts,
+        or looks them up twice.
+    """
+    model = knowledge.model
+    own = {name: p.detach() for name, p in (*model.named_parameters(), *observed.params.items())}
+    leaves = {name: own[name].clone().requires_grad_() for name in names}
+    try:
+        with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, [layer]) as calls:
+            logits = forward(model, {**own, **leaves}, ids.to(own[names[0]].device), buffers=observed.buffers)
+            (made,) = (call.output for call in calls[layer])
+            draw = torch.rand(logits.shape, generator=generator(0, "slopes")).to(logits)
+            return torch.autograd.grad((logits * draw).sum(), [made, *leaves.values()], allow_unused=True)
+    except (IndexError, KeyError, RuntimeError, TypeError, ValueError):
+        return None
 
 
 def _solve(words: Tensor, off: Tensor, places: Tensor, place_off: Tensor) -> list[set[int]]:

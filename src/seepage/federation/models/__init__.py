@@ -90,6 +90,7 @@ def build(
                 model = train_part(model, part)
             if isinstance(model, nn.Module):
                 try_inputs(model, input_shape)
+            if models.is_foreign(architecture.use) and isinstance(model, nn.Module):
                 take_last_made(model, input_shape)
             if "normalize" in part and isinstance(model, nn.Module):
                 normalize_inputs(model, part["normalize"])

@@ -24,7 +24,7 @@ MAX_INPUT_VALUES = 2**28
 """Largest number of values in one batch; larger ones are refused before anything is allocated."""
 MAX_FACTS_BYTES = 2**20
 """Largest accepted size of `knowledge.json`, in bytes."""
-MAX_SENTENCE, MAX_SENTENCES = 400, 12
+MAX_SENTENCE, MAX_SENTENCES = 1000, 24
 """Largest length of a sentence on an inferred fact, and largest number of them; the rest is cut."""
 MAX_CLASSES = 10**6
 """Largest accepted number of classes: more than any vocabulary, which is the largest kind of class list."""

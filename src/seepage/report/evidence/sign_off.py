@@ -1,6 +1,6 @@
 """What may be signed after a run: the answer to the last question of whoever files its annex."""
 
-from seepage.audit.result_rows import more_members, tells_members
+from seepage.audit.result_rows import open_membership, tells_members
 from seepage.audit.row import Result
 from seepage.report.page import STRONG
 
@@ -35,8 +35,8 @@ def what_to_sign(result: Result) -> str:
         if name in ASK and not part.tried
     ]
     bare = [row for row in result.membership if row not in tests and row.auc is not None]
-    if more_members(tests):
-        lacking.append("membership (too few were identified: raise batch.count)")
+    if open_membership(tests):
+        lacking.append("membership (too few to tell: raise batch.count)")
     elif bare and not tells_members(bare):
         lacking.append("membership (no test works without the defense either)")
     more = f" Not known from this run: {', '.join(lacking)}." if lacking else ""
