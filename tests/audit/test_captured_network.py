@@ -37,7 +37,7 @@ def test_classes_that_the_weights_do_not_tell_are_called_assumed() -> None:
     assert told.outputs == 62
     assert "assumed" not in told.inferred["classes"]
     found = find_network(architecture, {name: one for name, one in state.items() if name not in head}, None, None)
-    assert found.inferred["classes"] == "10, assumed: no last layer is among the weights"
+    assert found.inferred["classes"] == "10, assumed: nothing tells which layer of the weights makes the outputs"
 
 
 def test_a_hidden_layer_of_as_many_rows_is_no_head() -> None:

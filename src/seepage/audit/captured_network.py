@@ -120,7 +120,7 @@ def find_network(
             )
     where, wide = model.__dict__.get(TAKEN, logits_words(output)), logits_in(output)
     inferred |= {} if where is None else {"logits": where}
-    made = outputs_of(model, taken) if wide.ndim > 2 or classes is None else None
+    made = outputs_of(model, taken, bent=True) if wide.ndim > 2 or classes is None else None
     last, axis = False, 1
     if made is not None:
         outputs, axis = made.classes, made.axis
@@ -132,6 +132,8 @@ def find_network(
             inferred["classes"] = f"{outputs}, the rows of {made.layer or 'the last layer'}, which makes the outputs"
     elif classes in wide.shape[2:] and classes != wide.shape[1]:
         axis = wide.ndim - 1 if wide.shape[-1] == classes else 1
+    elif classes is None and wide.ndim == 1:
+        outputs, inferred["classes"] = 1, "1, as the network returns one number for each example"
     elif classes is None and wide.ndim > 1:
         head = _head(model, state, wide.shape[1])  # of a network that takes no number of classes, its own
         outputs, told = wide.shape[1], wide.ndim == 2
@@ -334,7 +336,7 @@ def _source_of_classes(classes: int, head: int | None, built_for: int) -> str:
         return f"{classes}, to which the weights fit"
     if classes != built_for:
         return f"{classes}, as the network is built"
-    return f"{classes}, assumed: no last layer is among the weights"
+    return f"{classes}, assumed: nothing tells which layer of the weights makes the outputs"
 
 
 def _refusal(architecture: Architecture, shape: Shape, error: Untaken, *, known: bool) -> SeepageError:

@@ -14,10 +14,11 @@ from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.exposure.rules import TOLD
 from seepage.attacks.exposure.running_statistics import STILL
+from seepage.attacks.exposure.silent import silent_inputs
 from seepage.attacks.network.outputs import draws
 from seepage.audit.capture import VALUES
 from seepage.audit.caveats import OPTIMIZERS
-from seepage.base.nn import has_batch_norm, input_layer, vocabulary_of
+from seepage.base.nn import has_batch_norm, vocabulary_of
 from seepage.base.schema import JsonRecord
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.losses import LOSSES
@@ -250,6 +251,10 @@ class _Reader:
 
     def _decay(self) -> Fact:
         name, shares = "weight decay", self.update.decayed
+        coupled = 0.0 if self.update.step is None else self.update.step.coupled
+        if coupled:
+            words = f"{coupled:.3g} of the weights is in the gradient, if its step is Adam's; taken out of it"
+            return self._fact(name, words, "inferred", "--client fedavg:weight_decay")
         if self.signs is not None or not self.rule.linear_in_gradient or (self.update.step is not None and not shares):
             option, stated = "--client fedavg:weight_decay", name in (self.stated or ())
             words = "as stated; such a step does not tell it" if stated else "such a step does not tell it"
@@ -347,14 +352,9 @@ class _Reader:
         return self._seen("dropout", f"{words}; attacks have none", "unknown", "--client fedsgd:mode=eval")
 
     def _inputs(self) -> Iterator[Fact]:
-        """Numbers of an example that are zero in all, whose columns of the first layer had no gradient."""
-        layer = input_layer(self.knowledge.model, self.observed.params, self.knowledge.input_shape)
-        if layer is None or layer.weight not in self.update.tensors or bool(layer.shift.any()):
-            return
-        moved = self.update.tensors[layer.weight].any(0)  # [d]
-        if 0 < (count := int(moved.sum())) < len(moved):
-            words = f"{len(moved) - count:,} of {len(moved):,} numbers are 0, or too small to show, in every example"
-            yield self._seen("inputs", f"{words}: columns of {layer.weight} that stood still", "inferred")
+        found = silent_inputs(self.knowledge, self.observed)
+        if found is not None:
+            yield self._seen("inputs", found.words, "inferred")
 
     def _labels(self) -> Iterator[Fact]:
         for one in self.exposure.of("codes"):

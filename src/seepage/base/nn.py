@@ -379,6 +379,8 @@ class InputLayer:
 
 _TABLE = "_seepage_token_table"
 """Where a network keeps the name of the table that looks its inputs up; None: it takes numbers."""
+_CODES = "_seepage_codes"
+"""Where it keeps how many codes each number of an example may be; None: as many as the table has rows."""
 
 
 Table = nn.Embedding | nn.EmbeddingBag
@@ -399,21 +401,54 @@ def try_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> None:
     like = next(model.parameters(), None)
     if not names or like is None or like.device.type == "meta":
         return
-    # Two examples, of zeros and of ones: what is looked up for both alike are places, not tokens.
+    # Two examples, of zeros and of ones, and the same turned round: what both look up alike are places, not tokens.
     probes = torch.stack([like.new_zeros(input_shape), like.new_ones(input_shape)])
     for values in (probes, probes.long()):
         with torch.no_grad(), in_mode(model, training=False), captured_calls(model, names) as calls:
             try:
                 model(values)
+                model(values.flip(0))
             except Exception:  # user code may raise anything
                 continue
-        whole = (name for name, found in calls.items() if torch.equal(found[0].input, probes.long()))
-        table = next(whole, None)
-        if table is None and values is not probes:
-            read = (name for name, found in calls.items() if len(found[0].input) == 2)
-            table = next((name for name in read if not torch.equal(*calls[name][0].input)), None)
+        read = {name: found[0].input for name, found in calls.items() if len(found) > 1}
+        told = [name for name in read if not torch.equal(read[name], calls[name][len(calls[name]) // 2].input)]
+        whole = (name for name in told if read[name].numel() == probes.numel())
+        table = next(whole, next(iter(told), None) if values is not probes else None)
         model.__dict__[_TABLE] = table
+        if table is not None:
+            model.__dict__[_CODES] = _codes(model, probes.long(), model.get_submodule(table).num_embeddings)  # type: ignore[arg-type]
         return
+
+
+MOST_COLUMNS = 64
+"""Numbers of an example up to which it is tried how large each may be."""
+
+
+def _codes(model: nn.Module, probes: Tensor, rows: int) -> tuple[int, ...] | None:
+    """How many codes each number of an example may be, by trial; None: as many as the table has rows, or not known.
+
+    Several fields that share a table behind offsets, and tables of unlike length, take fewer.
+    """
+
+    def takes(values: Tensor) -> bool:
+        try:
+            with torch.no_grad(), in_mode(model, training=False):
+                model(values)
+        except Exception:  # user code may raise anything
+            return False
+        return True
+
+    if probes.ndim != 2 or probes.shape[1] > MOST_COLUMNS or takes(torch.full_like(probes, rows - 1)):
+        return None
+    found, most = list[int](), max(one.num_embeddings for one in model.modules() if isinstance(one, Table))
+    for place in range(probes.shape[1]):
+        low, high = 2, most + 1  # codes that are taken, and that are not
+        while high - low > 1:
+            values = torch.zeros_like(probes)
+            values[:, place] = (low + high) // 2 - 1
+            low, high = ((low + high) // 2, high) if takes(values) else (low, (low + high) // 2)
+        found.append(low)
+    return tuple(found)
 
 
 def token_table(model: nn.Module) -> tuple[str, Table] | None:
@@ -427,6 +462,23 @@ def token_table(model: nn.Module) -> tuple[str, Table] | None:
     name = model.__dict__.get(_TABLE, first)
     found = None if name is None else model.get_submodule(name)
     return (name, found) if isinstance(found, Table) else None
+
+
+def codes_of(model: nn.Module) -> tuple[int, ...] | None:
+    """How many codes each number of an example may be, where these are fields of unlike length; None: a text has none.
+
+    >>> class Fields(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.table = nn.Embedding(9, 4)
+    ...     def forward(self, ids):
+    ...         return self.table(ids + torch.tensor([0, 2])).flatten(1)
+    >>> model = Fields()
+    >>> try_inputs(model, (2,))
+    >>> codes_of(model)
+    (9, 7)
+    """
+    return model.__dict__.get(_CODES)
 
 
 def vocabulary_of(model: nn.Module) -> int | None:
@@ -459,8 +511,11 @@ def as_inputs(model: nn.Module, values: Tensor) -> Tensor:
     >>> as_inputs(nn.Embedding(50, 8), torch.tensor([[0.0, 0.5, 1.0]]))
     tensor([[ 0, 24, 49]])
     """
-    vocabulary = vocabulary_of(model)
-    return values if vocabulary is None else (values.clamp(0, 1) * (vocabulary - 1)).long()
+    vocabulary, codes = vocabulary_of(model), codes_of(model)
+    if vocabulary is None:
+        return values
+    most = vocabulary if codes is None else torch.tensor(codes, device=values.device)
+    return (values.clamp(0, 1) * (most - 1)).long()
 
 
 def next_tokens(ids: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.labels import head_of
 from seepage.base.algebra.rows import LEAST_ALIKE
-from seepage.base.nn import last_linear
+from seepage.attacks.text.moved_rows import FALSE_ALARM
+from seepage.base.nn import generator, last_linear
 from seepage.base.rounding import DEVIATIONS, FLOAT32_SUM
 from seepage.federation.measured import ROUNDING, Formats, Step, decay_of, format_told, measured_entries, spread_of
 from seepage.federation.types import ClientUpdate, Target, Tensors
@@ -116,6 +117,7 @@ class Adaptive:
         evidence = {"size": self.size, "one_step": self.best is not None, "modules": self.modules}
         evidence["proved"] = self.best is not None and self.best.proved
         evidence["decay"] = max(self.shares.values(), default=0.0)
+        evidence["coupled"] = 0.0 if self.best is None else self.best.step.coupled
         if self.best is None:
             message = (
                 f"held to one size: in tensor after tensor the largest entries changed by {self.size:.2g} and none by "
@@ -125,6 +127,8 @@ class Adaptive:
             )
         else:
             beside = f", beside a decay of {evidence['decay']:.2g} of the weights" * bool(self.shares)
+            coupled = self.best.step.coupled
+            beside += f", with a decay in its gradient, of {coupled:.3g} if that is Adam's" * bool(coupled)
             against = "".join(f"; {one.words} is the runner-up" for one in self.others[:1])
             how = "as" if self.best.proved else "assumed to be, as several may look alike,"
             message = (
@@ -214,6 +218,10 @@ def adaptive_step(
         return None
     zero = [name for name in sums if name in moved and name in weights and moved[name].ndim]
     ceiling, share = looked.ceiling()
+    coupled = None if share else looked.coupled()  # what a decay beside the step took off depends on the weights, too
+    if coupled is not None:
+        looked = looked.without(coupled)
+        ceiling, share = looked.ceiling()
     shares = looked.shares(ceiling, share)
     piled, over = looked.piled(ceiling, shares)
     plain = _explained(Step.sgd(), moved, weights, looked.formats, zero, {})
@@ -228,7 +236,7 @@ def adaptive_step(
     alone = len(full) > 1 and plain.off is not None and plain.off > DEVIATIONS
     alone |= bool(full) and looked.gathers(_chosen(ceiling), shares)
     if not over and (modules > 1 or alone):
-        return _of_ceiling(looked, moved, weights, zero, shares, ceiling, piled, modules, plain)
+        return _of_ceiling(looked, moved, weights, zero, shares, ceiling, piled, modules, plain, coupled.coupled if coupled else 0.0)
     smooth = _smooth(looked, moved, weights, zero, plain)
     if smooth is not None:
         return Adaptive(smooth[0].step.rate, smooth[0], (*smooth[1:], plain))
@@ -250,12 +258,13 @@ def _of_ceiling(
     piled: Mapping[str, int],
     modules: int,
     plain: Explained,
+    coupled: float,
 ) -> Adaptive:
     """Entries lie at one ceiling: bent there as by Adam, or cut off as by a clip; else several steps."""
     rate = _chosen(ceiling)
     told = abs(float(f"{ceiling:.{ROUND_DIGITS - 1}e}") / ceiling - 1) <= ROUND
     shares = {name: _chosen_share(share, rate) for name, share in shares.items()} if told else shares
-    bent = replace(Step.adam(rate), name=ADAM, scaled=True)
+    bent = replace(Step.adam(rate), name=ADAM, scaled=True, coupled=coupled)
     bent = bent if told else replace(bent, rate=ceiling)
     if told:  # the kin's own constants, float32 numbers each, move the ceiling by 1e-7 of itself
         kin = (bent, replace(bent, rate=Step.adagrad(rate).rate), replace(bent, rate=Step.rmsprop(rate / 10).most))
@@ -278,6 +287,16 @@ def _of_ceiling(
         single = found[0].off is not None and found[0].off <= DEVIATIONS
     size = max(ceiling, found[0].step.rate) if single and found[0].step.gain else ceiling
     return Adaptive(size, found[0] if single else None, (*(found[1:] if single else found), plain), shares, modules)
+
+
+def _few_digits(value: float, off: float) -> float:
+    """The number of one or two digits that a value is within its error; itself where none is.
+
+    >>> _few_digits(1.0004e-6, 1e-9), _few_digits(1.2345e-6, 1e-9)
+    (1e-06, 1.2345e-06)
+    """
+    every = (float(f"{value:.{digits}e}") for digits in (0, 1))
+    return next((short for short in every if abs(short - value) <= DEVIATIONS * off), value)
 
 
 def _smooth(
@@ -389,6 +408,7 @@ class _Looked:
     entries: Mapping[str, tuple[Tensor, Tensor, Tensor]]
     formats: Formats
     vectors: frozenset[str]
+    widths: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, moved: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> "_Looked | None":
@@ -402,7 +422,72 @@ class _Looked:
         for name, tensor in live.items():
             change, weight = (one.flatten()[:PIECES].double() for one in (tensor, weights[name]))
             entries[name] = change, weight, spread_of(weight + change, formats.stored) + 3 * ROUNDING * change.abs()
-        return cls(entries, formats, frozenset(name for name in live if live[name].ndim < 2))
+        widths = {name: max(1, tensor[:1].numel()) if tensor.ndim else 1 for name, tensor in live.items()}
+        return cls(entries, formats, frozenset(name for name in live if live[name].ndim < 2), widths)
+
+    def coupled(self) -> Step | None:
+        """Adam's step with the decay c in its gradient by which entries moved that had no gradient of their own.
+
+        Rows that were not looked up, and columns of inputs that are zero, agree on x / w = c. Held against the same
+        entries with their weights in another order, and against the next level, by Chernoff's bound.
+
+        Returns:
+            None where no more agree than by chance, and where c w is so far below epsilon that the step is a factor
+            there, and the decay cannot be told from one beside it.
+        """
+        top = self.top()
+        tried = [self._agreeing(replace(Step.adam(rate), name=ADAM, scaled=True)) for rate in {top, float(f"{top:.1e}")}]
+        most = max((one for one in tried if one is not None), key=lambda one: one[0], default=None)
+        return None if most is None else most[1]
+
+    def _agreeing(self, step: Step) -> tuple[int, Step] | None:
+        """How many entries agree on a decay in the gradient of this step, and the step with it."""
+        parts, rows = list[Tensor](), list[Tensor]()
+        for name in self.entries:
+            if name not in self.vectors:
+                x, off, weight = self._inverted(name, step)
+                use = off.isfinite() & (weight != 0) & (DEVIATIONS * off < NEAR * x.abs())
+                order = torch.randperm(int(use.sum()), generator=generator(0, "decay in the gradient"))
+                parts.append(torch.stack([x[use], off[use], weight[use], weight[use][order]]))
+                rows.append((torch.arange(len(x)) // self.widths[name])[use].unique(return_counts=True)[1].double())
+        x, off, weight, other = torch.cat(parts, 1) if parts else torch.zeros(4, 0)
+        if len(x) < FEWEST_BELOW:
+            return None
+        same = x * other > 0
+        by_chance = _level((x[same] / other[same]).log(), off[same] / x[same].abs())[1].sum()
+        same = x * weight > 0
+        logs, spread = (x[same] / weight[same]).log(), off[same] / x[same].abs()
+        level, agree = _level(logs, spread)
+        apart = (logs - level).abs() > NEAR
+        by_chance = torch.maximum(by_chance, _level(logs[apart], spread[apart])[1].sum())
+        chance, share = (int(by_chance) + 1) / len(x), int(agree.sum()) / len(x)
+        if share <= chance:
+            return None
+        gain = share * math.log(share / chance)  # Kullback and Leibler's distance
+        gain += (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
+        # Entries of one row may agree for a reason of their own, as where its norm is a parameter: rows are counted.
+        sizes = torch.cat(rows)
+        gain *= float(sizes.sum().square() / sizes.square().sum())
+        found = math.exp(level)
+        small = found * float(weight[same][agree].abs().median()) < LIVE * step.eps
+        if small or gain < math.log(len(x) / FALSE_ALARM):
+            return None
+        off_by = found * (float(spread[agree].square().reciprocal().sum()) ** -0.5 + FLOAT32_SUM)
+        return int(agree.sum()), replace(step, coupled=_few_digits(found, off_by))
+
+    def without(self, step: Step) -> "_Looked":
+        """The same without entries that the step's decay explains by itself, which are no gradient's."""
+        left = {}
+        for name, one in self.entries.items():
+            x, off, weight = self._inverted(name, replace(step, coupled=0.0))
+            own = ~((x - step.coupled * weight).abs() <= DEVIATIONS * off) | ~off.isfinite()
+            if bool(own.any()):
+                left[name] = (one[0][own], one[1][own], one[2][own])
+        return replace(self, entries=left) if left else self
+
+    def _inverted(self, name: str, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        change, weight, _ = self.entries[name]
+        return *measured_entries(weight, change, step, self.formats), weight
 
     def freed(self, name: str, share: float) -> tuple[Tensor, Tensor]:
         """Sizes of a tensor's changes beside a decay of this share, and their errors: what it left was rounded too."""
@@ -595,6 +680,12 @@ class _Looked:
                 full = len(sizes) >= 2 * LEAST_ENTRIES and float((sizes > 1 - NEAR).double().mean()) >= FULL_SHARE
                 flat |= {name.rpartition(".")[0]} if wide or full else set()
         return reach >= max(min(LEAST_ALIKE, live_ones), live_ones / 2) and len(flat) > 1
+
+
+def _level(values: Tensor, spread: Tensor) -> tuple[float, Tensor]:
+    """Where most values meet, and which do within their errors."""
+    level = _mode(values, spread) if len(values) else 0.0
+    return level, (values - level).abs() <= DEVIATIONS * spread
 
 
 def _mode(sizes: Tensor, spread: Tensor) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from seepage.base.nn import as_inputs, captured_calls, frozen_randomness, generator, in_mode, logits_in
 from seepage.base.rounding import FLOAT32_NETWORK
@@ -13,6 +14,8 @@ MANY = 32
 """Examples on which two passes in train mode are compared: rare dropout seldom leaves all of them alike."""
 ENOUGH = 2**18
 """Values of all of these examples together: of large pictures there are fewer, whose values are many."""
+FEWEST_SORTED = 8
+"""Values from which their order is no chance."""
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -24,26 +27,33 @@ class Outputs:
         layer: Its name.
         classes: Its rows.
         axis: Axis of the logits along which they lie, 1 or more.
+        plain: Nothing else happens to them; else each is bent by itself, as by a sigmoid.
     """
 
     layer: str
     classes: int
     axis: int
+    plain: bool = True
 
 
-def outputs_of(model: nn.Module, input_shape: tuple[int, ...]) -> Outputs | None:
+def outputs_of(model: nn.Module, input_shape: tuple[int, ...], *, bent: bool = False) -> Outputs | None:
     """The layer behind a network's logits; None where these are made of more than one layer's outputs.
+
+    A layer of somebody's own, whose weight is no module's, is told by its bias: what is added to that is added to the
+    logits.
 
     Args:
         model: The network. Its mode and state are left as they were.
         input_shape: Shape of one example.
+        bent: A layer counts of which each output is bent by itself, too.
 
     >>> outputs_of(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(-1)), (5, 4))
     Outputs(layer='0', classes=3, axis=2)
     """
     names = [name for name, module in model.named_modules() if isinstance(module, _LAYERS)]
+    probes = _probes(model, input_shape)
     with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, names) as calls:
-        logits = logits_in(model(_probes(model, input_shape)))
+        logits = logits_in(model(probes))
     for name in reversed(calls):
         layer, made = model.get_submodule(name), calls[name][-1].output
         classes = layer.out_features if isinstance(layer, nn.Linear) else len(layer.weight)  # type: ignore[arg-type]
@@ -53,6 +63,38 @@ def outputs_of(model: nn.Module, input_shape: tuple[int, ...]) -> Outputs | None
                 continue
             if torch.allclose(_rows(logits.movedim(axis, -1), int(classes)), rows, atol=FLOAT32_NETWORK):
                 return Outputs(name, int(classes), axis)
+            if bent and _monotone(made.detach().movedim(-1 if isinstance(layer, nn.Linear) else 1, -1), logits, axis):
+                return Outputs(name, int(classes), axis, plain=False)
+    return _by_bias(model, probes, logits.detach())
+
+
+def _monotone(made: Tensor, logits: Tensor, axis: int) -> bool:
+    """Whether logits are one rising or falling function of what a layer made: k values are so by a chance of 2 / k!."""
+    moved = logits.detach().movedim(axis, -1)
+    if moved.shape != made.shape or made.numel() < FEWEST_SORTED:
+        return False
+    steps = moved.flatten()[made.flatten().argsort()].diff()
+    return bool((steps >= 0).all() or (steps <= 0).all()) and bool(steps.any())
+
+
+def _by_bias(model: nn.Module, probes: Tensor, logits: Tensor) -> Outputs | None:
+    """The module of somebody's own to whose bias the logits' softmax adds what is added to it."""
+    for name, module in reversed(list(model.named_modules())):
+        bias = module._parameters.get("bias")
+        if bias is None or bias.ndim != 1 or len(bias) < 2 or isinstance(module, (*_LAYERS, nn.RNNBase)):
+            continue
+        axes = [axis for axis in range(1, logits.ndim) if logits.shape[axis] == len(bias)]
+        if not axes:
+            continue
+        added = torch.rand(len(bias), generator=generator(0, "bias"), dtype=torch.float64).to(bias)
+        state = {f"{name}.bias".removeprefix("."): bias.detach() + added}
+        with torch.no_grad(), in_mode(model, training=False):
+            moved = logits_in(functional_call(model, state, (probes.clone(),)))
+        for axis in axes:
+            shifted = (one.movedim(axis, -1) for one in (moved, logits))
+            own, expected = next(shifted), next(shifted) + added
+            if torch.allclose(_rows(own, len(bias)), _rows(expected, len(bias)), atol=FLOAT32_NETWORK):
+                return Outputs(name, len(bias), axis)
     return None
 
 

@@ -15,7 +15,7 @@ from seepage.attacks.text.span import GradientSpan
 from seepage.attacks.text.targets import targets_by_errors
 from seepage.attacks.text.unread import targets_by_direction
 from seepage.base.adapters import inside_adapters
-from seepage.base.nn import as_inputs, next_tokens, token_table, vocabulary_of
+from seepage.base.nn import as_inputs, codes_of, next_tokens, token_table, vocabulary_of
 from seepage.base.registry import attacks
 from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
 
@@ -102,6 +102,8 @@ class TokenSequences(Attack):
                 "the network does not begin with an embedding of tokens",
                 "use inverting_gradients for images and tables",
             )
+        if codes_of(attacked.model) is not None:
+            raise Inapplicable("each number of an example is a code of a field of its own", "use token_set")
         reader = Reader(attacked)
         layers = [layer for layer in reader.layers(vocabulary) if layer.mixtures(gradient).any()]
         adapters = bool(inside_adapters(attacked.model))

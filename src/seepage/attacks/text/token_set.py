@@ -11,9 +11,10 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.text.moved_rows import MovedRows, moved_rows
 from seepage.attacks.text.positions import Places, places_of
-from seepage.base.nn import Table, captured_calls, forward, generator, in_mode, token_table
+from seepage.base.nn import Table, captured_calls, codes_of, forward, generator, in_mode, token_table
 from seepage.base.registry import attacks
-from seepage.federation.measured import weights_moved
+from seepage.base.rounding import DEVIATIONS
+from seepage.federation.measured import Formats, decay_of, entries_of_step, weights_moved
 from seepage.federation.sent_tensors import not_sent
 from seepage.federation.types import Knowledge, Reconstruction, Round, Transcript
 
@@ -154,7 +155,14 @@ def _moves(observed: Round, name: str) -> tuple[Tensor, Tensor | None]:
     update, start = observed.update, observed.params[name]
     change = update.tensors[name].double()
     if update.step is not None:  # what no token moved is not zero there, but an error
-        return weights_moved(change, start, update.step, update.decayed.get(name, 0.0)), start
+        share = update.decayed.get(name, 0.0)
+        moved = weights_moved(change, start, update.step, share)
+        if update.step.coupled:  # less what decay alone moves, which each entry's own size divides
+            alone, own = weights_moved(torch.zeros_like(change), start, update.step, share), update.step.rate
+            _, _, u, spread = entries_of_step(change, start, update.step, share, Formats())
+            apart = (u + (alone + decay_of(share) * start.double()) / own).abs()
+            moved = torch.where(apart <= 2 * DEVIATIONS * spread, 0.0, moved - alone)
+        return moved, start
     if update.kind == "gradient" and update.rate is None:
         return change, None
     moved = change if update.rate is None else -update.rate * change
@@ -201,6 +209,7 @@ def _probes(knowledge: Knowledge, rows: int) -> Tensor:
         return torch.stack([torch.zeros(shape), torch.ones(shape)])
     if len(tables) > 1:  # a column may be of any of them, and some tables are short
         rows = min([rows, *(size for size in tables if size > 1)])
+    rows = min([rows, *(codes_of(knowledge.model) or ())])
     order = torch.randperm(rows, generator=generator(0, "token set"))[: max(1, rows // 2)]
     if len(order) == 1:
         order = torch.arange(rows)
