@@ -492,10 +492,8 @@ def _accuracy(result: Result) -> str:
     if known:
         own, bare, case = min(known, key=lambda pair: pair[0] - pair[1])
         after, spent = plural(case.rounds_trained, "round"), case.trained_promise
-        rounds = f"; the client that took part most: {spent.phrase}" if spent is not None else ""
-        return (
-            f"{100 * bare:.0f} % where clients trained {after} without the defense, {100 * own:.0f} % with it{rounds}"
-        )
+        price = f" at epsilon = {spent.epsilon:.3g}" if spent is not None and spent.epsilon is not None else ""
+        return f"{100 * bare:.0f} % where clients trained {after} without the defense, {100 * own:.0f} % with it{price}"
     return UNMEASURED * bool(defended)
 
 
@@ -505,7 +503,12 @@ def claims(cases: Sequence[Case]) -> list[str]:
     >>> claims([Case(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
     ['epsilon = 8 at delta = 1e-05 for each example, over 1 round']
     """
-    said = ((one.heading, one.promise.phrase) for one in cases if one.promise and one.promise.epsilon is not None)
+    said = (
+        (one.heading, one.promise.phrase + (f"; the client that took part most: {spent.phrase}" if spent else ""))
+        for one in cases
+        if one.promise and one.promise.epsilon is not None
+        for spent in [one.trained_promise]
+    )
     return once(said, len(cases))
 
 
