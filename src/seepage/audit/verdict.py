@@ -58,7 +58,7 @@ MIXTURES = (
     "example, and none is shown to be near one. That is no proof of safety."
 )
 FEATURES = "Inner features of private examples were reconstructed, and no attack made examples of them"
-ORDER_OPEN = "It reads no more than that: which of them stood together, in what order and how often is not looked at."
+ORDER_OPEN = "It is a set, without order and counts: seepage check says what of these the update shows."
 
 
 def with_verdict(
@@ -105,7 +105,7 @@ def verdict(
     every, rows = rows, [row for row in rows if row.case in named]
     level = level_of(rows, list(named.values()), doubtful=bool(doubt))
     words = reconstructed(rows, titles, list(named.values())).words
-    score = f"seepage report RUN --truth FOLDER{' --trust' if own_code else ''}"
+    score = f"seepage report RUN --truth FILE{' --trust' if own_code else ''}"
     said = [_head(level, rows, named, words, doubt), *_limits(level, rows, named, doubt, score)]
     beside = [row for row in every if row.case not in named]
     if any(row.leaks for row in beside):
