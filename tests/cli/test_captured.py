@@ -186,7 +186,7 @@ def test_the_command_that_it_names_for_scoring_is_not_refused(
     found = cli("attack", "before.pt", "after.pt", "--lr=0.1", *known, *HIDDEN, "--out=run")
     (said,) = re.findall(r"seepage (report RUN[\w\s/-]*)", " ".join(found.out.split()).partition(" reconstruction ")[0])
     assert ("--trust" in said) == own
-    again = cli(*said.replace("RUN", "run").replace("FOLDER", "mine.npz").split())
+    again = cli(*said.replace("RUN", "run").replace("FILE", "mine.npz").split())
     assert "exactly" in again.out
 
 
@@ -512,7 +512,7 @@ def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
     scored = cli("report", "run", "--truth", "batch.npz", "--trust")
     assert "1 of 1 examples exactly" in " ".join(scored.out.split())
     np.savez(home / "z.npz", x=8 * rows.numpy() - 4, y=np.float32([1]))  # as its own network reads it
-    assert "captured files with --values" in cli("report", "run", "--truth=z.npz", "--trust", code=2).err
+    assert "attack them again with --values=" in cli("report", "run", "--truth=z.npz", "--trust", code=2).err
     net.load_state_dict(torch.load(home / "rows_before.pt"))
     net.zero_grad()
     F.cross_entropy(net(8 * rows - 4), torch.tensor([1])).backward()

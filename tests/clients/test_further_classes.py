@@ -30,6 +30,13 @@ class Headed(nn.Module):
         return seen, made, self.head(seen + 0 * made.sum(1, keepdim=True))
 
 
+class Rows(nn.Sequential):
+    """A network on standardized rows, of which nothing is stated."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5))
+
+
 class Rated(nn.Module):
     """A user and an item, each with a table, as recommenders have them; tables of unlike length."""
 
@@ -139,6 +146,18 @@ def test_the_range_of_values_is_assumed_or_stated(tmp_path: Path) -> None:
     for stated, told in ((None, ("from 0 to 1", "assumed")), ((-3.0, 3.0), ("from -3 to 3", "stated"))):
         found = looked_at(tmp_path, "Headed", batch, lambda model, x, y: F.cross_entropy(model(x)[2], y), values=stated)
         assert fact(found, "values") == told
+
+
+def test_rows_of_examples_outside_of_the_assumed_range_show_another(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.randn(3, 20), torch.tensor([0, 3, 3])
+    found = looked_at(tmp_path, "Rows", batch, lambda model, x, y: F.cross_entropy(model(x), y), batch_size=3)
+    words, origin = fact(found, "values")
+    low, high = float(words.split()[1]), float(words.split()[3].strip(","))
+    assert origin == "inferred"
+    assert low <= batch[0].min()
+    assert batch[0].max() <= high
+    assert found.exposure.examples == 3
 
 
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:

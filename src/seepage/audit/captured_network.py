@@ -40,6 +40,9 @@ PHOTOGRAPH, PHOTOGRAPH_CLASSES = 224, 1000
 """Side of the pictures of a network for so many classes whose first convolution takes two pixels at a step."""
 UNTOLD = "nothing in the files tells"
 """Beginning of an error that asks for the shape."""
+FEWEST_PLACES = 8
+"""Rows of a table from which on it may be one of places, so that no text is longer."""
+
 ANOTHER_SHAPE = "if examples have another shape, give it with --shape"
 """The remedy where the inferred shape may be wrong."""
 TAKEN_FOR = "examples are assumed to be"
@@ -276,11 +279,15 @@ def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Te
     Raises:
         SeepageError: Where the first layer takes examples of any length, so that nothing tells theirs.
     """
-    if any(isinstance(module, Table) for module in model.modules()):
+    tables = [module for module in model.modules() if isinstance(module, Table)]
+    if tables:
+        # Beside the tokens' table one of places has a row for each, and none for a text that is longer.
+        rows = [one.weight.shape[0] for one in tables if one.weight.shape[0] >= FEWEST_PLACES]
+        longest = min(rows) if len(rows) > 1 else 60
         raise SeepageError(
             f"{UNTOLD} the shape of one example of {architecture.use!r}, which looks up whole numbers in a table; give "
-            "the number of tokens of one example with --shape LENGTH, such as --shape 60, or the columns of a row that "
-            "holds codes"
+            f"the number of tokens of one example with --shape LENGTH, such as --shape {min(longest, 60)}, or the "
+            "columns of a row that holds codes"
         )
     name, first = next(((name, one) for name, one in model.named_modules() if isinstance(one, _READS)), ("", None))
     weight = _in_names_of(model, state).get(f"{name}.weight" if name else "weight")

@@ -70,7 +70,8 @@ def _objective_diagnostics(row: Row, *, contradicted: bool) -> list[Finding]:
         return []
     if reached < truth - 1e-6 * abs(truth):  # beyond rounding
         words = (
-            f"{name} found inputs that fit its objective better ({reached:.3g}) than the truth does ({truth:.3g}): "
+            f"{name} found inputs that fit its objective better ({reached:.3g}) than the truth does, which has "
+            f"{truth - reached:.2g} more: "
             f"{'what was stated of the client' if contradicted else 'the objective'} is the limit, not the search."
         )
         return [warning("objective-limits", words, reached=reached, truth=truth)]
@@ -159,9 +160,11 @@ def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | No
 
     Returns:
         Relative distance and best factor (see `vouch`). None where the result depends on which example is in which
-        local step, and for more than `MOST_STEPS` local steps.
+        local step, or on the client's own random numbers, such as dropout's, and for more than `MOST_STEPS` steps.
     """
     observed, knowledge = view[0], view.knowledge
+    if knowledge.client.mode == "train" and draws(knowledge.model, knowledge.input_shape):
+        return None
     if len(view) > 1 or observed.personal or not len(batch) or len(batch) != observed.batch_size:
         return None
     steps = knowledge.client.batches(len(batch))
@@ -221,8 +224,9 @@ def _trained(transcript: Transcript) -> str:
     decay = f", but for {share:.3g} of the weights, taken out as weight decay" if share else ""
     if update.rate is not None:
         return f"one step of SGD at a learning rate of {update.rate:.3g}{decay}"
-    if update.step is not None:
-        return f"one step of an optimizer whose entries move by {update.step.rate:.3g} at the most{decay}"
+    if (step := update.step) is not None:
+        bent = f" and epsilon {step.eps:.3g}" if step.bent else ""
+        return f"one step of {step.name} whose entries move by {step.rate:.3g} at the most{bent}{decay}"
     if update.kind == "gradient":
         return "one gradient"
     if not isinstance(rule, FedAvg):

@@ -161,10 +161,10 @@ class _Reader:
             words = self.said.get("classes", outputs)
             yield self._fact("classes", words, "assumed" if "assumed" in words else "read", "--classes")
         if vocabulary_of(knowledge.model) is None and (
-            VALUES in (self.stated or ()) or not is_image(knowledge.input_shape)
+            VALUES in {*(self.stated or ()), *self.said} or not is_image(knowledge.input_shape)
         ):
-            words = f"from {knowledge.value_range[0]:g} to {knowledge.value_range[1]:g}"
-            yield self._fact(VALUES, words, "assumed", "--values")
+            words = self.said.get(VALUES, f"from {knowledge.value_range[0]:g} to {knowledge.value_range[1]:g}")
+            yield self._fact(VALUES, words, "inferred" if VALUES in self.said else "assumed", "--values")
         if len(knowledge.input_shape) == 3:
             own = None if knowledge.architecture is None else knowledge.architecture.options.get("normalize")
             words = "none but the network's own" if own is None else str(own)

@@ -189,7 +189,9 @@ def inconclusive(rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Dia
         if case.control or not any(row.scored for row in own) or _gives(case, own):
             continue
         flagged = [flag for flag in flags if flag.case == case.name and flag.severity == "warning"]
-        why = [UNTRUSTED[flag.name].format(attack=flag.attack) for flag in flagged if flag.name in UNTRUSTED]
+        # Where the same attacks read all of these examples without the defense, their loss is not what stops them.
+        sure = {"confident-examples"} if case.defense and _reads_all(case, own, rows) else set()
+        why = [UNTRUSTED[flag.name].format(attack=flag.attack) for flag in flagged if flag.name in {*UNTRUSTED} - sure]
         why += [f"{row.attack} was not tried for want of time" for row in own if row.outcome is Outcome.NOT_TRIED]
         why += [words] if case.defense and (words := _unshown(case, rows, cases)) else []
         if why:
@@ -201,6 +203,12 @@ def _gives(case: Case, rows: Sequence[Row]) -> bool:
     """Whether anything of the examples was recovered, by an attack or in closed form."""
     proved = any(row.leaks or row.identified_tokens or row.certified_examples for row in rows)
     return proved or bool(case.exposed_examples)
+
+
+def _reads_all(case: Case, own: Sequence[Row], rows: Sequence[Row]) -> bool:
+    """Whether an attack that was tried on a defended case recovers each example of the same case undefended."""
+    tried = {row.attack for row in own if row.scored}
+    return any(row.mean("recovered") == 1 for row in rows if row.case == case.undefended and row.attack in tried)
 
 
 def _unshown(case: Case, rows: Sequence[Row], cases: Sequence[Case]) -> str:

@@ -35,14 +35,16 @@ from seepage.attacks.exposure.running_statistics import (
     statistics_words,
     stood_still,
 )
+from seepage.attacks.linear import shown_range
 from seepage.attacks.network.outputs import outputs_of
-from seepage.audit.capture import Capture, some
+from seepage.audit.capture import VALUES, Capture, some
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.caveats import OPTIMIZERS
 from seepage.audit.recipe.parts import problems_of
 from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import models
 from seepage.base.storage import make_private
+from seepage.base.words import plural
 from seepage.errors import SeepageError, short
 from seepage.federation.clients import FedAvg, FedSGD, OwnStep, gradient_rule, make_client
 from seepage.federation.clients.fedavg import MOST_STEPS
@@ -197,6 +199,17 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
     )  # fmt: skip
     transcript, more, unknown = _with_size(whole, capture.batch_size, said)
     said |= more
+    if capture.values is None and "normalize" not in architecture.options:
+        size = transcript[0].batch_size
+        shown = shown_range(lambda ends: whole(batch_size=size, value_range=ends))
+        if shown is not None:
+            (low, high), examples = shown
+            transcript = whole(batch_size=size, value_range=(low, high))
+            least, most = (float(end) for end in examples.aminmax())
+            said[VALUES] = (
+                f"from {low:g} to {high:g}, about: in rows of the first layer those of "
+                f"{plural(len(examples), 'example')} are from {least:.3g} to {most:.3g}"
+            )
     _check_sign(capture, transcript, said)
     statistics = batch_statistics(model, buffers, returned)
     said |= _of_batch_norms(statistics, rule, said)

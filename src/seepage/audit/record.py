@@ -114,7 +114,7 @@ def case_of_recording(name: str, transcript: Transcript) -> Case:
     """Facts of a case from a recording made elsewhere."""
     knowledge, first = transcript.knowledge, transcript[0]
     use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
-    own = "" if name == "case" else f"{name}: "
+    own, step = "" if name == "case" else f"{name}: ", first.update.step
     return Case(
         schema=SCHEMA,
         name=name,
@@ -127,7 +127,8 @@ def case_of_recording(name: str, transcript: Transcript) -> Case:
         batches=len(transcript),
         training_steps=None,
         defense=None,
-        client=repr(knowledge.client),
+        # What was inverted into a gradient was a step all the same.
+        client=repr(knowledge.client) if step is None else f"one step of {step.name}, entries of {step.rate:.3g}",
         rate=first.update.rate,
         decayed=max(first.update.decayed.values(), default=0.0),
         input_shape=list(knowledge.input_shape),

@@ -266,7 +266,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     result = read_result(folder)
     if truth is None:
         if settings:
-            raise SeepageError("--set changes thresholds only together with --truth FOLDER; add it")
+            raise SeepageError("--set changes thresholds only together with --truth FILE; add it")
         return Run(folder, result, fresh=False)
     if not (folder / "attack.json").exists():
         raise SeepageError(f"{folder} is a finished audit and is never rewritten; audit again with other --set score.…")

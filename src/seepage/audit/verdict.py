@@ -58,7 +58,7 @@ MIXTURES = (
     "example, and none is shown to be near one. That is no proof of safety."
 )
 FEATURES = "Inner features of private examples were reconstructed, and no attack made examples of them"
-ORDER_OPEN = "It reads no more than that: which of them stood together, in what order and how often is not looked at."
+ORDER_OPEN = "It is a set, without order and counts: seepage check says what of these the update shows."
 
 
 def with_verdict(
@@ -105,7 +105,7 @@ def verdict(
     every, rows = rows, [row for row in rows if row.case in named]
     level = level_of(rows, list(named.values()), doubtful=bool(doubt))
     words = reconstructed(rows, titles, list(named.values())).words
-    score = f"seepage report RUN --truth FOLDER{' --trust' if own_code else ''}"
+    score = f"seepage report RUN --truth FILE{' --trust' if own_code else ''}"
     said = [_head(level, rows, named, words, doubt), *_limits(level, rows, named, doubt, score)]
     beside = [row for row in every if row.case not in named]
     if any(row.leaks for row in beside):
@@ -492,10 +492,8 @@ def _accuracy(result: Result) -> str:
     if known:
         own, bare, case = min(known, key=lambda pair: pair[0] - pair[1])
         after, spent = plural(case.rounds_trained, "round"), case.trained_promise
-        rounds = f"; the client that took part most: {spent.phrase}" if spent is not None else ""
-        return (
-            f"{100 * bare:.0f} % where clients trained {after} without the defense, {100 * own:.0f} % with it{rounds}"
-        )
+        price = f" at epsilon = {spent.epsilon:.3g}" if spent is not None and spent.epsilon is not None else ""
+        return f"{100 * bare:.0f} % where clients trained {after} without the defense, {100 * own:.0f} % with it{price}"
     return UNMEASURED * bool(defended)
 
 
@@ -505,7 +503,12 @@ def claims(cases: Sequence[Case]) -> list[str]:
     >>> claims([Case(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
     ['epsilon = 8 at delta = 1e-05 for each example, over 1 round']
     """
-    said = ((one.heading, one.promise.phrase) for one in cases if one.promise and one.promise.epsilon is not None)
+    said = (
+        (one.heading, one.promise.phrase + (f"; the client that took part most: {spent.phrase}" if spent else ""))
+        for one in cases
+        if one.promise and one.promise.epsilon is not None
+        for spent in [one.trained_promise]
+    )
     return once(said, len(cases))
 
 

@@ -163,7 +163,7 @@ def upper_bound(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Summ
     beside = [row.words for row in telling if row.case == loosest.case and row is not loosest and row.measure != "auc"]
     bare = len({row.case for row in bounds} - {row.case for row in telling})
     less = f"; no bound in {bare} of {len({row.case for row in bounds})} such cases" if bare else ""
-    words = f"{'; '.join([loosest.words, *beside])}, on {headings[loosest.case]}{less}"
+    words = f"{'; '.join([loosest.words, *beside])}, by one update, on {headings[loosest.case]}{less}"
     return _part("upper_bound", words, loosest.case, loosest.value, loosest.low, loosest.high)
 
 

@@ -1,5 +1,7 @@
 """What rounding leaves of numbers that are equal, or zero: relative sizes, from a float64 solve to a whole network."""
 
+import math
+
 FLOAT64_FLOOR = 1e-10
 """Relative size, or change, up to which what float64 solved for is zero but for its rounding."""
 FLOAT32_SUM = 1e-6
@@ -14,3 +16,14 @@ ROUNDINGS = 10.0
 """Times the rounding of one number that a sum of many, such as an entry of a gradient, may carry."""
 DEVIATIONS = 4.0
 """Standard deviations that an error does not exceed by chance: one normal number in 16,000 does."""
+
+
+def outward(low: float, high: float) -> tuple[float, float]:
+    """Two ends, rounded outward to a hundredth to a tenth of what lies between them.
+
+    >>> outward(-2.622, 2.007), outward(0.0, 1.0), outward(13.2, 301.0)
+    ((-2.7, 2.1), (0.0, 1.0), (10.0, 310.0))
+    """
+    unit = 10.0 ** (math.floor(math.log10(high - low)) - 1) if high > low else 1.0
+    ends = math.floor(low / unit + 1e-9) * unit, math.ceil(high / unit - 1e-9) * unit
+    return round(ends[0], 12), round(ends[1], 12)

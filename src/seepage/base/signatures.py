@@ -79,7 +79,8 @@ def problems_with(
         named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         required = parameter.default is parameter.empty and named
         if required and name not in options:
-            found.append(f"{what} needs the option {name!r}; add {name} = VALUE to its table, or --set")
+            add = f"add {name} = VALUE to its table, or NAME:{name}=VALUE on the command line"
+            found.append(f"{what} needs the option {name!r}; {add}")
     return found
 
 

@@ -73,9 +73,6 @@ def check(
         else:
             found, words = _of_files(Path(str(source)), after, own, facts, look)
     command = shlex.join(["seepage", *words])
-    unknown = {fact.name for one in found.cases for fact in one.facts if fact.origin == "unknown"}
-    # Without a rate few attacks apply, and without the batch size most do not.
-    command += " --lr RATE" * ("learning rate" in unknown) + " --batch-size N" * ("batch size" in unknown)
     if printed.as_json:
         cases = [one.table() for one in found.cases]
         looked = {"cases": cases, "skipped": dict(found.skipped), "command": command}

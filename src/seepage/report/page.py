@@ -321,6 +321,7 @@ def _remark(pictures: Examples, kind: Kind) -> str:
     total, size = len(pictures.places), pictures.size
     if size is None:
         other = {"pictures": "the data are no pictures, or ", "records": "the data are no rows of a table, or "}
+        other["texts"] = "no vocabulary is at hand that has words for their tokens, or "
         return f"There are no {kind} to show: {other.get(kind, '')}no attack returned any."
     parts = [
         f"The first {STRIP_LENGTH} of {total:,} examples, in batch order; {total - STRIP_LENGTH:,} more are not shown."

@@ -183,6 +183,11 @@ class Exposure:
         for one in self.of("text") * (not self.examples):
             ordered = ", and its texts where token_sequences puts them together" * one.evidence["ordered"]
             words = [f"reveals its tokens{ordered}"]
+        for one in self.of("codes"):
+            words.append(f"{plural(len(one.evidence['rows']), 'token' if one.evidence['tokens'] else 'code')} by name")
+        words += [
+            f"the token at {one.evidence['known']} of {len(one.evidence['tokens'])} places" for one in self.of("places")
+        ]
         if self.vectors > self.examples:
             words.append(f"and inner features of {self.vectors}")
         words += [f"{'an' if self.or_more else 'its one'} example but for noise"] * bool(self.of("noisy-rows"))

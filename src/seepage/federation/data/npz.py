@@ -12,6 +12,7 @@ from torch import Tensor
 from seepage.base.nn import NO_TARGET
 from seepage.base.npz import PICKLE_REMEDY, read_arrays
 from seepage.base.registry import datasets
+from seepage.base.rounding import outward
 from seepage.base.storage import pickle_refused
 from seepage.errors import SeepageError
 from seepage.federation.data.arrays import ArrayDataset
@@ -233,9 +234,11 @@ def _as_they_are(array: Array, where: str) -> Tensor:
         if len(unknown):
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise SeepageError(f"{where} holds NaN in example {unknown[0]}{more}; correct or leave out these examples")
+        low, high = outward(float(array.min()), float(array.max()))
+        undone = f"{-low / (high - low):.6g},{1 / (high - low):.6g}"
         raise SeepageError(
-            f"{where} has values from {array.min():g} to {array.max():g}, and these must lie in [0, 1]; "
-            "scale them before saving, with the client's own scaling as --normalize 0.5,0.5, or save them as uint8"
+            f"{where} has values from {array.min():g} to {array.max():g}, and these must lie in [0, 1]; save "
+            f"(x - {low:g}) / {high - low:g}, and add --normalize={undone}, which undoes that in front of the network"
         )
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 

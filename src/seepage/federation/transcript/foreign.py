@@ -228,7 +228,7 @@ def read_step(tensors: Tensors, path: Path) -> Step | None:
         raise SeepageError(damaged)
     try:
         return Step(
-            name="optimizer", rate=rate, floor=floor, gain=gain, eps=eps, coupled=coupled, limit=limit,
+            name="an optimizer", rate=rate, floor=floor, gain=gain, eps=eps, coupled=coupled, limit=limit,
             scaled=bool(scaled), writes=int(writes), roundings=roundings,
         )  # fmt: skip
     except SeepageError as error:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.base.limits import Limits
+from seepage.base.rounding import outward
 from seepage.base.units import Units
 from seepage.errors import SeepageError
 from seepage.federation.types import Batch, Reconstruction, Target
@@ -216,10 +217,11 @@ def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[floa
     (low, high), least, most = value_range, float(truth.inputs.min()), float(truth.inputs.max())
     slack = 1e-3 * (high - low)  # float rounding of a normalization; 60 dB below the range
     if least < low - slack or most > high + slack:
+        ends = "{:g},{:g}".format(*outward(min(least, low), max(most, high)))
         raise SeepageError(
             f"the truth runs from {least:.4g} to {most:.4g}, outside value_range ({low:g}, {high:g}), "
-            "so PSNR and SSIM would be wrong; pass the range the inputs really have, of captured files with --values "
-            f"{least:.3g},{most:.3g} or wider, as their client scaled them"
+            "so PSNR and SSIM would be wrong; give the truth as the client scaled it, or the range that inputs have: "
+            f"of captured files attack them again with --values={ends}"
         )
 
 

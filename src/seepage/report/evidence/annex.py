@@ -112,7 +112,7 @@ def _answers(evidence: Evidence) -> list[tuple[str, str]]:
     risk = evidence.maximum_risk
     counted = risk is None or not risk.hits or f"{risk.hits:,} of {risk.of:,}" in found
     most = found if found and counted else "; ".join(filter(None, (worst, found)))
-    said = [("reconstruction, the worst", most), ("on average, the best attacks", mean)]
+    said = [("reconstruction", most), *[("over all cases", mean)] * (len(evidence.result.judged) > 1)]
     for question, words in answers(evidence.result, brief=False):
         if question == "claimed":
             held = [case.promise for case in evidence.result.judged if case.promise is not None]

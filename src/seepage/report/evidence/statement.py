@@ -17,7 +17,7 @@ from seepage.base.registry import attacks as known_attacks
 from seepage.base.registry import membership_tests
 from seepage.base.schema import JsonRecord
 from seepage.base.storage import read_json
-from seepage.base.words import plural
+from seepage.base.words import places_of, plural
 from seepage.errors import SeepageError
 from seepage.measure.metrics import METRICS
 from seepage.report.evidence.frameworks import ThreatModel, asked, threat_model
@@ -46,9 +46,17 @@ BARRED = "that apply to no case as it was recorded"
 NOISE = "of the noise: whether its randomness is secure, and what floating-point numbers do to it"
 """What nobody looks at behind an epsilon."""
 
+NO_RUN = {
+    "skipped": "does not apply to",
+    "open": "does not apply to",
+    "unneeded": "not needed on",
+    "untried": "failed or not tried on",
+}
+"""State of a finding of an attack that did not run, in words."""
+
 AUDIT_AGAIN = [
     "the architecture, the loss or the way the input reaches the model changes",
-    "the model has been trained on: fresh and trained weights leak differently",
+    "the model has been trained on, or more rounds are sent: weights leak differently, and rounds add up",
     "batch size, local steps, learning rate or optimizer of the client change",
     "the defense, its strength or the code that applies it changes",
     "the client's data become of another kind, or the examples of one person become fewer",
@@ -58,19 +66,24 @@ AUDIT_AGAIN = [
 
 
 def leaks_words(found: Sequence[AuditFinding]) -> str:
-    """On how many cases an attack leaks, for people: what is not known is no zero.
+    """On how many cases an attack ran, and leaks, for people: what is not known is no zero.
 
     >>> facts = dict(kind="attack", by="x", title="", case="a", severity="note", words="")
     >>> leaks_words([AuditFinding(state="open", **facts)])
-    'not known'
+    'ran on 1 of 1, leaks: not known'
     >>> leaks_words([AuditFinding(state=state, **facts) for state in ("open", "quiet")])
-    '0; not known of 1'
+    'ran on 2 of 2, leaks: 0; not known of 1'
+    >>> leaks_words([AuditFinding(state=state, ran=False, **facts) for state in ("skipped", "untried")])
+    'ran on none of 2 (does not apply to 1; failed or not tried on 1)'
     """
     ran = [one.state for one in found if one.ran]
+    if not ran:
+        states = [one.state for one in found]
+        why = "; ".join(f"{words} {states.count(state)}" for state, words in NO_RUN.items() if state in states)
+        return f"ran on none of {len(found)} ({why})"
     leaks, unknown = ran.count("leaks"), sum(state in ("unjudged", "open") for state in ran)
-    if not leaks and unknown == len(ran):
-        return "not known"
-    return f"{leaks}{f'; not known of {unknown}' if unknown else ''}"
+    known = f"{leaks}{f'; not known of {unknown}' if unknown else ''}" if leaks or unknown < len(ran) else "not known"
+    return f"ran on {len(ran)} of {len(found)}, leaks: {known}"
 
 
 class Evidence(JsonRecord):
@@ -372,8 +385,8 @@ def _not_tried(run: RunFolder, listed: Sequence[AuditFinding]) -> list[str]:
     lacking = [part for part in result.summary if not part.tried and not (spoke and part.name == "reconstruction")]
     lacking = [part for part in lacking if not part.words.startswith("no bound")]  # one was looked for, and none holds
     found = [f"{part.title}: {LACKING.sub('', part.words, 1)}" for part in lacking]
-    found += [f"{case.heading}: {case.inconclusive}" for case in result.cases if case.inconclusive is not None]
-    found += [f"{case.heading}: {case.skipped}" for case in result.cases if case.skipped]
+    reasons = [(case.heading, why) for case in result.cases for why in (case.inconclusive, case.skipped) if why]
+    found += [f"{', '.join(where)}: {why}" for why, where in places_of(reasons).items()]
     titles = result.titles
     for row in filter(failed, result.judged_rows):
         how = "was not tried" if row.outcome is Outcome.NOT_TRIED else "failed"
@@ -381,9 +394,9 @@ def _not_tried(run: RunFolder, listed: Sequence[AuditFinding]) -> list[str]:
     passed_over = {row.attack for row in result.rows if row.status in PASSED_OVER}
     ran = {one.by for one in listed if one.ran}
     tried = list(dict.fromkeys([*run.attacks, *(row.test for row in result.membership)]))
-    reasons = {row.attack: f": {row.reason}" for row in result.rows if row.reason}
+    why_not = {row.attack: f": {row.reason}" for row in result.rows if row.reason}
     barred = [name for name in tried if name not in ran and name not in passed_over]
-    found += [f"{name}: applies to no case of this run{reasons.get(name, '')}" for name in barred]
+    found += [f"{name}: applies to no case of this run{why_not.get(name, '')}" for name in barred]
     used = {_use(name, uses) for name in tried}
     found += _unused("attacks", used, known_attacks, _refused(result))
     found += _unused("membership tests", used, membership_tests) if result.membership else []
