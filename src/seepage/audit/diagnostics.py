@@ -1,6 +1,5 @@
 """Diagnostics: what a reader must know before believing a number. Printed beside it, never instead of it."""
 
-
 import torch
 from torch import nn
 

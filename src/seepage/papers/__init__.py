@@ -5,7 +5,7 @@ RESULTS/PAPER-ITEM.jsonl  what was measured: a line per row, column, size and da
 BOOK/PAPER.md             both, side by side, with a verdict on each claim
 """
 
-from seepage.papers.book import Price, prices, prices_at_size, write_book
+from seepage.papers.book import write_book
 from seepage.papers.items import PAPERS, SIZES, Item, Size, find_item, find_items, list_items
 from seepage.papers.lines import Line
 from seepage.papers.others import OTHERS, Other
@@ -23,7 +23,6 @@ __all__ = [
     "Judged",
     "Line",
     "Other",
-    "Price",
     "Record",
     "Size",
     "Value",
@@ -33,8 +32,6 @@ __all__ = [
     "judge_paper",
     "list_items",
     "plan",
-    "prices",
-    "prices_at_size",
     "read_records",
     "reproduce",
     "write_book",

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import inf
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, get_args
 from seepage.base.storage import write_whole
 from seepage.papers.claims import At, Claim
 from seepage.papers.draw import draw
-from seepage.papers.items import PAPERS, Item, ItemNeeds, Size, list_items
+from seepage.papers.items import PAPERS, Item, list_items
 from seepage.papers.lines import Line
 from seepage.papers.markdown import as_code, as_words
 from seepage.papers.others import OTHERS
@@ -21,16 +20,12 @@ from seepage.papers.used import USED
 from seepage.papers.verdicts import (
     DIVERGED,
     EXACT_DB,
-    MOST_SEEDS,
     TOPS,
     Decided,
     Judged,
     Verdict,
     in_words,
-    is_outweighed,
     judge,
-    seeds_to_decide,
-    until_decided,
 )
 
 OPENING = """For each table and figure of three papers: the claims that it supports there, tested on numbers of
@@ -230,57 +225,6 @@ def judged_of(item: Item, records: Sequence[Record]) -> list[tuple[Claim, dict[s
     ]
 
 
-@dataclass(frozen=True)
-class Price:
-    """What would decide open claims of an item at the small size, or test claims for the first time at the paper's.
-
-    Attributes:
-        item: The item's id.
-        size: `small` or `paper`.
-        claims: How many of them.
-        seeds: Seeds in all, if the numbers spread as they do; one for what was not run.
-        minutes: Of one core, for all of these seeds.
-    """
-
-    item: str
-    size: Size
-    claims: int
-    seeds: int
-    minutes: float
-
-    @property
-    def time(self) -> str:
-        """The time in words."""
-        return ItemNeeds(minutes=self.minutes).time()
-
-
-def prices(items: Sequence[Item], results: Path) -> list[Price]:
-    """For each item with open claims how to decide the most of them for the time, the cheapest by claim first."""
-    found = []
-    for item in items:
-        at = [judged["small"] for _, judged in judged_of(item, read_records(results, item.id)) if "small" in judged]
-        needed = sorted(n for one in at if one.verdict == "cannot tell" if (n := seeds_to_decide(one)) is not None)
-        each = item.needs["small"].total
-        options = [Price(item.id, "small", count, seeds, seeds * each) for count, seeds in enumerate(needed, 1)]
-        found += sorted(options, key=_by_claim)[:1]
-    return sorted(found, key=_by_claim)
-
-
-def prices_at_size(items: Sequence[Item], results: Path) -> list[Price]:
-    """For each item with timed steps, and claims that were not tested at the paper's size, its price as in `prices`."""
-    found = []
-    for item in items:
-        judged = [sizes for _, sizes in judged_of(item, read_records(results, item.id))]
-        tested = [sizes["paper"].verdict for sizes in judged if "paper" in sizes]
-        untested, needs = len(judged) - sum(verdict is not None for verdict in tested), item.needs["paper"]
-        found += [Price(item.id, "paper", untested, 1, needs.total)] if untested and needs.timed else []
-    return sorted(found, key=_by_claim)
-
-
-def _by_claim(price: Price) -> float:
-    return price.minutes / price.claims
-
-
 EXAMPLES = 2
 """Comparisons that a claim's line shows where it fails or is open."""
 
@@ -291,18 +235,8 @@ def examples_of(item: Item, judged: Judged) -> str:
     if judged.verdict not in shown or judged.nothing_read:
         return ""
     parts = [part for part in judged.parts if part.measured and part.found is shown[judged.verdict]]
-    if judged.verdict == "cannot tell":
-        parts.sort(key=_furthest_from_holding)
     more = f"; and {len(parts) - EXAMPLES} more" if len(parts) > EXAMPLES else ""
     return "; ".join(_compared(item, part, judged.size) for part in parts[:EXAMPLES]) + more
-
-
-def _furthest_from_holding(part: Decided) -> tuple[int, float]:
-    """Puts first what takes the most seeds to decide; of as many, what lies furthest on the other side of the claim."""
-    if part.low is None or part.high is None:
-        return -until_decided(part)[0], 0.0
-    middle = (part.low + part.high) / 2
-    return -until_decided(part)[0], (-middle if part.comparison.at_most else middle) - part.by
 
 
 def _compared(item: Item, part: Decided, size: str) -> str:
@@ -338,28 +272,11 @@ def _claims(item: Item, records: Sequence[Record]) -> str:
                 used = f", on {', '.join(map(as_words, one.data))}" if one.data else ""
                 shown = examples_of(item, one)
                 lines.append(f"    - {head}{used}: **{in_words(one)}**{f': {shown}' if shown else ''}.")
-                lines += [f"    - {_price(item, one)}"] if one.verdict == "cannot tell" else []
             elif size == "paper":
                 lines.append(f"    - {head}: not run; {item.needs['paper']}.")
         if any(one.verdict == "does not hold" or one.nothing_read for one in judged.values()):
             lines.append(f"    - {' '.join(claim.differs.split())}")
     return "\n".join([*lines, ""])
-
-
-def _price(item: Item, judged: Judged) -> str:
-    """The cost of closing an open claim."""
-    seeds = seeds_to_decide(judged)
-    if judged.nothing_read:
-        return "To close it: no number of seeds, but a search that reads something at this size."
-    if is_outweighed(judged):
-        return (
-            "To close it: nobody can say how many seeds, since one of these lies further out than all others together, "
-            "and their mean has not settled."
-        )
-    if seeds is None:
-        return f"To close it: more than {MOST_SEEDS} seeds, as the numbers lie on the claim's line."
-    needs = item.needs["small" if judged.size == "small" else "paper"]
-    return f"To close it: {seeds} seeds in all, if they spread as these do; {needs.time(seeds)} of one core."
 
 
 def by_line(item: Item, records: Sequence[Record]) -> list[tuple[Line, list[Record]]]:
