@@ -305,9 +305,10 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     if place.suffix.lower() == ".npz":
         own = load_shaped(place, shape)
         known = own if own is None else _before_network(own, knowledge)
-        # Rows of a table in [0, 1] are read below, with the names of their columns.
-        rows = own is not None and not pictures and (len(shape) > 1 or not in_range(own.inputs, (0.0, 1.0)).all())
-        if known is not None and (known is not own or rows):
+        # Pictures and rows of a table in [0, 1] are read below, with the names of their columns.
+        other = knowledge.value_range != (0.0, 1.0) or (own is not None and not in_range(own.inputs, (0.0, 1.0)).all())
+        as_it_is = knowledge.value_range != (0.0, 1.0) if pictures else len(shape) > 1 or other
+        if known is not None and (known is not own or as_it_is):
             return Truth((_numbered(known, knowledge),))
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
     dataset = data.load(str(place), size=size, channels=channels, split=1.0)
