@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
+from cafe_bounds import bounds
 from cafe_parties import images, prepare, quality, rounded, truth
 from cafe_rivals import OBJECTIVES, RivalCafe
 from common import Clock, Row, clocked, command, flat_square, keep
@@ -19,6 +20,9 @@ from torch import nn
 
 from seepage.attacks.base import ignore
 from seepage.attacks.cafe.published import PublishedCafe
+from seepage.attacks.cafe.steps import mean_table, params_of, read_biases
+from seepage.attacks.cafe.steps import step_one as first_step
+from seepage.attacks.cafe.target_layers import find_target_layers
 from seepage.attacks.exposure import indexed_rounds
 from seepage.base.nn import in_mode, state_of
 from seepage.federation.transcript.designs import RandomDraws
@@ -43,11 +47,13 @@ def conditions(victim: IndexedVictim, rounds: int) -> list[Row]:
     transcript, design = victim.transcript(), victim.design
     found = indexed_rounds(transcript)
     assert found is not None
-    table = torch.zeros(rounds, design.samples, dtype=torch.float64)
-    for t in range(rounds):
-        table[t, design.indices(t)] = 1 / len(design.indices(t))
-    rows = []
-    for layer, (_, h) in zip(found.layers, truth(victim), strict=True):
+    batches = [design.indices(t) for t in range(rounds)]
+    table, rows = mean_table(batches, design.samples), []
+    layers = find_target_layers(transcript.knowledge, params_of(transcript, 0))
+    biases = read_biases(transcript, range(rounds), layers)
+    vs = [first_step(batches, bias, design.samples)[0] for bias in biases]
+    bounded = bounds(transcript, table, batches, layers, vs, biases) if found.theorem_one else {}
+    for m, (layer, (_, h)) in enumerate(zip(found.layers, truth(victim), strict=True)):
         seen = [transcript.select(t, (layer.weight, layer.bias)) for t in range(rounds)]
         # V by least squares, the gradient of all samples by the rounds' own combination, H by equation 44.
         v = torch.linalg.pinv(table) @ torch.stack([one[layer.bias] for one in seen]).double()
@@ -55,8 +61,9 @@ def conditions(victim: IndexedVictim, rounds: int) -> list[Row]:
             "t,tij->ij", torch.linalg.pinv(table).sum(0), torch.stack([one[layer.weight] for one in seen]).double()
         )
         guess = torch.linalg.pinv(v).T @ whole
-        row: Row = {"layer": layer.layer, "rank_s": found.rank, "rank_v": layer.rank, "printed": layer.printed}
-        row |= {"theorem_two": found.theorem_two(layer), "bound": layer.bound}
+        row: Row = {"layer": layer.layer, "rank_s": found.rank, "rank_v": layer.rank}
+        printed, bound = bounded.get(m, (None, None))
+        row |= {"printed": printed, "theorem_two": found.theorem_two(layer), "bound": bound}
         rows.append(row | {"error_h": rounded(float((guess - h.double()).norm() / h.double().norm()))})
     return rows
 

@@ -1,7 +1,6 @@
 """`seepage reproduce`: from a recipe with a paper's numbers to records, to the terminal and to the book."""
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,35 +102,6 @@ def recipes(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def records(item: str = "cpa-table-7", folder: str = "results/reproduce") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(folder) / f"{item}.jsonl").read_text().splitlines()]
-
-
-def unsteady(tables: Mapping[str, Any], *, data: str, seed: int, show: Any) -> list[Value]:
-    """Numbers that grow with one seed and fall with another."""
-    numbers = ((0.0, 1.0, 2.0), (0.0, 2.0, 3.0), (0.0, -0.5, 1.5))[seed]
-    return [Value(row="x^2", column=x, ours=number) for x, number in enumerate(numbers)]
-
-
-def test_the_list_says_which_open_claims_are_decided_soonest(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    cli("reproduce", "fedleak/figure-9", "--seeds", 3)
-    assert "Open claims" not in cli("reproduce").out
-    monkeypatch.setattr(sys.modules[__name__], "squares", unsteady)
-    cli("reproduce", "fedleak/figure-9", "--seeds", 3, "--out", "others")
-    (price,) = cli("reproduce", "--json").json["open"]
-    assert (price["item"], price["claims"]) == ("fedleak/figure-9", 1)
-    assert price["minutes"] == price["seeds"] > 3  # a minute each
-    said = f"fedleak/figure-9, 1 claim by --seeds {price['seeds']}, about {price['seeds']} min of one core"
-    assert said in " ".join(cli("reproduce").out.split())
-
-
-def test_the_list_says_which_claims_of_the_papers_size_are_tested_soonest(cli: Cli, recipes: Path) -> None:
-    own = recipes / "fedleak" / "item.toml"
-    own.write_text(OWN.replace('columns = ["0"', 'needs = { hours = 8, timed = true }\ncolumns = ["0"'))
-    (price,) = cli("reproduce", "--json").json["untested"]
-    assert price == {"item": "fedleak/figure-9", "size": "paper", "claims": 1, "seeds": 1, "minutes": 480.0}
-    said = "were timed, the cheapest for each claim first: fedleak/figure-9, 1 claim, about 8 h of one core"
-    assert said in " ".join(cli("reproduce").out.split())
-    cli("reproduce", "fedleak/figure-9", "--size", "paper")
-    assert not cli("reproduce", "--json").json["untested"], "it was run"
 
 
 def test_the_list_says_what_each_takes(cli: Cli) -> None:

@@ -232,7 +232,7 @@ def test_each_fact_is_told_with_its_origin_and_none_is_false(
         if client.network == "vae":
             assert facts["classes"].value.startswith("none")
             assert origins["loss"] == "stated"
-        assert (origins.get("labels") == "inferred") is not client.nameless or LOW in client.asks
+        assert (origins.get("labels") in ("inferred", "assumed")) is not client.nameless or LOW in client.asks
     with subtests.test("tokens"):
         assert ("tokens" in facts) is (client.network == "bert")
         if "tokens" in facts:

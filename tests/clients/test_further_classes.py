@@ -68,14 +68,40 @@ class Normed(nn.Sequential):
         super().__init__(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
 
 
+class Dropped(nn.Module):
+    """Dropout between a layer and the batch norm behind it, as in the head of a classifier of point clouds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(40, 32), nn.BatchNorm1d(32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.norm(F.dropout(self.first(x), 0.3, self.training)).relu())
+        return logits
+
+
+class Boxed(nn.Sequential):
+    """A detector: four numbers of a box beside the logits of five classes."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 9))
+
+
+def boxes(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.mse_loss(outputs[:, :4], outputs.new_full((len(outputs), 4), 0.5)) + F.cross_entropy(
+        outputs[:, 4:], labels
+    )
+
+
 def looked_at(
     folder: Path,
     name: str,
     batch: tuple[Tensor, Tensor],
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor],
     *,
-    lr: float = 0.1,
+    lr: float | None = 0.1,
     training: bool = True,
+    rule: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     **stated: object,
 ) -> Check:
     """What `seepage check` finds in two checkpoints of one step of SGD."""
@@ -83,7 +109,7 @@ def looked_at(
     model = globals()[name]()
     torch.save(model.state_dict(), folder / "before.pt")
     loss(model.train(training), *batch).backward()
-    torch.optim.SGD(model.parameters(), lr).step()
+    rule(model.parameters(), lr=1e-3 if lr is None else lr).step()
     torch.save(model.state_dict(), folder / "after.pt")
     shape = tuple(batch[0].shape[1:])
     own = Spec(f"tests.clients.{HERE}:{name}")
@@ -158,6 +184,31 @@ def test_rows_of_examples_outside_of_the_assumed_range_show_another(tmp_path: Pa
     assert low <= batch[0].min()
     assert batch[0].max() <= high
     assert found.exposure.examples == 3
+
+
+def test_dropout_in_front_of_a_batch_norm_leaves_the_rank_of_every_example(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(8, 40), torch.tensor([0, 3, 3, 5, 6, 9, 12, 15])
+    found = looked_at(tmp_path, "Dropped", batch, lambda model, x, y: F.cross_entropy(model(x), y))
+    assert int(fact(found, "batch size")[0].split()[0]) == 8
+
+
+@pytest.mark.parametrize("stated", [{"batch_size": 1}, {}])
+def test_signs_name_no_labels_of_a_loss_that_only_is_assumed(tmp_path: Path, stated: dict[str, int]) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(1, 20), torch.tensor([2])
+    adam = Spec("fedavg", {"optimizer": "adam", "lr": 0.001, "steps": 1})
+    found = looked_at(
+        tmp_path, "Boxed", batch, lambda model, x, y: boxes(model(x), y), lr=None, rule=torch.optim.Adam, client=adam,
+        **stated,
+    )  # fmt: skip
+    bias = torch.load(tmp_path / "after.pt")["2.bias"] - torch.load(tmp_path / "before.pt")["2.bias"]
+    assert int((bias > 0).sum()) > 1  # more than there are examples
+    assert fact(found, "loss")[1] == "assumed"
+    assert fact(found, "half precision")[1] == "unknown"
+    # Beside one example they are no cross-entropy's; of unknown many they rest on the loss.
+    assert fact(found, "labels")[1] == ("unknown" if stated else "assumed")
+    assert any(one.tensors for one in found.exposure.of("labels")) is not bool(stated)
 
 
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:

@@ -32,16 +32,8 @@ CLIENTS: dict[str, tuple[Optimizer, Step, float]] = {
         lambda p: torch.optim.Adam(p, lr=1e-3, eps=1e-4, weight_decay=0.01), Step.adam(1e-3, 1e-4, coupled=0.01), 0.0,
     ),
     "adamw": (lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.01), Step.adam(1e-3), 1e-5),
-    "adamax": (lambda p: torch.optim.Adamax(p, lr=2e-3), Step.adamax(2e-3), 0.0),
-    "nadam": (lambda p: torch.optim.NAdam(p, lr=2e-3), Step.nadam(2e-3), 0.0),
     "radam": (lambda p: torch.optim.RAdam(p, lr=1e-2), Step.sgd(1e-2), 0.0),
     "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=1e-3), Step.rmsprop(1e-3), 0.0),
-    "rmsprop, centered": (
-        lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True), Step.rmsprop(1e-3, centered=True), 0.0,
-    ),
-    "adagrad": (
-        lambda p: torch.optim.Adagrad(p, lr=1e-2, initial_accumulator_value=0.1), Step.adagrad(1e-2, start=0.1), 0.0,
-    ),
     "adagrad, eps 1e-6": (lambda p: torch.optim.Adagrad(p, lr=1e-2, eps=1e-6), Step.adagrad(1e-2, 1e-6), 0.0),
     "adadelta": (lambda p: torch.optim.Adadelta(p, lr=1.0), Step.adadelta(1.0), 0.0),
 }  # fmt: skip
@@ -96,7 +88,7 @@ def test_errors_are_those_that_are_stated(name: str) -> None:
 
 
 @pytest.mark.parametrize("cast", ["bfloat16", "float16", "int8"])
-@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+@pytest.mark.parametrize("name", ["sgd", "adadelta"])
 def test_weights_in_coarse_formats_have_errors_of_those(name: str, cast: str) -> None:
     make, step, _ = CLIENTS[name]
     means = []

@@ -259,7 +259,7 @@ def test_no_recipe_keeps_the_papers_numbers_in_another_form() -> None:
 
 
 def test_a_metric_that_could_not_be_measured_is_a_missing_number_and_an_unknown_one_a_mistake() -> None:
-    line = next(line for line in find_item("cpa/table-4").lines if line.metric == "feature_distance")
+    line = next(line for line in find_item("cpa/table-4").lines if line.metric == "lpips")
     row = Row(case="a", attack="x", outcome="recovered", scores={"psnr": {"mean": 20.0}})
     case = Case(name="a", client="FedSGD()", batch_size=1)
     assert _value(line, 0, case, row, "x on a").ours is None

@@ -17,7 +17,7 @@ from seepage.audit.summary import summarize
 from seepage.base.progress import no_progress
 from seepage.federation.data import is_packaged
 from seepage.papers import Item, Record, find_item, list_items, read_records, write_book
-from seepage.papers.book import LEGEND
+from seepage.papers.book import PROSE
 from seepage.papers.records import keep_records
 from seepage.papers.run import over_seeds
 from seepage.papers.used import USED
@@ -172,7 +172,7 @@ def test_the_book_says_what_every_data_set_is() -> None:
 
 
 def test_the_legend_explains_every_word() -> None:
-    plain = " ".join(LEGEND.replace("**", "").split()).lower()
+    plain = " ".join((PROSE / "legend.md").read_text("utf-8").replace("**", "").split()).lower()
     small = {"holds": "seen in small", "does not hold": "not seen in small"}
     words = [word for verdict in get_args(Verdict) for word in (verdict, small.get(verdict, f"{verdict} in small"))]
     assert [word for word in words if word not in plain] == []

@@ -1,7 +1,5 @@
 """Diagnostics: what a reader must know before believing a number. Printed beside it, never instead of it."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
@@ -11,7 +9,6 @@ from seepage.base.nn import NO_TARGET, forward, has_batch_norm, has_dropout, in_
 from seepage.base.schema import Guarantee
 from seepage.federation.types import Batch, Round, Transcript
 from seepage.measure.metrics import lpips_missing
-from seepage.measure.metrics.features import features_missing
 
 CONFIDENT_LOSS = 1e-3
 """Cross-entropy in nats below which the model counts as sure of an example."""
@@ -118,23 +115,15 @@ def sample_diagnostics(examples: int, batches: int) -> list[Finding]:
     return [note("one-batch", words, examples=examples)]
 
 
-def metric_diagnostics(
-    lpips: bool, shape: tuple[int, ...], features: Sequence[str] = (), weights: str | None = None
-) -> list[Finding]:
-    """A finding for each metric that was asked for and cannot be measured; a run does not fail for it.
+def metric_diagnostics(lpips: bool, shape: tuple[int, ...]) -> list[Finding]:
+    """A finding where LPIPS was asked for and cannot be measured; a run does not fail for it.
 
     Args:
         lpips: Whether LPIPS was asked for.
         shape: Of one example.
-        features: Names of metrics of a public network's features that were asked for.
-        weights: The file of that network's weights; None: torchvision's own.
     """
     missing = lpips_missing(shape) if lpips else None
-    found = [] if missing is None else [note("lpips-missing", f"LPIPS was not measured: {missing}")]
-    lacking = features_missing(weights) if features else None
-    if lacking is not None:
-        found.append(note("features-missing", f"{', '.join(features)} not measured: {lacking}"))
-    return found
+    return [] if missing is None else [note("lpips-missing", f"LPIPS was not measured: {missing}")]
 
 
 def example_losses(transcript: Transcript, truth: list[Batch]) -> list[float]:

@@ -181,12 +181,19 @@ class _Reader:
             words = f"assumed to be {words}, though the network makes examples"
             return self._fact("loss", words, "unknown", "--loss, --target")
         if labels is not None and self.knowledge.softmax_labels and not (self.signs or stated):
-            words += (
-                " assumed: the last bias adds up to zero, as under any loss of the softmax"
-                if labels.sound
-                else "; its last bias would add up to zero without noise and in float32, and does not"
-            )
-        return self._fact("loss", words, "inferred" if "adds up to zero, as" in words else "assumed", "--loss")
+            if not labels.signed:
+                sums = "the last bias adds up to zero" if labels.sound else None
+            else:  # of a step that was recognized by its sums, and not stated
+                sums = "sums of the last layer vanish" if self._proved else ""
+            words += f" assumed: {sums}, as under any loss of the softmax" * bool(sums)
+            words += "; its last bias would add up to zero without noise and in float32, and does not" * (sums is None)
+        return self._fact("loss", words, "inferred" if "assumed: " in words else "assumed", "--loss")
+
+    @property
+    def _proved(self) -> bool:
+        """Whether the rule of one step was recognized by sums that vanish under a softmax's loss alone."""
+        step, said = self.update.step, self.said.get("optimizer", "")
+        return step is not None and "optimizer" not in (self.stated or ()) and said.startswith("as one step")
 
     def _optimizer(self) -> Fact:
         """The local optimizer: by the sizes of the update's entries, else the client rule's own."""
@@ -316,8 +323,8 @@ class _Reader:
         if self.look.low_precision and self.knowledge.num_outputs >= FEWEST_SUMMED:
             words = "as under autocast: the last bias adds up to zero but for a thousandth"
             return self._seen(name, words, "inferred")
-        stated = labels is not None and labels.sound and not self.signs and self.update.kind == "gradient"
-        if stated and self.look.along_gradient and not self.rule.one_logit:
+        plain = labels is not None and labels.sound and not (labels.signed or self.signs)
+        if plain and self.update.kind == "gradient" and self.look.along_gradient and not self.rule.one_logit:
             return self._seen(name, "none: the last bias adds up to zero as float32 does", "inferred")
         return self._seen(name, "nothing tells it", "unknown")
 
@@ -365,9 +372,14 @@ class _Reader:
                 yield self._seen(name, one.message, "inferred")
         labels = self.look.labels
         source = None if labels is None else labels.source
-        if source is not None:
-            yield self._seen("labels", source, "inferred")
+        if source is not None and labels is not None:
+            assumed = labels.signed and self._loss().origin == "assumed"
+            yield self._seen("labels", source, "assumed" if assumed else "inferred", "--loss")
         elif self.knowledge.target == "class" and not self.look.makes_examples:
             told = labels is not None or self.rule.loss in ("cross_entropy", "bce", "binary")
             none = "the last bias names none" if told else f"not read under the loss {self.rule.loss}"
+            if labels is not None and labels.signed and len(labels.present) > (self.observed.batch_size or math.inf):
+                none = (
+                    f"the last bias rose at {len(labels.present)} entries, as no cross-entropy of so few examples does"
+                )
             yield self._seen("labels", self.look.unread_head or none, "unknown")

@@ -160,7 +160,17 @@ def attack_only(
     if claim(folder, "attack.json", text, beside, reuse=request.reuse) and not (goes_on and unfinished(folder)):
         return Run(folder, read_result(folder), fresh=False)
     check_space(folder, MIN_FREE_BYTES)
-    recipes = [recipe_of(source, request) for source in sources]
+    recipes = [
+        Recipe(
+            name="attack",
+            seed=request.seed,
+            device=request.device,
+            all_attacks=request.all_attacks,
+            attack=request.specs,
+            case=source.name,
+        )
+        for source in sources
+    ]
     with locked(folder):
         finished = claim(folder, "attack.json", text, beside, sweeps=True, reuse=request.reuse)
         if finished and not (goes_on and reopened(folder)):  # by another process, meanwhile
@@ -173,18 +183,6 @@ def attack_only(
         more = {"threads": plan.threads, "files": noted}
         write_environment(folder, request.command, started, request.device, plan.jobs, **more)
         return Run(folder, summarize(sources, recipes, folder, request.show, files=judged, looks=looks), fresh=True)
-
-
-def recipe_of(source: Source, request: AttackRequest) -> Recipe:
-    """The recipe of a case that another run recorded, or that was captured."""
-    return Recipe(
-        name="attack",
-        seed=request.seed,
-        device=request.device,
-        all_attacks=request.all_attacks,
-        attack=request.specs,
-        case=source.name,
-    )
 
 
 class RecordedRequest(JsonRecord):

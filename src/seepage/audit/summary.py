@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from pydantic_core import to_jsonable_python
-from torch import nn
 
 from seepage.attacks import Attack
 from seepage.attacks.exposure import Exposure, exposure
@@ -33,7 +32,7 @@ from seepage.audit.caveats import (
 )
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
-from seepage.audit.recipe.case import Recipe, Scoring
+from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.places import paths_in, without_places
 from seepage.audit.recipe.trust import own_code
 from seepage.audit.record import case_of_recording, read_case
@@ -54,8 +53,7 @@ from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.transcript.truth import Truth, misfit, open_truth
 from seepage.federation.types import Batch, Knowledge, Tensors, Transcript
-from seepage.measure.metrics import Alignment, Scores, Yardstick, feature_network, find_metric, is_image
-from seepage.measure.metrics.features import features_missing
+from seepage.measure.metrics import Alignment, Scores, Yardstick, is_image
 from seepage.measure.metrics.text import TextAlignment
 from seepage.measure.privacy.guarantee import guarantee_of
 
@@ -307,9 +305,10 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     if place.suffix.lower() == ".npz":
         own = load_shaped(place, shape)
         known = own if own is None else _before_network(own, knowledge)
-        # Rows of a table in [0, 1] are read below, with the names of their columns.
-        rows = own is not None and not pictures and (len(shape) > 1 or not in_range(own.inputs, (0.0, 1.0)).all())
-        if known is not None and (known is not own or rows):
+        # Pictures and rows of a table in [0, 1] are read below, with the names of their columns.
+        other = knowledge.value_range != (0.0, 1.0) or (own is not None and not in_range(own.inputs, (0.0, 1.0)).all())
+        as_it_is = knowledge.value_range != (0.0, 1.0) if pictures else len(shape) > 1 or other
+        if known is not None and (known is not own or as_it_is):
             return Truth((_numbered(known, knowledge),))
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
     dataset = data.load(str(place), size=size, channels=channels, split=1.0)
@@ -368,8 +367,7 @@ def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | Non
     if truth is not None:
         found += diagnostics.sample_diagnostics(sum(len(batch) for batch in truth), len(truth))
         asked = recipe.score.lpips or "lpips" in recipe.score.metrics
-        features = _feature_metrics(recipe.score)
-        found += diagnostics.metric_diagnostics(asked, knowledge.input_shape, features, recipe.score.features)
+        found += diagnostics.metric_diagnostics(asked, knowledge.input_shape)
     return found
 
 
@@ -381,21 +379,6 @@ def _attempts(place: Path) -> dict[int, Attempt]:
     return {t: open_attempt(path.with_suffix("")) for t, path in found.items()}
 
 
-def _feature_metrics(scoring: Scoring) -> list[str]:
-    """The metrics of a public network's features that the recipe asks for."""
-    return [one.name for one in map(find_metric, scoring.metrics) if one.features]
-
-
-def _features_of(scoring: Scoring) -> nn.Module | None:
-    """The network of the features, where the recipe asks for a metric of them and its weights are here.
-
-    Raises:
-        SeepageError: Where the file of weights holds others.
-    """
-    there = bool(_feature_metrics(scoring)) and features_missing(scoring.features) is None
-    return feature_network(scoring.features) if there else None
-
-
 def _yardstick(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> Yardstick:
     """What the guesses on a case are measured with; nothing, without a truth."""
     knowledge = transcript.knowledge
@@ -405,7 +388,6 @@ def _yardstick(source: Source, transcript: Transcript, truth: Truth | None, reci
         metrics=metrics_for(recipe.score, knowledge.input_shape),
         limits=recipe.score.limits,
         value_range=knowledge.value_range,
-        network=_features_of(recipe.score),
         units=truth.units,
         typical=truth.typical,
         target=knowledge.target,

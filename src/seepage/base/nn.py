@@ -3,7 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -286,10 +286,20 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def calls_in_pass(
-    model: nn.Module, names: Iterable[str], params: Tensors, inputs: Tensor, *, buffers: Tensors | None = None
+    model: nn.Module,
+    names: Iterable[str],
+    params: Tensors,
+    inputs: Tensor,
+    *,
+    buffers: Tensors | None = None,
+    dropout: bool = False,
 ) -> dict[str, list[LayerCall]]:
-    """The calls of these layers in one forward pass in eval mode; arguments as of `captured_calls` and `forward`."""
-    with captured_calls(model, names) as calls, in_mode(model, training=False):
+    """The calls of these layers in one forward pass in eval mode; arguments as of `captured_calls` and `forward`.
+
+    With `dropout` all but the norms are in train mode.
+    """
+    drawing = frozen_randomness(0, inputs.device) if dropout else nullcontext()
+    with captured_calls(model, names) as calls, in_mode(model, training=False, dropout=dropout), drawing:
         forward(model, params, inputs, buffers=buffers)
     return calls
 
@@ -300,9 +310,10 @@ def normalized_layers(
     """Name of each batch norm that reads a layer's output as it is, to that layer's name: one pass on zeros.
 
     The slopes of such a layer's outputs add up to zero over the batch in train mode, as a norm takes the mean away:
-    the gradient of its bias is rounding alone, and that of its weight has at most the rank of one example less.
+    the gradient of its bias is rounding alone, and that of its weight has at most the rank of one example less. Not so
+    where dropout stands in between, in a module or in the code: the masks of examples differ.
 
-    >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.Dropout(0.3), nn.BatchNorm1d(2))
     >>> normalized_layers(model, dict(model.named_parameters()), (3,))
     {'1': '0'}
     """
@@ -315,7 +326,8 @@ def normalized_layers(
     like = next(iter(params.values()))
     probe = torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device)
     with torch.no_grad():
-        calls = calls_in_pass(model, [*layers, *norms], params, as_inputs(model, probe), buffers=buffers)
+        inputs = as_inputs(model, probe)
+        calls = calls_in_pass(model, [*layers, *norms], params, inputs, buffers=buffers, dropout=True)
     # The very tensor that a layer made, which nothing has written to since; the calls hold all of them, so that an id
     # stays its tensor's own.
     maker = {(id(call.output), call.versions[1]): name for name in layers for call in calls.get(name, [])}

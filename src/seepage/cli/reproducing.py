@@ -2,22 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from seepage.base.words import plural
 from seepage.cli.options import DeviceOption, PrintOptions, WorkerOptions, running_on
 from seepage.errors import SeepageError, unknown
 
 if TYPE_CHECKING:
     from seepage.papers import Done, Item, Job, Record, Size
-
-
-MOST_PRICES = 6
-"""Items whose open claims the list names, and as many with untested ones."""
 
 
 def reproduce(
@@ -142,10 +136,8 @@ def _print_list(results: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from seepage.cli.console import open_console
-    from seepage.papers import list_items, prices, prices_at_size, read_records
+    from seepage.papers import list_items, read_records
 
-    every = [*list_items().values()]
-    open_claims, untested = prices(every, results), prices_at_size(every, results)
     listed = [
         {
             "item": item.id,
@@ -154,11 +146,10 @@ def _print_list(results: Path, as_json: bool) -> None:
             "paper": str(item.needs["paper"]),
             "measured": ", ".join(dict.fromkeys(record.size or "" for record in read_records(results, item.id))) or "-",
         }
-        for item in every
+        for item in list_items().values()
     ]
     if as_json:
-        priced = {"open": list(map(asdict, open_claims)), "untested": list(map(asdict, untested))}
-        print(json.dumps({"schema": 1, "items": listed, **priced}))
+        print(json.dumps({"schema": 1, "items": listed}))
         return
     table = Table(box=None, pad_edge=False)
     for head in ("item", "title", "small", "paper", "measured"):
@@ -170,17 +161,6 @@ def _print_list(results: Path, as_json: bool) -> None:
         print(f"\n{_nowhere(results)}")
     else:
         print(f"\nmeasured: which sizes lie in {results}; the verdicts are in the book (--book FOLDER)")
-    for lead, found in (
-        ("Open claims of the small size, the cheapest for each claim first: ", open_claims),
-        (
-            "Not tested at the paper's size, of items whose steps were timed, the cheapest for each claim first: ",
-            untested,
-        ),
-    ):
-        for price in found[:MOST_PRICES]:
-            by = f" by --seeds {price.seeds}" if price.size == "small" else ""
-            print(f"{lead}{price.item}, {plural(price.claims, 'claim')}{by}, {price.time} of one core")
-            lead = "  then "
     print("Run some: seepage reproduce cafe/table-3, or all of a paper: seepage reproduce cafe")
 
 

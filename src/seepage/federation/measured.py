@@ -11,7 +11,7 @@ One psi serves all of PyTorch's optimizers that start without a memory:
     Adam       floor 0, gain 1, eps 1e-8                   psi = x / (|x| + eps), as m = g and v = g^2 unbiased
     RMSprop    floor 0, gain sqrt(1 - alpha), eps 1e-8
     Adadelta   floor sqrt(eps), gain sqrt(1 - rho)         s = lr sqrt(eps)
-    Adagrad    floor sqrt(start), gain 1, eps 1e-10
+    Adagrad    floor 0, gain 1, eps 1e-10
 
 It is inverted entry by entry. With u = psi(x), v = |u| and q = 1 - (gain v)^2,
 
@@ -55,7 +55,6 @@ class Step:
         coupled: c, the weight decay that is added to the gradient.
         limit: Largest size of an entry of the gradient, where it was clipped by value.
         scaled: An unknown factor f lies on the gradient: its norm was clipped, eps or the rate are guesses.
-        writes: How often the weights themselves are written, and rounded.
         roundings: Float32 roundings on the way from x to `s psi(x)`, constants included; one of a square counts 1/4.
 
     Example:
@@ -71,7 +70,6 @@ class Step:
     coupled: float = 0.0
     limit: float = math.inf
     scaled: bool = False
-    writes: int = 1
     roundings: float = 1.0
 
     def __post_init__(self) -> None:
@@ -106,28 +104,15 @@ class Step:
         return cls(name="Adam", rate=rate, floor=0.0, gain=1.0, eps=eps, coupled=coupled, roundings=8)
 
     @classmethod
-    def adamax(cls, lr: float = 2e-3, eps: float = 1e-8, beta: float = 0.9) -> Self:
-        """Of Adamax, whose size is the largest `|g| + eps` so far."""
-        rate = _single(1 - beta) * _single(lr / (1 - beta))
-        return cls(name="Adamax", rate=rate, floor=0.0, gain=1.0, eps=eps, roundings=5)
-
-    @classmethod
-    def nadam(cls, lr: float = 2e-3, eps: float = 1e-8, beta: float = 0.9, slowing: float = 4e-3) -> Self:
-        """Of NAdam: Adam's step, and one more along the mean that the next step will have, both written."""
-        now, after = (beta * (1 - 0.5 * 0.96 ** (t * slowing)) for t in (1, 2))
-        rate = lr * (1 + after * (1 - beta) / (1 - now * after))
-        return cls(name="NAdam", rate=rate, floor=0.0, gain=1.0, eps=eps, writes=2, roundings=12)
-
-    @classmethod
-    def rmsprop(cls, lr: float = 1e-2, eps: float = 1e-8, alpha: float = 0.99, *, centered: bool = False) -> Self:
-        """Of RMSprop: v = (1 - alpha) g^2; centered, less the square of the mean (1 - alpha) g."""
-        gain = math.sqrt(_single(1 - alpha) * (alpha if centered else 1))
+    def rmsprop(cls, lr: float = 1e-2, eps: float = 1e-8, alpha: float = 0.99) -> Self:
+        """Of RMSprop: v = (1 - alpha) g^2."""
+        gain = math.sqrt(_single(1 - alpha))
         return cls(name="RMSprop", rate=_single(lr), floor=0.0, gain=gain, eps=eps, roundings=8)
 
     @classmethod
-    def adagrad(cls, lr: float = 1e-2, eps: float = 1e-10, start: float = 0.0) -> Self:
-        """Of Adagrad, whose sum of squares begins at `start`."""
-        return cls(name="Adagrad", rate=lr, floor=math.sqrt(start), gain=1.0, eps=eps, roundings=6)
+    def adagrad(cls, lr: float = 1e-2, eps: float = 1e-10) -> Self:
+        """Of Adagrad, whose sum of squares begins at 0."""
+        return cls(name="Adagrad", rate=lr, floor=0.0, gain=1.0, eps=eps, roundings=6)
 
     @classmethod
     def adadelta(cls, lr: float = 1.0, eps: float = 1e-6, rho: float = 0.9) -> Self:
@@ -373,8 +358,8 @@ def _entries(
         # A difference in float32 may have lost what the weights still had: the nearest weight is the one returned.
         change = (weight + change).float().double() - weight
     u = -(change + decay_of(share) * weight) / step.rate
-    # The weights are stored `writes` times, and once more where a decay was taken off them first.
-    stored = step.writes * spread_of(weight + change, formats.stored).square()
+    # The weights are stored once, and once more where a decay was taken off them first.
+    stored = spread_of(weight + change, formats.stored).square()
     stored = stored + spread_of(weight, formats.stored).square() * (share > 0)
     # A difference that was sent as it is has but its own rounding, to float32.
     own = spread_of(change, "float32").square() if formats.stored == "difference" else 0.0

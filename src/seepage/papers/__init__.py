@@ -5,13 +5,12 @@ RESULTS/PAPER-ITEM.jsonl  what was measured: a line per row, column, size and da
 BOOK/PAPER.md             both, side by side, with a verdict on each claim
 """
 
-from seepage.papers.book import Price, prices, prices_at_size, write_book
+from seepage.papers.book import write_book
 from seepage.papers.items import PAPERS, SIZES, Item, Size, find_item, find_items, list_items
-from seepage.papers.lines import Line
-from seepage.papers.others import OTHERS, Other
+from seepage.papers.others import OTHERS
 from seepage.papers.records import Record, read_records
 from seepage.papers.run import Done, Job, Value, plan, reproduce
-from seepage.papers.verdicts import Judged, judge, judge_paper
+from seepage.papers.verdicts import judge, judge_paper
 
 __all__ = [
     "OTHERS",
@@ -20,10 +19,6 @@ __all__ = [
     "Done",
     "Item",
     "Job",
-    "Judged",
-    "Line",
-    "Other",
-    "Price",
     "Record",
     "Size",
     "Value",
@@ -33,8 +28,6 @@ __all__ = [
     "judge_paper",
     "list_items",
     "plan",
-    "prices",
-    "prices_at_size",
     "read_records",
     "reproduce",
     "write_book",

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import inf
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, get_args
 from seepage.base.storage import write_whole
 from seepage.papers.claims import At, Claim
 from seepage.papers.draw import draw
-from seepage.papers.items import PAPERS, Item, ItemNeeds, Size, list_items
+from seepage.papers.items import PAPERS, Item, list_items
 from seepage.papers.lines import Line
 from seepage.papers.markdown import as_code, as_words
 from seepage.papers.others import OTHERS
@@ -21,109 +20,16 @@ from seepage.papers.used import USED
 from seepage.papers.verdicts import (
     DIVERGED,
     EXACT_DB,
-    MOST_SEEDS,
     TOPS,
     Decided,
     Judged,
     Verdict,
     in_words,
-    is_outweighed,
     judge,
-    seeds_to_decide,
-    until_decided,
 )
 
-OPENING = """For each table and figure of three papers: the claims that it supports there, tested on numbers of
-ours. Every number of ours in the tables was made by the command below its table (before its recipe was changed where
-a note says so) and lies in `results/reproduce/`. **The small size is a different experiment** of minutes on two cores:
-it neither confirms nor refutes a paper. [How to read it](#how-to-read-it) is at the end.
-"""
-"""What the first page begins with, before the counts."""
-
-LEGEND = f"""## How to read it
-
-For each table and figure we test the statements that it supports in the paper, the **claims**, in our words, as a
-relation between its numbers: rows above rows, columns above columns, a peak, a fall, no effect, a level. Every claim
-is tested on the paper's own printed numbers first, which must satisfy it. A margin is the paper's own where it
-states one or its least lead is the point; else it is about half of the least effect that the paper prints.
-
-At the paper's size a claim **holds** where each of its comparisons does by the 95 % interval of the difference,
-**does not hold** where the interval of one of them lies on the other side, and otherwise we **cannot tell**. "By
-seepage's own algorithm" means that our numbers were made by another algorithm than the paper's: the word is about
-ours, and what the paper says of its own is neither confirmed nor refuted by it. `small` is a size for two cores and
-minutes: fewer steps, smaller networks, fewer images, often packaged pictures in place of the paper's. It is another
-experiment than the paper's, and its words are about itself: **seen in small**, **not seen in small**, **cannot tell
-in small**. What is seen there may be gone at the paper's size, and what is not seen may be there. "2 yes, 9 no, 1
-open; 3 not measured" counts comparisons: twelve were measured, in nine the claim fails, and the verdict is about
-those twelve alone. One comparison that fails decides against a claim, and the intervals are not adjusted for their
-number. Where a claim was open, seeds were often added to the numbers that left it open, which leans towards a
-decision; a comparison takes the seeds that both of its numbers have. **Not tested**: none was measured. Each paper's
-page says below a claim why it may come out otherwise here.
-
-Intervals: of two seeds or more, Student's interval of the mean difference, seed by seed; of one seed, from the ends
-of both numbers' intervals over examples or batches (95 %, bootstrap). Older rows of the best guess have no interval
-of their own; that of the same attack with one guess for one image is taken. A number without any interval leaves its
-claim open. PSNR counts up to {EXACT_DB:g} dB: beyond, every value of an image of 8 bits is right and rounding alone
-orders the numbers; a training loss up to {DIVERGED:g}: beyond, training has failed. Where LPIPS was not measured,
-since its weights were not at hand, SSIM takes its place, and only the order is judged, not by how much.
-
-Where there is no effect, an order does not hold: without a claimed margin its interval holds zero and excludes half
-of the difference that the paper prints, or **nothing is read**: all that the claim orders by PSNR lies below a flat
-square of each image's mean color, over all of it and the seeds by the interval. An order among failed searches is no
-order, and that they are alike says nothing either: where they are as claimed all the same, we cannot tell. PSNR over
-several images says little of any one of them: single images may be recovered where nothing is read on average, which
-the lines *recovered* count.
-
-Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the most
-of several seeds (of one seed of FedLeak's Figures 1 and 6: of several images); in its Figure 9 the mean and one
-deviation. Where a paper takes the best guess for each image, the same attack scored with one guess for one image
-stands below, with the share of examples recovered and the PSNR of a flat square of the example's own mean color:
-what finds nothing can still have more dB than the paper's. *Recovered* is counted by
-[likeness](../concepts/verdict.md#recognized); *recovered, by SSIM* stands where a row was made before that rule, and
-asks for an SSIM of at least 0.6 and 3 dB over that square, by which fewer count.
-"""
-"""How verdicts are reached, at the end of the first page."""
-
-SIZES = {
-    "cafe": """The small size: 10 to 160 samples of 8 to 32 pixels, where the paper has 800 in batches of 40, and
-300 to 3,500 iterations of its loops in place of 8,000 to 20,000. Tables 3, 6 and 7 and Figures 1, 6 and 8 are
-of seepage's closed form, which asks for the same knowledge and is no test of the paper's loops. At the paper's size
-there is MNIST, and faces for Figure 8, one seed each. With 100 images and the paper's network and iterations the
-[loops read MNIST at 31.9 dB](../attacks/cafe.md#figures), on average over three seeds.""",
-    "cpa": """The small size: batches of 2 to 48, where the paper has 8 to 1,024, fully connected networks
-trained on few images, a VGG-like network of 32 pixels in place of VGG-16 at 224, and 200 to 2,000 steps in
-place of 25,000. SSIM stands in for LPIPS. At the paper's size FC-2 was trained on the images at hand, 3,730 of
-CIFAR-10 and 800 of Tiny-ImageNet, and attacked with one batch, Figure 8 with three.""",
-    "fedleak": """The small size: Tables 3, 15, 16, 17 and 19 have the paper's regime at a smaller scale, a trained
-ResNet-10 with ReLU of width 16, images of 32 pixels, batches of 1 to 16, and 500 (Table 3) or 1,000 steps of FedLeak
-in place of 10,000. In it Inverting Gradients has 9.2 to 11.4 dB on CIFAR-10, where the paper has 9.4 to 10.3, and
-FedLeak the same: on average neither gets above the mean color of the images. Most other items have a fresh ConvNet
-with GELU and images of 16 pixels, which is easy: the rivals read it as well, which in the paper they do not. Tables
-7, 8 and 11 and Figures 1, 4, 5, 9 and 10 have networks of their own, which their pages name. At the paper's size
-there is Figure 10 alone, a parabola. More of the headline stands in [FedLeak on ReLU
-networks](../attacks/fedleak_guided.md).""",
-}
-"""What the sizes of each paper are, for its part of the first page."""
-
-FOREWORDS = {
-    "fedleak": """**Two algorithms go by this name.** `fedleak` is the one of the text, `fedleak_released` that of its
-authors' deposit (Zenodo 10.5281/zenodo.15532455, read in a public mirror); [how they
-differ](../attacks/matching.md#two-fedleaks). Of the headline, Table 3, one half is seen here and one is not. Inverting
-Gradients has about the paper's 9 to 10 dB on CIFAR-10, on a trained ResNet-10 with ReLU and with its published weight
-of total variation; a larger weight gives it 10 to 13. FedLeak's 18 to 23 dB and its lead of 7.5 dB are in no cell,
-at a twentieth of the paper's steps and a quarter of its width; on ReLU the deposit's algorithm has had 50 of its 10,000
-steps, at width 8 ([the grid](../attacks/matching.md#the-realism-grid)), which says nothing of what it can.
-
-The deposit brings one demo, whose victim is none of the tables': a fresh ResNet-18 with sigmoids in place of ReLUs
-and batch norm in train mode, 16 images of 128 pixels, labels known. Its notebook shows five runs of 22.0 to 22.9 dB,
-after a median filter, the best guess for each image: about what [a thumbnail of 16 to 20 pixels a
-side](../attacks/matching.md#what-could-not-be-reproduced) of the same images has. On a small victim of that kind
-the deposit's algorithm is ahead of Inverting Gradients by 9 dB here (28 against 19, three batches of four images,
-2,000 gradients each), and the text's is not (18). What the last layers of a network with ReLU give away without such
-a search is in [FedLeak on ReLU networks](../attacks/fedleak_guided.md).
-""",
-}
-"""What a paper's page says first, where its numbers need it."""
+PROSE = Path(__file__).parent / "prose"
+"""The book's own words in Markdown: its opening, how to read it, and what to know of each paper's numbers."""
 
 DECIMALS = 2
 """Decimals of numbers from 0.1 on in the tables; smaller ones have three significant digits."""
@@ -144,7 +50,8 @@ def write_book(results: Path, folder: Path) -> list[Path]:
         items = [item for item in list_items().values() if item.expect.paper == paper]
         found = {item.id: read_records(results, item.id) for item in items}
         parts = [f"# {source}\n", "How to read this: [the results book](index.md#how-to-read-it).\n"]
-        parts += [FOREWORDS[paper]] if paper in FOREWORDS else []
+        foreword = PROSE / f"foreword-{paper}.md"
+        parts += [foreword.read_text("utf-8")] if foreword.exists() else []
         parts += [_section(item, found[item.id], results, folder) for item in items]
         page = folder / f"{paper}.md"
         write_whole(page, "\n".join(parts).rstrip() + "\n")
@@ -156,9 +63,14 @@ def write_book(results: Path, folder: Path) -> list[Path]:
         claims += len(judged)
     index = folder / "index.md"
     table = "\n".join([*COUNTED, *counts, ""])
-    opening = f"{OPENING}\n{_at_size(at_size, claims)}\n"
-    write_whole(index, "\n".join(["# Results book\n", opening, table, *summary, LEGEND]).rstrip() + "\n")
+    opening = f"{_prose('opening')}\n{_at_size(at_size, claims)}\n"
+    legend = _prose("legend").format(exact_db=EXACT_DB, diverged=DIVERGED)
+    write_whole(index, "\n".join(["# Results book\n", opening, table, *summary, legend]).rstrip() + "\n")
     return [index, *pages]
+
+
+def _prose(name: str) -> str:
+    return (PROSE / f"{name}.md").read_text("utf-8")
 
 
 def _at_size(judged: Sequence[Judged], claims: int) -> str:
@@ -203,7 +115,7 @@ def _summary(paper: str, source: str, items: Sequence[Item], found: Mapping[str,
     """One line per claim with its verdicts, then the items that make none."""
     lines = [
         f"## [{source}]({paper}.md)\n",
-        f"{SIZES[paper]}\n",
+        _prose(f"sizes-{paper}"),
         "| item | claim | at the paper's size | in small |",
         "|---|---|---|---|",
     ]
@@ -230,57 +142,6 @@ def judged_of(item: Item, records: Sequence[Record]) -> list[tuple[Claim, dict[s
     ]
 
 
-@dataclass(frozen=True)
-class Price:
-    """What would decide open claims of an item at the small size, or test claims for the first time at the paper's.
-
-    Attributes:
-        item: The item's id.
-        size: `small` or `paper`.
-        claims: How many of them.
-        seeds: Seeds in all, if the numbers spread as they do; one for what was not run.
-        minutes: Of one core, for all of these seeds.
-    """
-
-    item: str
-    size: Size
-    claims: int
-    seeds: int
-    minutes: float
-
-    @property
-    def time(self) -> str:
-        """The time in words."""
-        return ItemNeeds(minutes=self.minutes).time()
-
-
-def prices(items: Sequence[Item], results: Path) -> list[Price]:
-    """For each item with open claims how to decide the most of them for the time, the cheapest by claim first."""
-    found = []
-    for item in items:
-        at = [judged["small"] for _, judged in judged_of(item, read_records(results, item.id)) if "small" in judged]
-        needed = sorted(n for one in at if one.verdict == "cannot tell" if (n := seeds_to_decide(one)) is not None)
-        each = item.needs["small"].total
-        options = [Price(item.id, "small", count, seeds, seeds * each) for count, seeds in enumerate(needed, 1)]
-        found += sorted(options, key=_by_claim)[:1]
-    return sorted(found, key=_by_claim)
-
-
-def prices_at_size(items: Sequence[Item], results: Path) -> list[Price]:
-    """For each item with timed steps, and claims that were not tested at the paper's size, its price as in `prices`."""
-    found = []
-    for item in items:
-        judged = [sizes for _, sizes in judged_of(item, read_records(results, item.id))]
-        tested = [sizes["paper"].verdict for sizes in judged if "paper" in sizes]
-        untested, needs = len(judged) - sum(verdict is not None for verdict in tested), item.needs["paper"]
-        found += [Price(item.id, "paper", untested, 1, needs.total)] if untested and needs.timed else []
-    return sorted(found, key=_by_claim)
-
-
-def _by_claim(price: Price) -> float:
-    return price.minutes / price.claims
-
-
 EXAMPLES = 2
 """Comparisons that a claim's line shows where it fails or is open."""
 
@@ -291,18 +152,8 @@ def examples_of(item: Item, judged: Judged) -> str:
     if judged.verdict not in shown or judged.nothing_read:
         return ""
     parts = [part for part in judged.parts if part.measured and part.found is shown[judged.verdict]]
-    if judged.verdict == "cannot tell":
-        parts.sort(key=_furthest_from_holding)
     more = f"; and {len(parts) - EXAMPLES} more" if len(parts) > EXAMPLES else ""
     return "; ".join(_compared(item, part, judged.size) for part in parts[:EXAMPLES]) + more
-
-
-def _furthest_from_holding(part: Decided) -> tuple[int, float]:
-    """Puts first what takes the most seeds to decide; of as many, what lies furthest on the other side of the claim."""
-    if part.low is None or part.high is None:
-        return -until_decided(part)[0], 0.0
-    middle = (part.low + part.high) / 2
-    return -until_decided(part)[0], (-middle if part.comparison.at_most else middle) - part.by
 
 
 def _compared(item: Item, part: Decided, size: str) -> str:
@@ -338,28 +189,11 @@ def _claims(item: Item, records: Sequence[Record]) -> str:
                 used = f", on {', '.join(map(as_words, one.data))}" if one.data else ""
                 shown = examples_of(item, one)
                 lines.append(f"    - {head}{used}: **{in_words(one)}**{f': {shown}' if shown else ''}.")
-                lines += [f"    - {_price(item, one)}"] if one.verdict == "cannot tell" else []
             elif size == "paper":
                 lines.append(f"    - {head}: not run; {item.needs['paper']}.")
         if any(one.verdict == "does not hold" or one.nothing_read for one in judged.values()):
             lines.append(f"    - {' '.join(claim.differs.split())}")
     return "\n".join([*lines, ""])
-
-
-def _price(item: Item, judged: Judged) -> str:
-    """The cost of closing an open claim."""
-    seeds = seeds_to_decide(judged)
-    if judged.nothing_read:
-        return "To close it: no number of seeds, but a search that reads something at this size."
-    if is_outweighed(judged):
-        return (
-            "To close it: nobody can say how many seeds, since one of these lies further out than all others together, "
-            "and their mean has not settled."
-        )
-    if seeds is None:
-        return f"To close it: more than {MOST_SEEDS} seeds, as the numbers lie on the claim's line."
-    needs = item.needs["small" if judged.size == "small" else "paper"]
-    return f"To close it: {seeds} seeds in all, if they spread as these do; {needs.time(seeds)} of one core."
 
 
 def by_line(item: Item, records: Sequence[Record]) -> list[tuple[Line, list[Record]]]:

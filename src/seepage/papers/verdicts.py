@@ -14,9 +14,8 @@ training loss counts up to `DIVERGED`: beyond, how far training went astray is n
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, sqrt
-from statistics import median
 from typing import Literal
 
 from seepage.papers.claims import At, Claim, ClaimPart
@@ -75,12 +74,7 @@ class Decided:
         high: Its upper end.
         data: The data set that was used.
         by: Margin that the claim requires.
-        seeds: Number of seeds behind the interval; 0 where it is over examples, or there is none.
-        least: Half of the difference that the paper prints; a claimed order without a margin fails where the interval
-            contains zero and its upper end is below this.
         stands_in: Whether it is of another metric than the row's own, which could not be measured.
-        outweighed: Whether one seed outweighs all others in the spread, so that the spread does not say how many seeds
-            would decide it.
     """
 
     comparison: ClaimPart
@@ -91,10 +85,7 @@ class Decided:
     high: float | None = None
     data: str = ""
     by: float = 0.0
-    seeds: int = 0
-    least: float = 0.0
     stands_in: bool = False
-    outweighed: bool = False
 
     @property
     def measured(self) -> bool:
@@ -328,12 +319,10 @@ def _decide(
         low, high = -high, -low  # on the better side
     # So is a margin: where another metric is read, only the order counts.
     by = min(comparison.by, 0.0) if left.metric else comparison.by
-    seeds = 0 if exact else len(_shared(left, other))
     least = _half_of_papers(comparison) if cap and not exact and left.metric is None else 0.0
     found = _found(comparison, by, low, high, least)
-    stands_in, outweighed = left.metric is not None, not exact and _outweighed(_by_seed(left, other, top))
     mine, others = (_over(one, _shared(left, other)) for one in (left, other))
-    return Decided(comparison, found, mine, others, low, high, data, by, seeds, least, stands_in, outweighed)
+    return Decided(comparison, found, mine, others, low, high, data, by, left.metric is not None)
 
 
 def _over(number: Number, seeds: Sequence[str]) -> float:
@@ -389,20 +378,6 @@ def _by_seed(left: Number, right: Number, top: float) -> list[float]:
     return [min(mine[seed], top) - min(other[seed], top) for seed in sorted(mine.keys() & other.keys())]
 
 
-def _outweighed(values: Sequence[float]) -> bool:
-    """Whether one of fifteen numbers or more makes up over half of their squared deviations from the median.
-
-    >>> few = [float(number) for number in range(14)]
-    >>> _outweighed([*few, 1e9]), _outweighed([*few, 14.0])
-    (True, False)
-    """
-    if len(values) < FEWEST_TO_WEIGH:
-        return False
-    middle = median(values)
-    squares = [(value - middle) ** 2 for value in values]
-    return 2 * max(squares) > sum(squares) > 0
-
-
 def _difference(left: Number, right: Number, top: float, exact: bool) -> tuple[float | None, float | None]:
     """The interval of left minus right, both counted up to `top`."""
     if exact:
@@ -423,67 +398,6 @@ def _interval(number: Number, top: float) -> tuple[float, float] | None:
     if number.low is None or number.high is None:
         return None
     return min(number.low, top), min(number.high, top)
-
-
-MOST_SEEDS = 100
-"""Up to how many seeds are worth counting."""
-
-FEWEST_SEEDS = 3
-"""What a claim takes that has fewer: of two the interval reaches nine deviations to each side, of three 2.5."""
-
-
-FEWEST_TO_WEIGH = 15
-"""Seeds from which on it is asked whether one outweighs the others. In normal numbers one of five does three times in
-four, and one of fifteen once in twenty."""
-
-
-def seeds_to_decide(judged: Judged) -> int | None:
-    """With about how many seeds an open claim would be decided, if its numbers kept their mean and their spread.
-
-    With `d` the mean of a difference and `s` its deviation over the seeds, the interval of `n` of them is
-    `d -+ t(n - 1) s / sqrt(n)`: the smallest `n` that leaves none of the claim's comparisons open, or that decides
-    one of them against it. None where that is above `MOST_SEEDS`, as it is for a comparison in which one seed
-    outweighs the others.
-    """
-    holding: list[int] = [FEWEST_SEEDS]
-    failing: list[int] = []
-    if judged.nothing_read:
-        return None
-    for part in judged.parts:
-        if not part.measured or part.found is not None:
-            continue
-        if part.seeds < FEWEST_SEEDS:
-            return FEWEST_SEEDS
-        count, found = until_decided(part)
-        (failing if found is False else holding).append(count)
-    most = min(failing) if failing else max(holding)
-    return most if most <= MOST_SEEDS else None
-
-
-def is_outweighed(judged: Judged) -> bool:
-    """Whether no number of seeds is named for the sole reason that one seed outweighs the others."""
-    parts = tuple(replace(part, outweighed=False) for part in judged.parts)
-    return seeds_to_decide(judged) is None and seeds_to_decide(replace(judged, parts=parts)) is not None
-
-
-def until_decided(part: Decided) -> tuple[int, bool | None]:
-    """The number of seeds that would decide a comparison, and how; one more than `MOST_SEEDS` where none would."""
-    from scipy.stats import t
-
-    if part.low is None or part.high is None or part.seeds < 2 or part.outweighed:
-        return MOST_SEEDS + 1, None
-
-    def half(count: int) -> float:  # of the interval, in deviations
-        return float(t.ppf((1 + LEVEL) / 2, count - 1)) / sqrt(count)
-
-    mean = (part.low + part.high) / 2
-    deviation = (part.high - mean) / half(part.seeds)
-    for count in range(part.seeds + 1, MOST_SEEDS + 1):
-        spread = deviation * half(count)
-        found = _found(part.comparison, part.by, mean - spread, mean + spread, part.least)
-        if found is not None:
-            return count, found
-    return MOST_SEEDS + 1, None
 
 
 def student(values: Sequence[float]) -> tuple[float, float]:

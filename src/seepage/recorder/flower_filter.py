@@ -20,7 +20,6 @@ from functools import partial
 from typing import TypeAlias, cast
 
 import torch
-from torch import Tensor
 
 from seepage.errors import SeepageError, not_installed, short
 from seepage.federation.types import Tensors
@@ -165,12 +164,8 @@ def _sent(reply: Message) -> Tensors:
     # The weights that were sent out are zeros, so the reply's weights are the difference itself.
     found: Tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in records[0].items()}
     for record in reply.content.metric_records.values():
-        found |= {f"metric {name}": _number(value) for name, value in record.items()}
+        found |= {f"metric {name}": torch.tensor(value, dtype=torch.float64) for name, value in record.items()}
     return found
-
-
-def _number(value: float | Sequence[float]) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from seepage.errors import SeepageError, not_installed, short
 from seepage.federation.types import Tensors
@@ -57,7 +56,7 @@ def dxo_filter(
         data = from_shareable(shareable).data
         if not isinstance(data, Mapping):
             raise SeepageError("the filters let no weights through, so nothing can be measured; measure one at a time")
-        return {str(name): _tensor(value) for name, value in data.items()}
+        return {str(name): torch.from_numpy(np.array(value)) for name, value in data.items()}
 
     return call
 
@@ -74,7 +73,3 @@ def claim_of(each: object, *, rounds: int = 1, shapes: Mapping[str, Sequence[int
         dxo_filter(each)({name: torch.zeros(tuple(shape)) for name, shape in shapes.items()})
         return Claim(rounds * (each.get_privacy_spent() - before), clip=float(each.gamma), by="NVFlare's SVTPrivacy")
     return Claim(clip=float(each.gamma)) if isinstance(each, PercentilePrivacy) else Claim()
-
-
-def _tensor(value: Any) -> Tensor:
-    return torch.from_numpy(np.array(value))

@@ -120,7 +120,7 @@ class AdapterTokens:
             return made - span.T @ (span @ made)
 
         # c_p = z_p - E u_p for the image of zeros.
-        at_zero = self._unfolded(self.read)  # [d, P]
+        at_zero = F.unfold(self.read[None], self._kernel, stride=self.embedding.stride)[0]  # [d, P]
         constant = outside(self.entering[self.places].T - weight @ at_zero)  # [w, P]
         equations = outside(weight)  # [w, d]
         if bool(shift.any()):  # the column of sigma_p
@@ -151,9 +151,6 @@ class AdapterTokens:
     def _kernel(self) -> tuple[int, int]:
         height, width = self.embedding.kernel_size
         return height, width
-
-    def _unfolded(self, image: Tensor) -> Tensor:
-        return F.unfold(image[None], self._kernel, stride=self.embedding.stride)[0]
 
 
 def _elsewhere() -> Inapplicable:

@@ -658,6 +658,8 @@ class UpdateAnalysis:
         if self.labels is not None and not self.labels.sound and not self.rough:
             if self.knowledge.client.one_logit:
                 return "the last bias gradient is larger than that of one step of one logit can be at this rate"
+            if self.labels.signed:
+                return "the last bias moved as no cross-entropy of so many examples moves it"
             return "the last bias gradient does not sum to zero, as that of an unchanged cross-entropy gradient does"
         return ""
 

@@ -160,12 +160,13 @@ class LabelLeak:
         least: Examples of each class at the least, whatever the outputs were; None without counts.
         most: The same at the most; None where the batch size was inferred, as there may be more examples.
         sound: Whether the entries of the bias gradient sum to zero, as those of an unchanged cross-entropy gradient
-            do; where only their signs are left, whether there are both; else `present` and `counts` are not to be
-            believed.
+            do; where only their signs are left, whether there are both, and no more that rose than examples; else
+            `present` and `counts` are not to be believed.
         complete: Whether no other class can be there: no more examples than classes named, or than proved ones.
         places: Labels in all, where an example has many, one at each place, and their counts come out whole; else None.
         multiple: All of these counts may be so many times more, or fewer.
         shares: Least share of all labels that each class has, where an example has many; None: not known.
+        signed: Only signs are left, so that no sum says that the loss is a softmax's.
     """
 
     present: tuple[int, ...]
@@ -178,6 +179,7 @@ class LabelLeak:
     places: int | None = None
     multiple: bool = False
     shares: tuple[float, ...] | None = None
+    signed: bool = False
 
     @property
     def believed(self) -> bool:
@@ -398,7 +400,8 @@ def signed_label_leak(
         knowledge: What the attacker knows.
 
     Returns:
-        Classes without counts; None without a last bias, or where it did not move.
+        Classes without counts; None without a last bias, or where it did not move. More than there are examples, of
+        biases that no decay lifts, are no cross-entropy's.
     """
     bias, start = _last_bias(direction, knowledge), _last_bias(weights, knowledge)
     if bias is None or start is None or not (largest := float(bias.abs().max())) > 0:
@@ -411,7 +414,8 @@ def signed_label_leak(
     if lifted + others > (most if batch_size is None else batch_size):
         rose &= ~low
     present = tuple(torch.nonzero(rose).flatten().tolist())
-    return LabelLeak(present, None, None, bool((bias > 0).any()))
+    fits = batch_size is None or len(present) <= batch_size
+    return LabelLeak(present, None, None, bool((bias > 0).any()) and fits, signed=True)
 
 
 def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) -> list[ClosedForm]:

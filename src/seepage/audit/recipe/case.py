@@ -28,7 +28,6 @@ All mistakes are reported at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -47,7 +46,7 @@ from seepage.audit.recipe.plans import (
 )
 from seepage.base.limits import EXACT_DB, GAIN_DB, LIKENESS, Limits
 from seepage.base.registry import Spec, attacks, defenses
-from seepage.errors import SeepageError, unknown
+from seepage.errors import unknown
 from seepage.federation.clients import make_client
 from seepage.federation.defenses import joined
 from seepage.federation.types import ClientUpdate, Defense
@@ -84,7 +83,6 @@ class Scoring(RecipeTable, table="score"):
         exact_db: PSNR over which an example counts as exact.
         lpips: Also compute LPIPS, where its weights are on this machine.
         metrics: Further metrics, each by its name or as `module:function` of your own.
-        features: Weights of torchvision's `squeezenet1_1` for metrics of features; default: torchvision's own file.
         names: Let results have the names of your data and classes, and pages without pictures its paths: they are names
             of files and folders, and may say who the examples are.
     """
@@ -94,14 +92,11 @@ class Scoring(RecipeTable, table="score"):
     exact_db: Annotated[float, Field(ge=0, le=149)] = EXACT_DB
     lpips: bool = False
     metrics: Sequence[str] = ()
-    features: str | None = None
     names: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "metrics", tuple(self.metrics))  # a list, where it comes from TOML
-        if self.features is not None and not Path(self.features).is_file():
-            raise SeepageError(f"score.features names {self.features}, and there is no such file; correct the path")
         if self.metrics:
             from seepage.measure.metrics import find_metric
 

@@ -12,7 +12,7 @@ from seepage.errors import SeepageError
 from seepage.federation.defenses.noise import gaussian
 from seepage.federation.defenses.partial import Hidden, ranked
 from seepage.federation.defenses.sparsify import SMALL_ENTRY_WEIGHT
-from seepage.federation.types import ClientView, Defense, DefenseModel, Tensors, Update
+from seepage.federation.types import ClientView, Defense, DefenseModel, Update
 
 
 @defenses.register("outpost")
@@ -55,7 +55,7 @@ class Outpost(Defense):
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         # Drawn in every round, so that one round's noise does not depend on whether it was used.
         used = float(torch.rand((), generator=generator)) < 1 / (1 + self.beta * client.t)
-        noisy = self._informative(update.tensors)
+        noisy = ranked(update.tensors, round(self.phi * sum(tensor.numel() for tensor in update.tensors.values())))
         sent = {}
         for name, tensor in update.tensors.items():
             risk = min(float(client.params[name].double().var(correction=0)), 1.0)
@@ -65,10 +65,6 @@ class Outpost(Defense):
 
     def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
         return (Hidden(SMALL_ENTRY_WEIGHT),)  # pruned entries are small, but the noise hides the bound
-
-    def _informative(self, tensors: Tensors) -> Tensors:
-        """Where the squared entries are among the `phi` largest of the model."""
-        return ranked(tensors, round(self.phi * sum(tensor.numel() for tensor in tensors.values())))
 
     def _pruned(self, tensor: Tensor) -> Tensor:
         flat = tensor.flatten()

@@ -209,10 +209,10 @@ def read_rate(tensors: Tensors, path: Path) -> float | None:
     return float(stored)
 
 
-STEP_NUMBERS = ("rate", "floor", "gain", "eps", "coupled", "limit", "scaled", "writes", "roundings")
+STEP_NUMBERS = ("rate", "floor", "gain", "eps", "coupled", "limit", "scaled", "roundings")
 """The numbers of a `Step`, in the order of a file."""
 MOST_ROUNDINGS = 100
-"""More than any optimizer's step writes, or rounds."""
+"""More than any optimizer's step rounds."""
 
 
 def read_step(tensors: Tensors, path: Path) -> Step | None:
@@ -223,13 +223,13 @@ def read_step(tensors: Tensors, path: Path) -> Step | None:
     damaged = f"{path} holds an optimizer's step that cannot be; record it again"
     if stored.dtype != torch.float64 or stored.shape != (len(STEP_NUMBERS),) or bool(stored.isnan().any()):
         raise SeepageError(damaged)
-    rate, floor, gain, eps, coupled, limit, scaled, writes, roundings = stored.tolist()
-    if not 1 <= writes <= MOST_ROUNDINGS or not 0 <= roundings <= MOST_ROUNDINGS:
+    rate, floor, gain, eps, coupled, limit, scaled, roundings = stored.tolist()
+    if not 0 <= roundings <= MOST_ROUNDINGS:
         raise SeepageError(damaged)
     try:
         return Step(
             name="an optimizer", rate=rate, floor=floor, gain=gain, eps=eps, coupled=coupled, limit=limit,
-            scaled=bool(scaled), writes=int(writes), roundings=roundings,
+            scaled=bool(scaled), roundings=roundings,
         )  # fmt: skip
     except SeepageError as error:
         raise SeepageError(f"{damaged} ({error})") from error

@@ -4,7 +4,6 @@ from seepage.base.limits import Limits
 from seepage.base.registry import metrics
 from seepage.measure.metrics.align import METHODS, Alignment, align
 from seepage.measure.metrics.baselines import baselines
-from seepage.measure.metrics.features import feature_distance, feature_network
 from seepage.measure.metrics.image import (
     correlation,
     cosine,
@@ -45,8 +44,6 @@ __all__ = [
     "correlation",
     "cosine",
     "default_metrics",
-    "feature_distance",
-    "feature_network",
     "find_metric",
     "is_image",
     "label_accuracy",

@@ -11,13 +11,13 @@ A recipe can also name a function of your own: `[score] metrics = ["mymodule:min
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from seepage.base.registry import metrics
 from seepage.errors import SeepageError
 
 Measure = Callable[..., Tensor | None]
-"""(guesses, truth), and as a third argument the network where the metric's facts say so."""
+"""(guesses, truth)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Metric:
         images_only: Whether it is measured on images alone.
         by_default: Whether every audit measures it; the others are measured where a recipe asks for them.
         of_labels: Whether it compares labels, not inputs: measured wherever labels were guessed.
-        features: Whether it compares a public network's features, and takes that network as a third argument.
         digits: Decimals of its summary.
     """
 
@@ -41,17 +40,15 @@ class Metric:
     images_only: bool = False
     by_default: bool = False
     of_labels: bool = False
-    features: bool = False
     digits: int = 4
 
-    def __call__(self, guesses: Tensor, truth: Tensor, network: nn.Module | None = None) -> Tensor | None:
+    def __call__(self, guesses: Tensor, truth: Tensor) -> Tensor | None:
         """The values `[n]`, float64.
 
         Raises:
             SeepageError: Where the function returns something else.
         """
-        further = (network,) if self.features else ()
-        found = self.measure(guesses, truth, *further)
+        found = self.measure(guesses, truth)
         if found is not None and (not isinstance(found, Tensor) or found.shape != (len(truth),)):
             what = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise SeepageError(

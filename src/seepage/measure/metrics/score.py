@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seepage.base.limits import Limits
 from seepage.base.rounding import outward
@@ -14,7 +14,6 @@ from seepage.federation.types import Batch, Reconstruction, Target
 from seepage.measure.metrics import image
 from seepage.measure.metrics.align import Alignment, align
 from seepage.measure.metrics.baselines import baselines, floor_of
-from seepage.measure.metrics.features import features_missing
 from seepage.measure.metrics.labels import label_scores, labels_fit
 from seepage.measure.metrics.metric import Metric, find_metric
 from seepage.measure.metrics.scores import Scores
@@ -32,7 +31,6 @@ class Yardstick:
             too, on which `recovered` rests.
         limits: Thresholds from which on an example counts as recovered, and as exact.
         value_range: Smallest and largest value an input can take.
-        network: Computes the features that `feature_distance` compares (`feature_network`); None: it is not measured.
         units: Units of the targets, where these are values; None: the targets as they are.
         typical: `[*shape]` a guess that needs no update, such as the mean of public rows of a table.
         target: Kind of the training target; None: inferred from the labels.
@@ -43,7 +41,6 @@ class Yardstick:
     metrics: Sequence[str] = ("mse", "psnr", "ssim")
     limits: Limits = Limits()  # noqa: RUF009
     value_range: tuple[float, float] = (0.0, 1.0)
-    network: nn.Module | None = None
     units: Units | None = None
     typical: Tensor | None = None
     target: Target | None = None
@@ -175,7 +172,7 @@ def _with_inputs(
     always = {name: find_metric(name) for name in ("mse", "psnr", *(("likeness",) if pictures else ()))}
     rest = [metric for metric in wanted.values() if metric.name not in always]
     values = _measure(guesses, truth, [*always.values(), *rest], by)
-    compared = [find_metric(metric) for metric in ("psnr", "ssim", "lpips", "feature_distance") if metric in values]
+    compared = [find_metric(metric) for metric in ("psnr", "ssim", "lpips") if metric in values]
     floors = {
         name: _measure(guess, truth, compared, by)
         for name, guess in baselines(truth, seed=by.seed, typical=by.typical).items()
@@ -234,7 +231,7 @@ def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], by: Yard
     """Each metric's values `[n]`; without those that do not apply to examples of this shape, or cannot be had here."""
     image_like = image.is_image(tuple(truth.shape[1:]))
     fitting = [metric for metric in metrics if not metric.of_labels and (image_like or not metric.images_only)]
-    found = {metric.name: metric(guesses, truth, by.network) for metric in fitting}
+    found = {metric.name: metric(guesses, truth) for metric in fitting}
     return {name: values for name, values in found.items() if values is not None}
 
 
@@ -255,8 +252,6 @@ def _notes(
             f"SSIM uses a window of {window} instead of {image.SSIM_WINDOW}, since the images are "
             f"{shape[1]} x {shape[2]}; do not compare it with the SSIM of larger images."
         )
-    if "feature_distance" in metrics and "feature_distance" not in values:
-        notes.append(features_missing(None) or "Features are of images with 1 or 3 channels.")
     if "lpips" in metrics and (missing := image.lpips_missing(shape)):
         notes.append(missing)
     return tuple(notes)

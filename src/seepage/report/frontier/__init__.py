@@ -7,20 +7,10 @@ frontier.jsonl                   one line per defense and kind of attacker
 frontier.html  frontier.png      page and plot; the page holds the plot
 """
 
-from seepage.report.frontier.advising import advice, untried
-from seepage.report.frontier.rows import DefenseRow, pareto, points_of
-from seepage.report.frontier.run import Frontier, run_frontier
-from seepage.report.frontier.sweep import DEFAULT_STRENGTHS, Utility, sweep_of
+from seepage.report.frontier.rows import DefenseRow
+from seepage.report.frontier.run import run_frontier
 
 __all__ = [
-    "DEFAULT_STRENGTHS",
-    "Frontier",
     "DefenseRow",
-    "Utility",
-    "advice",
-    "pareto",
-    "points_of",
     "run_frontier",
-    "sweep_of",
-    "untried",
 ]

@@ -179,9 +179,12 @@ def _known(case: Mapping[str, Any], plain: Recipe, stated: list[str]) -> dict[st
         return None
     group = plain.federation.per_round if plain.federation is not None else 1
     if any(stage.acts_on == "group" for stage in defense.stages()) and group > 1:
-        own = {"client": {**plain.client.table(), "clients": group}, "batch": _pooled(plain, group)}
+        own = {
+            "client": {**plain.client.table(), "clients": group},
+            "batch": {"size": plain.batch.size * group, "count": plain.batch.count},
+        }
         return {**case, **own, "name": f"{case['name']}_known", "knowledge": {"known": stated}}
-    attacks = [part.table() for part in plain.attack if _adapts(plain, part, defense)]
+    attacks = [part.table() for part in plain.attack if plain.make_attack(part).adapts(_known_to(plain, defense))]
     if not attacks and _tests_adapt(plain, defense):
         attacks = [part.table() for part in plain.attack]  # none makes anything of it, and a case has one at least
     return (
@@ -196,15 +199,6 @@ def _tests_adapt(recipe: Recipe, defense: Defense) -> bool:
     stated = _known_to(recipe, defense)
     uses = () if recipe.membership is None else recipe.membership.tests
     return any(membership_tests.build(Spec(use)).adapts(stated) for use in uses)
-
-
-def _pooled(plain: Recipe, group: int) -> dict[str, int]:
-    return {"size": plain.batch.size * group, "count": plain.batch.count}
-
-
-def _adapts(recipe: Recipe, part: Spec, defense: Defense) -> bool:
-    """Whether an attack behaves differently if the defense is known."""
-    return recipe.make_attack(part).adapts(_known_to(recipe, defense))
 
 
 def _known_to(recipe: Recipe, defense: Defense) -> Knowledge:
