@@ -1,6 +1,7 @@
 """Classes of clients that strangers brought, each by a small example: what is said of them, and what is not."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,57 @@ class Rated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(torch.cat([self.user(x[:, 0].long()), self.item(x[:, 1].long())], 1))
         return logits
+
+
+class Bag(nn.Module):
+    """A classifier of texts; most rows of its table are never looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.body, self.head = nn.Embedding(300, 24), nn.Linear(24, 16), nn.Linear(16, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(self.word(ids).mean(1)).tanh())
+        return logits
+
+
+class Fields(nn.Module):
+    """Three fields that share a table behind offsets, as factorization machines have them; one number an example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(60, 8), nn.Linear(24, 1)
+        self.register_buffer("starts", torch.tensor([0, 10, 40]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.table(x.long() + self.starts).flatten(1).relu())[:, 0]
+        return logits
+
+
+class Scaled(nn.Module):
+    """A last layer of somebody's own, whose weight is made of two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size, self.way = nn.Parameter(torch.rand(7, 1)), nn.Parameter(torch.randn(7, 16))
+        self.bias = nn.Parameter(torch.zeros(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.size * self.way, self.bias)
+
+
+class Own(nn.Sequential):
+    """Features, and the layer of somebody's own that makes the logits."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 16), nn.ReLU(), Scaled())
+
+
+class Squashed(nn.Sequential):
+    """Probabilities of nine tags, each of its own sigmoid."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 9), nn.Sigmoid())
 
 
 class Next(nn.Module):
@@ -209,6 +261,50 @@ def test_signs_name_no_labels_of_a_loss_that_only_is_assumed(tmp_path: Path, sta
     # Beside one example they are no cross-entropy's; of unknown many they rest on the loss.
     assert fact(found, "labels")[1] == ("unknown" if stated else "assumed")
     assert any(one.tensors for one in found.exposure.of("labels")) is not bool(stated)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 1e-2])
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_decay_in_the_gradient_of_adam_is_found_by_rows_that_nobody_looked_up(
+    tmp_path: Path, decay: float, beside: bool
+) -> None:
+    torch.manual_seed(5)
+    ids, labels = torch.randint(0, 300, (4, 12)), torch.tensor([0, 1, 1, 3])
+    rule = partial(torch.optim.AdamW if beside else torch.optim.Adam, weight_decay=decay)
+    found = looked_at(
+        tmp_path, "Bag", (ids, labels), lambda model, x, y: F.cross_entropy(model(x), y), lr=None, rule=rule
+    )
+    (codes,) = found.exposure.of("codes")
+    own = set(ids.flatten().tolist())
+    assert set(codes.evidence["rows"]) <= own
+    assert codes.evidence["hidden"] is (decay > 0 and not beside)
+    if decay < 1e-2 or beside:
+        assert set(codes.evidence["rows"]) == own
+    told = fact(found, "weight decay")
+    assert told[0].startswith(f"{decay:.3g} of the weights is in the gradient") is (decay > 0 and not beside)
+
+
+def test_fields_that_share_a_table_take_codes_of_their_own(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    rows = torch.stack([torch.randint(0, most, (5,)) for most in (10, 30, 20)], 1)
+    found = looked_at(
+        tmp_path, "Fields", (rows, torch.rand(5)),
+        lambda model, x, y: F.binary_cross_entropy_with_logits(model(x), y), client=Spec("fedsgd", {"loss": "bce"}),
+    )  # fmt: skip
+    assert fact(found, "classes")[0] == "2, by one logit"
+    assert {one.name for one in found.facts} >= {"codes in table"}
+    (codes,) = found.exposure.of("codes")
+    assert set(codes.evidence["rows"]) == set((rows + torch.tensor([0, 10, 40])).flatten().tolist())
+
+
+def test_the_layer_behind_the_outputs_is_found_by_its_bias_or_by_their_order(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(3, 20), torch.tensor([0, 3, 6])
+    found = looked_at(tmp_path, "Own", batch, lambda model, x, y: F.cross_entropy(model(x), y))
+    assert fact(found, "classes") == ("7, the rows of 2, which makes the outputs", "read")
+    tags = torch.randint(0, 2, (3, 9)).float()
+    found = looked_at(tmp_path, "Squashed", (batch[0], tags), lambda model, x, y: F.binary_cross_entropy(model(x), y))
+    assert fact(found, "classes")[0] == "9, the rows of 2, which makes the outputs"
 
 
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:

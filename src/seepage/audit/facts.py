@@ -14,11 +14,10 @@ from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.exposure.rules import TOLD
 from seepage.attacks.exposure.running_statistics import STILL
-from seepage.attacks.exposure.silent import silent_inputs
 from seepage.attacks.network.outputs import draws
 from seepage.audit.capture import VALUES
 from seepage.audit.caveats import OPTIMIZERS
-from seepage.base.nn import has_batch_norm, vocabulary_of
+from seepage.base.nn import has_batch_norm, input_layer, vocabulary_of
 from seepage.base.schema import JsonRecord
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.losses import LOSSES
@@ -359,14 +358,19 @@ class _Reader:
         return self._seen("dropout", f"{words}; attacks have none", "unknown", "--client fedsgd:mode=eval")
 
     def _inputs(self) -> Iterator[Fact]:
-        found = silent_inputs(self.knowledge, self.observed)
-        if found is not None:
-            yield self._seen("inputs", found.words, "inferred")
+        """Numbers of an example that are zero in all, whose columns of the first layer had no gradient."""
+        layer = input_layer(self.knowledge.model, self.observed.params, self.knowledge.input_shape)
+        if layer is None or layer.weight not in self.update.tensors or bool(layer.shift.any()):
+            return
+        moved = self.update.tensors[layer.weight].any(0)  # [d]
+        if 0 < (count := int(moved.sum())) < len(moved):
+            words = f"{len(moved) - count:,} of {len(moved):,} numbers are 0, or too small to show, in every example"
+            yield self._seen("inputs", f"{words}: columns of {layer.weight} that stood still", "inferred")
 
     def _labels(self) -> Iterator[Fact]:
         for one in self.exposure.of("codes"):
             name = "tokens" if one.evidence["tokens"] else f"codes in {one.evidence['table'] or 'the table'}"
-            yield self._seen(name, one.message, "read")
+            yield self._seen(name, one.message, "inferred" if one.evidence["hidden"] else "read")
         for name in ("places", "bags"):
             for one in self.exposure.of(name):
                 yield self._seen(name, one.message, "inferred")

@@ -16,6 +16,8 @@ ROUNDINGS = 10.0
 """Times the rounding of one number that a sum of many, such as an entry of a gradient, may carry."""
 DEVIATIONS = 4.0
 """Standard deviations that an error does not exceed by chance: one normal number in 16,000 does."""
+FALSE_ALARM = 1e-6
+"""Chance that anything at all in a tensor is taken for what is looked for, where it is not there."""
 
 
 def outward(low: float, high: float) -> tuple[float, float]:

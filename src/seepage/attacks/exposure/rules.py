@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.labels import head_of
 from seepage.base.algebra.rows import LEAST_ALIKE
-from seepage.attacks.text.moved_rows import FALSE_ALARM
 from seepage.base.nn import generator, last_linear
-from seepage.base.rounding import DEVIATIONS, FLOAT32_SUM
+from seepage.base.rounding import DEVIATIONS, FALSE_ALARM, FLOAT32_SUM
 from seepage.federation.measured import ROUNDING, Formats, Step, decay_of, format_told, measured_entries, spread_of
 from seepage.federation.types import ClientUpdate, Target, Tensors
 
@@ -236,7 +235,9 @@ def adaptive_step(
     alone = len(full) > 1 and plain.off is not None and plain.off > DEVIATIONS
     alone |= bool(full) and looked.gathers(_chosen(ceiling), shares)
     if not over and (modules > 1 or alone):
-        return _of_ceiling(looked, moved, weights, zero, shares, ceiling, piled, modules, plain, coupled.coupled if coupled else 0.0)
+        return _of_ceiling(
+            looked, moved, weights, zero, shares, ceiling, piled, modules, plain, coupled.coupled if coupled else 0.0
+        )
     smooth = _smooth(looked, moved, weights, zero, plain)
     if smooth is not None:
         return Adaptive(smooth[0].step.rate, smooth[0], (*smooth[1:], plain))
@@ -436,7 +437,9 @@ class _Looked:
             there, and the decay cannot be told from one beside it.
         """
         top = self.top()
-        tried = [self._agreeing(replace(Step.adam(rate), name=ADAM, scaled=True)) for rate in {top, float(f"{top:.1e}")}]
+        tried = [
+            self._agreeing(replace(Step.adam(rate), name=ADAM, scaled=True)) for rate in {top, float(f"{top:.1e}")}
+        ]
         most = max((one for one in tried if one is not None), key=lambda one: one[0], default=None)
         return None if most is None else most[1]
 

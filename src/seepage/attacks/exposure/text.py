@@ -10,7 +10,7 @@ from seepage.attacks.text import TokenSequences
 from seepage.attacks.text.bags import bags_of
 from seepage.attacks.text.positions import places_of
 from seepage.attacks.text.token_set import LookedUp, looked_up
-from seepage.base.nn import Table, as_inputs, captured_calls, in_mode, token_table, vocabulary_of
+from seepage.base.nn import Table, as_inputs, captured_calls, codes_of, in_mode, token_table, vocabulary_of
 from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.types import Knowledge, Round, Transcript
 
@@ -80,14 +80,18 @@ def code_findings(knowledge: Knowledge, observed: Round, size: int | None) -> li
     held = [set(codes[columns[place]]) for place in range(knowledge.input_shape[0]) if place in columns]
     sizes = sorted(map(len, held))
     known = len(held) == knowledge.input_shape[0] > 1 and sizes[:-1] == [1] * (len(held) - 1) and sizes[-1] == size
+    known &= not any(one.hidden for one in found.values())
     table = token_table(knowledge.model)
-    alone = table[0] if table is not None and list(codes) == [table[0]] else None  # which looks up all numbers
+    # A text's, of which the table looks up all numbers alike.
+    alone = table[0] if table is not None and list(codes) == [table[0]] and codes_of(knowledge.model) is None else None
     return [
         ClosedForm(
             name="codes",
-            message=f"{len(own):,} distinct {'tokens' if name == alone else 'codes'}, by the rows of {found[name].name}"
+            message=f"{len(own):,} distinct {'tokens' if name == alone else 'codes'}"
+            + ", and perhaps more that a decay in the gradient hides" * found[name].hidden
+            + f", by the rows of {found[name].name}"
             + f" that moved{'; with the other columns, all examples' * known}",
-            evidence={"table": name, "rows": own, "tokens": name == alone},
+            evidence={"table": name, "rows": own, "tokens": name == alone, "hidden": found[name].hidden},
             limit="How often each was looked up, and which of several tables together, is not told by rows alone.",
             tensors=(found[name].name,),
             examples=size if known and size is not None else 0,

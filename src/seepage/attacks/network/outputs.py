@@ -27,13 +27,11 @@ class Outputs:
         layer: Its name.
         classes: Its rows.
         axis: Axis of the logits along which they lie, 1 or more.
-        plain: Nothing else happens to them; else each is bent by itself, as by a sigmoid.
     """
 
     layer: str
     classes: int
     axis: int
-    plain: bool = True
 
 
 def outputs_of(model: nn.Module, input_shape: tuple[int, ...], *, bent: bool = False) -> Outputs | None:
@@ -45,7 +43,7 @@ def outputs_of(model: nn.Module, input_shape: tuple[int, ...], *, bent: bool = F
     Args:
         model: The network. Its mode and state are left as they were.
         input_shape: Shape of one example.
-        bent: A layer counts of which each output is bent by itself, too.
+        bent: A layer counts of which each output is bent by itself, as by a sigmoid, too.
 
     >>> outputs_of(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(-1)), (5, 4))
     Outputs(layer='0', classes=3, axis=2)
@@ -64,7 +62,7 @@ def outputs_of(model: nn.Module, input_shape: tuple[int, ...], *, bent: bool = F
             if torch.allclose(_rows(logits.movedim(axis, -1), int(classes)), rows, atol=FLOAT32_NETWORK):
                 return Outputs(name, int(classes), axis)
             if bent and _monotone(made.detach().movedim(-1 if isinstance(layer, nn.Linear) else 1, -1), logits, axis):
-                return Outputs(name, int(classes), axis, plain=False)
+                return Outputs(name, int(classes), axis)
     return _by_bias(model, probes, logits.detach())
 
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.text.span import FORMATS, spacing
+from seepage.base.rounding import FALSE_ALARM
 
-FALSE_ALARM = 1e-6
-"""Chance that any row at all is taken for moved whose residuals are those of the rows that stood still."""
 LEAST_EXPLAINED = 0.9
 """Share of what rows without a gradient of their own moved, as a square, that weight decay must explain."""
 MOST_SHRUNK = 0.5

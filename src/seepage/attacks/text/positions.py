@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from seepage.base.nn import captured_calls, forward, generator, in_mode, padding_row, token_table
-from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SUM
+from seepage.base.rounding import DEVIATIONS, FALSE_ALARM, FLOAT32_NETWORK, FLOAT32_SUM
 from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge, Round, Update
 
@@ -33,8 +33,6 @@ MOST_OPEN = 40
 """Places left open up to which all pairs of them are tried."""
 WITHIN = 6.0
 """Standard deviations within which every number of a sum must be: of a thousand normal ones all are but 2 in 10^6."""
-FALSE_ALARM = 1e-6
-"""Chance that rows add up that have nothing to do with one another."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,7 +110,8 @@ def looked_up(knowledge: Knowledge, observed: Round, layer: str) -> "LookedUp":
             "divides each entry by a size of its own is in it, or every token was used",
             "use token_sequences for one step of SGD, or seepage attack with candidate texts",
         )
-    return LookedUp(name, rows, knowledge.model.get_submodule(layer).padding_idx)  # type: ignore[arg-type]
+    step, padding = observed.update.step, knowledge.model.get_submodule(layer).padding_idx
+    return LookedUp(name, rows, padding, hidden=step is not None and step.coupled > 0)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,14 @@ class LookedUp:
         rows: Which of them moved.
         padding: The row of padding, if the table names one.
         places: What stood at each place, where a table of places tells.
+        hidden: A decay in the gradient moved every row, and may hide some that were looked up.
     """
 
     name: str
     rows: MovedRows
     padding: int | None
     places: Places | None = None
+    hidden: bool = False
 
     def notes(self) -> list[str]:
         """What was found, in sentences for the report."""
@@ -145,6 +148,8 @@ class LookedUp:
         open_ = len(rows.moved) - count - rows.still
         if open_ > 0:
             said.append(f"{open_:,} rows moved by so little, or so alike, that nothing is said of them")
+        if self.hidden:
+            said.append("a decay in the gradient moved every row, so that more may have been looked up than these")
         if self.padding is not None:
             said.append(f"row {self.padding} is padding, which is never trained: whether texts were padded stays open")
         return said
