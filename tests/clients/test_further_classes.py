@@ -71,7 +71,7 @@ class Fields(nn.Module):
         self.register_buffer("starts", torch.tensor([0, 10, 40]))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.table(x.long() + self.starts).flatten(1).relu())[:, 0]
+        logits: Tensor = self.head(self.table(x.long() + self.starts).flatten(1).tanh())[:, 0]
         return logits
 
 
