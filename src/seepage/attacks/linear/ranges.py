@@ -7,7 +7,7 @@ from torch import Tensor
 
 from seepage.attacks.linear.linear import LinearLeak
 from seepage.base.rounding import outward
-from seepage.errors import Inapplicable
+from seepage.errors import SeepageError
 from seepage.federation.types import Transcript
 
 REACHES = (4.0, 32.0, 256.0)
@@ -46,7 +46,7 @@ def shown_range(within: Callable[[Range], Transcript]) -> tuple[Range, Tensor] |
 
 def _proven(transcript: Transcript) -> Tensor | None:
     """Examples `[k, *shape]` that `linear` certifies, as they were divided; None where there are none."""
-    with suppress(Inapplicable):
+    with suppress(SeepageError):  # Inapplicable, or a network that takes no example alone
         found = LinearLeak()(transcript, seed=0)
         if found.certified is not None and bool(found.certified.any()):
             return found.inputs[found.certified]
