@@ -213,12 +213,12 @@ def _observe(
         seen, by = _shown(lambda ends: whole(batch_size=size, value_range=ends), size, input_shape, search)
         if seen is not None and seen.normalize is not None:
             normalized = replace(given, architecture=given.architecture.with_options(normalize=seen.normalize))
-            told = {NORMALIZATION: f"{seen.normalize}, under which {by} are 8-bit pictures"}
+            told = {NORMALIZATION: f"{seen.normalize}, under which the values of {by} are those of 8-bit pictures"}
             return _observe(normalized, folder, needs_rate=needs_rate, search=None, shown=told)
         if seen is not None and seen.range != (0.0, 1.0):
             (low, high), (least, most) = seen.range, map(float, seen.examples.aminmax())
             transcript = whole(batch_size=size, value_range=seen.range)
-            said[VALUES] = f"from {low:g} to {high:g}, about: {by} are from {least:.3g} to {most:.3g}"
+            said[VALUES] = f"from {low:g} to {high:g}, about: the values of {by} are from {least:.3g} to {most:.3g}"
     _check_sign(capture, transcript, said)
     statistics = batch_statistics(model, buffers, returned)
     said |= _of_batch_norms(statistics, rule, said)
