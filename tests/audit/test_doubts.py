@@ -1,10 +1,26 @@
 """What is doubted of a captured update: a contradiction alone where there is one, else the options that exist."""
 
-import torch
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from seepage import Architecture, Batch, FedAvg, FedSGD, GaussianNoise, build, record
-from seepage.audit.caveats import assumed_update, caveats, compared_to_sent
+import pytest
+import torch
+import torch.nn.functional as F
+
+from seepage import Architecture, Batch, FedAvg, FedSGD, GaussianNoise, build, open_transcript, record
+from seepage.audit.capture import Capture
+from seepage.audit.caveats import (
+    assumed_update,
+    caveats,
+    compared_to_sent,
+    contradiction_flags,
+    contradicts,
+    normalization_of_truth,
+)
+from seepage.audit.observe import observe_files
 from seepage.audit.row import Row
+from seepage.base.registry import Spec
 from seepage.federation.types import Transcript
 
 INPUTS = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -71,3 +87,46 @@ def test_a_truth_that_gives_another_update_contradicts_what_was_told() -> None:
     plain = seen("fc2", FedSGD())
     near = FAR.model_copy(update={"misfit": 1e-6})
     assert caveats(plain, [near], None, off=compared_to_sent(plain, batch)) == []
+
+
+@pytest.mark.parametrize(("optimizer", "options"), [
+    (torch.optim.Adam, {"weight_decay": 1e-3}), (torch.optim.Adam, {}), (torch.optim.AdamW, {}),
+    (torch.optim.RMSprop, {"weight_decay": 1e-2}),
+])  # fmt: skip
+def test_a_decay_inside_of_an_optimizer_that_was_stated_contradicts_nothing(
+    tmp_path: Path, optimizer: Any, options: dict[str, float]
+) -> None:
+    model, inputs = build(Architecture("fc2"), (3, 16, 16), 10), INPUTS
+    torch.save(model.state_dict(), tmp_path / "before.pt")
+    batch = Batch(inputs, torch.tensor([1, 4]))
+    F.cross_entropy(model(inputs), batch.labels).backward()
+    optimizer(model.parameters(), 1e-3, **options).step()
+    torch.save(model.state_dict(), tmp_path / "after.pt")
+    own = {"lr": 1e-3, "steps": 1, "optimizer": optimizer.__name__.lower(), **options}
+    capture = Capture(
+        before=tmp_path / "before.pt", after=tmp_path / "after.pt", architecture=Architecture("fc2"), batch_size=2,
+        input_shape=(3, 16, 16), client=Spec("fedavg", own),
+    )  # fmt: skip
+    observe_files(capture, tmp_path / "observed")
+    seen = open_transcript(tmp_path / "observed")
+    off, other = compared_to_sent(seen, batch), compared_to_sent(seen, Batch(inputs / 2, batch.labels))
+    assert not contradicts(off)
+    assert off is not None
+    assert off[0] < 1e-3
+    assert contradicts(other)
+
+
+def test_a_truth_says_how_it_was_normalized() -> None:
+    """Where no attack recovered anything, the verdict said so of pictures that the network had read normalized."""
+    batch = Batch(INPUTS, torch.tensor([1, 4]))
+    model = build(Architecture("convnet"), (3, 16, 16), 10)
+    sent = record(model, replace(batch, inputs=(INPUTS - 0.5) / 0.5))
+    off = compared_to_sent(sent, batch)
+    assert normalization_of_truth(sent, batch) == "0.5"
+    (flag,) = contradiction_flags(sent, off, {})
+    assert flag.name == "contradicted-by-truth"
+    (words,) = caveats(sent, [FAR], None, off=off, under="0.5")
+    assert "--normalize 0.5 " in words
+    odd = record(model, replace(batch, inputs=(INPUTS - 0.37) / 0.21))
+    assert normalization_of_truth(odd, batch) is None
+    assert contradiction_flags(record(model, batch), compared_to_sent(record(model, batch), batch), {}) == []

@@ -178,7 +178,7 @@ def test_json_and_the_gate(cli: Cli, observed: Path) -> None:
 
 def test_a_recipe_is_recorded_and_looked_at(cli: Cli, home: Path) -> None:
     found = cli("check", "tiny.toml", "--defense=gaussian_noise", "--set=defense.sigma=1", "--quiet")
-    assert "reveals 0 of 1 example exactly" in found.out
+    assert "0 of 1 example proved" in found.out
     assert not list(home.glob("runs*"))
 
 

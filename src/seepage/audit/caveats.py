@@ -174,14 +174,16 @@ def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | No
     if len(steps) > MOST_STEPS or any(len(step) < len(batch) for step in steps):
         return None
     step, sent = observed.update.step, observed.update.tensors
-    if step is None or not step.bent:
+    if step is None or (step.linear and not math.isfinite(step.limit)):
         return vouch(AttackedRound(knowledge, observed), batch.inputs, batch.labels, multiple=None)
     own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
     apart = whole = 0.0
     # Faint entries, as of a bias before a batch norm, are rounding, which such a step makes as large as any.
     faint = FLOAT32_SUM * max(float(own[name].abs().max()) for name in sent)
     for name, tensor in sent.items():
-        ours, theirs = own[name].double(), tensor.double()
+        # A decay c in the gradient bends with it: psi(g + c w), where g alone may be far below what rounding leaves.
+        inside = step.coupled * observed.params[name].double()
+        ours, theirs = (one.double().clamp(-step.limit, step.limit) + inside for one in (own[name], tensor))
         clear = ours.abs() > faint
         moved = step.psi(theirs)[clear]
         apart += float((step.psi(ours)[clear] - moved).square().sum())
@@ -248,9 +250,9 @@ def contradicts(off: tuple[float, float] | None) -> bool:
 
 def normalization_of_truth(view: Transcript, batch: Batch) -> str | None:
     """The stated statistics under which these pictures give the update that was sent; None: under none of them."""
-    own = view.knowledge.architecture
-    shape = view.knowledge.input_shape
-    if own is None or "normalize" in own.options or not is_image(shape) or vocabulary_of(view.knowledge.model):
+    own, shape = view.knowledge.architecture, view.knowledge.input_shape
+    stated = own is not None and "normalize" in own.options
+    if stated or not is_image(shape) or vocabulary_of(view.knowledge.model) is not None:
         return None
     best, name = FITS, None
     for one in NORMALIZATIONS:
@@ -317,7 +319,7 @@ def caveats(
                 why = "clipping to a norm (--client fedavg with --set client.clip_norm=…), or a learning rate below"
             return [
                 f"Contradicted by the truth: the update that was sent is {multiple:.3g} times that of the true "
-                f"examples, as behind {why} the one stated (--lr, --steps)."
+                f"examples, as behind {why} the one {source} (--lr, --steps)."
             ]
         words = f"Contradicted by the truth: the update of the true examples is off by {share_words(away)} of its size"
         if under is not None:

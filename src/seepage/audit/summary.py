@@ -61,6 +61,8 @@ from seepage.measure.privacy.guarantee import guarantee_of
 
 Look = tuple[Exposure | None, dict[str, Any]]
 """What the first round's update reveals without an attack, where that could be looked at; and as JSON."""
+RULE = {"learning rate", "local steps", "optimizer", "loss"}
+"""Facts that make a client's rule: where one was not stated, nobody knew the rule."""
 CaseSummary = tuple[Case, list[Row], list[Diagnostic], list[dict[str, Any]], dict[str, Any] | None]
 """A case's facts, one row per attack, warnings and notes about the numbers, one line per example and metric for
 `scores.jsonl`, and what the first round's update reveals without an attack, as JSON; None if no update was made."""
@@ -190,8 +192,10 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
     promise = None if source.recipe is None else _guarantee(source.recipe)
     case = _case_of(source, transcript)
     said = {**(case.inferred or {}), **said}
+    guessed = bool(RULE & said.keys())
     known = {
         "inferred": said,
+        "client": f"{case.client} (inferred or assumed, not stated)" if guessed else case.client,
         "exposure": look.get("line"),
         "promise": promise,
         "assumed_update": assumed_update(transcript),
@@ -212,7 +216,8 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
     yardstick = _yardstick(source, transcript, truth, recipe)
     for name, attack in _named_attacks(recipe):
         row, scores = _score_attack(source.name, name, attack, folder, transcript, truth, yardstick)
-        row = row.model_copy(update={"known": [item for item in row.known if item not in said]})
+        unknown = {*said, *["client rule"] * guessed}
+        row = row.model_copy(update={"known": [item for item in row.known if item not in unknown]})
         rows.append(row)
         findings = [*attack_diagnostics(row, contradicted=contradicts(off)), *alignment_diagnostics(row)]
         flags += [Diagnostic(case=source.name, attack=name, **_table(one)) for one in findings]

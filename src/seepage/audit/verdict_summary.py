@@ -82,8 +82,9 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Seque
     if given is None or given.closed_share <= exact or proved:
         return part
     found = Share.count(*given.closed_form)
-    size = f"{found.of}{' or more' * ('batch size' in (given.inferred or {}))}"
-    closed = f"{found.hits} of {size} examples exactly {found.range}, in closed form, on {given.heading}"
+    more = "batch size" in (given.inferred or {})  # of an unknown number there is no interval
+    size = f"{found.of} or more examples exactly" if more else f"{found.of} examples exactly {found.range}"
+    closed = f"{found.hits} of {size}, in closed form, on {given.heading}"
     words = f"{closed}; by attacks: {part.words.removesuffix(NO_ATTACK)}"
     return _part("reconstruction", words, given.name, found.share, *found.interval)
 

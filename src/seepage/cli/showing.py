@@ -120,6 +120,7 @@ def gate_on(result: "Result", condition: "Condition | None", *, silent: bool) ->
     titles, stated = result.titles, met(result, condition)
     if stated:
         worst = "; ".join(f"{one.name} on {titles[one.case]}: {condition.score} {one.value:g}" for one in stated[:3])
+        worst += f"; and {len(stated) - 3} more" * (len(stated) > 3)
         rows = "1 row has" if len(stated) == 1 else f"{len(stated)} rows have"
         say(f"failed: {rows} {condition}: {printable(worst)}")
         raise typer.Exit(1)

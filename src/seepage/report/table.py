@@ -179,6 +179,16 @@ def case_words(result: Result, case: Case, measure: Counted) -> str:
     return "; ".join(filter(None, ("not scored" if share is None else share.words, proof)))
 
 
+def _by(rows: Sequence[Row], best: Row | None, measure: Counted, share: CaseShare | None) -> list[str]:
+    """Who has a share that is not nothing: the best attack, where it has as much, else the first that has."""
+    if share is None or not share.hits:
+        return [] if best is None else [best.attack]
+    if share.closed_form:
+        return [CLOSED_FORM]
+    ordered = [*([] if best is None else [best]), *rows]
+    return [row.attack for row in ordered if row.scored and row.examples and row.count(measure) == share.hits][:1]
+
+
 class CaseTexts:
     """One case as texts, with the attack that recovered most of it.
 
@@ -188,8 +198,8 @@ class CaseTexts:
 
     Attributes:
         title: The title, without what stands in brackets.
-        attack: The best attack; `closed form` where the update gives more away by itself; a dash where none had a
-            result.
+        attack: The best attack; `closed form` where the update gives more away by itself; both that recovered most and
+            that of most exact ones, where these are two; a dash where none had a result.
         recovered: What was recovered, with its interval.
         exact: Number of exact ones.
         members: Members that the best membership test identified.
@@ -205,7 +215,9 @@ class CaseTexts:
             best = None
         closed = share.closed_form if share else bool(case.exposed_examples) and not any(map(leaked, rows))
         self.case, self.title = case, case.brief
-        self.attack = CLOSED_FORM if closed else NONE if best is None else best.attack
+        by = [best.attack] if best is not None and not closed else []
+        by = by and [*_by(rows, best, "recovered", share), *_by(rows, best, "exact", exact)]
+        self.attack = CLOSED_FORM if closed else ", ".join(dict.fromkeys(by)) or (NONE if best is None else best.attack)
         unknown = "not recorded" if case.skipped else ", ".join(dict.fromkeys(row.phrase for row in rows))
         if share is not None or closed:
             self.recovered = case_words(result, case, "recovered")

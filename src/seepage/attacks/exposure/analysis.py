@@ -179,7 +179,9 @@ class Exposure:
         size = self.batch_size or (f"at least {self.at_least}" if self.at_least else "an unknown number of")
         size = f"{size} or more" if self.batch_size and self.or_more else size
         many = "" if (self.batch_size or self.at_least) == 1 and not self.or_more else "s"
-        words = [f"reveals {self.examples} of {size} example{many} exactly"]
+        # What is not proved may still be read: of nothing proved "reveals 0" would say too much.
+        found, of = self.examples, f"{size} example{many}"
+        words = [f"reveals {found} of {of} exactly" if found else f"0 of {of} proved"]
         for one in self.of("text") * (not self.examples):
             ordered = ", and its texts where token_sequences puts them together" * one.evidence["ordered"]
             words = [f"reveals its tokens{ordered}"]
@@ -685,8 +687,14 @@ class UpdateAnalysis:
     def exposure(self) -> Exposure:
         """All of it together."""
         knowledge, update = self.knowledge, self.observed.update
+        # Of rows with noise in them the number formats alone say nothing of how well they are known.
+        noised = any(mark.name == "noised" for mark in self.defenses)
         layers = tuple(
-            replace(self._certified(layer), believed=not self.changed and not self.low_precision)
+            replace(
+                self._certified(layer),
+                believed=not self.changed and not self.low_precision,
+                accuracy=None if noised else layer.accuracy,
+            )
             for layer in self.layers
         )
         features, unsolved = self._head_features()

@@ -77,7 +77,7 @@ def _nearest(attacked: AttackedRound, inputs: Tensor) -> float | None:
     observed, knowledge = attacked.observed, attacked.knowledge
     own = {name: tensor.detach().clone() for name, tensor in observed.params.items()}
     sent = {name: tensor.to(own[name]) for name, tensor in observed.update.tensors.items() if name in own}
-    if observed.update.kind != "gradient" or (observed.update.step is not None and observed.update.step.bent):
+    if observed.update.kind != "gradient" or (observed.update.step is not None and not observed.update.step.linear):
         return None
     leaves = [own[name].requires_grad_() for name in sent]
     training = knowledge.client.mode == "train"

@@ -28,7 +28,7 @@ from seepage.federation.types import ClientUpdate, LocalProblem, Tensors, Update
 
 FORMS = (
     "write train_step(model, batch), train_step(model, inputs, labels), train(model, loader), or make(model) that "
-    "returns what is called for each batch"
+    "returns what is called for each batch, each with its optimizer and rate inside"
 )
 
 

@@ -161,5 +161,5 @@ def _exact(mu: float, sentence: str, batch: Batch, options: BoundOptions) -> Fou
     kappa = min(1.0, len(batch) * blind)
     value = gaussian_tpr(kappa, mu)
     guess = f"a blind guess is right with chance {blind:.3g}, one of {len(batch)} guesses with {kappa:.3g}"
-    words = f"{sentence}; {source}, so {guess}"
+    words = f"{sentence}; against no example in the place of this one, mu = {mu:.4g}; {source}, so {guess}"
     return [Bound("exact_share", "rero", value, (value, value), f"{words}.", PRIOR, at=options.exact_db)], []
