@@ -113,6 +113,15 @@ class Next(nn.Module):
         return logits.transpose(1, 2)
 
 
+class Remade(nn.Sequential):
+    """Layers whose weights are made of other parameters: by a direction and a length, or over a singular value."""
+
+    def __init__(self) -> None:
+        lengths, singular = nn.utils.parametrizations.weight_norm, nn.utils.spectral_norm
+        super().__init__(lengths(nn.Linear(20, 16)), nn.ReLU(), singular(nn.Linear(16, 16)), nn.ReLU())
+        self.append(lengths(nn.Linear(16, 5)))
+
+
 class Normed(nn.Sequential):
     """A frozen norm in front of what is trained."""
 
@@ -308,6 +317,13 @@ def test_the_layer_behind_the_outputs_is_found_by_its_bias_or_by_their_order(tmp
     tags = torch.randint(0, 2, (3, 9)).float()
     found = looked_at(tmp_path, "Squashed", (batch[0], tags), lambda model, x, y: F.binary_cross_entropy(model(x), y))
     assert fact(found, "classes")[0] == "9, the rows of 2, which makes the outputs"
+
+
+def test_a_last_weight_that_is_made_of_others_still_names_labels(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(3, 20), torch.tensor([0, 3, 3])
+    found = looked_at(tmp_path, "Remade", batch, lambda model, x, y: F.cross_entropy(model(x), y))
+    assert fact(found, "labels")[0].startswith("classes 0, 3")
 
 
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:
