@@ -16,8 +16,10 @@ from seepage.attacks.exposure.analysis import (
     ANOTHER_RATE,
     FEWEST_VALUES,
     HALF,
+    HALF_PRECISION,
     OPTIMIZER,
     OTHER_OUTPUTS,
+    UNKNOWN_LOSS,
     UNKNOWN_RATE,
 )
 from seepage.attacks.exposure.decay import WeightDecay, decay_of_directions, infer_weight_decay
@@ -62,6 +64,10 @@ from seepage.federation.types import Architecture, ClientUpdate, Tensors, Transc
 
 ARRAYS = "arrays"
 """Name of the fact that arrays have no names."""
+
+
+NO_SOFTMAX = "assumed to be cross_entropy, under which the last bias would add up to zero, and it does not: --loss"
+"""What is said of a loss that nobody stated where the update contradicts the one that is assumed."""
 
 
 def _half(before: Tensors, after: Tensors) -> str | None:
@@ -177,8 +183,10 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
     bent = _Bent.of(capture, update, before, model, (input_shape, outputs))
     first = bent is not None and update.kind == "delta"
     update, decay = _without_decay(capture, model, update, before, outputs, first=first)
+    other = bent is None and _another_loss(capture, model, update, before, (input_shape, outputs))
+    said |= {UNKNOWN_LOSS: NO_SOFTMAX} if other else {}
     if bent is None or not first:
-        rule, lr, found = _rule(capture, model, update, (input_shape, outputs), needs_rate=needs_rate)
+        rule, lr, found = _rule(capture, model, update, (input_shape, outputs), needs_rate=needs_rate, other=other)
     elif bent.step is None:
         rule, lr, found = _rule_of_signs(capture, bent.adaptive)
     else:
@@ -186,9 +194,9 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
         rule, lr = gradient_rule(make_client(client)), None
     said |= found
     if bent is None and update.kind == "delta" and client.use == "fedsgd":
-        sums = vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
+        sums = () if other else vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
         said[OPTIMIZER] = TOLD[along_gradient(update.tensors, before, sums=sums)]
-    if lr is not None and "learning rate" not in found and rule.softmax_gradient:
+    if lr is not None and "learning rate" not in found and rule.softmax_gradient and not other:
         certain = not rule.batch_coupled(model)
         doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr) if certain else None
         said |= {} if doubt is None else {ANOTHER_RATE: doubt}
@@ -421,8 +429,35 @@ def _without_decay(
     return (update, None) if decay is None else (update.without_decay(before, decay.shares), decay)
 
 
+def _another_loss(
+    capture: Capture, model: nn.Module, update: Update, before: Tensors, sizes: tuple[tuple[int, ...], int]
+) -> bool:
+    """Whether the update contradicts cross-entropy where nobody stated it: the last bias does not add up to zero.
+
+    Not where it is off by no more than half precision puts it off, nor of several outputs that a softmax does not read.
+    """
+    input_shape, outputs = sizes
+    if "loss" in capture.known:
+        return False
+    rule = make_client(capture.client)
+    names = vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
+    sent = [update.tensors[name].double() for name in names if name in update.tensors]
+    bias = next((tensor for tensor in sent if tensor.ndim == 1), None)
+    if bias is None or len(bias) < 3:  # of two classes the sums of any rule vanish
+        return False
+    if update.kind == "delta" and along_gradient(update.tensors, before, sums=names) is not False:
+        return False
+    return not sums_to_zero(bias, HALF_PRECISION * float(bias.abs().sum()))
+
+
 def _rule(
-    capture: Capture, model: nn.Module, update: Update, sizes: tuple[tuple[int, ...], int], *, needs_rate: bool
+    capture: Capture,
+    model: nn.Module,
+    update: Update,
+    sizes: tuple[tuple[int, ...], int],
+    *,
+    needs_rate: bool,
+    other: bool = False,
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
     """The client's rule, the learning rate that turns a weight difference into one gradient, and what was inferred."""
     client = capture.client
@@ -430,7 +465,7 @@ def _rule(
     if update.kind == "gradient" or client.use != "fedsgd":
         return rule, None, {}
     # Steps and rate are read off the softmax's share in the last bias, which other losses do not have.
-    tells = update.tensors if rule.softmax_gradient else {}
+    tells = update.tensors if rule.softmax_gradient and not other else {}
     found = infer_steps(model, tells, *sizes, lr=capture.lr, steps=capture.steps, coupled=rule.batch_coupled(model))
     if found is None and not needs_rate:
         return rule, 1.0, {UNKNOWN_RATE: "not known, and the last bias does not tell it"}
