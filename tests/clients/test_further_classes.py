@@ -138,6 +138,19 @@ class Chances(nn.Sequential):
         super().__init__(nn.Linear(40, 10), nn.Sigmoid())
 
 
+class Faint(nn.Module):
+    """A layer of which hardly anything reaches the outputs, beside one that makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.faint, self.head = nn.Linear(20, 48), nn.Linear(48, 48), nn.Linear(48, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.body(x).relu()
+        logits: Tensor = self.head(seen + 1e-3 * self.faint(seen))
+        return logits
+
+
 class Normed(nn.Sequential):
     """A frozen norm in front of what is trained."""
 
@@ -411,6 +424,41 @@ def test_rows_that_agree_within_errors_are_one_examples_alone(error: float) -> N
         found, wrong = found + count, wrong + max(count - true, 0)
     assert found > 20
     assert wrong == 0
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_one_step_of_adam_is_told_under_a_loss_that_nobody_stated(tmp_path: Path, steps: int) -> None:
+    torch.manual_seed(1)
+    x, actions = torch.randn(16, 20), torch.randint(0, 5, (16,))
+
+    def several(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        step = torch.optim.Adam(model.parameters(), 1e-3)
+        for _ in range(steps - 1):
+            step.zero_grad()
+            taken(model, x, y).backward()
+            step.step()
+        step.zero_grad()
+        return taken(model, x, y)
+
+    rule = torch.optim.Adam
+    found = looked_at(tmp_path, "Actions", (x, actions), several, lr=None, rule=rule)
+    assert fact(found, "loss")[1] == "assumed"
+    words, origin = fact(found, "optimizer")
+    assert ("one step of Adam" in words and origin == "assumed") is (steps == 1)
+    assert fact(found, "labels")[1] == ("unknown" if steps == 1 else "assumed")
+
+
+def test_tensors_of_small_slopes_do_not_hide_a_decay_beside_the_step(tmp_path: Path) -> None:
+    for seed in range(4):
+        torch.manual_seed(seed)
+        batch = torch.rand(3, 20), torch.tensor([0, 3, 3])
+        rule = partial(torch.optim.AdamW, weight_decay=0.01)
+        found = looked_at(
+            tmp_path, "Faint", batch, lambda model, x, y: F.cross_entropy(model(x), y), lr=None, rule=rule
+        )
+        words, _ = fact(found, "optimizer")
+        assert "one step of Adam" in words
+        assert "beside a decay of 1e-05 of the weights" in words
 
 
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
     bent = _Bent.of(capture, update, before, model, (input_shape, outputs))
     first = bent is not None and update.kind == "delta"
     update, decay = _without_decay(capture, model, update, before, outputs, first=first)
-    other = bent is None and _another_loss(capture, model, update, before, (input_shape, outputs))
+    other = _another_loss(capture, model, update, before, (input_shape, outputs)) if bent is None else bent.other
     said |= {UNKNOWN_LOSS: NO_SOFTMAX} if other else {}
     if bent is None or not first:
         rule, lr, found = _rule(capture, model, update, (input_shape, outputs), needs_rate=needs_rate, other=other)
@@ -490,12 +490,14 @@ class _Bent:
         shares: The share of each weight that a decay beside it took off, by name.
         adaptive: What the files show; None where the step was stated.
         stated: The optimizer that was stated; empty where none was.
+        other: It is one step under a loss that nobody stated, and none under the one that is assumed.
     """
 
     step: Step | None
     shares: Mapping[str, float]
     adaptive: Adaptive | None
     stated: str = ""
+    other: bool = False
 
     @classmethod
     def of(
@@ -515,7 +517,11 @@ class _Bent:
                 seen = adaptive_step(update.tensors, before, sums=sums)
                 shares = shares if seen is None or seen.best is None else {**shares, **seen.shares}
             return cls(one[0], shares, None, OPTIMIZERS[rule.optimizer])
-        seen = adaptive_step(update.tensors, before, sums=sums)
+        seen, other = adaptive_step(update.tensors, before, sums=sums), False
+        if sums and "loss" not in capture.known and seen is not None and seen.best is None:
+            # Its sums need not vanish; and of several steps nothing gathers at a rate that somebody chose.
+            free = adaptive_step(update.tensors, before)
+            seen, other = (free, True) if free is not None and free.best is not None else (seen, False)
         if seen is None:
             return None
         plain = isinstance(rule, FedAvg | FedSGD) and rule.linear_in_gradient
@@ -528,7 +534,7 @@ class _Bent:
         shares = seen.shares
         if capture.weight_decay is not None:
             shares = dict.fromkeys(before, capture.weight_decay * (lr or best.step.rate))
-        return cls(best.step, shares, seen)
+        return cls(best.step, shares, seen, other=other)
 
     def read(self, update: Update, before: Tensors) -> tuple[Update, dict[str, str]]:
         """The gradient behind the step, and what is said of it."""

@@ -463,6 +463,8 @@ class UpdateAnalysis:
         softmax = rule.softmax_gradient and self.knowledge.target in ("class", "map")
         if not (softmax or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
+        if self.bent and UNKNOWN_LOSS in self._guessed:
+            return None
         if self._map_head is not None and not (self.signs or self.bent):
             rounding = self._sum_rounding(str(self._map_head[1])) if scaled else 0.0
             of_maps = map_leak(gradient[str(self._map_head[1])], rounding)
