@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage import Update, attack, observe
-from seepage.attacks.linear import shown_range
+from seepage.audit.values import shown_values
 from seepage.errors import Inapplicable
 from seepage.federation.clients import FedSGD
 from seepage.federation.clients.one_step import gradient_behind
@@ -82,10 +82,10 @@ def null(seed: int) -> tuple[str, Tensor, Batch]:
         found = attack(within(), "linear")
         guesses = found.inputs[found.certified] if found.certified is not None else guesses
     # Rows of mixtures lie outside of [0, 1] too: no other range may make examples of them.
-    wider = shown_range(lambda ends: within(value_range=ends))
+    wider = shown_values(lambda ends: within(value_range=ends))
     return (
         f"{'regression, miscounted' if values else 'mixtures'}, {name}",
-        guesses if wider is None else torch.cat([guesses, wider[1]]),
+        guesses if wider is None else torch.cat([guesses, wider.examples]),
         batch,
     )
 

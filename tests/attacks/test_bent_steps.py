@@ -15,6 +15,7 @@ from seepage.audit.capture import Capture
 from seepage.audit.observe import observe_files
 from seepage.base.registry import Spec
 from seepage.federation.clients import FedAvg
+from seepage.federation.transcript.foreign import STEP_NUMBERS
 from seepage.federation.transcript.recorded import RecordedTranscript
 from seepage.federation.types import Batch, Reconstruction
 
@@ -105,7 +106,7 @@ def test_errors_and_step_are_read_from_the_folder_again(tmp_path: Path) -> None:
         torch.testing.assert_close(2 * error, measured.error[name], rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("place", range(9))
+@pytest.mark.parametrize("place", range(len(STEP_NUMBERS)))
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e9])
 def test_a_step_that_cannot_be_is_refused_or_read_without_a_fault(tmp_path: Path, place: int, value: float) -> None:
     captured(tmp_path, "adam", one(0), stated=True)

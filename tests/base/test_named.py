@@ -32,7 +32,7 @@ def test_a_right_call_has_no_problems() -> None:
 def test_all_problems_of_a_call_are_told_at_once() -> None:
     found = problems_with(Thing, {"sizze": 3, "rate": "fast", "kind": "c", "names": "x", "limit": 1.5}, "thing")
     near = [("sizze", "did you mean 'size'"), ("rate", "'fast'"), ("kind", "'a', 'b'"), ("names", "a list"),
-            ("limit", "1.5"), ("size", "--set")]  # fmt: skip
+            ("limit", "1.5"), ("size", "size = VALUE")]  # fmt: skip
     assert [name in said and words in said for said, (name, words) in zip(found, near, strict=True)] == [True] * 6
     with pytest.raises(Problems) as error:
         bind(Thing, {"x": 1}, "thing")

@@ -21,6 +21,8 @@ SENT_AS = "what was sent"
 """Name of the fact in which form the client's reply came, where that is not the one it was given as."""
 VALUES = "values"
 """Name of the fact between which numbers an example's own lie."""
+NORMALIZATION = "normalization"
+"""Name of the fact how a client scaled pictures before its network."""
 SMALL = 0.1
 """Largest ratio of the norms of a training's difference and of the weights: what is larger in no tensor is one."""
 
@@ -130,7 +132,7 @@ class Capture:
         stated = {
             "input shape": self.input_shape is not None,
             "classes": self.num_classes is not None,
-            "normalization": "normalize" in self.architecture.options,
+            NORMALIZATION: "normalize" in self.architecture.options,
             "loss": "loss" in rule,
             "optimizer": whole,
             "learning rate": self.lr is not None or whole,

@@ -1,6 +1,7 @@
 """Attack captured files (checkpoints or a gradient): first converted to an `observed/` folder in the run folder."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,13 @@ from seepage.attacks.exposure.inference import infer_sizes
 from seepage.audit.capture import Capture
 from seepage.audit.captured_network import TAKEN_FOR
 from seepage.audit.folder import Run, claim, take, undone_on_mistake
-from seepage.audit.observe import SIZE_UNKNOWN, observe_files
+from seepage.audit.observe import SIZE_UNKNOWN, Search, observe_files
 from seepage.audit.recipe.resolve import run_name
 from seepage.audit.recorded import AttackRequest, attack_only, request_contents
+from seepage.audit.values import Range, Shown, searched_values
 from seepage.base.lock import locked
 from seepage.federation.transcript.foreign import read_facts
-from seepage.federation.types import Architecture
+from seepage.federation.types import Architecture, Transcript
 
 
 def attack_folder(
@@ -50,6 +52,26 @@ PRINTED_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not stated: optimizer", f"i
 """Beginnings of the remarks that are shown before hours are spent on attacks."""
 
 
+SEARCHED = "gauss_newton"
+"""The attack that looks for the range of values of pictures that nobody stated."""
+SHARE, MOST_SECONDS = 0.25, 60.0
+"""Share of a command's minutes, and most seconds, within which it does."""
+
+
+def _search(request: AttackRequest) -> Search | None:
+    """How the range of values is looked for, where the request has that attack."""
+    if not request.default and SEARCHED not in {attack["use"] for attack in request.attacks}:
+        return None
+    seconds = MOST_SECONDS if request.minutes is None else min(MOST_SECONDS, 60 * SHARE * request.minutes)
+
+    def search(within: Callable[[Range], Transcript]) -> Shown | None:
+        if request.tell is not None:
+            request.tell(f"no --normalize or --values: {SEARCHED} looks for the range, for {seconds:.0f} s at most")
+        return searched_values(within, seconds)
+
+    return search
+
+
 def attack_captured(capture: Capture, request: AttackRequest) -> Run:
     """Attack captured files without a truth. They are stored in `observed/` and `captured.json` of the run folder.
 
@@ -83,7 +105,7 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
                 take(folder, "captured.json", text)
                 # Without a rate the default attacks that need none are run, and so are those that were named.
                 most = 1 if request.default else len(request.attacks)
-                for remark in observe_files(capture, observed, needs_rate=len(free) < most):
+                for remark in observe_files(capture, observed, needs_rate=len(free) < most, search=_search(request)):
                     if request.tell is not None and remark.startswith(PRINTED_FIRST):
                         request.tell(remark)
         if UNKNOWN_RATE in read_facts(observed).said:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -21,6 +22,7 @@ from seepage.attacks.network.outputs import draws
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
 from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
+from seepage.audit.values import NORMALIZATIONS
 from seepage.base.nn import has_batch_norm, vocabulary_of
 from seepage.base.registry import Spec
 from seepage.base.rounding import FLOAT32_SUM
@@ -28,6 +30,7 @@ from seepage.base.words import plural
 from seepage.errors import Inapplicable
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.base import TrainingRule
+from seepage.federation.models.normalize import statistics_of
 from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.types import Batch, Reconstruction, Transcript
 from seepage.measure.metrics import is_image
@@ -250,12 +253,38 @@ def contradicts(off: tuple[float, float] | None) -> bool:
     return off is not None and max(off[0], abs(off[1] - 1)) > FITS
 
 
+def normalization_of_truth(view: Transcript, batch: Batch) -> str | None:
+    """The stated statistics under which these pictures give the update that was sent; None: under none of them."""
+    own = view.knowledge.architecture
+    shape = view.knowledge.input_shape
+    if own is None or "normalize" in own.options or not is_image(shape) or vocabulary_of(view.knowledge.model):
+        return None
+    best, name = FITS, None
+    for one in NORMALIZATIONS:
+        mean, std = (batch.inputs.new_tensor(part)[:, None, None] for part in statistics_of(one))
+        if len(mean) in (1, shape[0]):
+            off = compared_to_sent(view, replace(batch, inputs=(batch.inputs - mean) / std))
+            best, name = (off[0], one) if off is not None and off[0] < best else (best, name)
+    return name
+
+
+def contradiction_flags(
+    transcript: Transcript, off: tuple[float, float] | None, said: Mapping[str, str]
+) -> list[Finding]:
+    """A warning where the true examples do not give the update that was sent, and no noise or rounding shows in it."""
+    if off is None or not contradicts(off) or {"noise", "rounding"} & causes(transcript, said).keys():
+        return []
+    words = "the true examples do not give the update that was sent: attacks were told of the client what is not so"
+    return [warning("contradicted-by-truth", f"{words[0].upper()}{words[1:]}.", off=off[0], multiple=off[1])]
+
+
 def caveats(
     transcript: Transcript,
     rows: Sequence[Row],
     at_least: int | None,
     said: Mapping[str, str] | None = None,
     off: tuple[float, float] | None = None,
+    under: str | None = None,
 ) -> list[str]:
     """Sentences on facts of the client that the update contradicts, or that may explain why no attack succeeds.
 
@@ -267,6 +296,7 @@ def caveats(
         at_least: Least number of examples behind the update, by the rank of its layers; None where no layer shows it.
         said: Name of each inferred fact, to its source.
         off: `compared_to_sent` of the private examples, where these are at hand.
+        under: `normalization_of_truth` of them.
     """
     wrong, rule = size_doubt(transcript[0].batch_size, at_least), transcript.knowledge.client
     if wrong is not None:
@@ -297,6 +327,8 @@ def caveats(
                 f"examples, as behind {why} the one stated (--lr, --steps)."
             ]
         words = f"Contradicted by the truth: the update of the true examples is off by {share_words(away)} of its size"
+        if under is not None:
+            return [f"{words}; under --normalize {under} they give it: attack again with that."]
         weak = "Noise"
     if found:
         return [f"{words}. What the files show may be why: {'; '.join(found.values())}."]

@@ -15,7 +15,7 @@ from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.exposure.rules import TOLD
 from seepage.attacks.exposure.running_statistics import STILL
 from seepage.attacks.network.outputs import draws
-from seepage.audit.capture import VALUES
+from seepage.audit.capture import NORMALIZATION, VALUES
 from seepage.audit.caveats import OPTIMIZERS
 from seepage.base.nn import has_batch_norm, input_layer, vocabulary_of
 from seepage.base.schema import JsonRecord
@@ -166,8 +166,10 @@ class _Reader:
             yield self._fact(VALUES, words, "inferred" if VALUES in self.said else "assumed", "--values")
         if len(knowledge.input_shape) == 3:
             own = None if knowledge.architecture is None else knowledge.architecture.options.get("normalize")
-            words = "none but the network's own" if own is None else str(own)
-            yield self._fact("normalization", words, "unknown", "--normalize")
+            words = self.said.get(NORMALIZATION, "none but the network's own" if own is None else str(own))
+            yield self._fact(
+                NORMALIZATION, words, "inferred" if NORMALIZATION in self.said else "unknown", "--normalize"
+            )
 
     def _loss(self) -> Fact:
         words, labels = self.said.get("loss", str(self.rule.loss)), self.look.labels

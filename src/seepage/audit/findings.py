@@ -163,6 +163,8 @@ UNTRUSTED = {
     "failed": "{attack} failed",
     "diverged": "{attack} diverged",
     "confident-examples": "the model is already sure of examples, whose part of the update is next to nothing",
+    "contradicted-by-truth": "the true examples do not give the update that was sent, so that something stated or "
+    "inferred of the client is not so",
 }
 """Warnings with which a count of nothing is no finding, in words for the headline."""
 

@@ -37,12 +37,12 @@ from seepage.attacks.exposure.running_statistics import (
     statistics_words,
     stood_still,
 )
-from seepage.attacks.linear import shown_range
 from seepage.attacks.network.outputs import outputs_of
-from seepage.audit.capture import VALUES, Capture, some
+from seepage.audit.capture import NORMALIZATION, VALUES, Capture, some
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.caveats import OPTIMIZERS
 from seepage.audit.recipe.parts import problems_of
+from seepage.audit.values import Range, Shown, shown_values
 from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import models
 from seepage.base.storage import make_private
@@ -61,7 +61,10 @@ from seepage.federation.sent_tensors import check_finite
 from seepage.federation.transcript.foreign import check_batch_size
 from seepage.federation.transcript.recorded import save_transcript
 from seepage.federation.types import Architecture, ClientUpdate, Tensors, Transcript, Update
+from seepage.measure.metrics.image import is_image
 
+Search = Callable[[Callable[[Range], Transcript]], Shown | None]
+"""Looks for the range of values, by a transcript with inputs of any."""
 ARRAYS = "arrays"
 """Name of the fact that arrays have no names."""
 
@@ -80,7 +83,9 @@ def _half(before: Tensors, after: Tensors) -> str | None:
     return None
 
 
-def observe_files(capture: Capture, folder: Path, *, needs_rate: bool = True) -> list[str]:
+def observe_files(
+    capture: Capture, folder: Path, *, needs_rate: bool = True, search: Search | None = None
+) -> list[str]:
     """Write an `observed/` folder from captured files and return notes about them for the reader.
 
     Facts that are not given are inferred from the update where it determines them: local steps or the learning rate
@@ -91,16 +96,19 @@ def observe_files(capture: Capture, folder: Path, *, needs_rate: bool = True) ->
         capture: The files and what is known.
         folder: Where to write; must not contain a recording already.
         needs_rate: Whether a learning rate that nothing tells is an error; else the update is read up to a factor.
+        search: Looks for the range of pictures that nobody stated, where rows of the first layer show none.
 
     Raises:
         SeepageError: For files that cannot be read or do not fit the model, and a client rule that contradicts them.
     """
     with own_faults(capture.architecture.use):
-        return _observe(capture, folder, needs_rate=needs_rate)
+        return _observe(capture, folder, needs_rate=needs_rate, search=search)
 
 
-def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
-    client, architecture, input_shape = capture.client, capture.architecture, capture.input_shape
+def _observe(
+    capture: Capture, folder: Path, *, needs_rate: bool, search: Search | None, shown: Mapping[str, str] | None = None
+) -> list[str]:
+    given, client, architecture, input_shape = capture, capture.client, capture.architecture, capture.input_shape
     if (folder / "knowledge.json").exists():
         raise SeepageError(f"{folder} already holds a recorded update; choose another folder with --out")
     for problem in problems_of(client, "client"):
@@ -207,17 +215,18 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
     )  # fmt: skip
     transcript, more, unknown = _with_size(whole, capture.batch_size, said)
     said |= more
-    if capture.values is None and "normalize" not in architecture.options:
+    said |= shown or {}
+    if capture.values is None and "normalize" not in architecture.options and vocabulary_of(model) is None:
         size = transcript[0].batch_size
-        shown = shown_range(lambda ends: whole(batch_size=size, value_range=ends))
-        if shown is not None:
-            (low, high), examples = shown
-            transcript = whole(batch_size=size, value_range=(low, high))
-            least, most = (float(end) for end in examples.aminmax())
-            said[VALUES] = (
-                f"from {low:g} to {high:g}, about: in rows of the first layer those of "
-                f"{plural(len(examples), 'example')} are from {least:.3g} to {most:.3g}"
-            )
+        seen, by = _shown(lambda ends: whole(batch_size=size, value_range=ends), size, input_shape, search)
+        if seen is not None and seen.normalize is not None:
+            normalized = replace(given, architecture=given.architecture.with_options(normalize=seen.normalize))
+            told = {NORMALIZATION: f"{seen.normalize}, under which the values of {by} are those of 8-bit pictures"}
+            return _observe(normalized, folder, needs_rate=needs_rate, search=None, shown=told)
+        if seen is not None and seen.range != (0.0, 1.0):
+            (low, high), (least, most) = seen.range, map(float, seen.examples.aminmax())
+            transcript = whole(batch_size=size, value_range=seen.range)
+            said[VALUES] = f"from {low:g} to {high:g}, about: the values of {by} are from {least:.3g} to {most:.3g}"
     _check_sign(capture, transcript, said)
     statistics = batch_statistics(model, buffers, returned)
     said |= _of_batch_norms(statistics, rule, said)
@@ -227,6 +236,16 @@ def _observe(capture: Capture, folder: Path, *, needs_rate: bool) -> list[str]:
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown)
     return [*filter(None, [network.pools, network.warned]), *remarks, sent_words(transcript[0], model)]
+
+
+def _shown(
+    within: Callable[[Range], Transcript], size: int | None, shape: tuple[int, ...], search: Search | None
+) -> tuple[Shown | None, str]:
+    """What proven examples show of the range of values, and whose they are; None where none are proven."""
+    if (found := shown_values(within)) is not None:
+        return found, f"{plural(len(found.examples), 'example')} in rows of the first layer"
+    found = search(within) if search is not None and size is not None and is_image(shape) else None
+    return found, "" if found is None else f"{plural(len(found.examples), 'example')} that gauss_newton certifies"
 
 
 def _check_classes(classes: int | None, model: nn.Module, input_shape: tuple[int, ...], *, one_logit: bool) -> None:

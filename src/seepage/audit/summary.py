@@ -26,7 +26,9 @@ from seepage.audit.caveats import (
     attack_diagnostics,
     caveats,
     compared_to_sent,
+    contradiction_flags,
     contradicts,
+    normalization_of_truth,
     refusals,
     weak_claims,
 )
@@ -202,8 +204,11 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
         Diagnostic(case=source.name, **_table(one)) for one in _case_diagnostics(source, transcript, truth, recipe)
     ]
     rows, lines = [], []
-    brought = truth if source.recipe is None and transcript.knowledge.client.linear_in_gradient else None
-    off = None if brought is None else compared_to_sent(transcript, brought.of_round(0))
+    compares = source.recipe is None and transcript.knowledge.client.linear_in_gradient
+    brought = truth.of_round(0) if truth is not None and compares else None
+    off = None if brought is None else compared_to_sent(transcript, brought)
+    under = normalization_of_truth(transcript, brought) if brought is not None and contradicts(off) else None
+    flags += [Diagnostic(case=source.name, **_table(one)) for one in contradiction_flags(transcript, off, said)]
     yardstick = _yardstick(source, transcript, truth, recipe)
     for name, attack in _named_attacks(recipe):
         row, scores = _score_attack(source.name, name, attack, folder, transcript, truth, yardstick)
@@ -218,7 +223,7 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
         )  # a certificate was wrong: equal rows prove nothing here
     if source.recipe is None:
         least = None if seen is None else seen.at_least
-        case = case.model_copy(update={"caveats": caveats(transcript, rows, least, said, off)})
+        case = case.model_copy(update={"caveats": caveats(transcript, rows, least, said, off, under)})
     return case, rows, flags, lines, look
 
 

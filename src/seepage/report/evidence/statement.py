@@ -209,6 +209,14 @@ class Evidence(JsonRecord):
         doubtful = not share.hits and any(case.inconclusive is not None for case in self.result.judged)
         return f"inconclusive ({share.words})" if doubtful else share.words
 
+    @property
+    def reconstruction(self) -> str:
+        """What the best attack recovered of a case; else what is certified or read in closed form; else why not."""
+        if self.maximum_risk:
+            return f"{self.risk_words(self.maximum_risk)}, by the best attack tried"
+        part = next((one for one in self.result.summary if one.name == "reconstruction" and one.tried), None)
+        return self.risk_words(None) if part is None else self.lettered(part.words)
+
     def lettered(self, words: str) -> str:
         """Words in which each case is called by its letter in place of its title."""
         for case in sorted(self.result.cases, key=lambda one: -len(one.heading)):
