@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
-from seepage.base.nn import as_inputs, called, captured_calls, forward, generator, in_mode, last_linear
+from seepage.base.nn import as_inputs, called, captured_calls, forward, generator, in_mode, last_linear, without_hooks
 from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
 from seepage.federation.clients.losses import loss_of
 from seepage.federation.models.naming import tied_names
@@ -92,8 +92,8 @@ def head_of(
     mean, found, places = softmax.mean(1), calls.get(layer, []), outputs[0, 0].numel()
     if len(found) != 1 or found[0].output.numel() != outputs.numel() or not outputs.requires_grad:
         return Head(mean, "other")
-    # Not what the layer returned, which a ReLU may have overwritten.
-    with torch.no_grad(), in_mode(own_layer, training=False):
+    # Not what the layer returned, which a ReLU may have overwritten, and a hook permuted.
+    with torch.no_grad(), in_mode(own_layer, training=False), without_hooks(own_layer):
         again = called(own_layer, {name: state[known] for name, known in own.items()}, found[0].input.detach())
     returned = again.double().flatten(0, -2)  # [n T, classes]
     if returned.shape == softmax.T.shape and torch.allclose(returned.softmax(1), softmax.T, atol=FLOAT32_NETWORK):
