@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.labels import names_labels
+from seepage.attacks.exposure.layers import read_alone
+from seepage.attacks.reading.rows import MeasuredRows
 from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.base.registry import Spec
@@ -111,6 +113,42 @@ class Next(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         logits: Tensor = self.head(self.body(self.word(ids))[0])
         return logits.transpose(1, 2)
+
+
+class Remade(nn.Sequential):
+    """Layers whose weights are made of other parameters: by a direction and a length, or over a singular value."""
+
+    def __init__(self) -> None:
+        lengths, singular = nn.utils.parametrizations.weight_norm, nn.utils.spectral_norm
+        super().__init__(lengths(nn.Linear(20, 16)), nn.ReLU(), singular(nn.Linear(16, 16)), nn.ReLU())
+        self.append(lengths(nn.Linear(16, 5)))
+
+
+class Actions(nn.Sequential):
+    """Values of actions, of which a step trains those that were taken, as in Q-learning."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 5))
+
+
+class Chances(nn.Sequential):
+    """Logistic regression, of whose sigmoids a softmax is taken."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(40, 10), nn.Sigmoid())
+
+
+class Faint(nn.Module):
+    """A layer of which hardly anything reaches the outputs, beside one that makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.faint, self.head = nn.Linear(20, 48), nn.Linear(48, 48), nn.Linear(48, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.body(x).relu()
+        logits: Tensor = self.head(seen + 1e-3 * self.faint(seen))
+        return logits
 
 
 class Normed(nn.Sequential):
@@ -308,6 +346,119 @@ def test_the_layer_behind_the_outputs_is_found_by_its_bias_or_by_their_order(tmp
     tags = torch.randint(0, 2, (3, 9)).float()
     found = looked_at(tmp_path, "Squashed", (batch[0], tags), lambda model, x, y: F.binary_cross_entropy(model(x), y))
     assert fact(found, "classes")[0] == "9, the rows of 2, which makes the outputs"
+
+
+def test_a_last_weight_that_is_made_of_others_still_names_labels(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(3, 20), torch.tensor([0, 3, 3])
+    found = looked_at(tmp_path, "Remade", batch, lambda model, x, y: F.cross_entropy(model(x), y))
+    assert fact(found, "labels")[0].startswith("classes 0, 3")
+
+
+def taken(model: nn.Module, x: Tensor, actions: Tensor) -> Tensor:
+    values: Tensor = model(x)
+    return F.smooth_l1_loss(values.gather(1, actions[:, None])[:, 0], torch.linspace(-1.0, 1.0, len(x)))
+
+
+def test_a_loss_that_the_update_contradicts_hides_no_rows_and_tells_no_rate(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    x, actions = torch.randn(4, 20), torch.tensor([0, 2, 2, 1])
+    found = looked_at(
+        tmp_path, "Actions", (x, actions), taken, lr=None, rule=lambda some, **_: torch.optim.SGD(some, 0.05)
+    )
+    assert fact(found, "loss")[1] == "assumed"
+    assert fact(found, "learning rate")[1] == "unknown"
+    assert fact(found, "batch size") == ("assumed: 4 or more, from the rank of 0.weight, if the optimizer is SGD",
+                                         "assumed")  # fmt: skip
+    # By hand: rows over their biases, of which some are one example's.
+    before, after = (torch.load(tmp_path / f"{name}.pt") for name in ("before", "after"))
+    moved = {name: (after[name] - before[name]).double() for name in before}
+    rows = moved["0.weight"] / moved["0.bias"][:, None]
+    near = torch.cdist(rows.nan_to_num(), x.double()) < 1e-2 * x.double().norm(dim=1)
+    assert 0 < found.exposure.examples <= int((near.sum(0) >= 3).sum())
+    # Two examples of one action pull the second layer along one direction: their mixtures look like examples.
+    found_inside = {one.evidence["weight"]: one.evidence["found"] for one in found.exposure.of("layer")}
+    assert found_inside["2.weight"] == found_inside["4.weight"] == 0
+
+
+def test_entries_that_were_cut_off_tell_no_rank(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(4, 20), torch.tensor([0, 3, 3, 1])
+
+    def cut(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        for parameter in model.parameters():
+            parameter.register_hook(lambda slope: slope.clamp(-0.004, 0.004))
+        return F.cross_entropy(model(x), y)
+
+    found = looked_at(tmp_path, "Actions", batch, cut, lr=None)
+    assert fact(found, "optimizer")[0].startswith("assumed to be, as several may look alike, one step of SGD clipped")
+    for layer in found.exposure.of("layer"):
+        assert layer.evidence["rank"] <= 4
+        assert layer.evidence["more"] or layer.evidence["full"]
+    assert not found.exposure.of("span")
+
+
+def test_a_rank_that_leaves_more_than_rounding_is_no_number_of_examples(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = 0.05 * torch.rand(8, 40), torch.tensor([0, 0, 0, 3, 3, 3, 5, 5])  # nearly one row of slopes for each label
+    found = looked_at(tmp_path, "Chances", batch, lambda model, x, y: F.cross_entropy(model(x), y))
+    (layer,) = found.exposure.of("layer")
+    assert layer.evidence["rank"] < 8
+    assert layer.evidence["more"]
+    assert not found.exposure.of("span")
+
+
+@pytest.mark.parametrize("error", [1e-6, 1e-4, 1e-3])
+def test_rows_that_agree_within_errors_are_one_examples_alone(error: float) -> None:
+    found = wrong = 0
+    for seed in range(60):
+        draw = torch.Generator().manual_seed(seed)
+        x, slopes = (torch.randn(size, generator=draw).double() for size in ((6, 30), (64, 6)))
+        slopes[torch.rand(64, 6, generator=draw) < 0.7] = 0.0
+        alone = (slopes != 0).sum(1) == 1
+        rows = torch.cat([slopes @ x, slopes.sum(1, keepdim=True)], 1)
+        spread = error * rows.abs().mean() * torch.ones_like(rows)
+        seen = MeasuredRows.of(rows + spread * torch.randn(rows.shape, generator=draw), spread)
+        count = read_alone(seen)
+        true = int(((slopes[alone] != 0).sum(0) >= 3).sum())
+        found, wrong = found + count, wrong + max(count - true, 0)
+    assert found > 20
+    assert wrong == 0
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_one_step_of_adam_is_told_under_a_loss_that_nobody_stated(tmp_path: Path, steps: int) -> None:
+    torch.manual_seed(1)
+    x, actions = torch.randn(16, 20), torch.randint(0, 5, (16,))
+
+    def several(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        step = torch.optim.Adam(model.parameters(), 1e-3)
+        for _ in range(steps - 1):
+            step.zero_grad()
+            taken(model, x, y).backward()
+            step.step()
+        step.zero_grad()
+        return taken(model, x, y)
+
+    rule = torch.optim.Adam
+    found = looked_at(tmp_path, "Actions", (x, actions), several, lr=None, rule=rule)
+    assert fact(found, "loss")[1] == "assumed"
+    words, origin = fact(found, "optimizer")
+    assert ("one step of Adam" in words and origin == "assumed") is (steps == 1)
+    assert fact(found, "labels")[1] == ("unknown" if steps == 1 else "assumed")
+
+
+def test_tensors_of_small_slopes_do_not_hide_a_decay_beside_the_step(tmp_path: Path) -> None:
+    for seed in range(4):
+        torch.manual_seed(seed)
+        batch = torch.rand(3, 20), torch.tensor([0, 3, 3])
+        rule = partial(torch.optim.AdamW, weight_decay=0.01)
+        found = looked_at(
+            tmp_path, "Faint", batch, lambda model, x, y: F.cross_entropy(model(x), y), lr=None, rule=rule
+        )
+        words, _ = fact(found, "optimizer")
+        assert "one step of Adam" in words
+        assert "beside a decay of 1e-05 of the weights" in words
 
 
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:

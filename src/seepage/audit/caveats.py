@@ -8,7 +8,14 @@ import torch
 
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import SingleRound
-from seepage.attacks.exposure.analysis import ANOTHER_RATE, OTHER_OUTPUTS, UpdateAnalysis, size_doubt
+from seepage.attacks.exposure.analysis import (
+    ANOTHER_RATE,
+    OTHER_OUTPUTS,
+    UNKNOWN_LOSS,
+    UNKNOWN_RATE,
+    UpdateAnalysis,
+    size_doubt,
+)
 from seepage.attacks.exposure.finding import Finding, note, warning
 from seepage.attacks.network import AttackedRound, vouch, vouch_unlabeled
 from seepage.attacks.network.outputs import draws
@@ -369,6 +376,10 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
             f"another learning rate, number of steps or loss, or Nesterov's momentum ({said[ANOTHER_RATE]}): --lr, "
             "--steps, --loss"
         )
+    if UNKNOWN_RATE in said:
+        found["rate"] = "a learning rate that nothing tells, so that the update was read up to a factor: --lr"
+    if UNKNOWN_LOSS in said:
+        found["loss"] = f"another loss ({said[UNKNOWN_LOSS]})"
     if "learning rate" in said:
         found["rate"] = f"another learning rate than the inferred one ({said['learning rate']}): --lr, --steps, --loss"
     return found

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import nn
 
 from seepage.attacks.exposure import Exposure, UpdateAnalysis
-from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, OPTIMIZER, UNKNOWN_RATE
+from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, OPTIMIZER, UNKNOWN_LOSS, UNKNOWN_RATE
 from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.exposure.rules import TOLD
@@ -181,13 +181,16 @@ class _Reader:
         if self.look.makes_examples and not stated:
             words = f"assumed to be {words}, though the network makes examples"
             return self._fact("loss", words, "unknown", "--loss, --target")
+        none = "; its last bias would add up to zero without noise and in float32, and does not"
+        if UNKNOWN_LOSS in self.said:
+            return self._fact("loss", words + none, "assumed", "--loss")
         if labels is not None and self.knowledge.softmax_labels and not (self.signs or stated):
             if not labels.signed:
                 sums = "the last bias adds up to zero" if labels.sound else None
             else:  # of a step that was recognized by its sums, and not stated
                 sums = "sums of the last layer vanish" if self._proved else ""
             words += f" assumed: {sums}, as under any loss of the softmax" * bool(sums)
-            words += "; its last bias would add up to zero without noise and in float32, and does not" * (sums is None)
+            words += none * (sums is None)
         return self._fact("loss", words, "inferred" if "assumed: " in words else "assumed", "--loss")
 
     @property

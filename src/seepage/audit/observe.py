@@ -16,8 +16,10 @@ from seepage.attacks.exposure.analysis import (
     ANOTHER_RATE,
     FEWEST_VALUES,
     HALF,
+    HALF_PRECISION,
     OPTIMIZER,
     OTHER_OUTPUTS,
+    UNKNOWN_LOSS,
     UNKNOWN_RATE,
 )
 from seepage.attacks.exposure.decay import WeightDecay, decay_of_directions, infer_weight_decay
@@ -65,6 +67,10 @@ Search = Callable[[Callable[[Range], Transcript]], Shown | None]
 """Looks for the range of values, by a transcript with inputs of any."""
 ARRAYS = "arrays"
 """Name of the fact that arrays have no names."""
+
+
+NO_SOFTMAX = "assumed to be cross_entropy, under which the last bias would add up to zero, and it does not: --loss"
+"""What is said of a loss that nobody stated where the update contradicts the one that is assumed."""
 
 
 def _half(before: Tensors, after: Tensors) -> str | None:
@@ -185,8 +191,10 @@ def _observe(
     bent = _Bent.of(capture, update, before, model, (input_shape, outputs))
     first = bent is not None and update.kind == "delta"
     update, decay = _without_decay(capture, model, update, before, outputs, first=first)
+    other = _another_loss(capture, model, update, before, (input_shape, outputs)) if bent is None else bent.other
+    said |= {UNKNOWN_LOSS: NO_SOFTMAX} if other else {}
     if bent is None or not first:
-        rule, lr, found = _rule(capture, model, update, (input_shape, outputs), needs_rate=needs_rate)
+        rule, lr, found = _rule(capture, model, update, (input_shape, outputs), needs_rate=needs_rate, other=other)
     elif bent.step is None:
         rule, lr, found = _rule_of_signs(capture, bent.adaptive)
     else:
@@ -194,9 +202,9 @@ def _observe(
         rule, lr = gradient_rule(make_client(client)), None
     said |= found
     if bent is None and update.kind == "delta" and client.use == "fedsgd":
-        sums = vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
+        sums = () if other else vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
         said[OPTIMIZER] = TOLD[along_gradient(update.tensors, before, sums=sums)]
-    if lr is not None and "learning rate" not in found and rule.softmax_gradient:
+    if lr is not None and "learning rate" not in found and rule.softmax_gradient and not other:
         certain = not rule.batch_coupled(model)
         doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr) if certain else None
         said |= {} if doubt is None else {ANOTHER_RATE: doubt}
@@ -440,8 +448,35 @@ def _without_decay(
     return (update, None) if decay is None else (update.without_decay(before, decay.shares), decay)
 
 
+def _another_loss(
+    capture: Capture, model: nn.Module, update: Update, before: Tensors, sizes: tuple[tuple[int, ...], int]
+) -> bool:
+    """Whether the update contradicts cross-entropy where nobody stated it: the last bias does not add up to zero.
+
+    Not where it is off by no more than half precision puts it off, nor of several outputs that a softmax does not read.
+    """
+    input_shape, outputs = sizes
+    if "loss" in capture.known:
+        return False
+    rule = make_client(capture.client)
+    names = vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
+    sent = [update.tensors[name].double() for name in names if name in update.tensors]
+    bias = next((tensor for tensor in sent if tensor.ndim == 1), None)
+    if bias is None or len(bias) < 3:  # of two classes the sums of any rule vanish
+        return False
+    if update.kind == "delta" and along_gradient(update.tensors, before, sums=names) is not False:
+        return False
+    return not sums_to_zero(bias, HALF_PRECISION * float(bias.abs().sum()))
+
+
 def _rule(
-    capture: Capture, model: nn.Module, update: Update, sizes: tuple[tuple[int, ...], int], *, needs_rate: bool
+    capture: Capture,
+    model: nn.Module,
+    update: Update,
+    sizes: tuple[tuple[int, ...], int],
+    *,
+    needs_rate: bool,
+    other: bool = False,
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
     """The client's rule, the learning rate that turns a weight difference into one gradient, and what was inferred."""
     client = capture.client
@@ -449,7 +484,7 @@ def _rule(
     if update.kind == "gradient" or client.use != "fedsgd":
         return rule, None, {}
     # Steps and rate are read off the softmax's share in the last bias, which other losses do not have.
-    tells = update.tensors if rule.softmax_gradient else {}
+    tells = update.tensors if rule.softmax_gradient and not other else {}
     found = infer_steps(model, tells, *sizes, lr=capture.lr, steps=capture.steps, coupled=rule.batch_coupled(model))
     if found is None and not needs_rate:
         return rule, 1.0, {UNKNOWN_RATE: "not known, and the last bias does not tell it"}
@@ -474,12 +509,14 @@ class _Bent:
         shares: The share of each weight that a decay beside it took off, by name.
         adaptive: What the files show; None where the step was stated.
         stated: The optimizer that was stated; empty where none was.
+        other: It is one step under a loss that nobody stated, and none under the one that is assumed.
     """
 
     step: Step | None
     shares: Mapping[str, float]
     adaptive: Adaptive | None
     stated: str = ""
+    other: bool = False
 
     @classmethod
     def of(
@@ -499,7 +536,11 @@ class _Bent:
                 seen = adaptive_step(update.tensors, before, sums=sums)
                 shares = shares if seen is None or seen.best is None else {**shares, **seen.shares}
             return cls(one[0], shares, None, OPTIMIZERS[rule.optimizer])
-        seen = adaptive_step(update.tensors, before, sums=sums)
+        seen, other = adaptive_step(update.tensors, before, sums=sums), False
+        if sums and "loss" not in capture.known and seen is not None and seen.best is None:
+            # Its sums need not vanish; and of several steps nothing gathers at a rate that somebody chose.
+            free = adaptive_step(update.tensors, before)
+            seen, other = (free, True) if free is not None and free.best is not None else (seen, False)
         if seen is None:
             return None
         plain = isinstance(rule, FedAvg | FedSGD) and rule.linear_in_gradient
@@ -512,7 +553,7 @@ class _Bent:
         shares = seen.shares
         if capture.weight_decay is not None:
             shares = dict.fromkeys(before, capture.weight_decay * (lr or best.step.rate))
-        return cls(best.step, shares, seen)
+        return cls(best.step, shares, seen, other=other)
 
     def read(self, update: Update, before: Tensors) -> tuple[Update, dict[str, str]]:
         """The gradient behind the step, and what is said of it."""

@@ -82,6 +82,8 @@ ANOTHER_RATE = "another rate"
 """Name of the fact that the update contradicts the learning rate that was stated."""
 UNKNOWN_RATE = "unknown rate"
 """Name of the fact that nothing shows the learning rate, so that the update is a gradient up to a factor."""
+UNKNOWN_LOSS = "unknown loss"
+"""Name of the fact that nobody stated the loss, and that the update contradicts the one that is assumed."""
 NEEDS = Needs(linear_in_gradient="no layer has a closed form")
 """What closed forms need of the client's rule, as the attacks do."""
 MAX_HEAD_EXAMPLES = 64
@@ -353,7 +355,7 @@ class UpdateAnalysis:
     def _sums(self) -> tuple[str, ...]:
         """Tensors of the last layer whose rows add up to zero in a gradient of the client's loss."""
         known, params = self.knowledge, self.observed.params
-        if self.makes_examples:
+        if self.makes_examples or UNKNOWN_LOSS in self._guessed:
             return ()
         own = (known.model, known.num_outputs, known.client, known.target)
         return vanishing_sums(*own, known.input_shape, params)
@@ -462,6 +464,8 @@ class UpdateAnalysis:
             return finding_leak(*self._signed_bias(gradient, scaled=scaled))
         softmax = rule.softmax_gradient and self.knowledge.target in ("class", "map")
         if not (softmax or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
+            return None
+        if self.bent and UNKNOWN_LOSS in self._guessed:
             return None
         if self._map_head is not None and not (self.signs or self.bent):
             rounding = self._sum_rounding(str(self._map_head[1])) if scaled else 0.0
@@ -649,7 +653,8 @@ class UpdateAnalysis:
         if self.rough:
             return tuple(hidden_layers(self.observed, self.knowledge))
         quantized = [one.name for one in self.fingerprints if one.bits is not None]
-        return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], quantized))
+        known = self.knowledge.client.loss in LOSSES and UNKNOWN_LOSS not in self._guessed
+        return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], quantized, loss_known=known))
 
     @cached_property
     def changed(self) -> str:
@@ -657,7 +662,9 @@ class UpdateAnalysis:
         for finding in self.defenses:
             if finding.name in CHANGES_VALUES:
                 return f"the update looks {finding.name}"
-        if self.labels is not None and not self.labels.sound and not self.rough:
+        # A loss that only was assumed is contradicted first, and whatever it was leaves ranks and rows as they are.
+        contradicted = UNKNOWN_LOSS in self._guessed
+        if self.labels is not None and not self.labels.sound and not self.rough and not contradicted:
             if self.knowledge.client.one_logit:
                 return "the last bias gradient is larger than that of one step of one logit can be at this rate"
             if self.labels.signed:
@@ -695,6 +702,9 @@ class UpdateAnalysis:
                 believed=not self.changed and not self.low_precision,
                 accuracy=None if noised else layer.accuracy,
             )
+            # Absolute errors have slopes of one size, so that examples of one label are one row under a loss like that.
+            if not (layer.last and UNKNOWN_LOSS in self._guessed)
+            else replace(layer, believed=False, found=0, error=None)
             for layer in self.layers
         )
         features, unsolved = self._head_features()

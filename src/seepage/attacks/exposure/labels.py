@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
-from seepage.base.nn import as_inputs, called, captured_calls, forward, generator, in_mode, last_linear
+from seepage.base.nn import as_inputs, called, captured_calls, forward, generator, in_mode, last_linear, without_hooks
 from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
 from seepage.federation.clients.losses import loss_of
 from seepage.federation.models.naming import tied_names
@@ -78,25 +77,28 @@ def head_of(
     """
     layer = weight.rpartition(".")[0]
     state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *params.items())}
-    tied = tied_names(model)
-    own_name = tied.get(weight, weight)  # of a weight that an embedding shares
-    state[own_name] = state[own_name].clone().requires_grad_()
+    tied, own_layer = tied_names(model), model.get_submodule(layer)
+    prefix = f"{layer}." if layer else ""
+    # Of a weight that an embedding shares the first name; one that is made of others, as a weight norm's, has none.
+    own = {name: tied.get(prefix + name, prefix + name) for name, _ in own_layer.named_parameters()}
+    for name in own.values():
+        state[name] = state[name].clone().requires_grad_()
     noise = torch.rand((count, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
     levels = torch.linspace(0.1, 0.9, count, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
-    probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(state[own_name])
+    probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(next(iter(state.values())))
     with torch.enable_grad(), in_mode(model, training=training), captured_calls(model, [layer]) as calls:
         outputs = forward(model, state, as_inputs(model, probes), buffers=None if buffers is None else dict(buffers))
     softmax = outputs.detach().double().softmax(1).transpose(0, 1).flatten(1)  # [classes, examples and places]
     mean, found, places = softmax.mean(1), calls.get(layer, []), outputs[0, 0].numel()
     if len(found) != 1 or found[0].output.numel() != outputs.numel() or not outputs.requires_grad:
         return Head(mean, "other")
-    # Not what the layer returned, which a ReLU may have overwritten.
-    bias_name = f"{layer}.bias" if layer else "bias"
-    bias = state.get(tied.get(bias_name, bias_name))
-    own = F.linear(found[0].input.detach(), state[own_name].detach(), bias).double().flatten(0, -2)  # [n T, classes]
-    if own.shape == softmax.T.shape and torch.allclose(own.softmax(1), softmax.T, atol=FLOAT32_NETWORK):
+    # Not what the layer returned, which a ReLU may have overwritten, and a hook permuted.
+    with torch.no_grad(), in_mode(own_layer, training=False), without_hooks(own_layer):
+        again = called(own_layer, {name: state[known] for name, known in own.items()}, found[0].input.detach())
+    returned = again.double().flatten(0, -2)  # [n T, classes]
+    if returned.shape == softmax.T.shape and torch.allclose(returned.softmax(1), softmax.T, atol=FLOAT32_NETWORK):
         values = outputs.detach().double().transpose(0, 1).flatten(1).T
-        return Head(mean, "outputs", places, torch.allclose(own, values, atol=FLOAT32_NETWORK))
+        return Head(mean, "outputs", places, torch.allclose(returned, values, atol=FLOAT32_NETWORK))
     # v^T J = v * (1^T J) for a v at random: J is diagonal.
     weights = torch.rand(outputs.shape, generator=generator(0, "slopes")).to(outputs)
     reads = found[0].output

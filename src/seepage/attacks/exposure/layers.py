@@ -1,5 +1,6 @@
 """What the gradient of a fully connected layer reveals: its rank, and rows that are one example's input."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
@@ -11,10 +12,23 @@ from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network import CERTIFYING_MISMATCH
 from seepage.attacks.network.mixing_layer import mixes_examples
+from seepage.attacks.reading.rows import MeasuredRows, RowGroup, agreeing_groups, clearness
 from seepage.base.adapters import inside_adapters
-from seepage.base.algebra.lowrank import low_rank
+from seepage.base.algebra.lowrank import CLEAR, INDEPENDENT, low_rank
 from seepage.base.algebra.rows import LEAST_ALIKE
-from seepage.base.nn import as_inputs, calls_in_pass, input_layer, last_linear, normalized_layers
+from seepage.base.nn import (
+    as_inputs,
+    calls_in_pass,
+    captured_calls,
+    forward,
+    generator,
+    in_mode,
+    input_layer,
+    last_linear,
+    normalized_layers,
+)
+from seepage.base.rounding import FLOAT32_NETWORK
+from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge, Round
 
 MAX_ROWS = 512
@@ -25,6 +39,14 @@ MAX_ROW_DISTANCE = 3e-6
 """Relative distance of divided rows up to which they are one and the same input; rounding reaches about 1e-6."""
 MAX_NOISY_DISAGREEMENT = 0.5
 """Rows of one example that disagree by more than this share no longer count as its noisy input."""
+MAX_COMPARED = 2**24
+"""Entries of a layer up to which its rows are compared within their errors."""
+PROBED = 8
+"""Made-up inputs at which the slopes of two examples are compared."""
+CHANCE_ALONE = 1e-3
+"""Chance up to which rows that agree within their errors do so without being one input's."""
+EXACT_SHARE = 1e-2
+"""Most that an input may be off, as a share of its size, to be called exact: 40 dB, as everywhere."""
 MOST_LISTED = 6
 """Layers that read positions, up to which each has a line of its own."""
 
@@ -53,6 +75,7 @@ class LayerLeak:
         mixes: Its rows mix the examples, as unmixing needs (`mixes_examples`).
         accuracy: Of a layer that reads the input, the median relative error that number formats and the client's step
             leave on the entries of a difference of weights; 1 where more than half are unknown. None of others.
+        more: What the rank leaves is more than rounding, or rows with unknown entries were left out.
     """
 
     layer: str
@@ -70,6 +93,7 @@ class LayerLeak:
     believed: bool = True
     mixes: bool = True
     accuracy: float | None = None
+    more: bool = False
 
     @property
     def examples(self) -> int:
@@ -87,7 +111,7 @@ class LayerLeak:
             and self.believed
             and self.reads != "positions"
             and self.rank > 1
-            and not self.full
+            and not (self.full or self.more)
             and not self.centered
         )
 
@@ -102,7 +126,7 @@ def layer_findings(leaks: Sequence[LayerLeak]) -> Iterator[ClosedForm]:
     inner = [one for one in leaks if one.reads == "positions"]
     folded = inner if len(inner) > MOST_LISTED else []
     for leak in leaks:
-        more = ", or more" if leak.full else ""
+        more = ", or more" if leak.full or leak.more else ""
         rank = f"rank {leak.rank}{more}" if leak.rank else "rank hidden by the errors of its entries"
         words = f"{leak.layer or 'model'}: {rank}, {leak.neurons} neurons, reads {leak.reads}"
         if leak.accuracy is not None:
@@ -182,7 +206,12 @@ def _accuracy(observed: Round, knowledge: Knowledge, leak: LayerLeak) -> float |
 
 
 def layer_leaks(
-    observed: Round, knowledge: Knowledge, gradient: Mapping[str, Tensor], quantized: Collection[str] = ()
+    observed: Round,
+    knowledge: Knowledge,
+    gradient: Mapping[str, Tensor],
+    quantized: Collection[str] = (),
+    *,
+    loss_known: bool = True,
 ) -> list[LayerLeak]:
     """Every fully connected layer whose weight was sent, in the model's order.
 
@@ -191,6 +220,7 @@ def layer_leaks(
         knowledge: What the server knows.
         gradient: The update read as a gradient; only its direction counts here.
         quantized: Tensors whose entries lie on few levels, so that equal rows prove nothing.
+        loss_known: The loss gives examples slopes of directions of their own, as a softmax does, and a squared error.
     """
     last = last_linear(knowledge.model, knowledge.num_outputs)
     first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
@@ -198,8 +228,9 @@ def layer_leaks(
     if knowledge.client.batch_coupled(knowledge.model):
         model, shape = knowledge.model, knowledge.input_shape
         centered = set(normalized_layers(model, observed.params, shape, buffers=observed.buffers).values())
-    leaks = []
-    for name, (module, positions, mixes) in _linear_layers(observed, knowledge).items():
+    leaks, layers = [], _linear_layers(observed, knowledge)
+    alike = slopes_alike(observed, knowledge, [name for name, (_, positions, _) in layers.items() if positions == 1])
+    for name, (module, positions, mixes) in layers.items():
         prefix = f"{name}." if name else ""
         weight, bias = f"{prefix}weight", f"{prefix}bias"
         if weight not in gradient:
@@ -210,19 +241,26 @@ def layer_leaks(
             reads = "input"
         rows = gradient[weight].double()
         shifts = gradient[bias].double() if module.bias is not None and bias in gradient else None
-        rank, full = _rank(rows, shifts, ends)
+        measured = _measured(observed, knowledge, weight, None if shifts is None else bias)
+        rank, full, more = _rank(rows, shifts, ends, measured)
         found, error = 0, None
         if name in centered:
             pass  # rows are divided by rounding
         elif shifts is not None and positions == 1 and observed.batch_size == 1:
             error = _disagreement(rows, shifts)
             found = int(error is not None and error <= CERTIFYING_MISMATCH)
+        elif alike.get(name) == "all" or (alike.get(name) == "of one output" and not loss_known):
+            pass  # a mixture would look like an example
         elif shifts is not None and positions == 1 and not ends and knowledge.num_classes > 2:
             shared = 0 if weight in quantized else closed_form(rows, shifts)
+            if measured is not None and weight not in quantized:
+                shared = max(shared, read_alone(measured))
             found = min(shared, rank, observed.batch_size or rank)
         sent = bias if shifts is not None else None
         m, d = rows.shape
-        leak = LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered, mixes=mixes)
+        leak = LayerLeak(
+            name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered, mixes=mixes, more=more
+        )
         leaks.append(replace(leak, accuracy=_accuracy(observed, knowledge, leak)))
     return leaks
 
@@ -279,17 +317,132 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
     return found
 
 
-def _rank(rows: Tensor, shifts: Tensor | None, ends: bool) -> tuple[int, bool]:
-    """Independent inputs, and whether there may be more. The bias counts as one more entry of every input, a one."""
-    whole = rows if shifts is None else torch.cat([shifts[:, None], rows], 1)
+def slopes_alike(
+    observed: Round, knowledge: Knowledge, names: Sequence[str]
+) -> dict[str, Literal["all", "of one output", "none"]]:
+    """Of layers by name: whether the slopes of two examples at three neurons or more are multiples of one another.
+
+    Then rows that mix the two agree, and no one can tell a mixture from an example by its rows. `of one output`: where
+    both are pulled along the same direction of the outputs, as by a loss of one output each, behind one layer and
+    piecewise linear activations. `all`: along any two, as of a network that makes one number first. By made-up inputs.
+    """
+    draw = generator(0, "slopes")
+    like = next(iter(observed.params.values()))
+    probes = torch.rand((PROBED, *knowledge.input_shape), generator=draw, dtype=torch.float64).to(like)
+    low, high = knowledge.value_range
+    inputs = as_inputs(knowledge.model, low + (high - low) * probes)
+    every = {**dict(knowledge.model.named_parameters()), **observed.params}
+    state = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in every.items()}
+    with torch.enable_grad(), in_mode(knowledge.model, training=False), captured_calls(knowledge.model, names) as calls:
+        outputs = forward(knowledge.model, state, inputs, buffers=observed.buffers)
+    seen = {name: calls[name][0].output for name in names if len(calls.get(name, [])) == 1}
+    seen = {name: output for name, output in seen.items() if output.requires_grad}
+    if not seen or not outputs.requires_grad:
+        return {}
+    found: dict[str, Literal["all", "of one output", "none"]] = {}
+    one, other = (torch.rand((2, *outputs.shape[1:]), generator=draw, dtype=torch.float64) - 0.3).to(outputs)
+    ways = one.expand_as(outputs), torch.stack([one, other] * (PROBED // 2))
+    slopes = [torch.autograd.grad(outputs, [*seen.values()], w, retain_graph=True, allow_unused=True) for w in ways]
+    for name, same, mixed in zip(seen, *slopes, strict=True):
+        if same is not None and mixed is not None:
+            along = [_multiples(slope.double().flatten(1)) for slope in (same, mixed)]
+            found[name] = "all" if all(along) else "of one output" if along[0] else "none"
+    return found
+
+
+def _multiples(slopes: Tensor) -> bool:
+    """Whether some two of the slopes `[n, m]` have one quotient at many neurons, of those where both are live.
+
+    Piecewise linear activations leave a few quotients, and three that agree by chance are few.
+    """
+    for i in range(len(slopes) - 1):
+        both = (slopes[i] != 0) & (slopes[i + 1] != 0)
+        quotient = (slopes[i, both] / slopes[i + 1, both])[:MAX_ROWS]
+        near = (quotient[:, None] / quotient - 1).abs() <= FLOAT32_NETWORK
+        if len(quotient) and int(near.sum(1).max()) >= max(LEAST_ALIKE, len(quotient) / 8):
+            return True
+    return False
+
+
+def read_alone(rows: MeasuredRows) -> int:
+    """How many inputs `closed_form` finds where entries are known to an error each, as between two checkpoints.
+
+    Rows that agree within their errors on one input are its own; mixtures agree by chance. Two rows whose entries are
+    c times their errors agree if their shares of a second input differ by less than about `p = 1 / c`. Of k rows whose
+    inputs are within a distance g of that one, as shares of its size, about `k! / (r! (k - r)!) (p / g)^(r - 1)` groups
+    of r agree by chance, and the densest neighborhood counts: mixtures of two inputs may all be near one another. A
+    second input below these shares puts the first one off by as much, and the entries' errors by theirs: both must be
+    small.
+
+    >>> draw = torch.Generator().manual_seed(0)
+    >>> x, s = torch.rand(2, 50, generator=draw).double(), torch.rand(8, 2, generator=draw).double()
+    >>> s[:4, 1] = 0.0
+    >>> rows = torch.cat([s @ x, s.sum(1, keepdim=True)], 1)
+    >>> [read_alone(MeasuredRows.of(rows, torch.full_like(rows, error))) for error in (1e-4, 1e-1)]
+    [1, 0]
+    """
+    return len(_groups_alone(rows))
+
+
+def _groups_alone(rows: MeasuredRows) -> list[RowGroup]:
+    if rows.value.numel() > MAX_COMPARED:
+        return []
+    share = 1 / clearness(rows).clamp(min=1e-300)  # p of each row
+    divided = rows.value[:, :-1] / rows.value[:, -1:]
+    found = []
+    for group in agreeing_groups(rows):
+        size, off, r = group.example.norm(), group.spread.norm(), len(group.rows)
+        beside = share < 1
+        beside[group.rows] = False
+        gaps = ((divided[beside] - group.example).norm(dim=1) / size).nan_to_num(torch.inf).clamp(max=1.0).sort().values
+        many = r + 1 + torch.arange(len(gaps), dtype=gaps.dtype, device=gaps.device)
+        worst = float(share[group.rows].max())
+        logs = torch.lgamma(many + 1) - torch.lgamma(many - r + 1) - math.lgamma(r + 1) + (r - 1) * (worst / gaps).log()
+        sure = r >= LEAST_ALIKE and (not len(gaps) or float(logs.max()) < math.log(CHANCE_ALONE))
+        if sure and 2 * float(off / size) + 2 * group.scale_error + 2 * worst < EXACT_SHARE:
+            found.append(group)
+    return found
+
+
+def _measured(observed: Round, knowledge: Knowledge, weight: str, bias: str | None) -> MeasuredRows | None:
+    """A layer's rows with their errors, the bias last; None of a gradient that was sent, whose errors are float32's."""
+    update = observed.update
+    if update.kind == "gradient" and update.rate is None and update.step is None:
+        return None
+    try:
+        measured = observed.measured(knowledge.client, [weight] if bias is None else [weight, bias])
+    except SeepageError:
+        return None  # nothing tells the scale of several steps
+    if bias is not None:
+        return MeasuredRows.of_layer(measured, weight, bias)
+    return MeasuredRows.of(measured.value[weight].double(), measured.error[weight].double())
+
+
+def _rank(rows: Tensor, shifts: Tensor | None, ends: bool, measured: MeasuredRows | None) -> tuple[int, bool, bool]:
+    """Independent inputs, whether they are as many as there can be, and whether what is left is more than rounding.
+
+    The bias counts as one more entry of every input, a one.
+    """
+    whole = rows if shifts is None else torch.cat([rows, shifts[:, None]], 1)
+    error = torch.zeros_like(whole)
+    if measured is not None:
+        whole, error = measured.value, measured.error
     # The gradient is slopes^T [m, n] times inputs [n, 1 + d]: its rank is the number of independent examples.
-    whole = whole[whole.abs().sum(1) > 0][:, whole.abs().sum(0) > 0]  # live neurons and entries alone
+    live, columns = whole.abs().sum(1) > 0, whole.abs().sum(0) > 0
+    known = live & error.isfinite().all(1)  # of a row that was cut off nothing says how it would go on
+    left_out = bool((live & ~known).any())
+    whole, error = whole[known][:, columns], error[known][:, columns]
     if not whole.numel():
-        return 0, False
-    whole = whole[whole.norm(dim=1).argsort(descending=True, stable=True)[:MAX_ROWS]]
+        return 0, False, left_out
+    some = whole.norm(dim=1).argsort(descending=True, stable=True)[:MAX_ROWS]
+    whole, error = whole[some], error[some]
     # Rows of the layer of the classes sum to zero, as softmax minus label does: one less is independent.
-    rank, most = low_rank(whole).rank, min(len(whole) - ends, whole.shape[1])
-    return rank, rank >= most and most > 1
+    found, most = low_rank(whole), min(len(whole) - ends, whole.shape[1])
+    # The largest singular value of independent errors is about that of their largest row and column together.
+    noise = float(error.norm(dim=1).max() + error.norm(dim=0).max())
+    rank = min(found.rank, int((found.values > noise).sum()))
+    above = int((found.values > CLEAR * max(noise, INDEPENDENT * float(found.values[0]))).sum())
+    return rank, rank >= most and most > 1, left_out or above > rank
 
 
 def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.Linear, int, bool]]:

@@ -593,15 +593,16 @@ class _Looked:
     def shares(self, ceiling: float, share: float) -> dict[str, float]:
         """The decay of each tensor: that share or none, whichever puts more of its entries at the ceiling.
 
-        Tensors that do not tell follow the others of their kind, as optimizers spare vectors or do not.
+        And none beyond it: of small gradients few entries are at it, by chance. Tensors that do not tell follow the
+        others of their kind, as optimizers spare vectors or do not.
         """
         votes = dict[str, int]()
         for name in self.entries if share else ():
-            with_it, without = (
-                int(((size - ceiling).abs() <= DEVIATIONS * spread).sum())
-                for size, spread in (self.freed(name, a) for a in (share, 0.0))
-            )
-            votes[name] = (with_it > without) - (with_it < without)
+            both = [self.freed(name, a) for a in (share, 0.0)]
+            at = [int(((size - ceiling).abs() <= DEVIATIONS * spread).sum()) for size, spread in both]
+            within = [not bool(_beyond(size, spread, ceiling).any()) for size, spread in both]
+            better = within[0] - within[1] or at[0] - at[1]
+            votes[name] = (better > 0) - (better < 0)
         kinds = {kind: sum(votes[name] for name in votes if (name in self.vectors) == kind) for kind in (True, False)}
         return {name: share for name, vote in votes.items() if (vote or kinds[name in self.vectors]) >= 0}
 
@@ -614,7 +615,7 @@ class _Looked:
             # What is as rough as the ceiling lies near it by chance.
             told = DEVIATIONS * spread <= NEAR * ceiling
             count[name] = int((told & (off.abs() <= DEVIATIONS * spread)).sum())
-            over |= bool((off > 2 * DEVIATIONS * spread + FLOAT32_SUM * ceiling).any())
+            over |= bool(_beyond(size, spread, ceiling).any())
         return count, over
 
     def share_at(self, ceiling: float, piled: Mapping[str, int]) -> float:
@@ -683,6 +684,11 @@ class _Looked:
                 full = len(sizes) >= 2 * LEAST_ENTRIES and float((sizes > 1 - NEAR).double().mean()) >= FULL_SHARE
                 flat |= {name.rpartition(".")[0]} if wide or full else set()
         return reach >= max(min(LEAST_ALIKE, live_ones), live_ones / 2) and len(flat) > 1
+
+
+def _beyond(sizes: Tensor, spread: Tensor, ceiling: float) -> Tensor:
+    """Which entries are larger than a ceiling, beyond their errors."""
+    return sizes - ceiling > 2 * DEVIATIONS * spread + FLOAT32_SUM * ceiling
 
 
 def _level(values: Tensor, spread: Tensor) -> tuple[float, Tensor]:
