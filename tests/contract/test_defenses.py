@@ -290,9 +290,9 @@ CASES: dict[str, list[DefenseCase]] = {
             promise=dp_sgd_of(0.5, 0.1),
             random=True,
             deltas=False,
-            refuses=(*NEGATIVE, *CLIPS, {"chunk": 0}),
+            refuses=(*NEGATIVE, *CLIPS),
         ),
-        DefenseCase(defense=DPSGD(sigma=0.0, clip=0.1, chunk=1), promise=dp_sgd_of(0.0, 0.1), deltas=False),
+        DefenseCase(defense=DPSGD(sigma=0.0, clip=0.1), promise=dp_sgd_of(0.0, 0.1), deltas=False),
         DefenseCase(defense=DPSGD(sigma=0.0, clip=1e6), promise=dp_sgd_of(0.0, 1e6), deltas=False),
     ],
     "jacobian_damping": [

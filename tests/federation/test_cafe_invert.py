@@ -120,22 +120,12 @@ def test_row_adam_equals_torchs_adam_where_every_row_moves():
     mine, theirs = torch.rand(4, 3, generator=draw), torch.nn.Parameter(torch.zeros(4, 3))
     theirs.data.copy_(mine)
     ours, other = RowAdam(mine, 0.1), torch.optim.Adam([theirs], lr=0.1, eps=1e-7)
-    for t in range(1, 6):
+    for _ in range(5):
         gradient = torch.randn(4, 3, generator=draw)
-        ours.step(torch.arange(4), gradient, t)
+        ours.step(torch.arange(4), gradient)
         theirs.grad = gradient
         other.step()
     assert torch.allclose(mine, theirs.detach(), atol=1e-6)
-
-
-def test_the_legacy_correction_scales_late_first_visits():
-    """A row first visited in iteration t moves `lr sqrt(1 - b2^t) / (1 - b1^t)` times the twice-corrected ratio."""
-    t, gradient = 400, torch.ones(1, 1)
-    row = torch.zeros(1, 1)
-    RowAdam(row, 0.1, legacy=True).step(torch.tensor([0]), gradient, t)
-    one, two = 1 - 0.9**t, 1 - 0.999**t
-    expected = -0.1 * (two**0.5 / one) * (0.1 / one) / ((0.001 / two) ** 0.5)
-    assert row.item() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -144,7 +134,7 @@ def test_the_legacy_correction_scales_late_first_visits():
     [
         {"iterations": (300, 300, 500)},
         {"loop": "single_loop", "iterations": (500,), "thresholds": ()},
-        {"loop": "single_loop", "iterations": (600,), "thresholds": (1e-3, 1e-1), "legacy_bias_correction": True},
+        {"loop": "single_loop", "iterations": (600,), "thresholds": (1e-3, 1e-1)},
     ],
 )
 def test_published_loops_get_closer_to_the_truth(options):

@@ -78,7 +78,7 @@ class Renamed(FedSGD):
 
 def test_a_rule_of_the_users_own_goes_one_by_one_to_the_same_end() -> None:
     known, own = client_of(network()), client_of(network(), Renamed())
-    defense = DPSGD(sigma=0.1, clip=0.2, chunk=2)
+    defense = DPSGD(sigma=0.1, clip=0.2)
     one, two = defended(known, defense), defended(own, defense)
     assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in one)
 
@@ -86,13 +86,15 @@ def test_a_rule_of_the_users_own_goes_one_by_one_to_the_same_end() -> None:
 def test_no_clip_and_no_noise_give_the_clients_own_update() -> None:
     client = client_of(network())
     plain = client.rule(client.model, client.params, client.batch).tensors
-    sent = defended(client, DPSGD(sigma=0.0, clip=1e9, chunk=2))
+    sent = defended(client, DPSGD(sigma=0.0, clip=1e9))
     assert all(torch.allclose(sent[name], plain[name], atol=1e-6) for name in plain)
 
 
-def test_the_chunk_changes_nothing() -> None:
-    client = client_of(network())
-    sent = [defended(client, DPSGD(sigma=0.3, clip=0.5, chunk=chunk)) for chunk in (1, 3, 99)]
+def test_the_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, sent = client_of(network()), list[Tensors]()
+    for chunk in (1, 3, 99):
+        monkeypatch.setattr("seepage.federation.defenses.dp_sgd.CHUNK", chunk)
+        sent.append(defended(client, DPSGD(sigma=0.3, clip=0.5)))
     for name in client.params:
         assert torch.allclose(sent[0][name], sent[1][name], atol=1e-6)
         assert torch.allclose(sent[0][name], sent[2][name], atol=1e-6)
