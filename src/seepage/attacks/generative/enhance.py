@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Progress
-from seepage.attacks.generative.networks import Enhancer, UpSampler, shrunk
+from seepage.attacks.generative.networks import shrunk
 from seepage.attacks.generative.prior import own_images, remembered
 from seepage.attacks.generative.training import train_denoiser, train_upsampler
 from seepage.attacks.search.engine import GradientMatching
@@ -30,14 +30,12 @@ class Enhanced(Attack):
         scale: By how much its images were enlarged.
         width: Channels of the networks.
         training: Training steps of each, of 64 images.
-        keep: Folder of trained networks, for the next run; None: none.
     """
 
     source: GradientMatching
     scale: int = 4
     width: int = 16
     training: int = 500
-    keep: str | None = None
 
     certifies: ClassVar[bool] = False
 
@@ -74,17 +72,12 @@ class Enhanced(Attack):
             f"denoiser/{scale}/{width}/{self.training}/{bounds}",
             images,
             lambda: train_denoiser(images, bounds, scale=scale, width=width, steps=self.training),
-            lambda: Enhancer(images.shape[1], width),
-            self.keep,
         ).to(like)
 
     def _upsampler(self, knowledge: Knowledge, like: Tensor) -> Apply:
-        size = knowledge.input_shape[1], knowledge.input_shape[2]
         images, scale, width = own_images(knowledge), self.scale, self.width
         return remembered(
             f"upsampler/{scale}/{width}/{self.training}",
             images,
             lambda: train_upsampler(images, scale=scale, width=width, steps=self.training),
-            lambda: UpSampler(images.shape[1], width, size),
-            self.keep,
         ).to(like)

@@ -28,7 +28,7 @@ from seepage.base.registry import attacks
     family="generative prior",
     learned_prior=True,
 )
-@preset("labels", "generator", "weights", "width", "training", "keep", latent=128)
+@preset("labels", "generator", "weights", "width", "training", latent=128)
 def ggl(
     shared: SearchOptions,
     prior: ImagePrior,
@@ -81,7 +81,7 @@ def ggl(
     cost="seconds to minutes (100 Adam steps, and the training of two networks)",
     family="generative prior",
 )
-@preset("labels", "restarts", "microbatch", "width", "keep", steps=100, lr=0.05, training=500)
+@preset("labels", "restarts", "microbatch", "width", steps=100, lr=0.05, training=500)
 def rogs(
     search: SearchOptions,
     prior: ImagePrior,
@@ -110,4 +110,4 @@ def rogs(
     source = smooth.matching(DefenseAware(L2()), Adam(lr=search.lr), LowResolution(scale=scale))
     if not enhance:
         return source
-    return Enhanced(source=source, scale=scale, width=prior.width, training=prior.training, keep=prior.keep)
+    return Enhanced(source=source, scale=scale, width=prior.width, training=prior.training)
