@@ -10,6 +10,7 @@ from seepage.attacks.base import Checkpoint, Inapplicable, Silent
 from seepage.attacks.cafe import Cafe, InversionSettings
 from seepage.attacks.cafe.invert import gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.published import PublishedCafe, PublishedRun, RowAdam
+from seepage.attacks.cafe.steps import identifiable
 from seepage.attacks.cafe.table_9 import TABLE_9, TABLE_9_TILE
 from seepage.base.nn import frozen_randomness, state_of
 from seepage.federation.clients import FedSGD
@@ -174,18 +175,16 @@ def test_a_rate_that_diverges_is_refused():
 def test_fake_gradients_stop_the_naive_attacker_and_not_the_one_who_knows():
     defense = FakeGradients(candidates=2)
     victim = digits(8, 250, 2, parties=2, defense=defense, hidden=96, channels=4)
-    naive = Cafe(invert=False)(victim.transcript(), seed=0)
-    aware = Cafe(entries="unforged", invert=False)(victim.transcript(), seed=0)
-    clean = Cafe(invert=False)(IndexedVictim(**_fields(victim, defense=None)).transcript(), seed=0)
+    naive = Cafe().recover(victim.transcript())
+    aware = Cafe(entries="unforged").recover(victim.transcript())
+    clean = Cafe().recover(IndexedVictim(**_fields(victim, defense=None)).transcript())
 
-    def error(result):
-        rows = [result.indices.tolist().index(n) for n in common]
-        true = [clean.indices.tolist().index(n) for n in common]
-        apart = (result.inputs[rows] - clean.inputs[true]).norm(dim=1) / clean.inputs[true].norm(dim=1)
-        return float(apart.median())
+    def error(found):
+        read, true = (torch.cat([one.h[common] for one in each], dim=1) for each in (found, clean))
+        return float(((read - true).norm(dim=1) / true.norm(dim=1)).median())
 
-    common = set(naive.indices.tolist()) & set(aware.indices.tolist()) & set(clean.indices.tolist())
-    assert len(common) >= 4
+    common = torch.stack([identifiable(found) for found in (naive, aware, clean)]).all(0)
+    assert common.sum() >= 4
     assert error(naive) > 1
     assert error(aware) < 0.1
 
