@@ -12,7 +12,6 @@ what the mods let through, less what went out, is what is measured. Numbers in t
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,12 +22,9 @@ import torch
 
 from seepage.errors import SeepageError, not_installed, short
 from seepage.federation.types import Tensors
-from seepage.measure.privacy.accounting import epsilon
-from seepage.measure.privacy.measured import Claim
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-    from flwr.clientapp.mod import LocalDpMod
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Strategy
     from flwr.supercore.task_identity import TaskIdentity
@@ -83,13 +79,13 @@ def mod_filter(
 
 
 def strategy_aggregate(
-    strategy: Strategy, *, weighted_by: str = "num-examples"
+    strategy: Strategy,
 ) -> Callable[[Sequence[Tensors], Sequence[float]], Tensors]:
     """What a strategy makes of its clients' updates, over weights of zero.
 
     Args:
-        strategy: It is asked to configure a round of training of all clients, and to aggregate their replies.
-        weighted_by: Name of the metric by which clients state their weight.
+        strategy: It is asked to configure a round of training of all clients, and to aggregate their replies, whose
+            weights are their `num-examples`.
 
     Returns:
         `f(updates, weights)`. It raises `SeepageError` where the strategy aggregates nothing. Clips of clients, as for
@@ -104,7 +100,9 @@ def strategy_aggregate(
             sent_out = arrays({name: torch.zeros_like(tensor) for name, tensor in updates[0].items()})
             asked = strategy.configure_train(1, sent_out, ConfigRecord(), cast(Grid, _Nodes(len(updates))))
             replies = [
-                Message(RecordDict({"arrays": arrays(u), "metrics": MetricRecord({weighted_by: w})}), reply_to=message)
+                Message(
+                    RecordDict({"arrays": arrays(u), "metrics": MetricRecord({"num-examples": w})}), reply_to=message
+                )
                 for message, u, w in zip(asked, updates, weights, strict=True)
             ]
             found, _ = strategy.aggregate_train(1, replies)
@@ -123,21 +121,6 @@ class _Nodes:
 
     def get_node_ids(self) -> list[int]:
         return list(range(1, self.count + 1))
-
-
-def claim_of(mod: object, *, rounds: int = 1) -> Claim:
-    """The epsilon that a mod states and the one computed from its options; empty except for Flower's `LocalDpMod`.
-
-    That mod clips the update to `clipping_norm` and adds noise of deviation `sensitivity * sqrt(2 ln(1.25 / delta)) /
-    epsilon` to each entry, so its noise multiplier is that deviation over `clipping_norm`. It states its epsilon for
-    one round; over more rounds nothing is stated.
-    """
-    if not isinstance(mod, LocalDpMod):
-        return Claim()
-    deviation = mod.sensitivity * math.sqrt(2 * math.log(1.25 / mod.delta)) / mod.epsilon
-    computed = epsilon(sigma=deviation / mod.clipping_norm, rounds=rounds, delta=mod.delta)
-    stated = float(mod.epsilon) if rounds == 1 else None
-    return Claim(stated, computed, clip=float(mod.clipping_norm), delta=float(mod.delta), by="Flower's LocalDpMod")
 
 
 def _through(mod: Mod, app: ClientApp, message: Message, context: Context) -> Message:
