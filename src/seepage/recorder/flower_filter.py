@@ -36,22 +36,18 @@ Mod: TypeAlias = Callable[[Message, Context, ClientApp], Message]
 Setting: TypeAlias = str | int | float | bool
 
 
-def mod_filter(
-    *mods: Mod, config: Mapping[str, Setting] | None = None, metrics: Mapping[str, int | float] | None = None
-) -> Callable[[Tensors], Tensors]:
+def mod_filter(*mods: Mod, config: Mapping[str, Setting] | None = None) -> Callable[[Tensors], Tensors]:
     """The filter that a list of mods makes of an update.
 
     Args:
         mods: In the order of `ClientApp(mods=[...])`: the first is the outermost.
         config: What the server's message says besides, such as `{"clipping_norm": 1.0}` for Flower's own clipping mods.
-        metrics: The client's own metrics; default: one example.
 
     Returns:
         A filter. It raises `SeepageError` where a mod answers with an error or holds back the weights, as secure
         aggregation does, which needs the other clients.
     """
     settings = {"server-round": 1, **(config or {})}
-    numbers = {"num-examples": 1, **(metrics or {})}
     context = Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
     known: dict[bytes, dict[str, Array]] = {}
 
@@ -63,7 +59,7 @@ def mod_filter(
         return ArrayRecord(known[key])
 
     def client(message: Message, context: Context, *, update: Tensors) -> Message:
-        content = RecordDict({"arrays": arrays_of(update), "metrics": MetricRecord(dict(numbers))})
+        content = RecordDict({"arrays": arrays_of(update), "metrics": MetricRecord({"num-examples": 1})})
         return Message(content, reply_to=message)
 
     def call(update: Tensors) -> Tensors:

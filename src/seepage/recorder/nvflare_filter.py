@@ -23,21 +23,20 @@ except ImportError as error:
     raise not_installed("NVFlare", "nvflare") from error
 
 
-def dxo_filter(*filters: Filter, kind: str = DataKind.WEIGHT_DIFF) -> Callable[[Tensors], Tensors]:
+def dxo_filter(*filters: Filter) -> Callable[[Tensors], Tensors]:
     """The filter that a chain makes of an update.
 
     Args:
         filters: In the order in which they run: the last one sees what leaves.
-        kind: What the update is sent as: `WEIGHT_DIFF`, or `WEIGHTS` over weights of zero. It states one local step.
 
     Returns:
         A filter. It raises `SeepageError` where the chain answers with an error or sends no weights.
     """
-    facts = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}
+    facts = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}  # one local step
 
     def call(update: Tensors) -> Tensors:
         arrays = {name: tensor.numpy() for name, tensor in update.items()}
-        shareable, context = DXO(kind, data=arrays, meta=dict(facts)).to_shareable(), FLContext()
+        shareable, context = DXO(DataKind.WEIGHT_DIFF, data=arrays, meta=dict(facts)).to_shareable(), FLContext()
         for each in filters:
             try:
                 shareable = each.process(shareable, context)
