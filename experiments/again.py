@@ -49,7 +49,7 @@ def recorded(only: tuple[str, ...]) -> dict[str, list[Record]]:
         for record in read_file(path) if path.parent.name != "reproduce" else ():
             words = shlex.split(record.command)
             script = Path(words[1]).name if words[:1] == ["python"] and len(words) > 1 else ""
-            ended = script in finished or f"{script} {words[2] if len(words) > 2 else ''}".strip() in finished
+            ended = any(f"{record.command} ".startswith(f"python experiments/{one} ") for one in finished)
             here = script and not ended and (ROOT / "experiments" / script).exists()
             if here and (not only or script in only):
                 found[record.command].append(record)

@@ -148,5 +148,5 @@ class RivalRun(PublishedRun):
         found = torch.autograd.grad(objective, wanted, allow_unused=True)
         for adam, gradient in zip(adams, found, strict=True):
             if gradient is not None:
-                adam.step(rows, gradient, self.steps[2])
+                adam.step(rows, gradient)
         return float(objective.detach())

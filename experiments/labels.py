@@ -10,15 +10,8 @@ fresh networks with more classes than the data have. One JSON line per row goes 
 
 The joint rule names no labels by itself (they come out of a search) and is left out; `chance` draws as many labels at
 random. `--rules` measures some rules only.
-
-    python experiments/labels.py --data cifar10.npz --fishing 8
-
-takes a dishonest server's part, which is outside of this package's threat model: it sends so many clients a model each
-whose last batch norm hides the inputs (Wang et al., INFOCOM 2024), sees the mean of their updates alone, and names
-each client's labels. Beside it, what the bias count reads from the honest model's mean, client by client unknown.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,14 +20,12 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from common import command, keep
-from fishing import PresetOutputs, disaggregated
 from torch import Tensor, nn
 
 import seepage.federation.data
 from seepage import Architecture, Batch, Inapplicable, build, record
 from seepage.attacks.search.labels import LABEL_RULES
-from seepage.base.nn import generator, last_linear
-from seepage.federation.types import Update
+from seepage.base.nn import generator
 from seepage.measure.metrics.interval import bootstrap_interval
 from seepage.measure.metrics.labels import label_accuracy
 
@@ -86,36 +77,6 @@ def summary(values: Tensor) -> dict[str, Any]:
     return {"accuracy": round(float(values.mean()), 4), "interval": interval and [round(end, 4) for end in interval]}
 
 
-def hidden(model: nn.Module, classes: int, seed: int) -> tuple[nn.Module, Tensor]:
-    """The model with a last batch norm that gives every input one embedding `[k]`; the embedding too."""
-    crafted = copy.deepcopy(model)
-    norm = [module for module in crafted.modules() if isinstance(module, nn.BatchNorm2d)][-1]
-    with torch.no_grad():
-        norm.weight.zero_()
-        norm.bias.copy_(torch.rand(norm.bias.shape, generator=generator(seed, "fishing")))
-    last = last_linear(crafted, classes)
-    assert last is not None
-    places = crafted.get_parameter(last[0]).shape[1] // len(norm.bias)
-    # After ReLU each channel's bias stands at every place of its map.
-    return crafted, norm.bias.detach().repeat_interleave(places)
-
-
-def fished(model: nn.Module, classes: int, batches: list[Batch]) -> list[float]:
-    """Accuracy for each client of one round, whose mean of last weight gradients alone is seen."""
-    models, embeddings = zip(*(hidden(model, classes, m) for m in range(len(batches))), strict=True)
-    sent = [record(one, batch) for one, batch in zip(models, batches, strict=True)]
-    names = last_linear(models[0], classes)
-    assert names is not None
-    weight, bias = str(names[0]), str(names[1])
-    mean = torch.stack([one[0].update.tensors[weight] for one in sent]).double().mean(0)
-    found = []
-    for one, own, batch in zip(sent, disaggregated(mean, torch.stack(embeddings).double()), batches, strict=True):
-        # The server knows the model it sent to each client, and of the client's update only what the mean reveals.
-        alone = replace(one[0], update=Update({weight: mean.float(), bias: own.float()}))
-        found.append(label_accuracy(PresetOutputs()(alone, one.knowledge), batch.labels))
-    return found
-
-
 def main(
     *,
     data: str = "digits",
@@ -123,7 +84,6 @@ def main(
     train: int = 0,
     classes: int | None = None,
     rules: Annotated[tuple[str, ...], (*RULES, "chance")] = (*RULES, "chance"),
-    fishing: Annotated[int | None, "clients of one round of a dishonest server"] = None,
 ) -> None:
     drawn = seepage.federation.data.load(data, split=0.8)
     count, architecture = classes or len(drawn.classes), Architecture("convnet", {"width": 16, "batch_norm": True})
@@ -131,7 +91,7 @@ def main(
     accuracy = trained(model, drawn, train) if train else None
     for size in SIZES:
         made = []
-        for number in range(fishing or batches):
+        for number in range(batches):
             draw = generator(number, "batch", size)
             batch = drawn.batch(drawn.private[torch.randint(len(drawn.private), (size,), generator=draw)])
             if classes:
@@ -139,13 +99,9 @@ def main(
             made.append(batch)
         facts = {"classes": count, "train_steps": train, "model": str(architecture)}
         facts |= {"train_accuracy": accuracy and round(accuracy, 3), "batch": size, "batches": len(made)}
-        study, rows = "matching/fishing", {}
-        if fishing:
-            rows = {"preset": summary(torch.tensor(fished(model, count, made)))}
-        else:
-            study, rows = "matching/labels", measure(model, made, count, rules)
-        for rule, row in rows.items():
-            keep(study, f"{rule}, batch {size}", "accuracy", {**facts, "rule": rule, **row, "data": Path(data).stem})
+        for rule, row in measure(model, made, count, rules).items():
+            row |= {"data": Path(data).stem}
+            keep("matching/labels", f"{rule}, batch {size}", "accuracy", {**facts, "rule": rule, **row})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from seepage.base.schema import Share
 from seepage.measure.privacy.accounting import epsilon
-from seepage.measure.privacy.measured import MeasuredEpsilon, Measurement, Pair, measure_defense
+from seepage.measure.privacy.measured import SHAPES, MeasuredEpsilon, Measurement, Pair, measure_defense
 
 DELTA, SECONDS = 1e-5, 20.0
 Tensors = Mapping[str, Tensor]
@@ -132,15 +132,19 @@ def frameworks() -> Iterator[Case]:
 
     def of_mod(sensitivity: float) -> Measure:
         mod = LocalDpMod(1.0, sensitivity, 10.0, DELTA)
-        claim, call = flower_filter.claim_of(mod), flower_filter.mod_filter(mod)
-        how = Measurement(delta=DELTA, stated=claim.stated, computed=claim.computed, seconds=SECONDS)
+        call, deviation = flower_filter.mod_filter(mod), sensitivity * math.sqrt(2 * math.log(1.25 / DELTA)) / 10
+        computed = epsilon(sigma=deviation, delta=DELTA)  # it clips to 1
+        how = Measurement(delta=DELTA, stated=10.0, computed=computed, seconds=SECONDS)
         return lambda seed: how.epsilon(call, seed=seed)
 
     def of_filter(each: Any, stated: float | None, **options: Any) -> Measure:
-        claim, call = nvflare_filter.claim_of(each), nvflare_filter.dxo_filter(each)
-        own = claim.stated if stated is None else stated
+        call, own = nvflare_filter.dxo_filter(each), stated
+        if own is None:  # what its own accountant adds up: threshold, queries and release
+            before = each.get_privacy_spent()
+            call({name: torch.zeros(tuple(shape)) for name, shape in SHAPES.items()})
+            own = each.get_privacy_spent() - before
         how = Measurement(delta=DELTA, stated=own, seconds=SECONDS)
-        return lambda seed: how.epsilon(call, clip=claim.clip or 1.0, seed=seed, **options)
+        return lambda seed: how.epsilon(call, clip=float(each.gamma), seed=seed, **options)
 
     for name, sensitivity, false in (("1e-4", 1e-4, True), ("0.1", 0.1, True)):
         yield Case(f"Flower LocalDpMod, clip 1, sensitivity {name}, epsilon 10", false, of_mod(sensitivity))

@@ -153,7 +153,6 @@ def observe(
     *,
     batch_size: int | None = None,
     lr: float | None = None,
-    weight_decay: float = 0.0,
     labels: Tensor | None = None,
     client: ClientUpdate | None = None,
     value_range: tuple[float, float] = (0.0, 1.0),
@@ -170,8 +169,7 @@ def observe(
         input_shape: Shape of one example, e.g. `(3, 32, 32)`.
         batch_size: Examples behind the update, if you know.
         lr: Learning rate of the one SGD step that made a difference of weights; it turns it into a gradient.
-        weight_decay: Of that step, on all weights; it is taken back out of the difference. What
-            `leakage.infer_weight_decay` finds goes in with `Update.without_decay` instead.
+            Weight decay is taken out before, with `Update.without_decay`.
         labels: The examples' labels, as `Batch` has them, if the attacker knows them.
         client: The client's rule; None: FedSGD in train mode.
         value_range: Smallest and largest value an input can take.
@@ -202,11 +200,8 @@ def observe(
     params = {name: tensor for name, tensor in params.items() if name not in personal}
     trained = _trained(update.tensors, model, params.keys() | buffers.keys())
     sent = replace(update, tensors={name: tensor for name, tensor in trained.items() if name not in buffers})
-    if weight_decay:
-        share = _decay_of_step(weight_decay, lr, sent)
-        sent = sent.without_decay(params, dict.fromkeys(params, share))
     if lr is not None and sent.kind == "delta":
-        # after = (1 - lr wd) before - lr g, and the share lr wd has been added back.
+        # after = before - lr g.
         slopes = {name: -tensor / lr for name, tensor in sent.tensors.items()}
         sent = replace(sent, tensors=slopes, kind="gradient", rate=lr)
     zeros = torch.zeros(2, *input_shape, device=next(iter(params.values())).device)
@@ -229,18 +224,6 @@ def observe(
     )
     seen = Round(0, params, sent, buffers, batch_size=batch_size, labels=labels, personal=frozenset(personal))
     return SimulatedTranscript(knowledge, lambda t: seen, 1)
-
-
-def _decay_of_step(weight_decay: float, lr: float | None, sent: Update) -> float:
-    """The share of each weight that one step of SGD with weight decay takes off it."""
-    share = weight_decay * (lr or 0.0)
-    if lr is None or sent.kind != "delta" or not 0 <= share < 1:
-        raise SeepageError(
-            "weight_decay is that of one step of SGD between two checkpoints, with lr, and below 1 / lr; got "
-            f"{weight_decay:g} with lr {lr} and a {sent.kind}; leave it out of a gradient, and give that of several "
-            "steps to Update.without_decay"
-        )
-    return share
 
 
 def _trained(tensors: Mapping[str, Tensor], model: nn.Module, expected: Collection[str]) -> Tensors:

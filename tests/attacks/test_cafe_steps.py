@@ -113,7 +113,7 @@ def test_cover_holds_every_sample():
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "sigmoid"])
 def test_least_squares_recovers_v_and_h_of_unequal_parties(activation):
     design = RandomDraws(samples=12, batch_size=4, seed=1)
-    victim = make(design, 20, activation=activation, hidden=[16, 20], widths=[5, 3])
+    victim = make(design, 20, activation=activation, hidden=[16, 20], parties=2)
     found = Cafe(mode="least_squares").recover(victim.transcript())
     for one, (v, h) in zip(found, truth(victim), strict=True):
         live = v.norm(dim=1) > 0
@@ -125,7 +125,7 @@ def test_least_squares_recovers_v_and_h_of_unequal_parties(activation):
 def test_a_rank_deficit_is_not_a_blurred_picture():
     batches = ((0, 1), (1, 2), (0, 2), (3, 4), (2, 1))  # 3 and 4 only ever together, 5 never
     victim = make(Listed(samples=6, batch_size=2, batches=batches), 5)
-    attack = Cafe(mode="least_squares", samples=6, invert=False)
+    attack = Cafe(mode="least_squares", samples=6, steps=(1,), polish=0)
     found = attack.recover(victim.transcript())
     assert found[0].v_known.tolist() == [True, True, True, False, False, False]
     result = attack(victim.transcript(), seed=0)
@@ -189,15 +189,12 @@ def test_split_says_no_where_nothing_is_zero():
     assert not split(v.T, h, torch.ones(2, dtype=torch.float64))[2]
 
 
-@pytest.mark.parametrize("double", [False, True])
-def test_logit_gradients_equal_autograd(double):
+def test_logit_gradients_equal_autograd():
     z = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = logit_gradients(z, double)
+    found = logit_gradients(z)
     for y in range(5):
         leaf = z.clone().requires_grad_()
-        outputs = leaf.softmax(1) if double else leaf
-        labels = torch.full((3,), y)
-        torch.nn.functional.cross_entropy(outputs, labels, reduction="sum").backward()
+        torch.nn.functional.cross_entropy(leaf, torch.full((3,), y), reduction="sum").backward()
         assert torch.allclose(found[:, y], leaf.grad)
 
 

@@ -54,21 +54,6 @@ def test_images_come_back_from_their_embeddings(matching: float) -> None:
     assert found.history[-1][1] < found.history[0][1]
 
 
-@pytest.mark.slow
-def test_the_second_order_search_comes_exactly_where_adam_comes_near() -> None:
-    """The network is wider than its input, so its embedding tells the image: 150 iterations of either search."""
-    batch, net = photographs(2), network()
-    seen = record(net, batch)
-    decibels = {}
-    for search in ("adam", "second_order"):
-        found = attack(seen, cpa_fia(steps=150, search=search))
-        decibels[search] = psnr(align(found.inputs, batch.inputs).guesses, batch.inputs).mean()
-    assert decibels["second_order"] > 35
-    assert decibels["second_order"] > decibels["adam"] + 10
-    with pytest.raises(Inapplicable, match="embeddings alone"):
-        attack(seen, cpa_fia(steps=25, search="second_order", matching=1.0))
-
-
 def test_the_embedding_is_what_the_layer_reads() -> None:
     net, batch = network(), photographs(3)
     embedding = Embedding(net, "3", *state_of(net))
@@ -168,14 +153,3 @@ def test_stopped_in_either_stage_it_goes_on_to_the_same_bits(after: int) -> None
     assert again.notes == whole.notes
     # What was found before the interruption is not looked for again.
     assert kept.stages.count("embeddings") == 100
-
-
-@pytest.mark.slow
-def test_a_stopped_second_order_search_goes_on_to_the_same_bits() -> None:
-    fia = cpa_fia(steps=75, search="second_order")
-    seen = record(network(), photographs(2))
-    whole, kept = fia(seen, seed=0), Kept(2)
-    assert fia(seen, seed=0, progress=kept).status == "interrupted"
-    again = fia(seen, seed=0, progress=kept)
-    assert torch.equal(again.inputs, whole.inputs)
-    assert again.history == whole.history

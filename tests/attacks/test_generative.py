@@ -153,77 +153,14 @@ def test_a_denoiser_comes_nearer_to_unseen_small_images_than_what_it_is_given() 
     assert (network(given) - small).square().mean() < 0.7 * (given - small).square().mean()
 
 
-class Tiles(nn.Module):
-    """An up-sampler of one's own: each value a square, times a gain."""
-
-    def __init__(self, input_shape: tuple[int, ...], scale: int) -> None:
-        super().__init__()
-        self.scale, self.gain = float(scale), nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, small: Tensor) -> Tensor:
-        return self.gain * F.interpolate(small, scale_factor=self.scale, mode="nearest")
-
-
-class Halved(nn.Module):
-    """A denoiser of one's own."""
-
-    def __init__(self, input_shape: tuple[int, ...], scale: int) -> None:
-        super().__init__()
-
-    def forward(self, small: Tensor) -> Tensor:
-        return small / 2
-
-
-for network in (Tiles, Halved):
-    setattr(own, network.__name__, network)
-
-
-def test_up_sampler_and_denoiser_are_ones_own_where_named(tmp_path: Path) -> None:
-    """No images are asked for then; first the denoiser halves, then the up-sampler tiles, as written out here."""
-    transcript = seen_of(planted_inputs(1, SHAPE))
-    plain = attack(transcript, rogs(steps=5, scale=2, enhance=False)).inputs
-    small = F.avg_pool2d(plain.clamp(0, 1), 2)
-    tiled = small.repeat_interleave(2, 2).repeat_interleave(2, 3)
-    both = attack(
-        transcript, rogs(steps=5, scale=2, upsampler="own_generators:Tiles", denoiser="own_generators:Halved")
-    )
-    assert torch.allclose(both.inputs, tiled / 2)
-    assert all(f"own_generators:{name}" in both.notes[-1] for name in ("Halved", "Tiles"))
-    save_file({"gain": torch.tensor(0.25)}, str(tmp_path / "gain.safetensors"))
-    weights = str(tmp_path / "gain.safetensors")
-    alone = attack(
-        transcript,
-        rogs(steps=5, scale=2, upsampler="own_generators:Tiles", upsampler_weights=weights, denoiser="off"),
-    )
-    assert torch.allclose(alone.inputs, tiled / 4)
-    enlarged = attack(transcript, rogs(steps=5, scale=2, upsampler="bicubic", denoiser="off"))
-    assert torch.allclose(enlarged.inputs, stretched(small, (8, 8)).clamp(0, 1))
-
-
-def test_networks_of_ones_own_must_fit(tmp_path: Path) -> None:
-    transcript = seen_of(planted_inputs(1, SHAPE))
-    with pytest.raises(Inapplicable, match="upsampler and denoiser"):
-        rogs(denoiser="off").check(transcript)
-    with pytest.raises(SeepageError, match="denoiser"):
-        rogs(denoiser="off", denoiser_weights="file.safetensors")
-    with pytest.raises(SeepageError, match="images of that shape"):
-        attack(transcript, rogs(steps=2, scale=2, upsampler="own_generators:Halved", denoiser="off"))
-    with pytest.raises(SeepageError, match="a str"):
-        attack(transcript, rogs(steps=2, upsampler="own_generators:no_module", denoiser="off"))
-
-
-def test_the_same_images_give_the_same_bits_and_are_learned_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_images_give_the_same_bits_and_are_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     images = planted_inputs(16, SHAPE, seed=3)
     knowledge = seen_of(images[:1], images).knowledge
-    prior = ImagePrior(latent=4, width=2, training=3, keep=str(tmp_path))
+    prior = ImagePrior(latent=4, width=2, training=3)
     first = prior.network(knowledge, images).state_dict()
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1
     monkeypatch.setattr(priors, "_trained", {})
-    again = replace(prior, keep=None).network(knowledge, images).state_dict()
+    again = prior.network(knowledge, images).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
-    monkeypatch.setattr(priors, "_trained", {})
     monkeypatch.setattr(priors, "train_decoder", lambda *_, **__: pytest.fail("trained again"))
     kept = prior.network(knowledge, images).state_dict()
     assert all(torch.equal(first[name], kept[name]) for name in first)

@@ -104,7 +104,6 @@ def test_decaying_noise_is_known_round_by_round() -> None:
         (GaussianNoise(sigma=1.0), FedAvg(lr=0.1, optimizer="adam")),
         (Compose((GaussianNoise(sigma=1.0), Sparsify(keep=0.5))), FedSGD()),
         (UnitNormNoise(sigma=1.0), Aggregate(rule=FedSGD(), clients=2)),
-        (UnitNormNoise(sigma=1.0, restore=True), FedSGD()),
     ],
 )
 def test_what_is_no_such_noise_is_not_followed(defense: Defense | None, client: ClientUpdate) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scripts import script
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, Inapplicable, Update, build, record
@@ -27,7 +26,6 @@ from seepage.attacks.search.labels import (
 from seepage.federation.types import Knowledge, Round
 
 WIDTH = 6
-fishing_rules = script("fishing")
 
 
 def observed(
@@ -237,28 +235,3 @@ def test_no_rule_counts_without_the_batch_size_or_reads_the_gradient_of_another_
         return
     with pytest.raises(Inapplicable, match="no plain cross-entropy"):
         LABEL_RULES[name](round_, other)
-
-
-def fishing(seed: int, classes: int) -> nn.Sequential:
-    """A model whose batch norm hides every input: it answers the same to all."""
-    torch.manual_seed(seed)
-    norm = nn.BatchNorm1d(WIDTH)
-    nn.init.zeros_(norm.weight)
-    nn.init.uniform_(norm.bias, 0.1, 1)  # type: ignore[arg-type]
-    return nn.Sequential(nn.Flatten(), nn.Linear(4, WIDTH), norm, nn.ReLU(), nn.Linear(WIDTH, classes))
-
-
-def test_a_dishonest_servers_models_give_every_clients_labels_away_in_their_mean() -> None:
-    """Three clients of six examples, whose mean alone is seen; each was sent a model of its own."""
-    classes, clients, preset = 5, 3, fishing_rules.PresetOutputs()
-    models = [fishing(seed, classes) for seed in range(clients)]
-    batches = [torch.randint(classes, (6,), generator=torch.Generator().manual_seed(m)) for m in range(clients)]
-    seen = [record(model, Batch(torch.rand(6, 1, 2, 2), labels)) for model, labels in zip(models, batches, strict=True)]
-    weights = torch.stack([transcript[0].update.tensors["4.weight"] for transcript in seen]).mean(0)
-    embeddings = torch.stack([model[2].bias.detach() for model in models])  # type: ignore[union-attr]
-    for m, own in enumerate(fishing_rules.disaggregated(weights, embeddings)):
-        round_, knowledge = seen[m][0], seen[m].knowledge
-        alone = replace(round_, update=Update({**round_.update.tensors, "4.bias": own}))
-        assert named(preset, (alone, knowledge)) == sorted(batches[m].tolist())
-    with pytest.raises(Inapplicable, match="an honest server's model"):
-        preset(*observed(features(2), torch.arange(2) % 4, 4))

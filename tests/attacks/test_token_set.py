@@ -131,7 +131,7 @@ def test_noise_on_every_row_is_refused(defense: Any, client: Any) -> None:
 
 
 @pytest.mark.parametrize("client", [None, FedAvg(lr=0.05, steps=3)], ids=["gradient", "delta"])
-@pytest.mark.parametrize("defense", [Quantize(bits=4), Quantize(bits=8, stochastic=True)])
+@pytest.mark.parametrize("defense", [Quantize(bits=4), Quantize(bits=8)])
 def test_few_bits_name_no_other_token(defense: Any, client: Any) -> None:
     seen, held = encoder(defense, client)
     found = TokenSet()(seen, seed=0)

@@ -116,7 +116,7 @@ def test_more_clients_than_samples_are_refused(name: str) -> None:
         (lambda: shared(LabelSkew(classes=1), torch.tensor([0, 1, 1, 1, 1]), 4), "class 0 has too few samples"),
         (lambda: shared(QuantitySkew(low=50, high=60), labels_of(100, 3), 4), "came to"),
         (lambda: shared(FeatureSkew(groups=5), labels_of(50, 3), 4), "as many clients"),
-        (lambda: shared(Dirichlet(alpha=1e-3, least=20, tries=3), labels_of(100, 3), 4), "no draw of 3"),
+        (lambda: shared(Dirichlet(alpha=1e-3, least=20), labels_of(100, 3), 4), "no draw of 1000"),
         (lambda: shared(Dirichlet(least=30), labels_of(100, 3), 4), "need more than"),
         (lambda: shared(IID(), labels_of(50, 3), 0), "1 client or more"),
     ],

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import optimize, stats
 from torch import nn
 
@@ -18,7 +16,7 @@ from seepage.federation.clients import FedSGD
 from seepage.federation.defenses import DPSGD
 from seepage.federation.defenses.dp_sgd import example_gradients
 from seepage.federation.types import Batch, ClientView, LocalProblem, Tensors, Update
-from seepage.measure.privacy.accounting import caveats, epsilon, epsilons, sigma_for
+from seepage.measure.privacy.accounting import caveats, epsilon, epsilons
 
 
 def network(norm: type[nn.Module] | None = None) -> nn.Sequential:
@@ -78,7 +76,7 @@ class Renamed(FedSGD):
 
 def test_a_rule_of_the_users_own_goes_one_by_one_to_the_same_end() -> None:
     known, own = client_of(network()), client_of(network(), Renamed())
-    defense = DPSGD(sigma=0.1, clip=0.2, chunk=2)
+    defense = DPSGD(sigma=0.1, clip=0.2)
     one, two = defended(known, defense), defended(own, defense)
     assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in one)
 
@@ -86,13 +84,15 @@ def test_a_rule_of_the_users_own_goes_one_by_one_to_the_same_end() -> None:
 def test_no_clip_and_no_noise_give_the_clients_own_update() -> None:
     client = client_of(network())
     plain = client.rule(client.model, client.params, client.batch).tensors
-    sent = defended(client, DPSGD(sigma=0.0, clip=1e9, chunk=2))
+    sent = defended(client, DPSGD(sigma=0.0, clip=1e9))
     assert all(torch.allclose(sent[name], plain[name], atol=1e-6) for name in plain)
 
 
-def test_the_chunk_changes_nothing() -> None:
-    client = client_of(network())
-    sent = [defended(client, DPSGD(sigma=0.3, clip=0.5, chunk=chunk)) for chunk in (1, 3, 99)]
+def test_the_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, sent = client_of(network()), list[Tensors]()
+    for chunk in (1, 3, 99):
+        monkeypatch.setattr("seepage.federation.defenses.dp_sgd.CHUNK", chunk)
+        sent.append(defended(client, DPSGD(sigma=0.3, clip=0.5)))
     for name in client.params:
         assert torch.allclose(sent[0][name], sent[1][name], atol=1e-6)
         assert torch.allclose(sent[0][name], sent[2][name], atol=1e-6)
@@ -151,30 +151,15 @@ def test_epsilon_without_sampling_solves_the_closed_form(sigma: float, rounds: i
     assert epsilon(sigma=sigma, rounds=rounds) == pytest.approx(root, rel=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("sigma", "rate", "rounds"), [(1.0, 0.01, 100), (1.1, 0.02, 500), (2.0, 0.5, 3)])
-def test_epsilon_with_sampling_lies_just_below_opacus_renyi_bound(sigma: float, rate: float, rounds: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from opacus.accountants import PRVAccountant, RDPAccountant
-
-        loose, tight = RDPAccountant(), PRVAccountant()
-        loose.history = tight.history = [(sigma, rate, rounds)]
-        bound, near = loose.get_epsilon(1e-5), tight.get_epsilon(1e-5, eps_error=0.01)
-    found = epsilon(sigma=sigma, rounds=rounds, sample_rate=rate)
-    assert found < bound
-    assert found == pytest.approx(near, abs=0.02)
-
-
 def test_a_schedule_of_noise_adds_up_as_opacus_does() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from opacus.accountants import RDPAccountant
 
         theirs = RDPAccountant()
-        theirs.history = [(4.0, 0.1, 1), (2.0, 0.1, 1), (1.0, 0.1, 1)]
+        theirs.history = [(4.0, 1.0, 1), (2.0, 1.0, 1), (1.0, 1.0, 1)]
         bound = theirs.get_epsilon(1e-5, alphas=list(range(2, 65)))
-    assert epsilons([4.0, 2.0, 1.0], sample_rate=0.1)[-1] == pytest.approx(bound, rel=1e-3)
+    assert epsilons([4.0, 2.0, 1.0])[-1] == pytest.approx(bound, rel=1e-3)
 
 
 def test_a_round_without_noise_has_no_epsilon() -> None:
@@ -182,23 +167,6 @@ def test_a_round_without_noise_has_no_epsilon() -> None:
     spent = epsilons([1.0, 0.0, 1.0])
     assert math.isfinite(spent[0])
     assert spent[1:] == [math.inf, math.inf]
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.floats(0.05, 20.0), st.integers(1, 50), st.floats(1e-9, 1e-2))
-def test_sigma_for_is_the_inverse_of_epsilon(target: float, rounds: int, delta: float) -> None:
-    sigma = sigma_for(epsilon=target, rounds=rounds, delta=delta)
-    assert epsilon(sigma=sigma, rounds=rounds, delta=delta) == pytest.approx(target, rel=1e-3)
-
-
-def test_sigma_for_with_sampling_keeps_the_epsilon_and_hardly_more() -> None:
-    sigma = sigma_for(epsilon=1.0, rounds=10, sample_rate=0.02)
-    assert epsilons([sigma] * 10, sample_rate=0.02)[-1] == pytest.approx(1.0, rel=1e-2)
-    assert sigma < sigma_for(epsilon=1.0, rounds=10), "sampling should help"
-
-
-def test_a_vacuous_epsilon_is_bounded_quickly() -> None:
-    assert epsilon(sigma=0.01, rounds=10, sample_rate=0.5) > 1e4
 
 
 def fedleak_sigma(epsilon: float, delta: float = 1e-5) -> float:
@@ -227,35 +195,17 @@ def test_the_formulas_of_papers_are_no_accountants() -> None:
     assert epsilon(sigma=fedleak_sigma(100.0)) > 100
 
 
-@pytest.mark.parametrize(
-    ("stated", "words"),
-    [
-        ({"epsilon": 51.0}, "vacuous"),
-        ({"epsilon": 1.0, "classical": True}, "proved for epsilon < 1 only"),
-        ({"sensitivity": 1e-4, "clip": 1.0}, "larger than stated"),
-        ({"sensitivity": 1.0}, "nothing is clipped"),
-    ],
-)
-def test_doubts_are_told_in_one_sentence(stated: dict[str, float], words: str) -> None:
-    (sentence,) = caveats(**stated)
-    assert words in sentence
-    assert "\n" not in sentence
-
-
-@pytest.mark.parametrize(
-    "sound", [{}, {"epsilon": 50.0}, {"epsilon": 0.9, "classical": True}, {"sensitivity": 2.0, "clip": 1.0}]
-)
-def test_no_doubt_where_there_is_none(sound: dict[str, float]) -> None:
-    assert caveats(**sound) == []
+def test_an_epsilon_that_promises_nothing_is_doubted() -> None:
+    (sentence,) = caveats(epsilon=51.0)
+    assert "vacuous" in sentence
+    assert caveats(epsilon=50.0) == caveats(epsilon=None) == []
 
 
 NONSENSE = [
     (epsilon, {"sigma": -1.0}, "sigma >= 0"),
     (epsilon, {"sigma": 1.0, "delta": 0.0}, r"delta in \(0, 1\)"),
     (epsilon, {"sigma": 1.0, "delta": 1.0}, r"delta in \(0, 1\)"),
-    (epsilon, {"sigma": 1.0, "sample_rate": 0.0}, r"sample_rate in \(0, 1\]"),
     (epsilon, {"sigma": 1.0, "rounds": 0}, "rounds >= 1"),
-    (sigma_for, {"epsilon": 0.0}, "epsilon > 0"),
     (epsilons, {"sigmas": [1.0, float("nan")]}, "sigma >= 0"),
 ]
 

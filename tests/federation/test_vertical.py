@@ -35,9 +35,7 @@ def _victim(design, rounds=6, *, server=None, seed=0, keep=64):
         ((3, 12, 12), {"parties": 4}),
         ((1, 12, 12), {"parties": 16}),
         ((1, 6, 10), {"parties": 5}),
-        ((1, 6, 10), {"widths": [7, 3]}),
         ((11,), {"parties": 3}),
-        ((11,), {"widths": [1, 8, 2]}),
     ],
 )
 def test_parties_share_every_value_once(shape, options):
@@ -52,11 +50,11 @@ def test_parties_share_every_value_once(shape, options):
 def test_model_equals_the_sum_written_out():
     """The same numbers from plain tensor code, party by party."""
     with frozen_randomness(3):
-        model = vertical((1, 4, 6), 3, widths=[4, 2], hidden=[5, 7], channels=2)
+        model = vertical((1, 4, 6), 3, parties=2, hidden=[5, 7], channels=2)
     assert [party.first.out_features for party in model.parties] == [5, 7]
     x = torch.rand(4, 1, 4, 6, generator=torch.Generator().manual_seed(0))
     outputs = []
-    for m, columns in enumerate((slice(0, 4), slice(4, 6))):
+    for m, columns in enumerate((slice(0, 3), slice(3, 6))):
         p = {n.removeprefix(f"parties.{m}."): q for n, q in model.named_parameters() if f"parties.{m}." in n}
         y = x[..., columns]
         for i in (0, 3):
@@ -71,17 +69,10 @@ def test_model_equals_the_sum_written_out():
     assert torch.allclose(model(x), expected, atol=1e-6)
 
 
-def test_double_softmax_returns_probabilities():
-    with frozen_randomness(0):
-        model = vertical((6,), 4, parties=2, double_softmax=True)
-    assert torch.allclose(model(torch.rand(3, 6)).sum(1), torch.ones(3))
-
-
 @pytest.mark.parametrize(
     ("shape", "options", "says"),
     [
         ((1, 9, 8), {"parties": 4}, "do not tile"),
-        ((1, 8, 8), {"widths": [3, 4]}, "add up to the 8"),
         ((1, 8, 8), {"hidden": [3, 4]}, "one width or 4"),
         ((3,), {"parties": 4}, "cannot share"),
         ((8, 8), {}, "images"),

@@ -15,15 +15,12 @@ from seepage.federation.types import Batch, ClientView, GaussianMechanism, Updat
 from seepage.measure.bounds import (
     BoundOptions,
     blind_chance,
-    epsilon_auc,
-    epsilon_tpr,
     gaussian_auc,
     gaussian_mu,
     gaussian_tpr,
     upper_bounds,
 )
 from seepage.measure.metrics.membership import area_interval
-from seepage.measure.privacy.accounting import epsilon
 
 DRAWS = 2000
 
@@ -78,36 +75,10 @@ def test_most_likely_candidate_stays_below_reconstruction_robustness(sigma: floa
         assert found.value < reached.interval[1] + 0.01
 
 
-def test_laplace_noise_reaches_the_line_of_epsilon() -> None:
-    scale, alpha = 0.7, 0.05
-    members, others = (
-        sent(torch.tensor([place]), LaplaceNoise(scale=scale), seed) for seed, place in ((0, 1.0), (1, 0.0))
-    )
-    rate = named_at(alpha, members.flatten(), others.flatten())
-    # An update of magnitude 1 or none: epsilon is 1 / b, and the likelihood ratio is constant beyond both places.
-    assert rate.interval[0] - 0.02 < epsilon_tpr(alpha, 1 / scale) < rate.interval[1] + 0.02
-    assert epsilon_auc(1 / scale) > (members > others.T).double().mean()
-
-
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
-@pytest.mark.parametrize("delta", [1e-5, 1e-2])
-def test_trade_off_lies_below_every_line_of_its_epsilon(sigma: float, delta: float) -> None:
-    pytest.importorskip("dp_accounting")
-    stated, mu = epsilon(sigma=sigma, delta=delta), 1 / sigma
-    gaps = [epsilon_tpr(k / 200, stated, delta) - gaussian_tpr(k / 200, mu) for k in range(201)]
-    assert min(gaps) > -1e-6
-    assert min(gaps[:100]) < 0.05  # one of the lines touches it
-    assert epsilon_auc(stated, delta) > gaussian_auc(mu)
-
-
-def test_areas_are_those_of_their_curves() -> None:
-    grid = torch.linspace(0, 1, 100_001, dtype=torch.float64)
-    for line, area in (
-        (lambda a: epsilon_tpr(a, 0.7, 0.01), epsilon_auc(0.7, 0.01)),
-        (lambda a: gaussian_tpr(a, 1.3), gaussian_auc(1.3)),
-    ):
-        heights = torch.tensor([line(float(a)) for a in grid[::100]], dtype=torch.float64)
-        assert abs(float(torch.trapezoid(heights, grid[::100])) - area) < 1e-3
+def test_the_area_is_that_of_its_curve() -> None:
+    grid = torch.linspace(0, 1, 1_001, dtype=torch.float64)
+    heights = torch.tensor([gaussian_tpr(float(a), 1.3) for a in grid], dtype=torch.float64)
+    assert abs(float(torch.trapezoid(heights, grid)) - gaussian_auc(1.3)) < 1e-3
 
 
 def test_rounds_and_local_steps_add_up() -> None:
@@ -163,8 +134,6 @@ def test_blind_chance_sees_guesses_between_examples() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(SeepageError, match="from 0 to 1"):
         gaussian_tpr(1.5, 1.0)
-    with pytest.raises(SeepageError, match="epsilon"):
-        epsilon_tpr(0.5, -1.0)
     with pytest.raises(SeepageError, match="2 public examples"):
         blind_chance(torch.zeros(1, 2), psnr_db=40)
     private, public = (Batch(torch.rand(2, *shape), torch.zeros(2).long()) for shape in ((3,), (4,)))

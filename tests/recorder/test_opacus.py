@@ -88,9 +88,8 @@ def test_epsilon_is_the_engines_over_rounds_and_clients(tmp_path: Path) -> None:
         assert [row["steps"] for row in rows] == [2, 4, 6]
         assert [row["recording"] for row in rows] == [f"00000{t}-client-{number}" for t in (1, 2, 3)]
         assert {(row["noise"], row["clip"], row["sample_rate"]) for row in rows} == {(0.8 + number, 1.0, 0.25)}
-        # Another library counts about the same: its bound is the tighter one.
-        other = epsilon(sigma=0.8 + number, rounds=6, sample_rate=0.25, delta=DELTA)
-        assert other < rows[-1]["epsilon"] < 1.5 * other
+        # To those who see who took part it is more.
+        assert rows[-1]["epsilon"] < epsilon(sigma=0.8 + number, rounds=6, delta=DELTA)
     assert (tmp_path / "ledger").stat().st_mode & 0o77 == 0
 
 

@@ -178,7 +178,6 @@ class Formats:
         stored: Of the returned weights; `difference`: none, as the difference itself was sent and is rounded to
             float32 alone.
         gradient: Of each entry of the gradient, as under autocast.
-        products: Of the two factors of each product that a gradient's entry adds up; `tf32` as GPUs do.
         arithmetic: Relative error that each entry has besides, such as that of an optimizer that runs in a coarse
             format.
         sums: Error that each entry of a tensor has besides, as a share of its largest: what sums over examples and
@@ -187,7 +186,6 @@ class Formats:
 
     stored: str = "float32"
     gradient: str = "float32"
-    products: str = "float32"
     arithmetic: float = 0.0
     sums: float = 0.0
 
@@ -197,8 +195,8 @@ class Formats:
         return next((one for one in (self.stored, self.gradient) if one not in FINE), None)
 
     def __post_init__(self) -> None:
-        known = {"float64", "float32", "int8", "tf32", "difference", *SIGNIFICANT_BITS}
-        wrong = [one for one in (self.stored, self.gradient, self.products) if one not in known]
+        known = {"float64", "float32", "int8", "difference", *SIGNIFICANT_BITS}
+        wrong = [one for one in (self.stored, self.gradient) if one not in known]
         if wrong or not 0 <= self.arithmetic < 1:
             raise SeepageError(f"unknown number format {wrong or self.arithmetic}; name one of {sorted(known)}")
 
@@ -213,8 +211,8 @@ def decay_of(share: float) -> float:
     return 1 - _single(1 - share)
 
 
-FINE = ("float64", "float32", "tf32", "difference")
-BITS = {"float64": 53, "float32": 24, "tf32": 11, **SIGNIFICANT_BITS}
+FINE = ("float64", "float32", "difference")
+BITS = {"float64": 53, "float32": 24, **SIGNIFICANT_BITS}
 """Bits of a number's significand, with the leading one that is not stored."""
 
 
@@ -390,9 +388,6 @@ def _own_errors(gradient: Tensor, formats: Formats) -> Tensor:
     square = (formats.arithmetic * gradient).square()
     if formats.gradient != "float32":
         square = square + spread_of(gradient, formats.gradient).square()
-    if formats.products != "float32":
-        # Each product has two factors that were rounded: of even errors relative to their sizes.
-        square = square + 2 * (0.425 * 2.0 ** -BITS[formats.products] * gradient).square()
     return square + (formats.sums * gradient.abs().max() if gradient.numel() else 0.0) ** 2
 
 

@@ -12,7 +12,6 @@ what the mods let through, less what went out, is what is measured. Numbers in t
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,12 +22,9 @@ import torch
 
 from seepage.errors import SeepageError, not_installed, short
 from seepage.federation.types import Tensors
-from seepage.measure.privacy.accounting import epsilon
-from seepage.measure.privacy.measured import Claim
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-    from flwr.clientapp.mod import LocalDpMod
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Strategy
     from flwr.supercore.task_identity import TaskIdentity
@@ -40,22 +36,18 @@ Mod: TypeAlias = Callable[[Message, Context, ClientApp], Message]
 Setting: TypeAlias = str | int | float | bool
 
 
-def mod_filter(
-    *mods: Mod, config: Mapping[str, Setting] | None = None, metrics: Mapping[str, int | float] | None = None
-) -> Callable[[Tensors], Tensors]:
+def mod_filter(*mods: Mod, config: Mapping[str, Setting] | None = None) -> Callable[[Tensors], Tensors]:
     """The filter that a list of mods makes of an update.
 
     Args:
         mods: In the order of `ClientApp(mods=[...])`: the first is the outermost.
         config: What the server's message says besides, such as `{"clipping_norm": 1.0}` for Flower's own clipping mods.
-        metrics: The client's own metrics; default: one example.
 
     Returns:
         A filter. It raises `SeepageError` where a mod answers with an error or holds back the weights, as secure
         aggregation does, which needs the other clients.
     """
     settings = {"server-round": 1, **(config or {})}
-    numbers = {"num-examples": 1, **(metrics or {})}
     context = Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
     known: dict[bytes, dict[str, Array]] = {}
 
@@ -67,7 +59,7 @@ def mod_filter(
         return ArrayRecord(known[key])
 
     def client(message: Message, context: Context, *, update: Tensors) -> Message:
-        content = RecordDict({"arrays": arrays_of(update), "metrics": MetricRecord(dict(numbers))})
+        content = RecordDict({"arrays": arrays_of(update), "metrics": MetricRecord({"num-examples": 1})})
         return Message(content, reply_to=message)
 
     def call(update: Tensors) -> Tensors:
@@ -83,13 +75,13 @@ def mod_filter(
 
 
 def strategy_aggregate(
-    strategy: Strategy, *, weighted_by: str = "num-examples"
+    strategy: Strategy,
 ) -> Callable[[Sequence[Tensors], Sequence[float]], Tensors]:
     """What a strategy makes of its clients' updates, over weights of zero.
 
     Args:
-        strategy: It is asked to configure a round of training of all clients, and to aggregate their replies.
-        weighted_by: Name of the metric by which clients state their weight.
+        strategy: It is asked to configure a round of training of all clients, and to aggregate their replies, whose
+            weights are their `num-examples`.
 
     Returns:
         `f(updates, weights)`. It raises `SeepageError` where the strategy aggregates nothing. Clips of clients, as for
@@ -104,7 +96,9 @@ def strategy_aggregate(
             sent_out = arrays({name: torch.zeros_like(tensor) for name, tensor in updates[0].items()})
             asked = strategy.configure_train(1, sent_out, ConfigRecord(), cast(Grid, _Nodes(len(updates))))
             replies = [
-                Message(RecordDict({"arrays": arrays(u), "metrics": MetricRecord({weighted_by: w})}), reply_to=message)
+                Message(
+                    RecordDict({"arrays": arrays(u), "metrics": MetricRecord({"num-examples": w})}), reply_to=message
+                )
                 for message, u, w in zip(asked, updates, weights, strict=True)
             ]
             found, _ = strategy.aggregate_train(1, replies)
@@ -123,21 +117,6 @@ class _Nodes:
 
     def get_node_ids(self) -> list[int]:
         return list(range(1, self.count + 1))
-
-
-def claim_of(mod: object, *, rounds: int = 1) -> Claim:
-    """The epsilon that a mod states and the one computed from its options; empty except for Flower's `LocalDpMod`.
-
-    That mod clips the update to `clipping_norm` and adds noise of deviation `sensitivity * sqrt(2 ln(1.25 / delta)) /
-    epsilon` to each entry, so its noise multiplier is that deviation over `clipping_norm`. It states its epsilon for
-    one round; over more rounds nothing is stated.
-    """
-    if not isinstance(mod, LocalDpMod):
-        return Claim()
-    deviation = mod.sensitivity * math.sqrt(2 * math.log(1.25 / mod.delta)) / mod.epsilon
-    computed = epsilon(sigma=deviation / mod.clipping_norm, rounds=rounds, delta=mod.delta)
-    stated = float(mod.epsilon) if rounds == 1 else None
-    return Claim(stated, computed, clip=float(mod.clipping_norm), delta=float(mod.delta), by="Flower's LocalDpMod")
 
 
 def _through(mod: Mod, app: ClientApp, message: Message, context: Context) -> Message:

@@ -31,7 +31,6 @@ def step_pairs(
     inputs: Tensor,
     labels: Tensor,
     *,
-    sample_rate: float = 1.0,
     seed: int = 0,
 ) -> list[Pair]:
     """Pairs of an example that joins a step's batch.
@@ -43,8 +42,7 @@ def step_pairs(
         loss: The mean loss of outputs and labels.
         inputs: `[n, *shape]` examples that are in every batch, at least one. The canary is another one.
         labels: `[n]` their classes.
-        sample_rate: Chance in (0, 1] that the canary, where it is among the client's examples, is drawn for a step.
-        seed: Draws the canary, and when it is drawn.
+        seed: Draws the canary.
 
     Raises:
         SeepageError: For a model that is too large, and for no examples.
@@ -56,14 +54,14 @@ def step_pairs(
             f"this model trains {size} numbers, and steps are measured on 1 to {MAX_ENTRIES}; give a small one, since "
             "the noise does not depend on it"
         )
-    if not len(inputs) or not 0 < sample_rate <= 1:
-        raise SeepageError("a step needs examples and a sample_rate in (0, 1]; give at least one")
+    if not len(inputs):
+        raise SeepageError("a step needs examples; give at least one")
     draw = generator(seed, "canary")
     found = []
     for name, strength in CANARIES:
         x = strength * torch.randn(inputs.shape[1:], generator=draw).to(inputs)
         y = labels[0]  # a class that the model has
-        step = _CanaryStep(model, optimizer, loss, params, (inputs, labels), (x, y), sample_rate, draw)
+        step = _CanaryStep(model, optimizer, loss, params, (inputs, labels), (x, y))
         found.append(Pair(name, _Side(step, 0), _Side(step, 1), step.direction()))
     return found
 
@@ -78,13 +76,11 @@ class _CanaryStep:
     params: list[nn.Parameter]
     batch: tuple[Tensor, Tensor]
     canary: tuple[Tensor, Tensor]
-    sample_rate: float
-    draw: torch.Generator
 
     def moved(self, *, included: bool) -> Array:
         """The change of the weights by one step; the weights themselves are restored."""
         inputs, labels = self.batch
-        if included and (self.sample_rate == 1 or float(torch.rand(1, generator=self.draw)) < self.sample_rate):
+        if included:
             x, y = self.canary
             inputs, labels = torch.cat([inputs, x[None]]), torch.cat([labels, y[None].to(labels)])
         before = [parameter.detach().clone() for parameter in self.params]

@@ -70,7 +70,6 @@ class Cafe(Attack):
         steps: Robust steps of each attempt of step III; later attempts are for samples that are not certain yet.
         polish: Gauss-Newton steps at most after each attempt; 0 leaves the search's guess as it is.
         corrections: Where the weights move: how often h is corrected by what the inputs say of the moves.
-        invert: Whether to do step III; without it the features are returned.
         entries: `unforged` is the attacker who knows that fake gradients (Algorithm 5 as written) were sent: only
             entries that may be true are used (see `defense_aware`). Needs about four times N rounds. `auto` does so
             where the attacker knows of that defense, and uses `all` entries else.
@@ -91,7 +90,6 @@ class Cafe(Attack):
     steps: Sequence[int] = (30, 250, 350)
     polish: int = 6
     corrections: int = 4
-    invert: bool = True
     entries: Literal["auto", "all", "unforged"] = "auto"
 
     def examine(self, transcript: Transcript) -> ReadRounds:
@@ -177,11 +175,6 @@ class Cafe(Attack):
         labels = None
         if inferred is not None and bool((inferred[0][chosen] >= 0).all()):
             labels = inferred[0][chosen]
-        if not self.invert:
-            features = torch.cat([one.h[chosen] for one in found], dim=1).float()
-            return Reconstruction(
-                features, labels, "feature", chosen, _open(found, chosen), inner=_inner(found, chosen), notes=notes
-            )
         third = StepThree(view, found, chosen, tuple(self.steps), self.polish, self.corrections, seed)
         inputs, residuals = third.inverted(progress)
         if view.moving and self.corrections:

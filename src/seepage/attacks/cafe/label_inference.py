@@ -53,7 +53,7 @@ def infer_labels(
     for i in identifiable(found).nonzero().squeeze(1).tolist():
         members.setdefault(int(found[0].group[i]), []).append(i)
     for cohort in members.values():
-        orders, labels, misfit = _best(views, cohort, bias, model.double_softmax)
+        orders, labels, misfit = _best(views, cohort, bias)
         for one, order in zip(found, orders, strict=True):
             chosen = torch.tensor(cohort)[order]
             for rows in (one.v, one.h, one.known, one.zero_gradient, one.spread):
@@ -94,9 +94,7 @@ def _view(model: VerticalModel, params: Tensors, m: int, layer: TargetLayer, one
     return _Party(o @ head.T, reduced, part, outside, power)
 
 
-def _best(
-    views: Sequence[_Party], cohort: list[int], bias: Tensor, double_softmax: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _best(views: Sequence[_Party], cohort: list[int], bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Orders `[P, m]` (the first party keeps its own), labels and misfits `[m]` that fit best.
 
     A combination is one sample per party. They are grown party by party, the best few kept for each of the first
@@ -114,7 +112,7 @@ def _best(
                 for of in (combos[:, 0] == i for i in range(m))
             ]
             combos = combos[torch.cat(kept)]
-    labels, misfit = _label_fit(views, torch.tensor(cohort)[combos], bias, double_softmax)
+    labels, misfit = _label_fit(views, torch.tensor(cohort)[combos], bias)
     orders = torch.zeros(len(views), m, dtype=torch.int64)
     left = torch.ones(len(views), m, dtype=torch.bool)
     best = torch.zeros(m, dtype=torch.int64), torch.full((m,), torch.inf, dtype=torch.float64)
@@ -144,11 +142,11 @@ def _free_misfit(views: Sequence[_Party], rows: Tensor) -> Tensor:
     return left.pow(2).sum(1) / wanted.pow(2).sum(1).clamp(min=1e-300)
 
 
-def _label_fit(views: Sequence[_Party], rows: Tensor, bias: Tensor, double_softmax: bool) -> tuple[Tensor, Tensor]:
+def _label_fit(views: Sequence[_Party], rows: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The label of each combination that explains all parties' v best, and the relative misfit."""
     pairs = list(zip(views, rows.T, strict=True))
     logits = torch.stack([view.logits[at] for view, at in pairs]).sum(0) + bias  # [c, C]
-    deltas = logit_gradients(logits, double_softmax)  # [c, C labels, C]
+    deltas = logit_gradients(logits)  # [c, C labels, C]
     left = torch.zeros(deltas.shape[:2], dtype=torch.float64)
     power = torch.zeros(len(rows), dtype=torch.float64)
     for view, at in pairs:
@@ -160,17 +158,12 @@ def _label_fit(views: Sequence[_Party], rows: Tensor, bias: Tensor, double_softm
     return labels, (least / power.clamp(min=1e-300)).sqrt()
 
 
-def logit_gradients(logits: Tensor, double_softmax: bool) -> Tensor:
+def logit_gradients(logits: Tensor) -> Tensor:
     """`[n, y, C]` gradient of the cross-entropy with respect to the logits, for each label y.
 
-    >>> logit_gradients(torch.zeros(1, 2), False)[0].tolist()
+    >>> logit_gradients(torch.zeros(1, 2))[0].tolist()
     [[-0.5, 0.5], [0.5, -0.5]]
     """
     probabilities = logits.softmax(dim=1)
     eye = torch.eye(logits.shape[1], dtype=logits.dtype)
-    if not double_softmax:
-        return probabilities[:, None] - eye
-    # The loss takes the softmax of probabilities: dL/dp = softmax(p) - e_y, and dp/dz = diag(p) - p p^T.
-    outer = probabilities.softmax(dim=1)[:, None] - eye
-    inner: Tensor = probabilities[:, None] * (outer - (outer * probabilities[:, None]).sum(2, keepdim=True))
-    return inner
+    return probabilities[:, None] - eye

@@ -52,8 +52,8 @@ class PublishedCafe(Attack):
     uniform). Total variation is the mean over the batch, summed over parties. With the paper's rates step I does not
     come below the paper's threshold of 1e-9 in its 8,000 iterations (docs/attacks/cafe.md).
 
-    The released code takes the softmax twice (the model's `double_softmax`) and corrects Adam's bias twice
-    (`legacy_bias_correction`); no recipe of a table does either, as the paper writes of neither.
+    The released code takes the softmax twice and corrects Adam's bias twice; this does neither, as the paper writes of
+    neither.
 
     Where the server trains meanwhile, V and H are one guess for all rounds, and step III compares H with the features
     of the images at the weights of round t (equation 9), unless `follow` is off.
@@ -74,7 +74,6 @@ class PublishedCafe(Attack):
             was below the second; () runs all three from the start, as the released code does.
         together: Single loop with thresholds: a step goes on once the next one has started; off: it ends. The paper
             says that it switches.
-        legacy_bias_correction: Correct Adam's bias as the released code does (see `RowAdam`).
         scaled: Where table 9's lr_one and xi are taken, bring them to another batch size and another tile: lr_one
             times 40 / K, for one visit of step I leaves `1 - 2 lr_one K` of its error, and xi times the values of a
             tile over those of the paper's, for total variation is a sum over them.
@@ -98,7 +97,6 @@ class PublishedCafe(Attack):
     xi: float | None = None
     thresholds: Sequence[float] = (1e-9, 5e-9)
     together: bool = True
-    legacy_bias_correction: bool = False
     scaled: bool = False
     samples: int | None = None
 
@@ -160,13 +158,12 @@ class PublishedRun(Resumable):
         self.params, self.buffers = seen.params, seen.buffers
         self.layers, self.batches = seen.layers, seen.batches
         self.tables = self.start(seen.samples, seed)
-        legacy = plan.legacy_bias_correction
         # Parties may hold tiles of several sizes; the threshold is one for the mean of their variations.
         tile = sum(x[0].numel() for x in self.tables.x) / len(self.layers)
         self.constants = plan.constants_at(len(self.batches[0]), tile)
-        self.two = [RowAdam(h, self.constants["lr_two"], legacy=legacy) for h in self.tables.h]
-        self.three = [RowAdam(x, self.constants["lr_three"], legacy=legacy) for x in self.tables.x]
-        self.labels = RowAdam(self.tables.y, self.constants["lr_three"], legacy=legacy)
+        self.two = [RowAdam(h, self.constants["lr_two"]) for h in self.tables.h]
+        self.three = [RowAdam(x, self.constants["lr_three"]) for x in self.tables.x]
+        self.labels = RowAdam(self.tables.y, self.constants["lr_three"])
         self.v = self.tables.v
         self.read = 0
         self.steps = [0, 0, 0]
@@ -246,7 +243,7 @@ class PublishedRun(Resumable):
             v, h = self.tables.v[m][rows], self.tables.h[m][rows]
             left = v.T @ h - found[layer.weight]  # [d2, d1]
             # Equation 8: |V^T H - grad W|^2; its gradient in H is 2 V (V^T H - grad W). [k, d1]
-            self.two[m].step(rows, 2 * v @ left, self.steps[1])
+            self.two[m].step(rows, 2 * v @ left)
             total += float(left.pow(2).sum())
         return total / len(self.layers)
 
@@ -272,7 +269,7 @@ class PublishedRun(Resumable):
         # Equation 9 in the images and the labels' logits together; V and H are constants here.
         found = torch.autograd.grad(objective, wanted)
         for adam, gradient in zip([*self.three, self.labels], found, strict=False):
-            adam.step(rows, gradient, self.steps[2])
+            adam.step(rows, gradient)
         return float(objective.detach())
 
     def _features(self, layer: TargetLayer, block: Tensor, params: Tensors) -> Tensor:

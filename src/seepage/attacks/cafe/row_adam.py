@@ -12,32 +12,26 @@ class RowAdam(Resumable):
     Args:
         table: `[N, ...]`, changed in place.
         lr: Learning rate.
-        legacy: Correct the bias as the released code does: twice, and by the global iteration in place of the row's
-            own count, so that rows first visited late take a larger first step.
         eps: Added to the root of the second moment; 1e-7 is Keras's, as in the released code.
     """
 
     kept = ("table", "first", "second", "counts")
 
-    def __init__(self, table: Tensor, lr: float, *, legacy: bool = False, eps: float = 1e-7) -> None:
+    def __init__(self, table: Tensor, lr: float, *, eps: float = 1e-7) -> None:
         self.table = table
         self.lr = lr
-        self.legacy = legacy
         self.eps = eps
         self.first = torch.zeros_like(table)
         self.second = torch.zeros_like(table)
         self.counts = torch.zeros(len(table), dtype=torch.int64, device=table.device)
 
-    def step(self, rows: Tensor, gradient: Tensor, iteration: int) -> None:
-        """Move the rows against `gradient`, `[k, ...]`; `iteration` counts from 1."""
+    def step(self, rows: Tensor, gradient: Tensor) -> None:
+        """Move the rows against `gradient`, `[k, ...]`."""
         # Adam of its own, since only the visited rows move, each with its own count.
         self.counts[rows] += 1
         shape = (-1, *[1] * (gradient.ndim - 1))
-        visits = self.counts[rows].to(self.table.dtype)
-        count = torch.full_like(visits, iteration) if self.legacy else visits
+        count = self.counts[rows].to(self.table.dtype)
         first = self.first[rows] = 0.9 * self.first[rows] + 0.1 * gradient
         second = self.second[rows] = 0.999 * self.second[rows] + 0.001 * gradient.pow(2)
         one, two = (1 - 0.9**count).reshape(shape), (1 - 0.999**count).reshape(shape)
-        # The released code's correction, once here and once more in the quotient below.
-        lr = self.lr * two.sqrt() / one if self.legacy else self.lr
-        self.table[rows] -= lr * (first / one) / ((second / two).sqrt() + self.eps)
+        self.table[rows] -= self.lr * (first / one) / ((second / two).sqrt() + self.eps)

@@ -9,7 +9,7 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.cpa.fast import Mixed
-from seepage.attacks.cpa.feature_distance import Embedding, FeatureDistance, NormalPixels, SecondOrder
+from seepage.attacks.cpa.feature_distance import Embedding, FeatureDistance, NormalPixels
 from seepage.attacks.reading.decoding import AT_ONCE
 from seepage.attacks.search.distances import Cosine
 from seepage.attacks.search.engine import GradientMatching
@@ -45,10 +45,6 @@ class FeatureInversion(Attack):
         matching: Weight of the gradient's cosine beside the mean cosine of embeddings (eq. 12); the authors' is 1; 0:
             eq. 11.
         schedule: Learning rate over the steps.
-        search: `adam`, as published, or `second_order`, which the paper does not have: L-BFGS on the relative squared
-            distance of embeddings, lengths included. It starts from a decoder's images (large ones from grey), and the
-            spectrum of photographs is a prior that fades. It takes no `lr`, `tv`, `matching` and `schedule`; `steps`
-            are iterations, 25 at a time.
 
     Example:
         >>> FeatureInversion(steps=100).tv
@@ -68,7 +64,6 @@ class FeatureInversion(Attack):
     tv: float = 0.1
     matching: float = 0.0
     schedule: Schedule = "cosine"
-    search: Literal["adam", "second_order"] = "adam"
 
     def examine(self, transcript: Transcript) -> Mixed:
         attacked, layer = self.source.prepare(transcript)
@@ -76,10 +71,6 @@ class FeatureInversion(Attack):
             raise Inapplicable(
                 "the fully connected layer reads the input itself, so there is no embedding to invert",
                 "use cocktail_party alone",
-            )
-        if self.search == "second_order" and self.matching > 0:
-            raise Inapplicable(
-                "the second-order search matches embeddings alone", "set matching to 0, or search to adam"
             )
         observed = attacked.observed
         if self.matching > 0 and observed.batch_size is None:
@@ -100,10 +91,7 @@ class FeatureInversion(Attack):
         features = FeatureDistance(
             network=Embedding(knowledge.model, layer.name, observed.params, observed.buffers), targets=found.inputs
         )
-        if self.search == "adam":
-            made = self._matched(features, knowledge, observed, found.labels, seed, images)
-        else:
-            made = SecondOrder(features, knowledge, self.steps, seed).run(images)
+        made = self._matched(features, knowledge, observed, found.labels, seed, images)
         objective = features.of_each(made.inputs)
         agreement = f"embeddings agree to a mean cosine of {1 - float(objective.mean()):.4f}"
         return replace(made, labels=None, objective=objective, notes=(*found.notes, *made.notes, agreement))
@@ -223,7 +211,6 @@ def cpa_fia(  # noqa: D417 - the other options are those of `FeatureInversion`
     matching: float = 0.0,
     layer: str | None = None,
     mode: Literal["fast", "published"] = "fast",
-    search: Literal["adam", "second_order"] = "adam",
 ) -> FeatureInversion:
     """Cocktail Party Attack on embeddings, then feature inversion (Kariyappa et al., ICML 2023, section 4).
 
@@ -238,4 +225,4 @@ def cpa_fia(  # noqa: D417 - the other options are those of `FeatureInversion`
         mode: fast or published.
     """
     source = CocktailParty(mode=mode, layer=layer)
-    return FeatureInversion(source=source, steps=steps, lr=lr, tv=tv, matching=matching, search=search)
+    return FeatureInversion(source=source, steps=steps, lr=lr, tv=tv, matching=matching)

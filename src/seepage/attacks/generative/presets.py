@@ -28,7 +28,7 @@ from seepage.base.registry import attacks
     family="generative prior",
     learned_prior=True,
 )
-@preset("labels", "generator", "weights", "width", "training", "keep", latent=128)
+@preset("labels", "generator", "weights", "width", "training", latent=128)
 def ggl(
     shared: SearchOptions,
     prior: ImagePrior,
@@ -76,22 +76,18 @@ def ggl(
 
 @attacks.register(
     "rogs",
-    needs="images; auxiliary images, unless its networks are your own or enhance is off; the batch size",
+    needs="images; auxiliary images, unless enhance is off; the batch size",
     paper="Yue et al. 2023",
     cost="seconds to minutes (100 Adam steps, and the training of two networks)",
     family="generative prior",
 )
-@preset("labels", "restarts", "microbatch", "width", "keep", steps=100, lr=0.05, training=500)
+@preset("labels", "restarts", "microbatch", "width", steps=100, lr=0.05, training=500)
 def rogs(
     search: SearchOptions,
     prior: ImagePrior,
     *,
     scale: int = 4,
     enhance: bool = True,
-    upsampler: str | None = None,
-    upsampler_weights: str | None = None,
-    denoiser: str | None = None,
-    denoiser_weights: str | None = None,
 ) -> Attack:
     """Reconstruction from obfuscated gradients (Yue et al., USENIX Security 2023): low resolution first, then detail.
 
@@ -102,31 +98,16 @@ def rogs(
 
     Deviations: the released code decays to a tenth of the rate and averages a class-conditional GAN's output with the
     denoised and super-resolved one, all trained on ImageNet; here denoiser and up-sampler are two small residual
-    networks trained on `Knowledge.auxiliary`, or your own, and no GAN is averaged in (`enhance=False` leaves both out
+    networks trained on `Knowledge.auxiliary`, and no GAN is averaged in (`enhance=False` leaves both out
     and needs no images); labels are inferred, the released code is given them; the distance follows a known defense
     (`DefenseAware`), the released one does not.
 
     Args:
         scale: How many times smaller each side of the searched image is.
         enhance: Whether the small image is denoised and up-sampled by networks.
-        upsampler: The network from small images to full ones: none: trained on the auxiliary images; `bicubic`; or
-            `module:factory` of your own, which is called with the input shape and the scale.
-        upsampler_weights: A .safetensors file for your own up-sampler; none: as the factory made it.
-        denoiser: The network from small images to small ones: as for `upsampler`; `off`: left out.
-        denoiser_weights: A .safetensors file for your own denoiser; none: as the factory made it.
     """
     smooth = replace(search, schedule="cosine")
     source = smooth.matching(DefenseAware(L2()), Adam(lr=search.lr), LowResolution(scale=scale))
     if not enhance:
         return source
-    return Enhanced(
-        source=source,
-        scale=scale,
-        upsampler=upsampler,
-        upsampler_weights=upsampler_weights,
-        denoiser=denoiser,
-        denoiser_weights=denoiser_weights,
-        width=prior.width,
-        training=prior.training,
-        keep=prior.keep,
-    )
+    return Enhanced(source=source, scale=scale, width=prior.width, training=prior.training)

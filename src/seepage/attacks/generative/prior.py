@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.generative.networks import decoder
 from seepage.attacks.generative.training import settled, train_decoder
 from seepage.attacks.search.parameters import check_images
 from seepage.base.nn import frozen_randomness
 from seepage.base.registry import import_dotted
-from seepage.base.storage import read_tensors, write_tensors
+from seepage.base.storage import read_tensors
 from seepage.errors import SeepageError
-from seepage.federation.types import Knowledge, Tensors
+from seepage.federation.types import Knowledge
 
 FEWEST_IMAGES = 8
 """Fewest images a network is trained on."""
@@ -27,15 +27,14 @@ MOST_NETWORKS_KEPT = 4
 TRAINING_LR = 2e-3
 """Learning rate of a generator's training, at its first step."""
 
-_trained: dict[str, Tensors] = {}
+_trained: dict[str, nn.Module] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePrior:
     """A generator of images: trained on `Knowledge.auxiliary`, or somebody's own.
 
-    The same images and settings give the same network, so it is trained once per process, and once in all where `keep`
-    names a folder.
+    The same images and settings give the same network, so it is trained once per process.
 
     Args:
         generator: Dotted path `module:factory` of your own; called as `factory(input_shape, latent)` it returns a
@@ -44,7 +43,6 @@ class ImagePrior:
         latent: Numbers per image.
         width: Channels of the trained decoder's last block.
         training: Training steps of 64 images.
-        keep: Folder of trained networks, for the next run; None: none.
     """
 
     generator: str | None = None
@@ -52,7 +50,6 @@ class ImagePrior:
     latent: int = 64
     width: int = 16
     training: int = 2000
-    keep: str | None = None
 
     def __post_init__(self) -> None:
         if min(self.latent, self.width, self.training) < 1:
@@ -79,8 +76,6 @@ class ImagePrior:
             f"decoder/{latent}/{width}/{steps}/{lr}/{bounds}",
             images,
             lambda: train_decoder(images, bounds, latent=latent, width=width, steps=steps, lr=lr),
-            lambda: decoder(knowledge.input_shape, latent, width, bounds),
-            self.keep,
         ).to(like)
 
     def _users(self, knowledge: Knowledge, like: Tensor) -> nn.Module:
@@ -131,34 +126,19 @@ def own_images(knowledge: Knowledge) -> Tensor:
     return images.float()
 
 
-def remembered(
-    settings: str,
-    images: Tensor,
-    train: Callable[[], nn.Module],
-    fresh: Callable[[], nn.Module],
-    keep: str | None,
-) -> nn.Module:
-    """A trained network: from this process, from the folder `keep`, or trained now.
+def remembered(settings: str, images: Tensor, train: Callable[[], nn.Module]) -> nn.Module:
+    """A trained network: from this process, or trained now.
 
     Args:
         settings: All that the network depends on beside the images.
         images: What it is trained on.
         train: Trains it.
-        fresh: Makes an untrained network of the same architecture.
-        keep: Folder in which trained networks are kept; None: this process only.
     """
     digest = hashlib.sha256(f"{settings}/{tuple(images.shape)}/{images.device}".encode())
     digest.update(images.cpu().contiguous().numpy().tobytes())
-    key = digest.hexdigest()[:24]
-    file = None if keep is None else Path(keep) / f"{key}.safetensors"
+    key = digest.hexdigest()
     if key not in _trained:
-        kept = read_tensors(file) if file is not None and file.exists() else dict(train().state_dict())
-        _trained[key] = {name: tensor.cpu() for name, tensor in kept.items()}
+        _trained[key] = train().cpu()
         while len(_trained) > MOST_NETWORKS_KEPT:
             del _trained[next(iter(_trained))]
-    if file is not None and not file.exists():
-        write_tensors(file, _trained[key])
-    with frozen_randomness(0):
-        network = fresh()
-    network.load_state_dict(_trained[key])
-    return settled(network)
+    return settled(deepcopy(_trained[key]))

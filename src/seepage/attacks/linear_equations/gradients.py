@@ -117,7 +117,7 @@ class LayerGradients:
         noise: Tensor = rounding * self.rows[known.layer].norm(dim=1) + taken.norm(dim=0)
         return noise
 
-    def grown(self, known: KnownInputs, *, peel: bool) -> KnownInputs:
+    def grown(self, known: KnownInputs) -> KnownInputs:
         """Known examples of a layer and those that groups of its units give, taken away until no group gives any."""
         while len(known.labels) < self.batch_size:
             rest = self.rest(known)
@@ -128,7 +128,7 @@ class LayerGradients:
             for one in self._checked(known.layer, groups, rest, noise):
                 if len(known.labels) < self.batch_size and not known.has(one.readings[0]):
                     known = known.joined(one)
-            if len(known.labels) == before or not peel:
+            if len(known.labels) == before:
                 break
         return known
 

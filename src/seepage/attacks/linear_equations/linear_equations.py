@@ -41,9 +41,6 @@ class LinearEquations(Attack):
     layer are returned, and others whose layers determine them by their weights alone. A network of convolutions is
     refused.
 
-    Args:
-        peel: Whether found examples are taken away and the rest looked at again.
-
     Example:
         >>> import torch
         >>> from seepage import Architecture, Batch, attack, build, record
@@ -65,13 +62,11 @@ class LinearEquations(Attack):
         instead=INSTEAD.removeprefix("use "),
     )
 
-    peel: bool = True
-
     def examine(self, transcript: Transcript) -> "LayerGradients":
         return LayerGradients.of(transcript)
 
     def run(self, seen: "LayerGradients", *, seed: int, progress: Progress) -> Reconstruction:
-        found = _search(seen, progress, peel=self.peel)
+        found = _search(seen, progress)
         notes = tuple(
             f"layer {seen.chain.maps[one.layer].name!r}: {len(one.labels)} of {seen.batch_size} examples are known "
             "from units of their own"
@@ -93,13 +88,13 @@ class LinearEquations(Attack):
         return seen.reconstruction(readings, whole.labels, mismatch.expand(len(readings)), sure, notes)
 
 
-def _search(seen: "LayerGradients", progress: Progress, *, peel: bool) -> list[KnownInputs]:
+def _search(seen: "LayerGradients", progress: Progress) -> list[KnownInputs]:
     """Examples known at each layer from the first on, up to the first layer at which all are."""
     known: list[KnownInputs] = []
     while len(known) < len(seen.chain) - 1:
         layer = len(known)
         start = seen.raised(known[-1]) if known else seen.nothing()
-        grown = seen.grown(start, peel=peel)
+        grown = seen.grown(start)
         known.append(grown)
         progress.report(layer + 1, len(seen.chain), float(seen.batch_size - len(grown.labels)))
         if len(grown.labels) == seen.batch_size:
@@ -107,7 +102,7 @@ def _search(seen: "LayerGradients", progress: Progress, *, peel: bool) -> list[K
         # A layer with more active units than inputs determines by its weights alone what it read of an example.
         lowered = seen.lowered(grown.at(slice(len(start.labels), None)))
         if layer > 0 and len(lowered.labels) > 0:
-            known = [seen.grown(known[0].joined(lowered), peel=peel)]
+            known = [seen.grown(known[0].joined(lowered))]
             if len(known[0].labels) == seen.batch_size:
                 break
     return known

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.base.nn import as_inputs, calls_in_pass, generator
+from seepage.base.nn import as_inputs, calls_in_pass
 from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.federation.types import Tensors
 
@@ -361,8 +361,3 @@ def _read(model: nn.Module, names: list[str], params: Tensors, input_shape: tupl
     if [len(calls.get(name, [])) for name in names] != [1] * len(names):
         raise Inapplicable("a layer is used more than once", INSTEAD)
     return tuple(calls[name][0].input for name in names)
-
-
-def probe_image(shape: tuple[int, ...], seed: int) -> Tensor:
-    """`[1, *shape]` uniform noise in [0, 1]."""
-    return torch.rand((1, *shape), generator=generator(seed, "probe image"))

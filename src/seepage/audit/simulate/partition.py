@@ -19,6 +19,8 @@ from seepage.errors import SeepageError
 
 Inputs = Callable[[Tensor], Tensor]
 """Gives the inputs `[k, *shape]` at places `[k]`; called by partitions by features only."""
+TRIES = 1_000
+"""Draws of a Dirichlet partition before it gives up."""
 
 
 class Partition(ABC):
@@ -191,23 +193,21 @@ def _variation(images: Tensor) -> Tensor:
 class Dirichlet(Partition):
     """Every class is shared out by proportions drawn from a symmetric Dirichlet (Hsu et al. 2019, by class).
 
-    Proportions are drawn anew, up to `tries` times, until every client has at least `least` samples.
+    Proportions are drawn anew, up to a thousand times, until every client has at least `least` samples.
 
     Args:
         alpha: Concentration: near 0 each class goes to one client, at infinity the split is even.
         least: Fewest samples of a client.
-        tries: Draws before giving up.
     """
 
     alpha: float = 0.5
     least: int = 1
-    tries: int = 1_000
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < math.inf:
             raise SeepageError(f"a Dirichlet partition needs alpha > 0, got {self.alpha}; correct it")
-        if self.least < 0 or self.tries < 1:
-            raise SeepageError(f"a Dirichlet partition needs least >= 0 and tries >= 1, got {self.least}, {self.tries}")
+        if self.least < 0:
+            raise SeepageError(f"a Dirichlet partition needs least >= 0, got {self.least}")
 
     def __call__(self, labels: Tensor, clients: int, *, generator: Generator, inputs: Inputs) -> list[Tensor]:
         self.check(len(labels), clients)
@@ -218,12 +218,12 @@ class Dirichlet(Partition):
             )
         # NumPy's sampler: PyTorch's draws from the global generator.
         draw = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
-        for _ in range(self.tries):
+        for _ in range(TRIES):
             parts = self._drawn(labels, clients, draw)
             if min(len(part) for part in parts) >= self.least:
                 return parts
         raise SeepageError(
-            f"no draw of {self.tries} gave each of {clients} clients {self.least} samples at alpha={self.alpha}; "
+            f"no draw of {TRIES} gave each of {clients} clients {self.least} samples at alpha={self.alpha}; "
             "raise alpha, or lower clients or least"
         )
 

@@ -28,17 +28,16 @@ class Derivative:
         self.dual = [torch.zeros_like(output).requires_grad_(True) for output in self.outputs]  # u
         (self.pulled,) = torch.autograd.grad(self.outputs, x, self.dual, create_graph=True, materialize_grads=True)
 
-    def forward(self, v: Tensor, *, batched: bool = False) -> list[Tensor]:
-        """`J v`, one tensor for each quantity; of several v at once, one below the other, where `batched`."""
+    def forward(self, v: Tensor) -> list[Tensor]:
+        """`J v`, one tensor for each quantity."""
         if not self.pulled.requires_grad:  # nothing depends on x
-            several = v.shape[:1] if batched else ()
-            return [output.new_zeros(*several, *output.shape) for output in self.outputs]
-        return list(_pulled([self.pulled], self.dual, [v], batched))
+            return [torch.zeros_like(output) for output in self.outputs]
+        return list(_pulled([self.pulled], self.dual, [v]))
 
-    def transposed(self, w: Sequence[Tensor], *, batched: bool = False) -> Tensor:
-        """`J^T w`, shaped like `x`; of several w at once, one below the other, where `batched`."""
-        return _pulled(self.outputs, [self.x], w, batched)[0]
+    def transposed(self, w: Sequence[Tensor]) -> Tensor:
+        """`J^T w`, shaped like `x`."""
+        return _pulled(self.outputs, [self.x], w)[0]
 
 
-def _pulled(of: Sequence[Tensor], by: Sequence[Tensor], along: Sequence[Tensor], batched: bool) -> Sequence[Tensor]:
-    return torch.autograd.grad(of, by, along, retain_graph=True, is_grads_batched=batched, materialize_grads=True)
+def _pulled(of: Sequence[Tensor], by: Sequence[Tensor], along: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch.autograd.grad(of, by, along, retain_graph=True, materialize_grads=True)

@@ -32,7 +32,7 @@ def defense_tables(defense: Defense) -> list[dict[str, Any]]:
         SeepageError: For a defense that has no name here.
 
     >>> defense_tables(Compose((Sparsify(keep=0.5), Quantize(bits=8))))
-    [{'use': 'sparsify', 'keep': 0.5}, {'use': 'quantize', 'bits': 8, 'stochastic': False}]
+    [{'use': 'sparsify', 'keep': 0.5}, {'use': 'quantize', 'bits': 8}]
     """
     try:
         return [defenses.spec_of(stage).table() for stage in defense.stages()]

@@ -26,6 +26,9 @@ from seepage.federation.types import (
     Update,
 )
 
+CHUNK = 16
+"""Examples whose gradients are held in memory at a time."""
+
 
 @defenses.register("dp_sgd")
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,6 @@ class DPSGD(Defense):
     Args:
         sigma: Noise multiplier: standard deviation of the noise in the sum, in units of `clip`.
         clip: Largest Euclidean norm of one example's gradient over all tensors.
-        chunk: Examples whose gradients are held in memory at a time.
 
     Example:
         >>> from torch import nn
@@ -69,13 +71,11 @@ class DPSGD(Defense):
 
     sigma: float
     clip: float = 1.0
-    chunk: int = 16
 
     def __post_init__(self) -> None:
-        if not 0 <= self.sigma < math.inf or not 0 < self.clip < math.inf or self.chunk < 1:
+        if not 0 <= self.sigma < math.inf or not 0 < self.clip < math.inf:
             raise SeepageError(
-                f"DPSGD needs sigma >= 0, clip > 0 and chunk >= 1, got sigma={self.sigma}, clip={self.clip}, "
-                f"chunk={self.chunk}; correct the recipe"
+                f"DPSGD needs sigma >= 0 and clip > 0, got sigma={self.sigma}, clip={self.clip}; correct the recipe"
             )
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
@@ -108,7 +108,7 @@ class DPSGD(Defense):
     def _private(self, client: ClientView, places: Tensor, generator: Generator) -> Tensors:
         """The noisy mean of some examples' clipped gradients at the client's weights."""
         summed = {name: torch.zeros_like(tensor) for name, tensor in client.params.items()}
-        for chunk in places.split(self.chunk):
+        for chunk in places.split(CHUNK):
             for name, part in _clipped_sum(example_gradients(client, chunk), self.clip).items():
                 summed[name] += part
         # (sum_i clip(g_i) + N(0, sigma^2 C^2 I)) / b: Abadi et al. 2016, Algorithm 1.

@@ -133,13 +133,11 @@ class UnitNormNoise(Defense):
 
     Args:
         sigma: Standard deviation of the noise, relative to the norm of the whole update.
-        restore: Multiply by the true norm again afterwards, so that training keeps its step size; that reveals it.
     """
 
     reads_examples: ClassVar[bool] = False
 
     sigma: float
-    restore: bool = False
 
     def __post_init__(self) -> None:
         _check("UnitNormNoise", "sigma", self.sigma, None)
@@ -148,18 +146,14 @@ class UnitNormNoise(Defense):
         length = max(float(norm(update.tensors)), 1e-12)
         unit = {name: tensor / length for name, tensor in update.tensors.items()}
         noisy = _clipped_and_noisy(unit, self.sigma, None, generator)
-        if self.restore:
-            noisy = {name: length * tensor for name, tensor in noisy.items()}
         return replace(update, tensors=noisy)
 
     def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
-        return () if self.restore else (UnitLength(),)
+        return (UnitLength(),)
 
     def added_noise(self, rule: ClientUpdate, examples: float, t: int) -> Noise | None:
-        # A restored norm scales the noise by what nobody knows; a difference of weights has another unit norm.
-        if self.restore or gradient_unit(rule, examples) != 1:
-            return None
-        return Noise(self.sigma, unit=True)
+        # A difference of weights has another unit norm.
+        return Noise(self.sigma, unit=True) if gradient_unit(rule, examples) == 1 else None
 
     def with_less_noise(self, share: float, t: int) -> "UnitNormNoise":
         return replace(self, sigma=share * self.sigma)

@@ -14,7 +14,7 @@ from torch import Generator, nn
 
 from seepage.base.registry import defenses
 from seepage.errors import SeepageError, short
-from seepage.federation.defenses.sparsify import Pruned, Scope
+from seepage.federation.defenses.sparsify import Pruned
 from seepage.federation.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
@@ -23,12 +23,11 @@ from seepage.federation.types import ClientView, Defense, DefenseModel, Tensors,
 class PartialAccess(Defense):
     """Show only the highest or only the lowest entries by magnitude; the others read as zero (FedLeak, Figure 8).
 
-    FedLeak does not say whether it ranks within tensors or over all of them; both are here.
+    FedLeak does not say whether it ranks within tensors or over all of them; here it is over all of them.
 
     Args:
         share: Share of entries shown, in [0, 1].
-        which: `highest` or `lowest` by magnitude.
-        scope: Rank over the whole `model`, or within each `tensor`. Equal magnitudes: the earlier entry ranks higher.
+        which: `highest` or `lowest` by magnitude. Equal magnitudes: the earlier entry ranks higher.
 
     Example:
         >>> show_part({"w": torch.tensor([3.0, -1.0, 2.0, 0.5])}, 2, highest=False)
@@ -41,10 +40,9 @@ class PartialAccess(Defense):
 
     share: float
     which: Literal["highest", "lowest"] = "highest"
-    scope: Scope = "model"
 
     def __post_init__(self) -> None:
-        _check_share("PartialAccess shows", self.share, self.scope)
+        _check_share("PartialAccess shows", self.share)
         if self.which not in ("highest", "lowest"):
             raise SeepageError(
                 f"PartialAccess shows the 'highest' or the 'lowest' entries, got which={self.which!r}; "
@@ -52,12 +50,11 @@ class PartialAccess(Defense):
             )
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
-        return replace(update, tensors=_shown(update.tensors, self.share, self.which == "highest", self.scope))
+        count = round(self.share * _size(update.tensors))
+        return replace(update, tensors=show_part(update.tensors, count, highest=self.which == "highest"))
 
     def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
-        if self.which == "lowest":
-            return (Hidden(),)
-        return (Pruned(self.scope, empties=self.scope == "tensor"),)  # a share of few entries may round to none
+        return (Hidden() if self.which == "lowest" else Pruned("model"),)
 
 
 @defenses.register("selective_encryption")
@@ -70,8 +67,7 @@ class SelectiveEncryption(Defense):
     encryption itself is taken to be perfect and is not run. Which entries are encrypted shows.
 
     Args:
-        share: Share of entries encrypted, in [0, 1]; FedLeak proposes 0.8.
-        scope: Rank over the whole `model`, or within each `tensor`.
+        share: Share of entries encrypted, in [0, 1], of all tensors together; FedLeak proposes 0.8.
     """
 
     reads_examples: ClassVar[bool] = False
@@ -79,13 +75,13 @@ class SelectiveEncryption(Defense):
     acts_on: ClassVar[Literal["update", "group", "view"]] = "view"
 
     share: float = 0.8
-    scope: Scope = "model"
 
     def __post_init__(self) -> None:
-        _check_share("SelectiveEncryption encrypts", self.share, self.scope)
+        _check_share("SelectiveEncryption encrypts", self.share)
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
-        return replace(update, tensors=_hidden(update.tensors, self.share, self.scope))
+        size = _size(update.tensors)
+        return replace(update, tensors=show_part(update.tensors, size - round(self.share * size), highest=False))
 
     def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
         return (Hidden(),)
@@ -153,29 +149,13 @@ def ranked(tensors: Tensors, count: int, *, highest: bool = True) -> Tensors:
     return {name: mask.reshape(tensors[name].shape) for name, mask in zip(tensors, masks, strict=True)}
 
 
-def _shown(tensors: Tensors, share: float, highest: bool, scope: Scope) -> Tensors:
-    if scope == "tensor":
-        return {name: _shown({name: t}, share, highest, "model")[name] for name, t in tensors.items()}
-    return show_part(tensors, round(share * _size(tensors)), highest=highest)
-
-
-def _hidden(tensors: Tensors, share: float, scope: Scope) -> Tensors:
-    if scope == "tensor":
-        return {name: _hidden({name: t}, share, "model")[name] for name, t in tensors.items()}
-    size = _size(tensors)
-    return show_part(tensors, size - round(share * size), highest=False)
-
-
 def _size(tensors: Tensors) -> int:
     return sum(tensor.numel() for tensor in tensors.values())
 
 
-def _check_share(what: str, share: float, scope: str) -> None:
-    if not 0 <= share <= 1 or scope not in ("model", "tensor"):
-        raise SeepageError(
-            f"{what} a share in [0, 1] of the 'model' or of each 'tensor', got share={share}, scope={scope!r}; "
-            "correct the recipe"
-        )
+def _check_share(what: str, share: float) -> None:
+    if not 0 <= share <= 1:
+        raise SeepageError(f"{what} a share in [0, 1], got share={share}; correct the recipe")
 
 
 @dataclass(frozen=True)

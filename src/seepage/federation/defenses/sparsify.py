@@ -62,18 +62,15 @@ class Pruned(DefenseModel):
     """Entries that were sent as zero are no larger than the least one that was sent.
 
     What lies beyond that bound is held against a guess in full, what lies within by `SMALL_ENTRY_WEIGHT`. A tensor of
-    which nothing was sent is no larger than the least entry of the others, unless `empties`: then its entries count by
-    `SMALL_ENTRY_WEIGHT`.
+    which nothing was sent is no larger than the least entry of the others.
 
     Args:
         scope: Whether entries are ranked within each `tensor` or over the `model`.
-        empties: Whether nothing of a tensor may be sent however large it is, as where a share of few entries is none.
         rescale: Stretch the bound by the length of the dummy's sent entries over that of the target's, for distances
             that are blind to length.
     """
 
     scope: Scope = "tensor"
-    empties: bool = False
     rescale: bool = False
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Tensors:
@@ -83,8 +80,6 @@ class Pruned(DefenseModel):
 
         def judged(name: str, tensor: Tensor) -> Tensor:
             some = bool(sent[name].any())
-            if self.empties and not some:
-                return SMALL_ENTRY_WEIGHT * tensor
             return _beyond(tensor, scale * (_least(target[name]) if some and self.scope == "tensor" else least))
 
         return {name: torch.where(sent[name], tensor, judged(name, tensor)) for name, tensor in dummy.items()}
@@ -96,8 +91,7 @@ class Pruned(DefenseModel):
         """The looser of two bounds, since either defense may have hidden an entry."""
         if not isinstance(other, Pruned):
             return None
-        scope: Scope = "tensor" if "tensor" in (self.scope, other.scope) else "model"
-        return Pruned(scope, empties=self.empties or other.empties)
+        return Pruned("tensor" if "tensor" in (self.scope, other.scope) else "model")
 
 
 def _length_over(dummy: Tensors, target: Tensors, sent: Mapping[str, Tensor]) -> Tensor:

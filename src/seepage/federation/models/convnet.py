@@ -52,16 +52,15 @@ def convnet(
 
 
 @models.register("lenet")
-def lenet(input_shape: tuple[int, ...], num_classes: int, *, spread: float = 0.5) -> nn.Sequential:
+def lenet(input_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """The network of Deep Leakage from Gradients (NeurIPS 2019): three 5x5 sigmoid convolutions, one linear layer.
 
-    Strides 2, 2, 1; 12 channels each; every weight and bias uniform in `[-spread, spread]`, which keeps the
+    Strides 2, 2, 1; 12 channels each; every weight and bias uniform in [-0.5, 0.5], which keeps the
     sigmoids steep. No normalization layer, as in the original.
 
     Args:
         input_shape: `[C, H, W]`.
         num_classes: Outputs.
-        spread: Half-width of the uniform initialization; 0 keeps PyTorch's default.
     """
     layers: list[nn.Module] = []
     channels = input_shape[0]
@@ -70,9 +69,8 @@ def lenet(input_shape: tuple[int, ...], num_classes: int, *, spread: float = 0.5
         channels = 12
     features = nn.Sequential(*layers, nn.Flatten())
     model = nn.Sequential(*features, nn.Linear(_flat_size(features, input_shape), num_classes))
-    if spread > 0:
-        for parameter in model.parameters():
-            nn.init.uniform_(parameter, -spread, spread)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5)
     return model
 
 

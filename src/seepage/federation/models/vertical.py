@@ -47,25 +47,20 @@ class VerticalModel(nn.Module):
         blocks: Each party's slices over an example's axes.
         parties: As many networks, each `[n, *block]` to `[n, k]`.
         head: From the joined party outputs to `[n, classes]`.
-        double_softmax: Return probabilities in place of logits, so that a loss that takes a softmax itself
-            takes it twice, as the released code of CAFE does.
     """
 
-    def __init__(
-        self, blocks: Sequence[Block], parties: Sequence[Party], head: nn.Module, *, double_softmax: bool = False
-    ) -> None:
+    def __init__(self, blocks: Sequence[Block], parties: Sequence[Party], head: nn.Module) -> None:
         super().__init__()
         if len(blocks) != len(parties):
             raise SeepageError(f"{len(parties)} parties need as many blocks, got {len(blocks)}; give one block each")
         self.blocks = tuple(blocks)
         self.parties = nn.ModuleList(parties)
         self.head = head
-        self.double_softmax = double_softmax
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = [party(inputs[(slice(None), *block)]) for party, block in zip(self.parties, self.blocks, strict=True)]
         logits: Tensor = self.head(torch.cat(outputs, dim=1))
-        return logits.softmax(dim=1) if self.double_softmax else logits
+        return logits
 
 
 class SumOfParties(nn.Module):
@@ -90,11 +85,9 @@ def vertical(
     num_classes: int,
     *,
     parties: int = 4,
-    widths: Sequence[int] | None = None,
     hidden: int | Sequence[int] = 256,
     channels: int = 64,
     activation: Bend = "relu",
-    double_softmax: bool = False,
     body: Body = "convolutions",
     batch_norm: bool = False,
 ) -> VerticalModel:
@@ -109,11 +102,9 @@ def vertical(
         input_shape: `[C, H, W]` of an image or `[d]` of a table's row.
         num_classes: Outputs of each party and of the head.
         parties: Number of parties. Images are cut into a grid as square as M allows: 4 are quadrants.
-        widths: Instead of a grid, the number of columns (of pixels, or of the table) that each party holds.
         hidden: Width of the first fully connected layer, one for all parties or one each.
         channels: Channels of the first convolution.
         activation: `relu`, `leaky_relu` or `sigmoid`.
-        double_softmax: See `VerticalModel`.
         body: `flat`: no convolutions for images either, so a party's first fully connected layer reads its part of the
             example itself. `logistic`: logistic regression; each party has that one layer, with as many neurons as
             there are classes (`hidden` is not used), and the logits are the sum of the parties' outputs.
@@ -127,7 +118,7 @@ def vertical(
     >>> model.blocks[1], tuple(model.parties[1].first.weight.shape)
     ((slice(None, None, None), slice(0, 14, None), slice(14, 28, None)), (8, 64))
     """
-    blocks = _blocks(tuple(input_shape), parties, widths)
+    blocks = _blocks(tuple(input_shape), parties)
     hiddens = [hidden] * len(blocks) if isinstance(hidden, int) else list(hidden)
     if len(hiddens) != len(blocks) or min(hiddens) < 1 or channels < 1:
         raise SeepageError(
@@ -144,7 +135,7 @@ def vertical(
             for shape, width in zip(shapes, hiddens, strict=True)
         ]
         head = nn.Linear(num_classes * len(blocks), num_classes)
-    return _initialized(VerticalModel(blocks, members, head, double_softmax=double_softmax))
+    return _initialized(VerticalModel(blocks, members, head))
 
 
 def _initialized(model: VerticalModel) -> VerticalModel:
@@ -159,14 +150,12 @@ def _initialized(model: VerticalModel) -> VerticalModel:
     return model
 
 
-def _blocks(shape: tuple[int, ...], parties: int, widths: Sequence[int] | None) -> list[Block]:
+def _blocks(shape: tuple[int, ...], parties: int) -> list[Block]:
     """The part of an example that each party holds, as slices along each of its axes; arguments as in `vertical`."""
     if len(shape) not in (1, 3):
         raise SeepageError(
             f"a vertical model takes images [C, H, W] or table rows [d], got inputs of shape {shape}; reshape the data"
         )
-    if widths is not None:
-        return _strips(shape, widths)
     if parties < 1:
         raise SeepageError(f"a vertical model needs at least one party, got parties={parties}; correct it")
     if len(shape) == 1:
@@ -174,13 +163,14 @@ def _blocks(shape: tuple[int, ...], parties: int, widths: Sequence[int] | None) 
         share, more = divmod(shape[0], parties)
         if share < 1:
             raise SeepageError(f"{parties} parties cannot share {shape[0]} columns; lower parties")
-        return _strips(shape, [share + 1] * more + [share] * (parties - more))
+        ends = [share * i + min(i, more) for i in range(parties + 1)]
+        return [(slice(start, stop),) for start, stop in pairwise(ends)]
     down = next(i for i in range(math.isqrt(parties), 0, -1) if parties % i == 0)
     across = parties // down
     if shape[1] % down or shape[2] % across:
         raise SeepageError(
             f"{parties} parties ({down} x {across}) do not tile an image of {shape[1]} x {shape[2]} pixels; "
-            "choose another number of parties, resize the data, or give widths=[...] of vertical strips"
+            "choose another number of parties, or resize the data"
         )
     high, wide = shape[1] // down, shape[2] // across
     return [
@@ -188,16 +178,6 @@ def _blocks(shape: tuple[int, ...], parties: int, widths: Sequence[int] | None) 
         for i in range(down)
         for j in range(across)
     ]
-
-
-def _strips(shape: tuple[int, ...], widths: Sequence[int]) -> list[Block]:
-    if not widths or min(widths) < 1 or sum(widths) != shape[-1]:
-        raise SeepageError(
-            f"widths={list(widths)} must be at least 1 each and add up to the {shape[-1]} columns of the data; "
-            "correct them"
-        )
-    ends = [sum(widths[:i]) for i in range(len(widths) + 1)]
-    return [(*[slice(None)] * (len(shape) - 1), slice(start, stop)) for start, stop in pairwise(ends)]
 
 
 def _shape_of(block: Block, shape: Sequence[int]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ The auditor holds the batch, and every bound may use it: nothing in here is for 
 
 from seepage.measure.bounds.bound import Bound, Measure, UpperBounds
 from seepage.measure.bounds.chance import blind_chance
-from seepage.measure.bounds.tradeoff import epsilon_auc, epsilon_tpr, gaussian_auc, gaussian_mu, gaussian_tpr
+from seepage.measure.bounds.tradeoff import gaussian_auc, gaussian_mu, gaussian_tpr
 from seepage.measure.bounds.upper import BoundOptions, upper_bounds
 
 __all__ = [
@@ -14,8 +14,6 @@ __all__ = [
     "Measure",
     "UpperBounds",
     "blind_chance",
-    "epsilon_auc",
-    "epsilon_tpr",
     "gaussian_auc",
     "gaussian_mu",
     "gaussian_tpr",

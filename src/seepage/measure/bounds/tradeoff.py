@@ -76,41 +76,6 @@ def gaussian_auc(mu: float) -> float:
     return float(ndtr(mu / math.sqrt(2)))
 
 
-def epsilon_tpr(alpha: float, epsilon: float, delta: float = 0.0) -> float:
-    """Largest true positive rate at a false positive rate, from epsilon and delta (Kairouz, Oh, Viswanath 2015).
-
-    The least of e^eps alpha + delta, 1 - e^-eps (1 - delta - alpha), and 1. It is also the largest chance to
-    reconstruct an example from a blind chance of `alpha`.
-
-    >>> round(epsilon_tpr(0.01, math.log(3)), 4), round(epsilon_tpr(0.9, math.log(3)), 4)
-    (0.03, 0.9667)
-    """
-    _check(alpha, "alpha")
-    _check(delta, "delta")
-    if not epsilon >= 0:
-        raise SeepageError(f"epsilon is at least 0, got {epsilon}; correct it")
-    rising = 1.0 if epsilon > 700 else math.exp(epsilon) * alpha + delta  # e^700 is near the largest double
-    falling = 1 - math.exp(-epsilon) * (1 - delta - alpha)
-    return min(1.0, rising, falling)
-
-
-def epsilon_auc(epsilon: float, delta: float = 0.0) -> float:
-    """Largest area under the ROC curve: that of the two lines of `epsilon_tpr`.
-
-    >>> epsilon_auc(0.0), round(epsilon_auc(math.log(3)), 3)
-    (0.5, 0.75)
-    """
-    # The lines meet at alpha = (1 - delta) / (1 + e^eps) and reach 1 at 1 - delta; trapezoids in between are exact.
-    meet = (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
-    corners = [0.0, meet, 1 - delta, 1.0]
-    # At alpha = 0 a test may still name a share of delta.
-    heights = [epsilon_tpr(corner, epsilon, delta) for corner in corners]
-    return sum(
-        (right - left) * (low + high) / 2
-        for left, right, low, high in zip(corners, corners[1:], heights, heights[1:], strict=False)
-    )
-
-
 def _check(share: float, what: str) -> None:
     if not 0 <= share <= 1:
         raise SeepageError(f"{what} is a share from 0 to 1, got {share}; correct it")

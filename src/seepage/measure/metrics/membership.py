@@ -25,10 +25,8 @@ def area_under_curve(members: Tensor, others: Tensor) -> float:
     return float(wins) / (len(members) * len(others))
 
 
-def area_interval(
-    members: Tensor, others: Tensor, *, level: float = 0.95, seed: int = 0, resamples: int = 2000
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the area: members and others are drawn anew, each among themselves.
+def area_interval(members: Tensor, others: Tensor, *, seed: int = 0, resamples: int = 2000) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the area: members and others are drawn anew, each among themselves.
 
     Where every member exceeds every other (or none does), all resamples agree, and the bootstrap would claim to be
     certain. Then the interval is that of Clopper and Pearson for min(m, o) disjoint pairs of a member and an other,
@@ -37,7 +35,6 @@ def area_interval(
     Args:
         members: `[m]` statistics of members.
         others: `[o]` statistics of non-members.
-        level: Share of resampled areas inside the interval.
         seed: Seeds the resampling.
         resamples: Number of resampled areas.
 
@@ -51,7 +48,7 @@ def area_interval(
     wins = (own[:, None] > rest).astype(float) + 0.5 * (own[:, None] == rest)
     if wins.min() == wins.max() != 0.5:
         pairs = min(len(own), len(rest))
-        tail = ((1 - level) / 2) ** (1 / pairs)
+        tail = 0.025 ** (1 / pairs)
         return (tail, 1.0) if wins.min() == 1 else (0.0, 1 - tail)
     draw = np.random.default_rng(seed)
     areas = []
@@ -59,5 +56,5 @@ def area_interval(
         rows = np.bincount(draw.integers(len(own), size=len(own)), minlength=len(own)) / len(own)
         columns = np.bincount(draw.integers(len(rest), size=len(rest)), minlength=len(rest)) / len(rest)
         areas.append(rows @ wins @ columns)
-    low, high = np.quantile(areas, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(areas, [0.025, 0.975])
     return float(low), float(high)

@@ -5,7 +5,6 @@ from seepage.measure.privacy.measured.defended import filter_of, measure_defense
 from seepage.measure.privacy.measured.gaussian import GaussianFit
 from seepage.measure.privacy.measured.measure import (
     CALLS,
-    Claim,
     MeasuredEpsilon,
     Measurement,
     Verdict,
@@ -15,7 +14,6 @@ __all__ = [
     "CALLS",
     "SHAPES",
     "Batched",
-    "Claim",
     "Filter",
     "GaussianFit",
     "InRounds",

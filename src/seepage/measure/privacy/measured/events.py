@@ -111,7 +111,6 @@ def best_event(
     delta: float,
     *,
     quick: bool = False,
-    shares: tuple[float, float] | None = None,
 ) -> Event:
     """The event with the largest expected bound, by the scores of trials that are not counted afterwards.
 
@@ -121,14 +120,12 @@ def best_event(
         trials: Number of trials that will be counted, of both conditions together.
         delta: In (0, 1).
         quick: Try one division of the trials only, for comparing statistics.
-        shares: The shares of the trials with and without the canary, where they cannot be chosen.
     """
     tried, errors = ((0.2,), (0.01,)) if quick else (SHARES, ERRORS)
     best: Event | None = None
     for likely, sign in ((1, 1), (0, -1), (1, -1), (0, 1)):
         mine, other = (included, without) if likely else (without, included)
-        fixed = tried if shares is None else (shares[1 - likely],)
-        found = _best_threshold(sign * mine, sign * other, trials, delta, fixed, errors)
+        found = _best_threshold(sign * mine, sign * other, trials, delta, tried, errors)
         threshold, share, error, expected = found
         if best is None or expected > best.expected:
             best = Event(likely, sign, threshold, share, error, expected)

@@ -173,25 +173,6 @@ class MeasuredEpsilon(EpsilonClaims):
         return found
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What is claimed of a filter by its own options.
-
-    Attributes:
-        stated: The epsilon that it states; None: nothing.
-        computed: The epsilon that an accountant computes from its options; None: nothing.
-        clip: The norm that it clips to; None: unknown.
-        delta: The delta that it states; None: none.
-        by: Who states it.
-    """
-
-    stated: float | None = None
-    computed: float | None = None
-    clip: float | None = None
-    delta: float | None = None
-    by: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measurement(EpsilonClaims):
     """A measurement to make: of a filter by `epsilon`, or of your own pairs of outputs by `pairs`.
