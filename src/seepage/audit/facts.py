@@ -208,7 +208,8 @@ class _Reader:
             return self._seen("optimizer", "none: it was given as a gradient", "stated" if self.stated else "read")
         if self.update.step is not None:
             return self._guess("optimizer", self.said.get("optimizer", "one step, inverted"), ADAPTIVE)
-        if self.signs is not None:
+        named = "optimizer" in (self.stated or ()) and isinstance(self.rule, FedAvg) and not self.rule.sign_only
+        if self.signs is not None and not named:
             return self._guess("optimizer", self.signs.message, ADAPTIVE)
         if isinstance(self.rule, FedAvg):
             words = OPTIMIZERS[self.rule.optimizer]

@@ -28,7 +28,7 @@ def summary(evidence: Evidence) -> str:
         lines += ["**Warnings:**", "", *(f"- {for_markdown(line)}" for line in warnings), ""]
     lines += [line for words in evidence.caveats for line in (for_markdown(words), "")]
     if evidence.maximum_risk is None:
-        why = evidence.unscored.capitalize() or "There is no case"
+        why = evidence.unscored[:1].upper() + evidence.unscored[1:] or "There is no case"
         lines += [f"{why}, so no share of private examples can be given.", ""]
     else:
         worst, average = (
