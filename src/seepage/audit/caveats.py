@@ -343,8 +343,8 @@ def caveats(
 def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
     """Possible causes in the client of an unexplained update, by name: signs in the files that no attack models.
 
-    Names are `noise`, `rounding`, `low precision`, `several passes`, `dropout`, `missing weights`, `other outputs` and
-    `rate`.
+    Names are `noise`, `rounding`, `low precision`, `several passes`, `dropout`, `missing weights`, `other outputs`,
+    `loss` and `rate`.
 
     Args:
         transcript: Transcript that the attacks were given.
@@ -378,7 +378,7 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
         )
     if UNKNOWN_RATE in said:
         found["rate"] = "a learning rate that nothing tells, so that the update was read up to a factor: --lr"
-    if UNKNOWN_LOSS in said:
+    if UNKNOWN_LOSS in said and "noise" not in found:
         found["loss"] = f"another loss ({said[UNKNOWN_LOSS]})"
     if "learning rate" in said:
         found["rate"] = f"another learning rate than the inferred one ({said['learning rate']}): --lr, --steps, --loss"

@@ -69,7 +69,7 @@ ARRAYS = "arrays"
 """Name of the fact that arrays have no names."""
 
 
-NO_SOFTMAX = "assumed to be cross_entropy, under which the last bias would add up to zero, and it does not: --loss"
+NO_SOFTMAX = "assumed to be cross_entropy, whose last bias adds up to zero without noise, and this does not: --loss"
 """What is said of a loss that nobody stated where the update contradicts the one that is assumed."""
 
 

@@ -229,7 +229,9 @@ def layer_leaks(
         model, shape = knowledge.model, knowledge.input_shape
         centered = set(normalized_layers(model, observed.params, shape, buffers=observed.buffers).values())
     leaks, layers = [], _linear_layers(observed, knowledge)
-    alike = slopes_alike(observed, knowledge, [name for name, (_, positions, _) in layers.items() if positions == 1])
+    ending = None if last is None else last[0].rpartition(".")[0]
+    inner = [name for name, (_, positions, _) in layers.items() if positions == 1 and name != ending]
+    alike = slopes_alike(observed, knowledge, inner) if inner else {}
     for name, (module, positions, mixes) in layers.items():
         prefix = f"{name}." if name else ""
         weight, bias = f"{prefix}weight", f"{prefix}bias"
