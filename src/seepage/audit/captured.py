@@ -13,7 +13,7 @@ from seepage.audit.folder import Run, claim, take, undone_on_mistake
 from seepage.audit.observe import SIZE_UNKNOWN, Search, observe_files
 from seepage.audit.recipe.resolve import run_name
 from seepage.audit.recorded import AttackRequest, attack_only, request_contents
-from seepage.audit.values import Range, Shown, searched_values
+from seepage.audit.values import Range, ValuesShown, searched_values
 from seepage.base.lock import locked
 from seepage.federation.transcript.foreign import read_facts
 from seepage.federation.types import Architecture, Transcript
@@ -64,7 +64,7 @@ def _search(request: AttackRequest) -> Search | None:
         return None
     seconds = MOST_SECONDS if request.minutes is None else min(MOST_SECONDS, 60 * SHARE * request.minutes)
 
-    def search(within: Callable[[Range], Transcript]) -> Shown | None:
+    def search(within: Callable[[Range], Transcript]) -> ValuesShown | None:
         if request.tell is not None:
             request.tell(f"no --normalize or --values: {SEARCHED} looks for the range, for {seconds:.0f} s at most")
         return searched_values(within, seconds)

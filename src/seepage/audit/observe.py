@@ -42,7 +42,7 @@ from seepage.audit.capture import NORMALIZATION, VALUES, Capture, some
 from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.caveats import OPTIMIZERS
 from seepage.audit.recipe.parts import problems_of
-from seepage.audit.values import Range, Shown, shown_values
+from seepage.audit.values import Range, ValuesShown, shown_values
 from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import models
 from seepage.base.storage import make_private
@@ -63,7 +63,7 @@ from seepage.federation.transcript.recorded import save_transcript
 from seepage.federation.types import Architecture, ClientUpdate, Tensors, Transcript, Update
 from seepage.measure.metrics.image import is_image
 
-Search = Callable[[Callable[[Range], Transcript]], Shown | None]
+Search = Callable[[Callable[[Range], Transcript]], ValuesShown | None]
 """Looks for the range of values, by a transcript with inputs of any."""
 ARRAYS = "arrays"
 """Name of the fact that arrays have no names."""
@@ -240,7 +240,7 @@ def _observe(
 
 def _shown(
     within: Callable[[Range], Transcript], size: int | None, shape: tuple[int, ...], search: Search | None
-) -> tuple[Shown | None, str]:
+) -> tuple[ValuesShown | None, str]:
     """What proven examples show of the range of values, and whose they are; None where none are proven."""
     if (found := shown_values(within)) is not None:
         return found, f"{plural(len(found.examples), 'example')} in rows of the first layer"

@@ -47,7 +47,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class ValuesShown:
     """What proven examples show.
 
     Attributes:
@@ -61,7 +61,7 @@ class Shown:
     normalize: str | None
 
 
-def shown_values(within: Callable[[Range], Transcript]) -> Shown | None:
+def shown_values(within: Callable[[Range], Transcript]) -> ValuesShown | None:
     """What `linear` proves of more examples in another range than in [0, 1]; None where it does not.
 
     Errors count as shares of the range, hence the examples are proven once more in the one that is returned.
@@ -80,10 +80,10 @@ def shown_values(within: Callable[[Range], Transcript]) -> Shown | None:
         return None
     fits = _around(seen)
     again = _proven(within(fits), attack)
-    return None if again is None or len(again) <= count else Shown(fits, again, normalization_of(again))
+    return None if again is None or len(again) <= count else ValuesShown(fits, again, normalization_of(again))
 
 
-def searched_values(within: Callable[[Range], Transcript], seconds: float) -> Shown | None:
+def searched_values(within: Callable[[Range], Transcript], seconds: float) -> ValuesShown | None:
     """The same by `gauss_newton`, of pictures behind convolutions, in so many seconds at most; None within [0, 1], too.
 
     Args:
@@ -97,7 +97,7 @@ def searched_values(within: Callable[[Range], Transcript], seconds: float) -> Sh
             found = _proven(within((-reach, reach)), GaussNewton(rounding=False))
         if found is not None:
             beyond = bool((found < -SLACK).any() or (found > 1 + SLACK).any())
-            return Shown(_around(found), found, normalization_of(found)) if beyond else None
+            return ValuesShown(_around(found), found, normalization_of(found)) if beyond else None
     return None
 
 
