@@ -166,10 +166,9 @@ class _Reader:
             yield self._fact(VALUES, words, "inferred" if VALUES in self.said else "assumed", "--values")
         if len(knowledge.input_shape) == 3:
             own = None if knowledge.architecture is None else knowledge.architecture.options.get("normalize")
-            words = self.said.get(NORMALIZATION, "none but the network's own" if own is None else str(own))
-            yield self._fact(
-                NORMALIZATION, words, "inferred" if NORMALIZATION in self.said else "unknown", "--normalize"
-            )
+            words = "not known: none but the network's own is assumed" if own is None else str(own)
+            told: Origin = "inferred" if NORMALIZATION in self.said else "unknown"
+            yield self._fact(NORMALIZATION, self.said.get(NORMALIZATION, words), told, "--normalize")
 
     def _loss(self) -> Fact:
         words, labels = self.said.get("loss", str(self.rule.loss)), self.look.labels
