@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from seepage import Architecture, Update, build, data, observe
+from seepage.attacks.gauss_newton.search import Search
 from seepage.audit.values import NORMALIZATIONS, normalization_of, searched_values, shown_values
 from seepage.base.nn import generator
 from seepage.federation.models.normalize import statistics_of
@@ -97,3 +98,17 @@ def test_each_normalization_is_told_from_all_others(how: str) -> None:
     levels = torch.randint(0, 256, (2, len(mean), 16, 16), generator=draw) / 255
     errors = 1e-3 / 255 * torch.randn(levels.shape, generator=draw)
     assert normalization_of((levels + errors - mean) / std) == how
+
+
+def test_whoever_stops_the_search_stops_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, within = convolved(0.5, 0.5)
+    real = Search.step
+
+    def stopped(search: Search) -> float:
+        if len(search.history) > 1:
+            raise KeyboardInterrupt
+        return real(search)
+
+    monkeypatch.setattr(Search, "step", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        searched_values(lambda ends: within(value_range=ends), 60.0)

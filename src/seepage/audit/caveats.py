@@ -270,14 +270,18 @@ def normalization_of_truth(view: Transcript, batch: Batch) -> str | None:
     return name
 
 
+UNTRUE = "the true examples do not give the update that was sent: something stated or inferred of the client is not so"
+"""What `contradicted-by-truth` says, here and in a headline."""
+
+
 def contradiction_flags(
     transcript: Transcript, off: tuple[float, float] | None, said: Mapping[str, str]
 ) -> list[Finding]:
     """A warning where the true examples do not give the update that was sent, and no noise or rounding shows in it."""
     if off is None or not contradicts(off) or {"noise", "rounding"} & causes(transcript, said).keys():
         return []
-    words = "the true examples do not give the update that was sent: attacks were told of the client what is not so"
-    return [warning("contradicted-by-truth", f"{words[0].upper()}{words[1:]}.", off=off[0], multiple=off[1])]
+    message = f"{UNTRUE[0].upper()}{UNTRUE[1:]}."
+    return [warning("contradicted-by-truth", message, off=off[0], multiple=off[1])]
 
 
 def caveats(

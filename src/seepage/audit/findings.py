@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Any, Literal, TypeVar
 
+from seepage.audit.caveats import UNTRUE
 from seepage.audit.outcome import PASSED_OVER
 from seepage.audit.row import (
     MEMBERSHIP_SCORES,
@@ -163,8 +164,7 @@ UNTRUSTED = {
     "failed": "{attack} failed",
     "diverged": "{attack} diverged",
     "confident-examples": "the model is already sure of examples, whose part of the update is next to nothing",
-    "contradicted-by-truth": "the true examples do not give the update that was sent, so that something stated or "
-    "inferred of the client is not so",
+    "contradicted-by-truth": UNTRUE,
 }
 """Warnings with which a count of nothing is no finding, in words for the headline."""
 

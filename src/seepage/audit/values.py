@@ -16,7 +16,7 @@ from torch import Tensor
 from seepage.attacks.base import Attack
 from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.linear import LinearLeak
-from seepage.base.clock import OutOfTime, limited
+from seepage.base.clock import Limit, OutOfTime, limited
 from seepage.base.rounding import outward
 from seepage.errors import SeepageError
 from seepage.federation.models.normalize import statistics_of
@@ -93,8 +93,8 @@ def searched_values(within: Callable[[Range], Transcript], seconds: float) -> Va
     until = time.monotonic() + seconds
     for reach in (REACHES[0], REACHES[-1]):
         found = None
-        with suppress(OutOfTime), limited(until - time.monotonic()):
-            found = _proven(within((-reach, reach)), GaussNewton(rounding=False))
+        with suppress(OutOfTime), limited(until - time.monotonic()) as limit:
+            found = _proven(within((-reach, reach)), GaussNewton(rounding=False), limit)
         if found is not None:
             beyond = bool((found < -SLACK).any() or (found > 1 + SLACK).any())
             return ValuesShown(_around(found), found, normalization_of(found)) if beyond else None
@@ -107,10 +107,16 @@ def _around(examples: Tensor) -> Range:
     return outward(min(0.0, low - room), max(1.0, high + room))
 
 
-def _proven(transcript: Transcript, attack: Attack) -> Tensor | None:
-    """Examples `[k, *shape]` that an attack certifies, as the network reads them; None where there are none."""
+def _proven(transcript: Transcript, attack: Attack, limit: Limit | None = None) -> Tensor | None:
+    """Examples `[k, *shape]` that an attack certifies, as the network reads them; None where there are none.
+
+    Raises:
+        KeyboardInterrupt: Where somebody stopped it, and not the clock.
+    """
     with suppress(SeepageError):  # Inapplicable, or a network that takes no example alone
         found = attack(transcript, seed=0)
+        if found.status == "interrupted" and not (limit is not None and limit.over):
+            raise KeyboardInterrupt
         if found.certified is not None and bool(found.certified.any()):
             return found.inputs[found.certified]
     return None
