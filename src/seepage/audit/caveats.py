@@ -21,7 +21,7 @@ from seepage.attacks.network import AttackedRound, vouch, vouch_unlabeled
 from seepage.attacks.network.outputs import draws
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
-from seepage.audit.row import FITS, Diagnostic, EpsilonRow, Row, share_words
+from seepage.audit.row import FITS, UNTRUE, Diagnostic, EpsilonRow, Row, share_words
 from seepage.audit.values import NORMALIZATIONS
 from seepage.base.nn import has_batch_norm, vocabulary_of
 from seepage.base.registry import Spec
@@ -268,10 +268,6 @@ def normalization_of_truth(view: Transcript, batch: Batch) -> str | None:
             off = compared_to_sent(view, replace(batch, inputs=(batch.inputs - mean) / std))
             best, name = (off[0], one) if off is not None and off[0] < best else (best, name)
     return name
-
-
-UNTRUE = "the true examples do not give the update that was sent: something stated or inferred of the client is not so"
-"""What `contradicted-by-truth` says, here and in a headline."""
 
 
 def contradiction_flags(

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Any, Literal, TypeVar
 
-from seepage.audit.caveats import UNTRUE
 from seepage.audit.outcome import PASSED_OVER
 from seepage.audit.row import (
     MEMBERSHIP_SCORES,
+    UNTRUE,
     BoundRow,
     Case,
     Diagnostic,

@@ -54,6 +54,8 @@ class Certified(JsonRecord):
     wrong: int | None = None
 
 
+UNTRUE = "the true examples do not give the update that was sent: something stated or inferred of the client is not so"
+"""What `contradicted-by-truth` says, here and in a headline."""
 FITS = 0.01
 """Relative difference of updates up to which guesses count as reproducing the one that was sent."""
 
