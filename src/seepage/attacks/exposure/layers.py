@@ -380,7 +380,7 @@ def read_alone(rows: MeasuredRows) -> int:
     >>> x, s = torch.rand(2, 50, generator=draw).double(), torch.rand(8, 2, generator=draw).double()
     >>> s[:4, 1] = 0.0
     >>> rows = torch.cat([s @ x, s.sum(1, keepdim=True)], 1)
-    >>> [read_alone(MeasuredRows.of(rows, torch.full_like(rows, error))) for error in (1e-4, 1e-1)]
+    >>> [read_alone(MeasuredRows.of(rows, torch.full_like(rows, error))) for error in (1e-5, 1e-1)]
     [1, 0]
     """
     return len(_groups_alone(rows))

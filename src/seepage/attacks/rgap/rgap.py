@@ -91,12 +91,12 @@ class RGap(Attack):
 
     Example:
         >>> from seepage import Batch, attack, record
-        >>> from seepage.attacks.rgap.chain import probe_image
+        >>> image = torch.rand((1, 1, 8, 8), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
         >>> conv = nn.Conv2d(1, 6, 3, stride=2, padding=1)
         >>> model = nn.Sequential(conv, nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(96, 4)).double()
-        >>> seen = record(model, Batch(probe_image((1, 8, 8), 5).double(), torch.tensor([3])))
+        >>> seen = record(model, Batch(image, torch.tensor([3])))
         >>> found = attack(seen, RGap())
-        >>> found.labels, bool((found.inputs - probe_image((1, 8, 8), 5)).abs().max() < 1e-4)
+        >>> found.labels, bool((found.inputs - image).abs().max() < 1e-4)
         (tensor([3]), True)
     """
 
