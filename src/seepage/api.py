@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import Progress, ignore
 from seepage.attacks.exposure.reading import read_off
+from seepage.base.blocks import Block
 from seepage.base.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, try_inputs, vocabulary_of
 from seepage.base.own_code import first_line
 from seepage.base.registry import Spec
@@ -47,6 +48,7 @@ def record(
     known: Sequence[SideInformation] = (),
     value_range: tuple[float, float] = (0.0, 1.0),
     architecture: Architecture | None = None,
+    blocks: Sequence[Block] = (),
     seed: int = 0,
 ) -> SimulatedTranscript:
     """What an honest-but-curious server sees when a client trains `model` on `batch`.
@@ -59,6 +61,7 @@ def record(
         known: What the attacker knows beside the protocol, e.g. `["labels", "defense"]`.
         value_range: Smallest and largest value an input can take.
         architecture: How to build the model by name; needed only to save the transcript to a folder.
+        blocks: One-hot blocks of a table's row, (first place, width) of each, which the attacker knows.
         seed: Seeds the defense's noise.
 
     Returns:
@@ -106,6 +109,7 @@ def record(
         defense=defense if "defense" in known else None,
         architecture=architecture,
         target=target,
+        blocks=tuple(blocks),
     )
     for labels in (batch.labels for batch in batches):
         odd = misfit_of_labels(labels, knowledge)
@@ -159,6 +163,7 @@ def observe(
     architecture: Architecture | None = None,
     personal: Collection[str] = (),
     target: Target | None = None,
+    blocks: Sequence[Block] = (),
 ) -> SimulatedTranscript:
     """An update that somebody else sent, to be attacked with no truth at hand.
 
@@ -177,6 +182,7 @@ def observe(
         personal: Names of parameters that are the client's own, whose weights were never seen.
         target: What the examples are trained towards; None: a map where the model's outputs are maps, values where it
             has one output and its loss is `mse`, else classes.
+        blocks: As of `record`.
 
     Raises:
         SeepageError: For an update that does not fit the model, moves a frozen parameter, or is not finite.
@@ -221,6 +227,7 @@ def observe(
         known=frozenset() if labels is None else frozenset(["labels"]),
         architecture=architecture,
         target=target,
+        blocks=tuple(blocks),
     )
     seen = Round(0, params, sent, buffers, batch_size=batch_size, labels=labels, personal=frozenset(personal))
     return SimulatedTranscript(knowledge, lambda t: seen, 1)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
 from torch import Tensor
 
+from seepage.base.blocks import settled
 from seepage.base.checkpoint import Checkpoint, Resumable, run_steps
 from seepage.base.nn import input_layer, token_table, vocabulary_of
 from seepage.errors import Inapplicable, short
@@ -322,6 +323,9 @@ class Attack(ABC):
     def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
         """Attack. Raises `Inapplicable` as `check` does."""
         found = self.run(self.prepare(transcript), seed=seed, progress=progress)
+        blocks = transcript.knowledge.blocks
+        if blocks and found.space == "input":
+            found = replace(found, inputs=settled(found.inputs, blocks))
         # Where each example is its own target there is no label beside it.
         return found if transcript.knowledge.client.target == "label" else replace(found, labels=None)
 

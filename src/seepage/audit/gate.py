@@ -21,6 +21,9 @@ SHARES = frozenset(
         "others_identified",
         "token_recall",
         "token_precision",
+        "exact_rows",
+        "category_recall",
+        "number_recall",
     }
 )
 """Scores that are shares; certified guesses are counted per private example."""

@@ -18,6 +18,7 @@ from seepage.audit.recipe.places import is_own, kind_of
 from seepage.audit.row import Case, DrawnRounds
 from seepage.audit.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, taken_outputs
 from seepage.audit.simulate.training import accuracy
+from seepage.base.blocks import Block
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.base.registry import Spec, models
 from seepage.base.schema import parse
@@ -33,6 +34,7 @@ from seepage.federation.transcript.truth import save_truth
 from seepage.federation.transcript.vertical import IndexedVictim
 from seepage.federation.types import Batch, Round, Transcript
 from seepage.measure.metrics import baselines, is_image, psnr, ssim
+from seepage.measure.metrics.rows import row_metrics
 from seepage.measure.metrics.text import frequent, frequent_share, rouge, tokens_of
 
 FEWEST_TESTED, MOST_NUMBERS = 16, 2_400_000
@@ -302,7 +304,7 @@ def _case(setting: Setting, batches: Sequence[Batch]) -> Case:
         "parameters": sum(p.numel() for p in setting.state[0].values()),
         "baselines": _text_baselines(batches, dataset)
         if isinstance(dataset, TextDataset)
-        else _baselines(batches, recipe.seed, getattr(dataset, "typical", None)),
+        else _baselines(batches, recipe.seed, getattr(dataset, "typical", None), setting.knowledge.blocks),
         **setting.facts,
         **_inferred(setting),
         "accuracy": right,
@@ -320,16 +322,20 @@ def _inferred(setting: Setting) -> dict[str, Any]:
     return {"inferred": said} if said else {}
 
 
-def _baselines(batches: Sequence[Batch], seed: int, typical: Tensor | None) -> dict[str, dict[str, float | None]]:
+def _baselines(
+    batches: Sequence[Batch], seed: int, typical: Tensor | None, blocks: Sequence[Block]
+) -> dict[str, dict[str, float | None]]:
     """Mean scores of guesses made without an attack, computed in the same way as the scores of attacks."""
-    found: dict[str, list[tuple[Tensor, Tensor | None]]] = {}
+    found: dict[str, list[dict[str, Tensor]]] = {}
     for batch in batches:
         truth = batch.inputs.cpu()
         for name, guess in baselines(truth, seed=seed, typical=typical).items():
-            similar = ssim(guess, truth) if is_image(tuple(truth.shape[1:])) else None
-            found.setdefault(name, []).append((psnr(guess, truth), similar))
+            own = {"psnr": psnr(guess, truth)}
+            own |= {"ssim": ssim(guess, truth)} if is_image(tuple(truth.shape[1:])) else {}
+            own |= row_metrics(guess, truth, blocks) if blocks and name == "typical" else {}
+            found.setdefault(name, []).append(own)
     return {
-        name: {"psnr": _mean([p for p, _ in parts], 2), "ssim": _mean([s for _, s in parts], 4)}
+        name: {"ssim": None} | {key: _mean([one[key] for one in parts], 2 if key == "psnr" else 4) for key in parts[0]}
         for name, parts in found.items()
     }
 

@@ -110,7 +110,7 @@ class Row(JsonRecord):
             mean color), `psnr_nearest` (each example takes its most similar guess) `label_accuracy`; of values
             `target_error`. Of a set of tokens `token_recall`, the share of the examples' distinct tokens that are
             named, and `token_precision`, the share of the named ones that the examples hold, with the interval of
-            Clopper and Pearson.
+            Clopper and Pearson. Of a table with words `exact_rows`, `category_recall` and `number_recall`.
         baselines: Name of a guess without an attack, to metric, to its mean.
         certified: Guesses that the attack certifies as exact; None where it cannot certify any. With the space
             `feature` or `token` they are no examples.
@@ -312,6 +312,7 @@ SCORE_NAMES = (
     "gain_db", "label_accuracy", "psnr_nearest",
     *(f"{guess}_{metric}" for metric in ("psnr", "ssim") for guess in ("mean_color", "grey", "random")),
     "error_v", "error_h", "certified", "tokens_identified", "token_recall", "token_precision",
+    "exact_rows", "category_recall", "number_recall",
 )  # fmt: skip
 """Names of scores that `--fail-if` accepts in every run."""
 

@@ -29,6 +29,8 @@ from seepage.measure.metrics import (
     score,
 )
 from seepage.measure.metrics.image import psnr
+from seepage.measure.metrics.rows import column_hits, columns_in_words
+from seepage.measure.metrics.score import to_unit
 from seepage.measure.metrics.text import TextAlignment, align_text, score_text, score_token_set
 
 
@@ -87,7 +89,25 @@ def scores_of(attempts: Sequence[Attempt], truth: Sequence[Batch], by: Yardstick
         scores, nearest = score(guess, batch, by, aligned=aligned), _nearest_psnr(aligned, batch, by.value_range)
         parts.append(replace(scores, values={**scores.values, "psnr_nearest": nearest}))
     wrong = wrong_certificates(found, alignments, by.value_range, by.limits.exact_db)
-    return ScoredAttack(Scores.concatenate(parts), tuple(alignments), wrong)
+    scores = Scores.concatenate(parts)
+    if by.blocks:
+        scores = replace(scores, notes=(*scores.notes, _by_column(alignments, truth, by)))
+    return ScoredAttack(scores, tuple(alignments), wrong)
+
+
+def _by_column(alignments: Sequence[Alignment], truth: Sequence[Batch], by: Yardstick) -> str:
+    """A sentence on how often each column of a table was right, in the columns' order."""
+    hits = [
+        column_hits(
+            *(to_unit(rows.detach().cpu(), by.value_range) for rows in (aligned.guesses, batch.inputs)),
+            by.blocks, by.value_range, by.limits.exact_db,
+        )
+        for aligned, batch in zip(alignments, truth, strict=True)
+    ]  # fmt: skip
+    matched = torch.cat([aligned.matched for aligned in alignments])[:, None]
+    words, numbers = (torch.cat(part) & matched for part in zip(*hits, strict=True))
+    said = f"columns of words, in order, were right in {columns_in_words(words)} rows"
+    return f"{said}; of numbers in {columns_in_words(numbers)}" if numbers.shape[1] else said
 
 
 def _score_texts(found: Sequence[Reconstruction], truth: Sequence[Batch]) -> ScoredAttack:
@@ -200,6 +220,7 @@ def make_row(
     unused = [item for item in side if item in attack.ignores]
     side = [item for item in side if item not in unused]
     known = [item for item in PROTOCOL if item != "batch size" or views[0][0].batch_size is not None]
+    known += ["columns of words"] if views[0].knowledge.blocks else []
     status = worst_status(attempts)
     summaries = {} if scored is None else _rounded(scored.scores.summaries)
     space = found[0].space if found else None

@@ -401,6 +401,7 @@ def _yardstick(source: Source, transcript: Transcript, truth: Truth | None, reci
         units=truth.units,
         typical=truth.typical,
         target=knowledge.target,
+        blocks=knowledge.blocks,
         seed=recipe.seed,
     )
 

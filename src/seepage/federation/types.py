@@ -52,6 +52,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from seepage.base.blocks import Block, check_blocks
 from seepage.base.images import shown
 from seepage.base.registry import Spec
 from seepage.base.storage import Tensors as Tensors
@@ -738,6 +739,7 @@ class Knowledge:
         auxiliary: Examples `[m, *shape]` that are not private, when the attacker has some.
         architecture: How to build the model again: registry name or dotted path, with options.
         target: What the examples are trained towards.
+        blocks: One-hot blocks of a table's row, which the encoding of its words made.
     """
 
     model: nn.Module
@@ -750,11 +752,13 @@ class Knowledge:
     auxiliary: Tensor | None = None
     architecture: Architecture | None = None
     target: Target = "class"
+    blocks: tuple[Block, ...] = ()
 
     def __post_init__(self) -> None:
         low, high = self.value_range
         if not low < high:
             raise SeepageError(f"value_range must rise, got {self.value_range}; pass (low, high)")
+        check_blocks(self.blocks, self.input_shape)
 
     @property
     def num_outputs(self) -> int:

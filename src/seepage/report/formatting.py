@@ -8,6 +8,7 @@ from markupsafe import Markup, escape
 
 from seepage.audit.case import Case, Measure
 from seepage.base.words import plural
+from seepage.measure.metrics.rows import NAMES as ROW_METRICS
 
 NONE = "\N{EM DASH}"
 """Stands where a number does not apply."""
@@ -197,4 +198,9 @@ def without_update(case: Case) -> str:
         psnr, ssim = (case.baseline(name, metric) for metric in ("psnr", "ssim"))
         alike = "" if ssim is None else f", SSIM {number(ssim, 2)}"
         said += [] if psnr is None else [f"{words} {number(psnr)} dB{alike}"]
+    rows, *shares = (case.baseline("typical", name) for name in ROW_METRICS)
+    if rows is not None:
+        kinds = zip(("words", "numbers"), shares, strict=True)
+        parts = ", ".join(f"{percent(share)} of {kind}" for kind, share in [*kinds, ("rows", rows)] if share is not None)
+        said.insert(1, f"each column's commonest word or mean {parts}")
     return "; ".join(said)

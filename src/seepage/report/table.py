@@ -107,7 +107,8 @@ def further_metrics(rows: Iterable[Row]) -> list[str]:
     return [name for name in names if name not in common]
 
 
-HEADINGS = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "lpips": "LPIPS"}
+HEADINGS = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "lpips": "LPIPS", "exact_rows": "whole rows",
+            "category_recall": "words", "number_recall": "numbers"}  # fmt: skip
 """What people call a metric, where that is not its name here."""
 
 _COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest", "target_error",

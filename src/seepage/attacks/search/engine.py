@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, ignore, run_resumable
 from seepage.attacks.search.adaptive import defended_rule
 from seepage.attacks.search.directions import Direction, Gradients, Plain
 from seepage.attacks.search.distances import Distance
@@ -22,10 +22,11 @@ from seepage.attacks.search.labels import Auto, Joint, LabelInference, labels_by
 from seepage.attacks.search.layers import LayerPrior
 from seepage.attacks.search.objective import MatchingObjective
 from seepage.attacks.search.optimizers import LBFGS, OptimizerSettings, Schedule
-from seepage.attacks.search.parameters import Parameterization, Pixels
+from seepage.attacks.search.parameters import NumbersOnly, Parameterization, Pixels
 from seepage.attacks.search.priors import Prior
 from seepage.attacks.search.problem import Evaluation, Local, Problem
 from seepage.attacks.search.search import Restart
+from seepage.base.blocks import one_hot
 from seepage.base.checkpoint import Resumable, record_interval
 from seepage.base.nn import generator, input_layer, last_linear, output_shape, vocabulary_of
 from seepage.errors import SeepageError
@@ -33,6 +34,8 @@ from seepage.federation.types import Knowledge, Reconstruction, Round, Status, T
 
 STANDING, PATIENCE = 1e-3, 20
 """L-BFGS is at rest where the lowest objective fell by less than this share in so many steps of 20 evaluations."""
+NUMBERS_SHARE = 0.3
+"""Share of a search's steps for which numbers are searched for again, beside words that are set."""
 FEWEST_STEPS_FOR_TRIAL = 50
 """Steps from which the trial of a first-order step, some three evaluations, pays."""
 
@@ -144,8 +147,29 @@ class GradientMatching(Attack):
 
     def run(self, seen: tuple[Knowledge, Round], *, seed: int, progress: Progress) -> Reconstruction:
         knowledge, observed = seen
-        labels = labels_by(self.labels, observed, knowledge)
-        return self.minimize(self._objective(observed, knowledge), labels, seed=seed, progress=progress)
+        objective, labels = self._objective(observed, knowledge), labels_by(self.labels, observed, knowledge)
+        found = self.minimize(objective, labels, seed=seed, progress=progress)
+        return self._with_words(objective, found, seed) if knowledge.blocks else found
+
+    def _with_words(self, objective: MatchingObjective, found: Reconstruction, seed: int) -> Reconstruction:
+        """The rows with the likeliest word of each block, and numbers searched for anew: what explains no worse."""
+        if found.labels is None or found.objective is None or found.status in ("interrupted", "diverged"):
+            return found
+        rows = one_hot(found.inputs, objective.knowledge.blocks)
+        numbers = replace(
+            self, parameters=NumbersOnly(rows=rows, std=self.parameters.std), restarts=1,
+            steps=math.ceil(self.steps * NUMBERS_SHARE),
+        )  # fmt: skip
+        again = numbers.minimize(objective, found.labels, seed=seed, progress=ignore)
+        candidates = [again.inputs, rows] if again.objective is not None else [rows]
+        values = [objective.value_at(inputs, found.labels) for inputs in [found.inputs, *candidates]]
+        cost = {name: found.cost[name] + again.cost[name] for name in found.cost}
+        best = min(range(len(values)), key=values.__getitem__)
+        if best == 0:
+            return replace(found, cost=cost, status="interrupted" if again.status == "interrupted" else found.status)
+        value = torch.full_like(found.objective, values[best])
+        chosen = candidates[best - 1]
+        return replace(again, inputs=chosen, objective=value, cost=cost, notes=found.notes, history=found.history)
 
     def minimize(
         self,

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from seepage.attacks.base import Inapplicable
+from seepage.base.blocks import relaxed, words_at
 from seepage.federation.types import Knowledge
 
 Start = Literal["normal", "uniform", "wide", "grey"]
@@ -91,10 +92,37 @@ class Pixels(Parameterization):
             inputs = first_inputs(self.start_from, shape, knowledge.value_range, generator)
             first = (inputs - self.mean) / self.std
         low, high = ((bound - self.mean) / self.std for bound in knowledge.value_range)
+        words = words_at(knowledge.blocks, shape[-1]).to(like.device)
+
+        def decode(unknowns: Sequence[Tensor]) -> Tensor:
+            values = self.mean + self.std * unknowns[0]
+            # Of a block the unknowns are logits, whose softmax the network reads (Vero et al., ICML 2023).
+            return relaxed(torch.where(words, unknowns[0], values), knowledge.blocks) if knowledge.blocks else values
+
+        def project(unknowns: Sequence[Tensor]) -> list[Tensor]:
+            return [torch.where(words, unknowns[0], unknowns[0].clamp(low, high))]
+
+        return SearchSpace([first.to(like)], decode, project)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumbersOnly(Parameterization):
+    """The numbers of a table's rows as unknowns, from those of given rows, whose words stay as they are.
+
+    Args:
+        rows: `[batch, d]` with one-hot blocks.
+        std: As of `Pixels`; its mean shifts nothing here.
+    """
+
+    rows: Tensor
+    std: float = 1.0
+
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
+        words, (low, high) = words_at(knowledge.blocks, self.rows.shape[1]).to(like.device), knowledge.value_range
         return SearchSpace(
-            [first.to(like)],
-            lambda unknowns: self.mean + self.std * unknowns[0],
-            lambda unknowns: [unknowns[0].clamp(low, high)],
+            [self.rows.to(like) / self.std],
+            lambda unknowns: torch.where(words, self.rows, self.std * unknowns[0]),
+            lambda unknowns: [unknowns[0].clamp(low / self.std, high / self.std)],
         )
 
 

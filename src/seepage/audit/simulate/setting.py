@@ -279,6 +279,7 @@ class Setting:
             auxiliary=auxiliary,
             architecture=recipe.architecture,
             target=_target(recipe, self.dataset),
+            blocks=getattr(self.dataset, "blocks", ()),
         )
 
     def victim(self) -> tuple[Victim | IndexedVictim, Truth]:

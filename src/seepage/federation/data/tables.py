@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seepage.base.blocks import Block
 from seepage.base.registry import datasets
 from seepage.base.units import Units
 from seepage.errors import SeepageError
@@ -55,6 +56,16 @@ class TableDataset:
     def typical(self) -> Tensor | None:
         """`[d]` the mean of the rows to train on, which anybody may guess; None where there are none."""
         return self.rows[self.train].mean(0) if len(self.train) else None
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """First place and width of each block of places that is one-hot, or marks a gap."""
+        found, first = [], 0
+        for column in self.columns:
+            start = first + (0 if column.categories else 1)
+            first += column.width
+            found += [(start, first - start)] if first > start else []
+        return tuple(found)
 
     def batch(self, indices: Tensor) -> Batch:
         """The rows at `indices` `[n]`: inputs float32 `[n, d]` in [0, 1], with labels (or values) and indices."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from seepage.base.blocks import check_blocks
 from seepage.base.registry import Spec, is_dotted
 from seepage.base.signatures import bind, problems_with
 from seepage.base.storage import check_schema, read_json, read_tensors
@@ -50,6 +51,7 @@ class Facts:
     inferred: dict[str, Any] | None = None
     personal: list[str] = field(default_factory=list)
     target: Target = "class"
+    blocks: list[list[int]] = field(default_factory=list)
 
     @property
     def said(self) -> dict[str, str]:
@@ -122,6 +124,9 @@ def _check_sizes(facts: Facts, path: Path) -> None:
     check_batch_size(size, shape, str(path))
     if len(facts.value_range) != 2 or not facts.value_range[0] < facts.value_range[1]:
         raise SeepageError(f"{path} names the value range {short(facts.value_range)}, not [low, high]; record it again")
+    if any(len(block) != 2 for block in facts.blocks):
+        raise SeepageError(f"{path} names one-hot blocks that are no pairs of place and width; record it again")
+    check_blocks([(first, width) for first, width in facts.blocks], shape)
     if facts.rounds < 1:
         raise SeepageError(f"{path} names {facts.rounds} rounds, and one is the least there can be; record it again")
 

@@ -339,6 +339,7 @@ def _table(knowledge: Knowledge, batch_size: int | None, rounds: int) -> dict[st
         "batch_size": batch_size,
         "rounds": rounds,
         **({} if knowledge.target == "class" else {"target": knowledge.target}),
+        **({"blocks": [list(block) for block in knowledge.blocks]} if knowledge.blocks else {}),
     }
 
 
@@ -443,6 +444,7 @@ def _open_knowledge(
         auxiliary=read_auxiliary(folder, shape, device) if "auxiliary" in known else None,
         architecture=named,
         target=facts.target,
+        blocks=tuple((first_place, width) for first_place, width in facts.blocks),
     )
     return knowledge, first
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from seepage.base.blocks import Block
 from seepage.base.limits import Limits
 from seepage.base.rounding import outward
 from seepage.base.units import Units
@@ -16,6 +18,8 @@ from seepage.measure.metrics.align import Alignment, align
 from seepage.measure.metrics.baselines import baselines, floor_of
 from seepage.measure.metrics.labels import label_scores, labels_fit
 from seepage.measure.metrics.metric import Metric, find_metric
+from seepage.measure.metrics.rows import NAMES as ROW_METRICS
+from seepage.measure.metrics.rows import row_metrics
 from seepage.measure.metrics.scores import Scores
 
 _FEATURE_NOTE = "The guesses are inputs of an inner layer, not examples: only their cosine with the true ones is given."
@@ -34,6 +38,7 @@ class Yardstick:
         units: Units of the targets, where these are values; None: the targets as they are.
         typical: `[*shape]` a guess that needs no update, such as the mean of public rows of a table.
         target: Kind of the training target; None: inferred from the labels.
+        blocks: Columns of words of a table's row, as the attacker knows them.
         seed: Seed of the noise that the scores are printed by. Batches scored with one seed share one noise
             picture, so that `random` differs between them only by the truth.
     """
@@ -44,6 +49,7 @@ class Yardstick:
     units: Units | None = None
     typical: Tensor | None = None
     target: Target | None = None
+    blocks: tuple[Block, ...] = ()
     seed: int = 0
 
 
@@ -94,8 +100,8 @@ def score(
     if feature:
         cosines = image.cosine(aligned.guesses, inputs).masked_fill(~aligned.matched, torch.nan)
         return replace(blank, values={"cosine": cosines, **blank.values}, notes=(_FEATURE_NOTE,))
-    guesses, inputs = (_to_unit(t, by.value_range) for t in (aligned.guesses, inputs))
-    typical = None if by.typical is None else _to_unit(by.typical.detach().cpu(), by.value_range)
+    guesses, inputs = (to_unit(t, by.value_range) for t in (aligned.guesses, inputs))
+    typical = None if by.typical is None else to_unit(by.typical.detach().cpu(), by.value_range)
     return _with_inputs(blank, guesses, inputs, wanted, replace(by, typical=typical))
 
 
@@ -177,6 +183,11 @@ def _with_inputs(
         name: _measure(guess, truth, compared, by)
         for name, guess in baselines(truth, seed=by.seed, typical=by.typical).items()
     }
+    if by.blocks:
+        own = partial(row_metrics, truth=truth, blocks=by.blocks, value_range=by.value_range, exact_db=by.limits.exact_db)
+        values |= {name: found * blank.matched for name, found in own(guesses).items()}
+        if by.typical is not None:
+            floors["typical"] |= own(by.typical.to(truth).expand_as(truth))
     seen = values["psnr"] - floor_of(floors) >= by.limits.gain_db
     # Of examples that are nearly blank any guess is near: what a blank guess reaches is no reconstruction.
     exact = (values["psnr"] > by.limits.exact_db) & seen
@@ -184,6 +195,7 @@ def _with_inputs(
         seen = (values["likeness"] >= by.limits.likeness) | (exact & seen)
     return replace(
         blank,
+        metrics=(*blank.metrics, *(name for name in ROW_METRICS if name in values)),
         values={**values, **blank.values},
         baseline_values={**floors, **blank.baseline_values},
         recovered_each=blank.matched & seen,
@@ -222,7 +234,8 @@ def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[floa
         )
 
 
-def _to_unit(values: Tensor, value_range: tuple[float, float]) -> Tensor:
+def to_unit(values: Tensor, value_range: tuple[float, float]) -> Tensor:
+    """Values on [0, 1], those outside of the range clamped."""
     low, high = value_range
     return ((values - low) / (high - low)).clamp(0.0, 1.0)
 

@@ -149,6 +149,7 @@ class Scores:
             "recovered": _share(self.recovered_each),
             "exact": _share(self.exact_each),
             **{name: self._summary(values) for name, values in self.values.items() if name != "label"},
+            **({"exact_rows": _share(self.values["exact_rows"].bool())} if "exact_rows" in self.values else {}),
             "gain_db": self._summary(self._gains),
             "label_accuracy": self._labels,
         }
