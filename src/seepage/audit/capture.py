@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from seepage.audit.recipe.trust import own_code
+from seepage.base.blocks import Block
 from seepage.base.manifest import JudgedFile
 from seepage.base.registry import Spec
 from seepage.base.storage import SCHEMA
@@ -46,6 +47,7 @@ class Capture:
         batch_size: Examples behind the update, if known.
         target: What examples are trained towards, as in `seepage.observe`, where it is stated.
         values: Smallest and largest number that an example holds, if known; from 0 to 1 is assumed.
+        blocks: One-hot blocks of a table's row, as `Knowledge` has them, if known.
     """
 
     before: Path
@@ -62,6 +64,7 @@ class Capture:
     batch_size: int | None = None
     target: Target | None = None
     values: tuple[float, float] | None = None
+    blocks: tuple[Block, ...] = ()
 
     def __post_init__(self) -> None:
         if sum(path is not None for path in (self.after, self.gradient, self.difference)) != 1:
@@ -183,6 +186,7 @@ class Capture:
             "batch_size": self.batch_size,
             **({} if self.target is None else {"target": self.target}),
             **({} if self.values is None else {"values": self.values}),
+            **({"blocks": self.blocks} if self.blocks else {}),
             **({} if self.weight_decay is None else {"weight_decay": self.weight_decay}),
         }
         return json.dumps({"schema": SCHEMA, **known}, indent=2, default=str) + "\n"

@@ -211,7 +211,7 @@ def _observe(
     said |= {} if decay is None else {"weight decay": decay.words(None if UNKNOWN_RATE in said else lr)}
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
-        target=capture.target, value_range=capture.values or (0.0, 1.0),
+        target=capture.target, value_range=capture.values or (0.0, 1.0), blocks=capture.blocks,
     )  # fmt: skip
     transcript, more, unknown = _with_size(whole, capture.batch_size, said)
     said |= more

@@ -334,10 +334,11 @@ def _baselines(
             own |= {"ssim": ssim(guess, truth)} if is_image(tuple(truth.shape[1:])) else {}
             own |= row_metrics(guess, truth, blocks) if blocks and name == "typical" else {}
             found.setdefault(name, []).append(own)
-    return {
-        name: {"ssim": None} | {key: _mean([one[key] for one in parts], 2 if key == "psnr" else 4) for key in parts[0]}
-        for name, parts in found.items()
-    }
+    means: dict[str, dict[str, float | None]] = {name: {"ssim": None} for name in found}
+    for name, parts in found.items():
+        for key in parts[0]:
+            means[name][key] = round(float(torch.cat([one[key] for one in parts]).mean()), 2 if key == "psnr" else 4)
+    return means
 
 
 def _text_baselines(batches: Sequence[Batch], dataset: TextDataset) -> dict[str, dict[str, float | None]]:
@@ -354,8 +355,3 @@ def _text_baselines(batches: Sequence[Batch], dataset: TextDataset) -> dict[str,
     shares = [frequent_share(batch.inputs.cpu(), public) for batch in batches]
     named = round(sum(shares) / len(shares), 4)
     return {"frequent": {"rouge_1": round(means[0], 4), "rouge_2": round(means[1], 4), "token_recall": named}}
-
-
-def _mean(parts: Sequence[Tensor | None], digits: int) -> float | None:
-    known = [part for part in parts if part is not None]
-    return round(float(torch.cat(known).mean()), digits) if known else None

@@ -97,13 +97,10 @@ def scores_of(attempts: Sequence[Attempt], truth: Sequence[Batch], by: Yardstick
 
 def _by_column(alignments: Sequence[Alignment], truth: Sequence[Batch], by: Yardstick) -> str:
     """A sentence on how often each column of a table was right, in the columns' order."""
-    hits = [
-        column_hits(
-            *(to_unit(rows.detach().cpu(), by.value_range) for rows in (aligned.guesses, batch.inputs)),
-            by.blocks, by.value_range, by.limits.exact_db,
-        )
-        for aligned, batch in zip(alignments, truth, strict=True)
-    ]  # fmt: skip
+    hits = []
+    for aligned, batch in zip(alignments, truth, strict=True):
+        rows, own = (to_unit(part.detach().cpu(), by.value_range) for part in (aligned.guesses, batch.inputs))
+        hits.append(column_hits(rows, own, by.blocks, by.value_range, by.limits.exact_db))
     matched = torch.cat([aligned.matched for aligned in alignments])[:, None]
     words, numbers = (torch.cat(part) & matched for part in zip(*hits, strict=True))
     said = f"columns of words, in order, were right in {columns_in_words(words)} rows"

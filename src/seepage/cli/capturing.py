@@ -183,6 +183,7 @@ def capture_of(
         batch_size=own.batch_size,
         target=cast("Target | None", target),
         values=None if facts.values is None else _range_of(facts.values),
+        blocks=() if facts.blocks is None else _blocks_of(facts.blocks),
     )
 
 
@@ -200,6 +201,18 @@ def _range_of(text: str) -> tuple[float, float]:
     if not -math.inf < low < high < math.inf:
         raise SeepageError(f"--values takes the smallest and the largest number, such as -3,3, got {short(text)}")
     return low, high
+
+
+def _blocks_of(text: str) -> tuple[tuple[int, int], ...]:
+    """The pairs of `--blocks`.
+
+    >>> _blocks_of("4:3,7:2")
+    ((4, 3), (7, 2))
+    """
+    pairs = [part.split(":") for part in text.split(",")]
+    if not all(len(pair) == 2 and all(number.strip().isdecimal() for number in pair) for pair in pairs):
+        raise SeepageError(f"--blocks takes pairs of first place and width, such as 4:3,7:2, got {short(text)}")
+    return tuple((int(first), int(width)) for first, width in pairs)
 
 
 def attack(

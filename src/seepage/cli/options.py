@@ -239,6 +239,13 @@ class FileOptions:
             help="Smallest and largest number in an example, such as -3,3 of standardized columns; default: 0,1.",
         ),
     ] = None
+    blocks: Annotated[
+        str | None,
+        _files(
+            "--blocks",
+            help="One-hot columns of a table: first place, from 0, and width of each block, such as 4:3,7:2.",
+        ),
+    ] = None
     lr: Annotated[
         float | None,
         _files("--lr", help="The client's learning rate; it may be left out where the last bias shows it."),

@@ -201,6 +201,8 @@ def without_update(case: Case) -> str:
     rows, *shares = (case.baseline("typical", name) for name in ROW_METRICS)
     if rows is not None:
         kinds = zip(("words", "numbers"), shares, strict=True)
-        parts = ", ".join(f"{percent(share)} of {kind}" for kind, share in [*kinds, ("rows", rows)] if share is not None)
+        parts = ", ".join(
+            f"{percent(share)} of {kind}" for kind, share in [*kinds, ("rows", rows)] if share is not None
+        )
         said.insert(1, f"each column's commonest word or mean {parts}")
     return "; ".join(said)

@@ -184,7 +184,9 @@ def _with_inputs(
         for name, guess in baselines(truth, seed=by.seed, typical=by.typical).items()
     }
     if by.blocks:
-        own = partial(row_metrics, truth=truth, blocks=by.blocks, value_range=by.value_range, exact_db=by.limits.exact_db)
+        own = partial(
+            row_metrics, truth=truth, blocks=by.blocks, value_range=by.value_range, exact_db=by.limits.exact_db
+        )
         values |= {name: found * blank.matched for name, found in own(guesses).items()}
         if by.typical is not None:
             floors["typical"] |= own(by.typical.to(truth).expand_as(truth))
