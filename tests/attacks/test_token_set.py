@@ -1,5 +1,6 @@
 """The set of tokens: right sets under every optimizer, and nothing named where nothing is to be known."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.helpers.rows import parts_of, violations
 from torch import Tensor, nn, optim
 
 from seepage import Architecture, Batch, GaussianNoise, Inapplicable, Transcript, Update, build, observe, record
+from seepage.attacks.exposure.text import code_findings
 from seepage.attacks.text import TokenSet
 from seepage.attacks.text.moved_rows import moved_rows
 from seepage.audit.capture import Capture
@@ -20,6 +22,7 @@ from seepage.audit.observe import observe_files
 from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.row import Case, Outcome, Row
 from seepage.audit.verdict import verdict
+from seepage.base.nn import frozen_randomness
 from seepage.base.registry import Spec
 from seepage.cli.options import SimulationOptions, tables_of
 from seepage.federation.clients import FedAvg
@@ -314,3 +317,50 @@ def test_rows_that_an_inverted_step_of_adamw_left_alone_are_not_named(tmp_path: 
     assert found.certified is not None
     assert set(found.inputs[found.certified].flatten().tolist()) <= set(ids.flatten().tolist())
     assert set(found.inputs.flatten().tolist()) == set(ids.flatten().tolist())
+
+
+class Columns(nn.Module):
+    """Two columns of codes, the first of two alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = nn.ModuleList(nn.Embedding(width, 8) for width in (2, 40))
+        self.body = nn.Linear(16, 3)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        return self.body(torch.cat([table(codes[:, place]) for place, table in enumerate(self.columns)], 1))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("first", [[0], [0, 1]])
+def test_a_table_of_which_all_rows_moved_is_read_by_what_another_tells(
+    kind: Any, decay: float, first: list[int]
+) -> None:
+    """Of a table whose rows were all looked up, or all but one, none moved like another."""
+    with frozen_randomness(0):
+        model = Columns()
+    codes = torch.tensor([[first[row % len(first)], 3 * row] for row in range(4)])
+    own = copy.deepcopy(model)
+    optimizer = kind(own.parameters(), lr=0.01, weight_decay=decay)
+    nn.functional.cross_entropy(own(codes), torch.tensor([0, 1, 2, 0])).backward()
+    optimizer.step()
+    before, after = (dict(one.named_parameters()) for one in (model, own))
+    seen = observe(model, Update.from_states(before, after), (2,), lr=0.01)
+    found = {one.evidence["table"]: one.evidence["rows"] for one in code_findings(seen.knowledge, seen[0], None)}
+    assert found == {"columns.0": first, "columns.1": [0, 3, 6, 9]}
+
+
+def test_steps_of_two_clients_that_cancel_hide_no_row_of_another() -> None:
+    """AdamW's first steps have one size: of a row that two clients moved, half of the numbers may stand still."""
+    draw = torch.Generator().manual_seed(0)
+    before = torch.randn(40, 8, generator=draw)
+    steps = 1e-3 * torch.randn(2, 4, 8, generator=draw).sign()  # of two clients, on four rows and on three
+    clients = [before * (1 - 1e-5), before * (1 - 1e-5)]
+    clients[0][:4] += steps[0]
+    clients[1][7:10] += steps[1, :3]
+    clients[1][3] = before[3] * (1 - 1e-5) - steps[0, 3] * torch.tensor([1.0] * 5 + [-1.0] * 3)
+    found = moved_rows(torch.stack(clients).mean(0).double() - before.double(), before)
+    assert found is not None
+    assert found.moved.nonzero().flatten().tolist() == [0, 1, 2, 7, 8, 9]
+    assert found.still == 33

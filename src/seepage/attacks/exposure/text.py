@@ -70,11 +70,15 @@ def code_findings(knowledge: Knowledge, observed: Round, size: int | None) -> li
         observed: The round.
         size: Examples behind it, where that is known.
     """
-    found = dict[str, LookedUp]()
-    for name, module in knowledge.model.named_modules():
-        if isinstance(module, Table):
-            with suppress(SeepageError):  # places, a shared table, or one whose rows do not tell
-                found[name] = looked_up(knowledge, observed, name)
+    found, tables = dict[str, LookedUp](), [n for n, one in knowledge.model.named_modules() if isinstance(one, Table)]
+    for name in tables:
+        with suppress(SeepageError):  # places, a shared table, or one whose rows do not tell
+            found[name] = looked_up(knowledge, observed, name)
+    # A table of which every row, or all but one, was looked up does not tell its decay, which another one does.
+    like = max((one.rows for one in found.values()), key=lambda rows: rows.still, default=None)
+    for name in [name for name in tables if name not in found and like is not None]:
+        with suppress(SeepageError):
+            found[name] = looked_up(knowledge, observed, name, like)
     codes = {name: one.rows.moved.nonzero().flatten().tolist() for name, one in found.items()}
     columns = _columns(knowledge, list(found)) if len(knowledge.input_shape) == 1 and size is not None else {}
     held = [set(codes[columns[place]]) for place in range(knowledge.input_shape[0]) if place in columns]

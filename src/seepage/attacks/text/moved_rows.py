@@ -20,6 +20,8 @@ from seepage.base.rounding import FALSE_ALARM
 
 LEAST_EXPLAINED = 0.9
 """Share of what rows without a gradient of their own moved, as a square, that weight decay must explain."""
+MIXED = 100.0
+"""How many times more than those of other still rows a row's largest number moved, so that it is no rounding."""
 MOST_SHRUNK = 0.5
 """Share up to which all rows may have shrunk by weight decay; where they lost more, the decay was in the gradient of an
 optimizer that divides each entry by a size of its own, and took off what was there."""
@@ -45,12 +47,13 @@ class MovedRows:
     unit: float
 
 
-def moved_rows(change: Tensor, before: Tensor | None = None) -> MovedRows | None:
+def moved_rows(change: Tensor, before: Tensor | None = None, like: MovedRows | None = None) -> MovedRows | None:
     """Tell rows that moved on their own from those that did not; None where no two rows moved alike.
 
     Args:
         change: `[v, d]` a gradient, or weights after minus before; of float64 where they are computed.
         before: `[v, d]` the weights before, of a difference of weights; None: a gradient, which has no decay.
+        like: What another table of the update tells of its decay, for a table of which all rows may have been used.
 
     >>> before = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
     >>> after = before * (1 - 1e-4)
@@ -61,7 +64,7 @@ def moved_rows(change: Tensor, before: Tensor | None = None) -> MovedRows | None
     """
     if before is None:
         exact = ~change.bool().any(1)
-        return _by_equality(change.double(), None, exact) if exact.any() else None
+        return _by_equality(change.double(), None, exact) if exact.any() or like is not None else None
     number_format = before.dtype
     after = (before.double() + change.double()).to(number_format)
     for coarse in FORMATS:
@@ -79,7 +82,7 @@ def moved_rows(change: Tensor, before: Tensor | None = None) -> MovedRows | None
     # Equality decides where it explains at least half as many rows as decay does.
     if exact[filled].any() and (shrunk is None or 2 * int(exact[filled].sum()) >= shrunk.still):
         return _by_equality(beyond, start, exact)
-    return shrunk
+    return _by_another(start, change, unit, like) if shrunk is None and like is not None else shrunk
 
 
 def _by_equality(beyond: Tensor, start: Tensor | None, exact: Tensor) -> MovedRows:
@@ -134,14 +137,12 @@ def _by_share(start: Tensor, change: Tensor, unit: Tensor, filled: Tensor) -> Mo
     middle = sizes.median(1).values
     chance = _chance_of_one(rows, width)
     own, numbers = middle[filled], sizes[filled]
-    # Rounding to the nearest number is off by half a unit. Then up from the stillest row to all that are like it.
-    limit, still = max(0.5, float(own.min())), own <= -1
-    while True:
-        found = own <= limit
-        if torch.equal(found, still):
-            break
-        still = found
-        limit = max(limit, _quantile(numbers[still], 1 - chance))
+    limit, still = _stillest(own, numbers, chance)
+    tops = numbers.amax(1)
+    # Two clients' steps of one size cancel in half of a row's numbers: such rows, of both kinds, are left out.
+    if bool((tops[still] > MIXED * tops[still].median()).any()):
+        pure = tops <= MIXED * tops[own <= max(0.5, float(own.min()))].median()
+        limit, still = _stillest(own.where(pure, torch.inf), numbers, chance)
     # 1 - R^2 of the regression over the still rows: real decay explains nearly all that they moved.
     left, whole = off[filled][still].square().sum(), change[filled][still].square().sum()
     decayed = 0 < share < MOST_SHRUNK and float(left) <= (1 - LEAST_EXPLAINED) * float(whole)
@@ -151,6 +152,25 @@ def _by_share(start: Tensor, change: Tensor, unit: Tensor, filled: Tensor) -> Mo
         return None
     moved = torch.where(filled, middle > limit, change.bool().any(1))
     return MovedRows(moved, moved, int(still.sum()), share, limit)
+
+
+def _stillest(own: Tensor, numbers: Tensor, chance: float) -> tuple[float, Tensor]:
+    """The limit x, and `[rows]` bool: from the stillest row up to all that are like it; arguments as of `_by_share`."""
+    # Rounding to the nearest number is off by half a unit.
+    limit, still = max(0.5, float(own.min())), own <= -1
+    while not torch.equal(found := own <= limit, still):
+        still = found
+        limit = max(limit, _quantile(numbers[still], 1 - chance))
+    return limit, still
+
+
+def _by_another(start: Tensor, change: Tensor, unit: Tensor, like: MovedRows) -> MovedRows:
+    """Rows that neither the decay of another table explains nor, where that has none, any decay of their own."""
+    own = -(change * start).sum(1) / start.square().sum(1).clamp(min=1e-300)
+    share = torch.full_like(own, like.share) if like.share else own.clamp(0, MOST_SHRUNK)
+    limit = max(like.unit, 0.5) + 1  # the other share is off by up to a unit of the last place
+    moved = ((change + share[:, None] * start).abs() / unit).median(1).values > limit
+    return MovedRows(moved, moved, int((~moved).sum()), like.share, limit)
 
 
 def _densest(values: Tensor) -> float:

@@ -82,13 +82,14 @@ class TokenSet(Attack):
         return Reconstruction(tokens, space="token", certified=rows.sure[tokens[:, 0]], notes=tuple(seen.notes()))
 
 
-def looked_up(knowledge: Knowledge, observed: Round, layer: str) -> "LookedUp":
+def looked_up(knowledge: Knowledge, observed: Round, layer: str, like: MovedRows | None = None) -> "LookedUp":
     """Which rows of a table were looked up, of a network that takes tokens, or numbers with a code among them.
 
     Args:
         knowledge: What the attacker knows.
         observed: The round.
         layer: Name of the `nn.Embedding`.
+        like: As of `moved_rows`.
 
     Raises:
         Inapplicable: Where the table was not sent, is shared or stood still, where it looks up places and not what
@@ -103,7 +104,7 @@ def looked_up(knowledge: Knowledge, observed: Round, layer: str) -> "LookedUp":
             "use token_sequences, or lora where adapters were trained",
         )
     _check_alone(knowledge, observed, layer, name)
-    rows = moved_rows(*_moves(observed, name))
+    rows = moved_rows(*_moves(observed, name), like)
     if rows is None:
         raise Inapplicable(
             f"every row of {name} moved in a way of its own: noise was added, the decay of an optimizer that "
