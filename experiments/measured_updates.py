@@ -130,13 +130,8 @@ def captured(client: Client, private: Batch, seed: int, folder: Path) -> tuple[R
     shape = tuple(private.inputs.shape[1:])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = (
-            forecaster()
-            if client.values
-            else transformer()
-            if client.size
-            else build(client.network, shape, CLASSES, seed=seed)
-        )
+        own = forecaster if client.values else transformer if client.size else None
+        model = own() if own else build(client.network, shape, CLASSES, seed=seed)
     torch.save(model.state_dict(), folder / "before.pt")
     optimizer, loss = client.optimizer(model.parameters()), F.mse_loss if client.values else F.cross_entropy
     loss(model(private.inputs), private.labels).backward()
