@@ -138,11 +138,11 @@ def cells(kinds: Sequence[str], sizes: Sequence[int], steps: int) -> list[Cell]:
     for kind in kinds:
         if kind == "fc":
             found += [Cell(kind, optimizer, "linear", size, True, 0) for optimizer in RULES for size in sizes]
+        if kind == "ft":
+            found += [Cell(kind, "Adam", SEARCH, size, True, steps) for size in sizes if size in (1, 8)]
         for size in sizes:
             own = steps * (2 if (kind, size) == ("ft", 8) else 1)
             found += [Cell(kind, "SGD", SEARCH, size, blocks, own) for blocks in [True] + [False] * (size == 8)]
-        if kind == "ft":
-            found += [Cell(kind, "Adam", SEARCH, size, True, steps) for size in sizes if size in (1, 8)]
     return found
 
 

@@ -1,17 +1,19 @@
 """Tables whose words are one-hot blocks: searches that know the blocks, and what they give back."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage import Batch, Reconstruction, SeepageError, attack, record, score
+from seepage import Architecture, Batch, Reconstruction, SeepageError, attack, build, record, score
 from seepage.attacks import Attack, inverting_gradients
 from seepage.attacks.search import engine
 from seepage.base.blocks import check_blocks, one_hot, relaxed, settled, words_at
 from seepage.base.nn import frozen_randomness
+from seepage.federation.transcript.recorded import open_transcript, save_transcript
 from seepage.federation.transcript.simulated import SimulatedTranscript
 from seepage.measure.metrics import Yardstick
 
@@ -147,10 +149,7 @@ def test_a_table_of_words_alone_has_no_recall_of_numbers() -> None:
     assert "number_recall" not in found.summaries
 
 
-def test_a_recording_keeps_the_blocks(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from seepage import Architecture, build
-    from seepage.federation.transcript.recorded import open_transcript, save_transcript
-
+def test_a_recording_keeps_the_blocks(tmp_path: Path) -> None:
     model = build(Architecture("fc2"), (WIDTH,), 3)
     made = record(model, rows(2, 0), blocks=BLOCKS, architecture=Architecture("fc2"))
     save_transcript(made, tmp_path / "observed")

@@ -560,3 +560,19 @@ def test_the_help_names_no_gate_that_nothing_here_can_judge(cli: Cli, home: Path
     line = ("attack", "before.pt", "after.pt", *HIDDEN, "--lr=0.1", "--quiet", "--out=run")
     cli(*line, "--fail-if=certified>0", code=1)
     cli(*line, "--fail-if=contradicted>0", code=2)
+
+
+def test_blocks_of_one_hot_columns_are_stated(cli: Cli) -> None:
+    rows = torch.cat([torch.rand(2, 2, generator=torch.Generator().manual_seed(0)), torch.eye(3)[:2]], 1)
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+    torch.save(model, "net.pt")
+    torch.save(model.state_dict(), "before.pt")
+    F.cross_entropy(model(rows), torch.tensor([0, 2])).backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    torch.save(model.state_dict(), "after.pt")
+    asked = ["attack", "before.pt", "after.pt", "--model=net.pt", "--trust", "--lr=0.1", "--batch-size=2", "--shape=5"]
+    cli(*asked, "--attack=linear", "--blocks=2:3", "--out=run", code=None)
+    assert json.loads(Path("run/observed/knowledge.json").read_text())["blocks"] == [[2, 3]]
+    assert "columns of words" in json.loads(Path("run/result.json").read_text())["rows"][0]["known"]
+    for wrong in ("2-3", "3:3", "x:1"):
+        assert "block" in cli(*asked, f"--blocks={wrong}", "--out=other", code=2).err

@@ -17,6 +17,7 @@ from seepage.federation.data.columns import NO_VALUE, Column
 from seepage.federation.transcript.truth import Truth, open_truth, save_truth
 from seepage.federation.types import Reconstruction
 from seepage.measure.metrics import Limits, Yardstick, score
+from seepage.measure.metrics.rows import NAMES as ROW_METRICS
 from seepage.report import write_report
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Z")), min_size=1, max_size=8)
@@ -237,7 +238,11 @@ def test_a_report_shows_records_in_their_own_words(tmp_path: Path) -> None:
         "attack": [{"use": "linear"}],
     }
     found = run(tables, out=tmp_path / "run", jobs=1)
-    assert found.result.rows[0].mean("exact") == 1.0
+    row = found.result.rows[0]
+    assert row.mean("exact") == 1.0
+    assert [row.mean(name) for name in ROW_METRICS] == [1.0, 1.0, 1.0]
+    assert "columns of words" in row.known
+    assert any("4 of 4 rows" in note for note in row.notes)  # how often each column was right
     page = write_report(found.folder).read_text(encoding="utf-8")
     for said in ("1200.75", "south", NO_VALUE):
         assert f"<strong><bdi>{said}</bdi></strong>" in page

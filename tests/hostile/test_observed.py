@@ -139,6 +139,8 @@ def knowledge(draw: Draw, facts: dict[str, Any]) -> dict[str, bytes]:
         facts["client"] = choose(draw, *CLIENTS)
     if chance(draw, 30):
         facts["defense"] = [choose(draw, *DEFENSES)]
+    if chance(draw, 10):
+        facts["blocks"] = choose(draw, [[0, 2]], [[0, 2, 3]], [["a", 1]], [[5, 10**9]], [[-1, 1]], [[]])
     # Options and sizes are spoiled more often than the names that all else hangs on.
     keep = ("use", "architecture", "known", "schema", "rounds") if chance(draw, 60) else ()
     return {"knowledge.json": json.dumps(facts).encode() if chance(draw, 10) else draw(spoiled_json(facts, keep))}
