@@ -242,7 +242,9 @@ def test_a_report_shows_records_in_their_own_words(tmp_path: Path) -> None:
     assert row.mean("exact") == 1.0
     assert [row.mean(name) for name in ROW_METRICS] == [1.0, 1.0, 1.0]
     assert "columns of words" in row.known
-    assert any("4 of 4 rows" in note for note in row.notes)  # how often each column was right
+    assert any(
+        "of 4 rows each column of words was right in 4" in note for note in row.notes
+    )  # how often each column was right
     page = write_report(found.folder).read_text(encoding="utf-8")
     for said in ("1200.75", "south", NO_VALUE):
         assert f"<strong><bdi>{said}</bdi></strong>" in page

@@ -34,7 +34,7 @@ from seepage.federation.transcript.truth import save_truth
 from seepage.federation.transcript.vertical import IndexedVictim
 from seepage.federation.types import Batch, Round, Transcript
 from seepage.measure.metrics import baselines, is_image, psnr, ssim
-from seepage.measure.metrics.rows import row_metrics
+from seepage.measure.metrics.rows import column_hits, row_metrics
 from seepage.measure.metrics.text import frequent, frequent_share, rouge, tokens_of
 
 FEWEST_TESTED, MOST_NUMBERS = 16, 2_400_000
@@ -345,7 +345,7 @@ def _baselines(
         for name, guess in baselines(truth, seed=seed, typical=typical).items():
             own = {"psnr": psnr(guess, truth)}
             own |= {"ssim": ssim(guess, truth)} if is_image(tuple(truth.shape[1:])) else {}
-            own |= row_metrics(guess, truth, blocks) if blocks and name == "typical" else {}
+            own |= row_metrics(*column_hits(guess, truth, blocks)) if blocks and name == "typical" else {}
             found.setdefault(name, []).append(own)
     means: dict[str, dict[str, float | None]] = {name: {"ssim": None} for name in found}
     for name, parts in found.items():

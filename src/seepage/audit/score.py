@@ -29,7 +29,7 @@ from seepage.measure.metrics import (
     score,
 )
 from seepage.measure.metrics.image import psnr
-from seepage.measure.metrics.rows import column_hits, columns_in_words
+from seepage.measure.metrics.rows import column_hits
 from seepage.measure.metrics.score import to_unit
 from seepage.measure.metrics.text import TextAlignment, align_text, score_text, score_token_set
 
@@ -97,14 +97,17 @@ def scores_of(attempts: Sequence[Attempt], truth: Sequence[Batch], by: Yardstick
 
 def _by_column(alignments: Sequence[Alignment], truth: Sequence[Batch], by: Yardstick) -> str:
     """A sentence on how often each column of a table was right, in the columns' order."""
-    hits = []
-    for aligned, batch in zip(alignments, truth, strict=True):
-        rows, own = (to_unit(part.detach().cpu(), by.value_range) for part in (aligned.guesses, batch.inputs))
-        hits.append(column_hits(rows, own, by.blocks, by.value_range, by.limits.exact_db))
-    matched = torch.cat([aligned.matched for aligned in alignments])[:, None]
-    words, numbers = (torch.cat(part) & matched for part in zip(*hits, strict=True))
-    said = f"columns of words, in order, were right in {columns_in_words(words)} rows"
-    return f"{said}; of numbers in {columns_in_words(numbers)}" if numbers.shape[1] else said
+    aligned = [
+        torch.cat([one.guesses for one in alignments]),
+        torch.cat([batch.inputs.detach().cpu() for batch in truth]),
+    ]
+    guesses, rows = (to_unit(part, by.value_range) for part in aligned)
+    hits = column_hits(guesses, rows, by.blocks, by.value_range, by.limits.exact_db)
+    matched = torch.cat([one.matched for one in alignments])
+    words, numbers = (", ".join(map(str, part[matched].sum(0).tolist())) for part in hits)
+    return f"of {len(matched)} rows each column of words was right in {words}" + f", of numbers in {numbers}" * bool(
+        numbers
+    )
 
 
 def _score_texts(found: Sequence[Reconstruction], truth: Sequence[Batch]) -> ScoredAttack:

@@ -41,28 +41,11 @@ def column_hits(
     return torch.stack(words, 1), same[:, ~words_at(blocks, truth.shape[1])]
 
 
-def row_metrics(
-    guesses: Tensor,
-    truth: Tensor,
-    blocks: Sequence[Block],
-    value_range: tuple[float, float] = (0.0, 1.0),
-    exact_db: float = EXACT_DB,
-) -> dict[str, Tensor]:
-    """`NAMES` to `[n]` float64; arguments as of `column_hits`. Without numbers there is no `number_recall`.
+def row_metrics(words: Tensor, numbers: Tensor) -> dict[str, Tensor]:
+    """`NAMES` to `[n]` float64, of what `column_hits` gives; without numbers there is no `number_recall`.
 
-    >>> found = row_metrics(torch.tensor([[0.9, 0.3, 0.7]]), torch.tensor([[0.5, 0.0, 1.0]]), [(1, 2)])
-    >>> {name: float(values[0]) for name, values in found.items()}
+    >>> {name: float(each[0]) for name, each in row_metrics(torch.tensor([[True]]), torch.tensor([[False]])).items()}
     {'exact_rows': 0.0, 'category_recall': 1.0, 'number_recall': 0.0}
     """
-    words, numbers = column_hits(guesses, truth, blocks, value_range, exact_db)
     found = ((words.all(1) & numbers.all(1)).double(), words.double().mean(1), numbers.double().mean(1))
     return {name: values for name, values in zip(NAMES, found, strict=True) if not values.isnan().any()}
-
-
-def columns_in_words(hits: Tensor) -> str:
-    """How often each column was right, for the report, from `[n, columns]` bool.
-
-    >>> columns_in_words(torch.tensor([[True, False], [True, True]]))
-    '2, 1 of 2'
-    """
-    return f"{', '.join(map(str, hits.sum(0).tolist()))} of {len(hits)}"

@@ -19,7 +19,7 @@ from seepage.measure.metrics.baselines import baselines, floor_of
 from seepage.measure.metrics.labels import label_scores, labels_fit
 from seepage.measure.metrics.metric import Metric, find_metric
 from seepage.measure.metrics.rows import NAMES as ROW_METRICS
-from seepage.measure.metrics.rows import row_metrics
+from seepage.measure.metrics.rows import column_hits, row_metrics
 from seepage.measure.metrics.scores import Scores
 
 _FEATURE_NOTE = "The guesses are inputs of an inner layer, not examples: only their cosine with the true ones is given."
@@ -184,12 +184,12 @@ def _with_inputs(
         for name, guess in baselines(truth, seed=by.seed, typical=by.typical).items()
     }
     if by.blocks:
-        own = partial(
-            row_metrics, truth=truth, blocks=by.blocks, value_range=by.value_range, exact_db=by.limits.exact_db
+        hits = partial(
+            column_hits, truth=truth, blocks=by.blocks, value_range=by.value_range, exact_db=by.limits.exact_db
         )
-        values |= {name: found * blank.matched for name, found in own(guesses).items()}
+        values |= {name: found * blank.matched for name, found in row_metrics(*hits(guesses)).items()}
         if by.typical is not None:
-            floors["typical"] |= own(by.typical.to(truth).expand_as(truth))
+            floors["typical"] |= row_metrics(*hits(by.typical.to(truth).expand_as(truth)))
     seen = values["psnr"] - floor_of(floors) >= by.limits.gain_db
     # Of examples that are nearly blank any guess is near: what a blank guess reaches is no reconstruction.
     exact = (values["psnr"] > by.limits.exact_db) & seen
