@@ -1,5 +1,6 @@
 """The exposure check on planted updates: what it says against what is known here of batch, client and defense."""
 
+import copy
 import json
 
 import pytest
@@ -26,6 +27,7 @@ from seepage import (
 from seepage.attacks.exposure import Exposure, fingerprint, fingerprints
 from seepage.attacks.exposure.fingerprints import noise_of
 from seepage.attacks.exposure.layers import closed_form
+from seepage.attacks.exposure.running_statistics import batch_statistics, two_row_errors
 from seepage.federation.defenses import Quantize
 
 SHAPE, CLASSES = (1, 12, 12), 10
@@ -319,3 +321,18 @@ def test_it_says_the_same_twice_and_leaves_the_model_alone() -> None:
     assert look(3, net).table() == look(3, net).table()
     assert net.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("momentum", [0.1, 0.5, None])
+def test_two_rows_behind_a_norm_are_as_near_as_is_said(scale: float, momentum: float | None) -> None:
+    rows = scale * torch.randn(2, 30, generator=draw(5)) + scale
+    norm = nn.BatchNorm1d(30, momentum=momentum)
+    sent, after = norm.state_dict(), copy.deepcopy(norm)
+    after(rows)
+    (found,) = batch_statistics(norm, sent, after.state_dict())
+    root = (found.variance.clamp(min=0) / 2).sqrt()
+    off = (torch.stack([found.mean - root, found.mean + root]) - rows.sort(0).values).abs()
+    said = two_row_errors(norm, found)
+    assert bool((off <= said).all())
+    assert float(said.max()) < 1e-2 * max(1.0, scale)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -161,11 +162,12 @@ def column_words(
     """The batch's statistics in the input's own units, where a norm reads the input as it is; else None.
 
     With two rows a and b of a column, PyTorch keeps their mean and the unbiased variance `(a - b)^2 / 2`, so that both
-    are `mean +- (variance / 2)^(1/2)`.
+    are `mean +- (variance / 2)^(1/2)`. What is kept is rounded by a unit e of its last place, so that of a momentum m
+    both are off by `e / m`, and the root by the smaller of `(e / 2m)^(1/2)` and `e / (4 m root)`.
 
     >>> norm = nn.BatchNorm1d(1)
     >>> column_words(norm, [BatchStatistics("", torch.tensor([2.0]), torch.tensor([2.0]), 1)], (1,), 2)
-    'the values of both rows: 1 and 3'
+    'the values of both rows: 1 and 3, to within 6e-07'
     """
     own = {one.norm: one for one in found if one.steps == 1}
     like = next((p for p in model.parameters()), torch.zeros(()))
@@ -181,5 +183,16 @@ def column_words(
     pairs = list(zip(raw.mean.tolist(), raw.variance.clamp(min=0).tolist(), strict=True))[:MOST_COLUMNS]
     if examples == 2 and len(input_shape) == 1:
         values = [f"{mean - math.sqrt(var / 2):.5g} and {mean + math.sqrt(var / 2):.5g}" for mean, var in pairs]
-        return f"the values of both rows: {', '.join(values)}{more}"
+        off = max(two_row_errors(model.get_submodule(raw.norm), raw)[:MOST_COLUMNS].tolist())
+        return f"the values of both rows: {', '.join(values)}{more}, to within {off:.1g}"
     return f"means of the input's own columns: {', '.join(f'{mean:.5g}' for mean, _ in pairs)}{more}"
+
+
+def two_row_errors(norm: Any, raw: BatchStatistics) -> Tensor:
+    """`[k]` by how much the values of two rows may be off; the norm is at the state that was sent out."""
+    a = norm.momentum or 1 / (float(norm.num_batches_tracked) + 1)
+    pairs = (norm.running_mean, raw.mean), (norm.running_var, raw.variance)
+    kept = [torch.finfo(torch.float32).eps * ((1 - a) * old + a * own).abs() / a for old, own in pairs]
+    root = (raw.variance.clamp(min=0) / 2).sqrt()
+    found: Tensor = kept[0] + torch.minimum((kept[1] / 2).sqrt(), kept[1] / (4 * root).clamp(min=1e-30))
+    return found
