@@ -97,17 +97,13 @@ def scores_of(attempts: Sequence[Attempt], truth: Sequence[Batch], by: Yardstick
 
 def _by_column(alignments: Sequence[Alignment], truth: Sequence[Batch], by: Yardstick) -> str:
     """A sentence on how often each column of a table was right, in the columns' order."""
-    aligned = [
-        torch.cat([one.guesses for one in alignments]),
-        torch.cat([batch.inputs.detach().cpu() for batch in truth]),
-    ]
-    guesses, rows = (to_unit(part, by.value_range) for part in aligned)
-    hits = column_hits(guesses, rows, by.blocks, by.value_range, by.limits.exact_db)
+    found = torch.cat([one.guesses for one in alignments]), torch.cat([one.inputs.detach().cpu() for one in truth])
+    guesses, rows = (to_unit(part, by.value_range) for part in found)
     matched = torch.cat([one.matched for one in alignments])
+    hits = column_hits(guesses, rows, by.blocks, by.value_range, by.limits.exact_db)
     words, numbers = (", ".join(map(str, part[matched].sum(0).tolist())) for part in hits)
-    return f"of {len(matched)} rows each column of words was right in {words}" + f", of numbers in {numbers}" * bool(
-        numbers
-    )
+    also = f", of numbers in {numbers}" if numbers else ""
+    return f"of {len(matched)} rows each column of words was right in {words}{also}"
 
 
 def _score_texts(found: Sequence[Reconstruction], truth: Sequence[Batch]) -> ScoredAttack:

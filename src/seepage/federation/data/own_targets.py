@@ -5,7 +5,6 @@ from math import prod
 
 from torch import Tensor
 
-from seepage.base.blocks import Block
 from seepage.federation.data.dataset import Dataset
 from seepage.federation.types import Batch
 
@@ -47,11 +46,6 @@ class OwnTargets:
     @property
     def private(self) -> Tensor:
         return self.data.private
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        found: tuple[Block, ...] = getattr(self.data, "blocks", ())
-        return found
 
     def __len__(self) -> int:
         return len(self.data)
