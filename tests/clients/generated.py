@@ -503,8 +503,8 @@ def _steps(truth: Truth, value: str, origin: str) -> bool | None:
 
 
 def _half(truth: Truth, value: str, origin: str) -> bool | None:
-    if "or faint noise" in value and truth.drawn.defense in NOISY:
-        return True
+    if origin == "unknown":
+        return None
     return None if value.startswith("nothing") else (not truth.drawn.half) == value.startswith("none")
 
 

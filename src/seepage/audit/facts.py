@@ -328,8 +328,8 @@ class _Reader:
         if found is not None:
             return self._seen(name, found.message, "inferred")
         if self.look.low_precision and self.knowledge.num_outputs >= FEWEST_SUMMED:
-            words = "as under autocast, or faint noise: the last bias adds up to zero but for a thousandth"
-            return self._seen(name, words, "inferred")
+            words = "as under autocast, faint noise, or by chance: the last bias adds up to zero but for a thousandth"
+            return self._seen(name, words, "unknown")
         plain = labels is not None and labels.sound and not (labels.signed or self.signs)
         if plain and self.update.kind == "gradient" and self.look.along_gradient and not self.rule.one_logit:
             return self._seen(name, "none: the last bias adds up to zero as float32 does", "inferred")
