@@ -176,7 +176,10 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
     # A layer behind others can have no higher rank than they leave it; one that reads the input is bound by itself.
     inputs = [layer for layer in found.layers if layer.reads == "input"]
     tells = inputs or [layer for layer in found.layers if layer.reads == "features" and layer.examples == found.rank]
-    full = next((layer for layer in tells if layer.full or layer.rank in (layer.neurons, layer.width)), None)
+    bound = [layer for layer in tells if layer.full or layer.rank in (layer.neurons, layer.width)]
+    # Of two classes the last layer has rank one whatever comes in; what is in front of its features has its own.
+    tells = [layer for layer in tells if layer not in bound or not layer.last] or tells
+    full = next((layer for layer in tells if layer in bound), None)
     if full is None and tells[0].examples < found.rank:
         return None, f"at least {found.rank}, by the rank of one layer, which others contradict"
     if full is not None:
@@ -184,7 +187,7 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
     first = tells[0]
     more = ", to which the batch norm behind it adds one" if first.centered else ""
     words = f"{first.examples} or more, from the rank of {first.weight}{more}"
-    return first.examples, words if found.at_least else f"assumed: {words}, if the optimizer is SGD"
+    return first.examples, words if found.at_least else f"assumed: {words}{found.provided}"
 
 
 def infer_sizes(observed: Path, model: Architecture | None = None) -> dict[str, tuple[int, str]]:

@@ -1,0 +1,135 @@
+"""Clients whose rows look like one example's and are a mixture: small heads, losses of one slope, weights of zero."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage.audit.capture import Capture
+from seepage.audit.checking import Check, Look, check_capture
+from seepage.base.registry import Spec
+
+HERE = f"tests.clients.{Path(__file__).stem}"
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+class Tuned(nn.Sequential):
+    """A frozen backbone and a new head of two classes, as people fine-tune."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 2))
+        self[0].requires_grad_(False)
+
+
+class Whole(nn.Sequential):
+    """A network of two classes, all of it trained."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 2))
+
+
+class Forecast(nn.Module):
+    """Blocks whose forecasts are added up, each behind its own layers, as of N-BEATS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.ends = nn.Linear(20, 48), nn.Linear(20, 48), nn.Linear(48, 6)
+        self.back = nn.Linear(48, 26)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.back(self.first(x).relu())
+        return seen[:, 20:] + self.ends(self.second(x - seen[:, :20]).relu())
+
+
+class Level(nn.Sequential):
+    """Logistic regression from zero, as scikit-learn starts it."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 6))
+        nn.init.zeros_(self[0].weight)
+        nn.init.zeros_(self[0].bias)
+
+
+class Embedding(nn.Sequential):
+    """Points of a plane, which a triplet loss moves."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 48), nn.PReLU(), nn.Linear(48, 2))
+
+
+def checked(folder: Path, made: type[nn.Module], batch: tuple[Tensor, Tensor], loss: Loss, **stated: object) -> Check:
+    """What `seepage check` finds in two checkpoints of one step of SGD."""
+    torch.manual_seed(0)
+    model = made()
+    torch.save(model.state_dict(), folder / "before.pt")
+    loss(model, *batch).backward()
+    torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
+    torch.save(model.state_dict(), folder / "after.pt")
+    own = Spec(f"{HERE}:{made.__name__}")
+    capture = Capture(
+        before=folder / "before.pt", after=folder / "after.pt", architecture=own, input_shape=(20,), **stated
+    )
+    return check_capture(capture, Look(), named=True).cases[0]
+
+
+def softmax(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def rows(n: int, seed: int = 0) -> Tensor:
+    return torch.rand(n, 20, generator=torch.Generator().manual_seed(seed))
+
+
+def value(found: Check, name: str) -> str:
+    return next(fact.value for fact in found.facts if fact.name == name)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_head_of_two_classes_shows_no_vector_of_a_batch(tmp_path: Path, seed: int) -> None:
+    """Its gradient has rank one whatever came in, which was taken for a batch of one and its mixture for a vector."""
+    found = checked(tmp_path, Tuned, (rows(4, seed), torch.tensor([0, 1, 1, 0])), softmax)
+    assert found.exposure.vectors == 0
+    assert found.exposure.batch_size is None
+    assert value(found, "batch size").startswith("at least 1")
+    (layer,) = found.exposure.of("layer")
+    assert (layer.evidence["rank"], layer.evidence["full"]) == (1, True)
+
+
+def test_one_example_of_two_classes_is_counted_and_read(tmp_path: Path) -> None:
+    """By the layer in front of its features, whose rank the head does not bound."""
+    found = checked(tmp_path, Whole, (rows(1), torch.tensor([1])), softmax)
+    assert (found.exposure.batch_size, found.exposure.examples) == (1, 1)
+
+
+def test_a_stated_batch_of_one_is_read_off_a_head_of_two_classes(tmp_path: Path) -> None:
+    found = checked(tmp_path, Tuned, (rows(1), torch.tensor([1])), softmax, batch_size=1)
+    assert found.exposure.vectors == 1
+
+
+def test_a_loss_of_one_slope_shows_no_vector_where_nobody_stated_the_loss(tmp_path: Path) -> None:
+    """Of absolute errors all slopes are one, so that rows agree on the mean of all examples' features."""
+    batch = rows(8), torch.full((8, 6), 50.0)
+    found = checked(tmp_path, Forecast, batch, lambda model, x, y: F.l1_loss(model(x), y))
+    assert found.exposure.vectors == 0
+
+
+def test_weights_of_zero_show_no_example_of_one_label(tmp_path: Path) -> None:
+    """Each example has the same softmax there, so that their mean gives the very update of all of them."""
+    found = checked(tmp_path, Level, (rows(5), torch.full((5,), 2)), softmax)
+    assert found.exposure.vectors == 0
+
+
+def test_a_span_is_said_of_fewer_inputs_than_neurons_and_as_a_least_number(tmp_path: Path) -> None:
+    def triplets(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
+        return F.triplet_margin_loss(*model(x).split(2), margin=9.0)
+
+    for size, word in ((None, "at least"), (6, "its")):
+        found = checked(tmp_path, Embedding, (rows(6), torch.zeros(6)), triplets, batch_size=size)
+        spans = found.exposure.of("span")
+        assert spans
+        assert all(one.evidence["rank"] < one.evidence["neurons"] for one in spans)
+        assert all(f"the span of {word} 6" in one.message for one in spans)
+        assert all(one.message.endswith("if the optimizer is SGD") for one in spans)
