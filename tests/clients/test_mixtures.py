@@ -60,7 +60,9 @@ class Embedding(nn.Sequential):
         super().__init__(nn.Linear(20, 48), nn.PReLU(), nn.Linear(48, 2))
 
 
-def checked(folder: Path, made: type[nn.Module], batch: tuple[Tensor, Tensor], loss: Loss, **stated: object) -> Check:
+def checked(
+    folder: Path, made: Callable[[], nn.Module], batch: tuple[Tensor, Tensor], loss: Loss, **stated: object
+) -> Check:
     """What `seepage check` finds in two checkpoints of one step of SGD."""
     torch.manual_seed(0)
     model = made()
@@ -68,9 +70,13 @@ def checked(folder: Path, made: type[nn.Module], batch: tuple[Tensor, Tensor], l
     loss(model, *batch).backward()
     torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
     torch.save(model.state_dict(), folder / "after.pt")
-    own = Spec(f"{HERE}:{made.__name__}")
+    own = Spec(f"{HERE}:{made.__qualname__}")
     capture = Capture(
-        before=folder / "before.pt", after=folder / "after.pt", architecture=own, input_shape=(20,), **stated
+        before=folder / "before.pt",
+        after=folder / "after.pt",
+        architecture=own,
+        input_shape=tuple(batch[0].shape[1:]),
+        **stated,
     )
     return check_capture(capture, Look(), named=True).cases[0]
 
@@ -133,3 +139,47 @@ def test_a_span_is_said_of_fewer_inputs_than_neurons_and_as_a_least_number(tmp_p
         assert all(one.evidence["rank"] < one.evidence["neurons"] for one in spans)
         assert all(f"the span of {word} 6" in one.message for one in spans)
         assert all(one.message.endswith("if the optimizer is SGD") for one in spans)
+
+
+class Pooled(nn.Module):
+    """A classifier of texts by the largest responses of a few filters, as of Kim (2014), with a row of padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.seen = nn.Embedding(60, 8, padding_idx=0), nn.Conv1d(8, 2, 3)
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.seen(self.word(ids).transpose(1, 2)).relu().amax(2))
+        return logits
+
+
+class Counted(nn.Module):
+    """A classifier of texts by the mean of their vectors, with a row of padding or without."""
+
+    def __init__(self, padding: int | None = 0) -> None:
+        super().__init__()
+        self.word, self.head = nn.Embedding(60, 8, padding_idx=padding), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.word(ids).tanh().mean(1))
+        return logits
+
+
+def unpadded() -> nn.Module:
+    return Counted(None)
+
+
+@pytest.mark.parametrize(("made", "whole"), [(Pooled, False), (Counted, False), (unpadded, True)])
+def test_a_number_of_tokens_is_read_where_each_leaves_a_gradient(
+    tmp_path: Path, made: Callable[[], nn.Module], whole: bool
+) -> None:
+    """Padding has none, nor what a pool passes by: what moved is no count of what was there."""
+    ids = torch.randint(0, 60, (3, 12), generator=torch.Generator().manual_seed(0))
+    ids[0, 9:] = 0
+    found = checked(tmp_path, made, (ids, torch.tensor([0, 1, 2])), softmax)
+    (tokens,) = (fact for fact in found.facts if fact.name == "tokens")
+    (codes,) = found.exposure.of("codes")
+    assert set(codes.evidence["rows"]) <= set(ids.flatten().tolist())
+    assert (codes.evidence["all"], tokens.origin) == ((True, "read") if whole else (False, "inferred"))
+    assert codes.evidence["all"] is (len(codes.evidence["rows"]) == len(ids.unique()))
