@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seepage.attacks.exposure.inference import infer_steps
 from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.base.registry import Spec
@@ -183,3 +184,30 @@ def test_a_number_of_tokens_is_read_where_each_leaves_a_gradient(
     assert set(codes.evidence["rows"]) <= set(ids.flatten().tolist())
     assert (codes.evidence["all"], tokens.origin) == ((True, "read") if whole else (False, "inferred"))
     assert codes.evidence["all"] is (len(codes.evidence["rows"]) == len(ids.unique()))
+
+
+class Tagger(nn.Module):
+    """A tag at each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.head = nn.Embedding(200, 16), nn.Linear(16, 9)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.word(ids).tanh())
+        return logits.transpose(1, 2)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_tags_that_are_all_there_tell_no_rate(seed: int) -> None:
+    """Three of nine that stand at places about equally often moved alike, which was read as a rate of a third."""
+    torch.manual_seed(seed)
+    model, ids = Tagger(), torch.randint(0, 200, (4, 24))
+    tags = torch.randint(0, 9, ids.shape)
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    softmax(model, ids, tags).backward()
+    torch.optim.SGD(model.parameters(), lr=0.05).step()
+    moved = {name: tensor.detach() - before[name] for name, tensor in model.named_parameters()}
+    model.load_state_dict(before)
+    found = infer_steps(model, moved, (24,), 9, lr=None, steps=None)
+    assert found is None or found.lr == pytest.approx(0.05, rel=0.2)

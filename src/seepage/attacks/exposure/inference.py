@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.analysis import UpdateAnalysis
-from seepage.attacks.exposure.labels import head_of
+from seepage.attacks.exposure.labels import Head, head_of
 from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import has_batch_norm, last_linear
 from seepage.errors import SeepageError
@@ -85,7 +85,7 @@ def infer_steps(
     if lr is not None and steps is not None:
         return InferredSteps(lr, steps, {})
     travel, name = _last_travel(model, delta, input_shape, num_classes, coupled=coupled)
-    where = f"by how far {name} moved at the classes that are in no example"
+    where = f"if classes where {name} moved alike are in no example and labels are not smoothed"
     if coupled:
         norms = "batch norm in train mode gives every batch another softmax"
         where += f"; uncertain, as {norms if has_batch_norm(model) else 'examples reach into one another'}"
@@ -137,27 +137,25 @@ def _last_travel(
     names = last_linear(model, classes)
     if names is None or names[1] is None or names[1] not in delta:
         return None, None
-    return _travel(-delta[names[1]].double(), _usual(model, input_shape, names[0], coupled=coupled)), names[1]
+    head = head_of(model, {}, input_shape, names[0], count=PROBE_COUNT, training=coupled)
+    return _travel(-delta[names[1]].double(), head), names[1]
 
 
-def _usual(model: nn.Module, input_shape: tuple[int, ...], last: str, *, coupled: bool) -> Tensor | None:
-    """Mean softmax `[classes]` of the model on made-up inputs; None where that is not of what its last layer returns.
+def _travel(slopes: Tensor, head: Head) -> float | None:
+    """`lr * steps` from the last bias's summed slopes `[classes]`, or None where classes do not agree on one share.
 
-    The slope of that layer's bias at a class that is in no example is not its softmax value then.
+    The slope at a class that is in no example is its softmax value only where that is of what the layer returns.
     """
-    head = head_of(model, {}, input_shape, last, count=PROBE_COUNT, training=coupled)
-    return head.softmax if head.kind == "outputs" else None
-
-
-def _travel(slopes: Tensor, usual: Tensor | None) -> float | None:
-    """`lr * steps` from the last bias's summed slopes `[classes]`, or None where classes do not agree on one share."""
-    if usual is None or slopes.shape != usual.shape or not (slopes > 0).any():
+    usual = head.softmax
+    if head.kind != "outputs" or slopes.shape != usual.shape or not (slopes > 0).any():
         return None
     # An absent class c has b_c(after) - b_c(before) = -lr * steps * p_c, with its softmax value p_c: one share for all.
     shares = (slopes / usual)[slopes > 0]
     same = shares[shares > (1 - SHARE_TOLERANCE) * shares.max()]
     if len(same) < LEAST_ALIKE or 2 * len(same) < len(shares):
         return None
+    if head.places > 1 and 2 * len(same) < len(slopes):
+        return None  # of a label at each place every class may be there, and some as often as others by chance
     travel = float(same.median())
     # Each step's positive slopes sum to less than 1.
     return max(travel, float(slopes.clamp(min=0).sum()))
