@@ -22,6 +22,8 @@ PROBE_COUNT = 16
 """Made-up inputs whose softmax stands in for that of the client's examples."""
 SHARE_TOLERANCE = 0.2
 """Relative difference of classes' shares up to which they count as the same."""
+MOST_ALIKE = 0.8
+"""Share of the classes that moved down which must have moved alike, where they are not half of all classes."""
 MAX_STEPS = 10_000
 """Local steps; more are taken for a wrong learning rate."""
 UNSHOWN_STEPS = "assumed to be 1, as nothing shows them"
@@ -154,8 +156,11 @@ def _travel(slopes: Tensor, head: Head) -> float | None:
     same = shares[shares > (1 - SHARE_TOLERANCE) * shares.max()]
     if len(same) < LEAST_ALIKE or 2 * len(same) < len(shares):
         return None
-    if head.places > 1 and 2 * len(same) < len(slopes):
-        return None  # of a label at each place every class may be there, and some as often as others by chance
+    # Of many labels every class may be there, and some as often as others by chance: with a label at each place, and
+    # where classes moved down by less. (Of 1,600 fresh batches of 4 to 128 digits 7 in 527 are off by a fifth and more
+    # so, and 31 in 630 else.)
+    if 2 * len(same) < len(slopes) and (head.places > 1 or len(same) < MOST_ALIKE * len(shares)):
+        return None
     travel = float(same.median())
     # Each step's positive slopes sum to less than 1.
     return max(travel, float(slopes.clamp(min=0).sum()))
