@@ -1,6 +1,7 @@
 """Clients whose rows look like one example's and are a mixture: small heads, losses of one slope, weights of zero."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.base.registry import Spec
 
+SGD = partial(torch.optim.SGD, lr=0.1)
 HERE = f"tests.clients.{Path(__file__).stem}"
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -62,14 +64,20 @@ class Embedding(nn.Sequential):
 
 
 def checked(
-    folder: Path, made: Callable[[], nn.Module], batch: tuple[Tensor, Tensor], loss: Loss, **stated: object
+    folder: Path,
+    made: Callable[[], nn.Module],
+    batch: tuple[Tensor, Tensor],
+    loss: Loss,
+    *,
+    rule: Callable[..., torch.optim.Optimizer] = SGD,
+    **stated: object,
 ) -> Check:
-    """What `seepage check` finds in two checkpoints of one step of SGD."""
+    """What `seepage check` finds in two checkpoints of one step."""
     torch.manual_seed(0)
     model = made()
     torch.save(model.state_dict(), folder / "before.pt")
     loss(model, *batch).backward()
-    torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
+    rule([p for p in model.parameters() if p.requires_grad]).step()
     torch.save(model.state_dict(), folder / "after.pt")
     own = Spec(f"{HERE}:{made.__qualname__}")
     capture = Capture(
@@ -227,3 +235,68 @@ def test_even_batches_tell_hardly_ever_a_rate_that_is_off() -> None:
         wrong += found is not None and abs(found.lr / 0.05 - 1) > 0.2
     assert wrong <= 1
     assert told < 6
+
+
+class Odds(nn.Sequential):
+    """Logistic regression of one logit."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 1))
+
+
+class Lion(torch.optim.Optimizer):
+    """The first step of Lion (Chen et al. 2023): the sign of the gradient, and a decay beside it."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float = 1e-3, decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "decay": decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p -= group["lr"] * (p.grad.sign() + group["decay"] * p)
+
+
+def logit(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(model(x)[:, 0], y.float())
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Lion,
+        partial(Lion, decay=1.0),
+        partial(torch.optim.Rprop, lr=1e-3),
+        partial(torch.optim.Adam, lr=1e-3),
+    ],
+    ids=["lion", "lion with decay", "rprop", "adam"],
+)
+@pytest.mark.parametrize(("made", "size"), [(Odds, 1), (Odds, 4), (Whole, 1), (Whole, 4)])
+def test_entries_of_one_size_show_signs_and_no_example(
+    tmp_path: Path, rule: Callable[..., torch.optim.Optimizer], made: type[nn.Module], size: int
+) -> None:
+    """A row of Adam's first step was divided by its bias's, proved by the update that signs give, and called exact."""
+    loss, stated = (logit, {"client": Spec("fedsgd", {"loss": "binary"})}) if made is Odds else (softmax, {})
+    batch = rows(size) - 0.5, torch.tensor([1, 0, 1, 1][:size])
+    found = checked(tmp_path, made, batch, loss, rule=rule, batch_size=size, **stated)
+    assert found.exposure.examples == 0
+    (words,) = (fact for fact in found.facts if fact.name == "optimizer")
+    assert "Adam" in words.value
+    assert words.origin == "assumed"
+    if made is Odds or "Adam" not in str(rule):  # of which a gradient near epsilon tells more
+        assert all(name in words.value for name in ("signSGD", "Lion", "Rprop"))
+        assert "0.001" in words.value
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_of_sgd_on_one_row_is_still_read(tmp_path: Path, seed: int) -> None:
+    found = checked(
+        tmp_path,
+        Odds,
+        (rows(1, seed), torch.tensor([1])),
+        logit,
+        batch_size=1,
+        client=Spec("fedsgd", {"loss": "binary"}),
+    )
+    assert found.exposure.examples == 1
