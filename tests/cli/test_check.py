@@ -124,7 +124,7 @@ def test_one_size_of_several_steps_is_no_rate(cli: Cli, home: Path) -> None:
     found = cli("check", "before.pt", "after.pt", *MODEL)
     assert found.out.count("a gradient's sizes are gone") == 0, "the table has it"
     said = facts(cli("check", "before.pt", "after.pt", *MODEL, "--json"))
-    assert said["optimizer"][1] == "inferred"
+    assert said["optimizer"][1] == "assumed"
     assert said["learning rate"][1:] == ("inferred", "--lr")
     assert said["learning rate"][0].endswith(
         "is the size of its largest entries: of Adam, about its rate times its steps"

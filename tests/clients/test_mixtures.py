@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.inference import infer_steps
+from seepage.attacks.exposure.labels import names_labels
 from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.base.registry import Spec
@@ -300,3 +301,42 @@ def test_a_step_of_sgd_on_one_row_is_still_read(tmp_path: Path, seed: int) -> No
         client=Spec("fedsgd", {"loss": "binary"}),
     )
     assert found.exposure.examples == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "stated", "begins", "origin"),
+    [
+        (Whole, {}, "2", "read"),
+        (Embedding, {}, "2", "assumed"),  # points of a plane
+        (Forecast, {}, "6", "assumed"),  # values
+        (Forecast, {"client": Spec("fedsgd", {"loss": "mse"}), "target": "value"}, "none: 6 outputs", "read"),
+        (Forecast, {"client": Spec("fedsgd", {"loss": f"{HERE}:apart"})}, "6", "assumed"),
+    ],
+)
+def test_outputs_are_called_classes_where_a_loss_of_classes_is_shown(
+    tmp_path: Path, made: type[nn.Module], stated: dict[str, object], begins: str, origin: str
+) -> None:
+    """Boxes, points and thresholds are rows of a last layer, too, and were read as classes."""
+    loss = softmax if made is Whole else lambda model, x, y: apart(model(x), y)
+    x = rows(4)
+    y = torch.tensor([0, 1, 1, 0]) if made is Whole else x[:, : 2 if made is Embedding else 6]
+    found = checked(tmp_path, made, (x, y), loss, **stated)
+    (classes,) = (fact for fact in found.facts if fact.name == "classes")
+    assert classes.value.startswith(begins)
+    assert classes.origin == origin
+
+
+def apart(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.l1_loss(outputs, targets)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_loss_of_values_of_ones_own_names_no_labels(seed: int) -> None:
+    """Where all outputs were above zero, an absolute error pulled up those of drawn labels alone."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(20, 4))
+    nn.init.constant_(model[0].bias, 0.5)
+    assert not names_labels(f"{HERE}:apart", model, (20,))
+    assert names_labels("torch.nn.functional:cross_entropy", model, (20,))
+    assert names_labels("torch.nn.functional:binary_cross_entropy_with_logits", model, (20,))
+    assert names_labels("torch.nn.functional:binary_cross_entropy", model.append(nn.Sigmoid()), (20,))

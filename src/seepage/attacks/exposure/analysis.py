@@ -459,7 +459,7 @@ class UpdateAnalysis:
         gradient, scaled, _ = self._read
         rule = self.knowledge.client
         sigmoids = rule.loss == "bce" and self.head is not None and self.head.same
-        named = self._own_loss_names and self.head is not None and self.head.kind != "other"
+        named = self.own_loss_names and self.head is not None and self.head.kind != "other"
         if (sigmoids or named) and not (self.signs or self.one_size):
             return finding_leak(*self._signed_bias(gradient, scaled=scaled))
         softmax = rule.softmax_gradient and self.knowledge.target in ("class", "map")
@@ -512,7 +512,7 @@ class UpdateAnalysis:
         return moved, DEVIATIONS * error
 
     @cached_property
-    def _own_loss_names(self) -> bool:
+    def own_loss_names(self) -> bool:
         """Whether a loss of the user's own pulls up the outputs of labels alone."""
         own = self.knowledge.client.loss not in LOSSES and self.knowledge.target in ("class", "map")
         model = self.knowledge.model

@@ -127,10 +127,10 @@ class Adaptive:
             )
         elif self.best is None:
             message = (
-                f"held to one size: in tensor after tensor the largest entries changed by {self.size:.2g} and none by "
-                "more, and no single step that was tried explains that: several steps of Adam or AdamW, a clip by "
-                "value, or another optimizer; only signs are read, unless the step is stated (--client "
-                "fedavg:optimizer=adam,lr=…,steps=1)"
+                "assumed: held to one size, as in tensor after tensor the largest entries changed by "
+                f"{self.size:.2g} and none by more, which no single step that was tried explains: several steps of Adam or AdamW, a clip by "
+                "value, another optimizer, or SGD on absolute errors; only signs are read, unless the step is stated "
+                "(--client fedavg:optimizer=adam,lr=…,steps=1)"
             )
         else:
             beside = f", beside a decay of {evidence['decay']:.2g} of the weights" * bool(self.shares)
