@@ -340,3 +340,20 @@ def test_a_loss_of_values_of_ones_own_names_no_labels(seed: int) -> None:
     assert names_labels("torch.nn.functional:cross_entropy", model, (20,))
     assert names_labels("torch.nn.functional:binary_cross_entropy_with_logits", model, (20,))
     assert names_labels("torch.nn.functional:binary_cross_entropy", model.append(nn.Sigmoid()), (20,))
+
+
+def test_the_look_for_a_range_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All examples of a batch of values were solved for in range after range, minutes long, in a command of seconds."""
+    monkeypatch.setattr("seepage.audit.values.LOOKED", 0.0)
+    stated = {"client": Spec("fedsgd", {"loss": "mse"}), "target": "value"}
+    batch = 9 * rows(1), torch.zeros(1, 6)
+    squares = lambda model, x, y: F.mse_loss(model(x), y)  # noqa: E731
+    (tmp_path / "late").mkdir()
+    (tmp_path / "open").mkdir()
+    late = checked(tmp_path / "late", Forecast, batch, squares, batch_size=1, **stated)
+    monkeypatch.undo()
+    free = checked(tmp_path / "open", Forecast, batch, squares, batch_size=1, **stated)
+    assert [next(fact.origin for fact in one.facts if fact.name == "values") for one in (late, free)] == [
+        "assumed",
+        "inferred",
+    ]

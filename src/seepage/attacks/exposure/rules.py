@@ -128,9 +128,9 @@ class Adaptive:
         elif self.best is None:
             message = (
                 "assumed: held to one size, as in tensor after tensor the largest entries changed by "
-                f"{self.size:.2g} and none by more, which no single step that was tried explains: several steps of Adam or AdamW, a clip by "
-                "value, another optimizer, or SGD on absolute errors; only signs are read, unless the step is stated "
-                "(--client fedavg:optimizer=adam,lr=…,steps=1)"
+                f"{self.size:.2g} and none by more, which no single step that was tried explains: several steps of "
+                "Adam or AdamW, a clip by value, another optimizer, or SGD on absolute errors; only signs are read, "
+                "unless the step is stated (--client fedavg:optimizer=adam,lr=…,steps=1)"
             )
         else:
             beside = f", beside a decay of {evidence['decay']:.2g} of the weights" * bool(self.shares)
