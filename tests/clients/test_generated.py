@@ -30,6 +30,11 @@ def test_nothing_false_is_said_of_a_few_drawn_clients() -> None:
     assert not false_in(range(8))
 
 
+def test_a_word_that_moved_as_several_places_did_is_put_at_none() -> None:
+    """Behind Adagrad one text outweighed two, so that its places moved alike, and one of its tokens as all of them."""
+    assert not false_in(range(700159, 700160))
+
+
 @pytest.mark.slow
 def test_nothing_false_is_said_of_two_hundred_drawn_clients() -> None:
     assert not false_in(range(200))
