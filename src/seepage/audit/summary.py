@@ -335,8 +335,8 @@ def _numbered(whole: Batch, knowledge: Knowledge) -> Batch:
     Of an autoencoder its labels are its inputs, whatever the file has.
     """
     if getattr(knowledge.client, "target", "labels") == "input":
-        own = dict(knowledge.model.named_parameters())
-        return with_inputs(whole, output_shape(knowledge.model, own, None, knowledge.input_shape))
+        outputs = output_shape(knowledge.model, dict(knowledge.model.named_parameters()), None, knowledge.input_shape)
+        return with_inputs(whole, outputs)
     numbers = whole.labels.reshape(-1)
     if knowledge.target == "class" and len(numbers) == len(whole) and bool((numbers == numbers.round()).all()):
         return replace(whole, labels=numbers.long())
