@@ -87,7 +87,7 @@ def infer_steps(
     if lr is not None and steps is not None:
         return InferredSteps(lr, steps, {})
     travel, name = _last_travel(model, delta, input_shape, num_classes, coupled=coupled)
-    where = f"if classes where {name} moved alike are in no example and labels are not smoothed"
+    where = f"if the loss is a mean, of labels not smoothed, and classes where {name} moved alike are in no example"
     if coupled:
         norms = "batch norm in train mode gives every batch another softmax"
         where += f"; uncertain, as {norms if has_batch_norm(model) else 'examples reach into one another'}"
