@@ -159,8 +159,8 @@ def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
             name="exact-rows",
             message=f"{leak.found} {what if leak.found > 1 else one} exactly, row by row",
             evidence={"found": leak.found},
-            limit="Rows that fewer neurons share are not counted, so there may be more. Of biases with a rate of their own, "
-            "as under LARS, each is a multiple.",
+            limit="Rows that fewer neurons share are not counted, so there may be more. Of biases with a rate of their "
+            "own, as under LARS, each is a multiple.",
             tensors=tensors,
             examples=leak.found if leak.reads == "input" else 0,
             vectors=leak.found,
