@@ -43,6 +43,8 @@ FALSE_ALARM = 1e-6
 """Chance of counts that come out whole and are none."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
+SOFTMAX_ONLY = ", if the loss is a softmax's"
+"""What is read off signs rests on this: no sum of sizes contradicts another loss."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class LabelLeak:
         others = "" if self.complete else ", and perhaps others"
         whole = f", {self.places} labels in all, whose counts come out whole" * bool(self.places)
         whole += ", or all times one number" * self.multiple
-        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}"
+        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}{SOFTMAX_ONLY * self.signed}"
 
     @property
     def words(self) -> str:
@@ -230,7 +232,7 @@ class LabelLeak:
             f"class{'' if one else 'es'} {', '.join(map(str, self.present)) or 'none'} {'is' if one else 'are'} there"
         )
         if self.counts is None or self.off_whole is None:
-            return words
+            return words + SOFTMAX_ONLY * self.signed
         counts, sure = (
             ", ".join(f"{count} of class {name}" for name, count in enumerate(numbers) if count)
             for numbers in (self.counts, self.least or ())
@@ -444,6 +446,7 @@ def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) 
         return []
     counted = leak.counts is not None
     message, tensors = "the labels and about how many of each" if counted else "the labels", tuple[str, ...]()
+    message += SOFTMAX_ONLY * leak.signed
     limit = "Counts take the outputs for uniform, as they are before training."
     if leak.believed and last is not None:
         tensors = tuple(filter(None, last))
