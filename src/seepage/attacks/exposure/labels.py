@@ -21,7 +21,7 @@ from seepage.base.nn import (
     vocabulary_of,
     without_hooks,
 )
-from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
+from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_ZERO
 from seepage.federation.clients.losses import loss_of
 from seepage.federation.models.naming import tied_names
 from seepage.federation.types import Knowledge
@@ -289,7 +289,9 @@ def label_leak(
     bias = _last_bias(gradient, knowledge)
     if bias is None or not (largest := float(bias.abs().max())) > 0:
         return None
-    present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding)).flatten().tolist())
+    # The sum of errors of deviation s has s sqrt(classes): beside noise an entry must stand out of what the sum shows.
+    shown = DEVIATIONS * abs(float(bias.sum())) / math.sqrt(len(bias))
+    present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding, shown)).flatten().tolist())
     sound = abs(float(bias.sum())) <= max(ZERO_SUM_SHARE * float(bias.abs().sum()), rounding * len(bias))
     # A mean of the errors of one sigmoid lies between -1 and 1.
     sound &= not knowledge.client.one_logit or largest <= 1
