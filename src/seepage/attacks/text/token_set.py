@@ -103,13 +103,8 @@ def looked_up(knowledge: Knowledge, observed: Round, layer: str, like: MovedRows
             f"no row of the embedding {name} moved: it was frozen, or its update withheld",
             "use token_sequences, or lora where adapters were trained",
         )
-<<<<<<< HEAD
-    _check_alone(knowledge, observed, layer, name)
-    rows = moved_rows(*_moves(observed, name), like)
-=======
     silent = _check_alone(knowledge, observed, layer, name)
-    rows = moved_rows(*_moves(observed, name))
->>>>>>> main
+    rows = moved_rows(*_moves(observed, name), like)
     if rows is None:
         raise Inapplicable(
             f"every row of {name} moved in a way of its own: noise was added, the decay of an optimizer that "
