@@ -26,7 +26,7 @@ from seepage.attacks.membership.base import (
 )
 from seepage.attacks.membership.cosine import GradientCosine
 from seepage.attacks.membership.matched_filter import MatchedFilter
-from seepage.attacks.membership.span import FirstLayerSpan
+from seepage.attacks.membership.span import LayerSpan
 from seepage.base.registry import Registry, membership_tests
 
 MEMBERSHIP_TESTS: Registry[MembershipTest] = membership_tests
@@ -35,7 +35,7 @@ MEMBERSHIP_TESTS: Registry[MembershipTest] = membership_tests
 __all__ = [
     "MEMBERSHIP_TESTS",
     "Detector",
-    "FirstLayerSpan",
+    "LayerSpan",
     "GradientCosine",
     "MatchedFilter",
     "Membership",

@@ -307,7 +307,8 @@ def _check(batch: Batch, what: str, knowledge: Knowledge) -> None:
             f"the {what} have shape {tuple(batch.inputs.shape[1:])} and the model takes {knowledge.input_shape}; "
             "bring them to that size and number of channels"
         )
-    none = labels == NO_TARGET if knowledge.target == "map" else torch.zeros_like(labels, dtype=torch.bool)
+    # A pixel of a map, or a token that nothing follows, may have no class.
+    none = labels == NO_TARGET if labels.ndim > 1 else torch.zeros_like(labels, dtype=torch.bool)
     if not labels.is_floating_point() and not (none | (labels >= 0) & (labels < knowledge.num_classes)).all():
         raise SeepageError(
             f"the {what} have labels outside 0..{knowledge.num_classes - 1}; number them as the model's classes"

@@ -1,0 +1,175 @@
+r"""Who was in the batch behind a language model's or a vision transformer's update: full, LoRA and head-only federations.
+
+python experiments/members.py gpt bert vit      small networks, an hour of a core
+python experiments/members.py gpt2 vit_b_32     networks of their published size, random weights
+
+One step of SGD or Adam between two float32 checkpoints, dropout off. Adapters (query and value, or what holds both) were
+trained for ten steps of AdamW on other examples before, so that no B is zero. 400 public examples (200 teach, 200
+calibrate), batches of 1, 8 and 32, as many others as members; a candidate is named where its p-value is 0.01 or less.
+Nothing was chosen. `candidates`: what picking among candidates that hold the truth finds, and what it proves.
+"""
+
+import copy
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import peft
+import torch
+import torch.nn.functional as F
+from common import Row, at, command, keep
+from torch import nn
+
+import seepage.federation.data
+from seepage import Architecture, Batch, FedSGD, build, observe
+from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipInference
+from seepage.base.nn import frozen_randomness, generator
+from seepage.base.schema import Share
+from seepage.errors import Inapplicable
+from seepage.federation.clients import gradient_behind
+from seepage.federation.measured import Step
+from seepage.federation.types import Transcript, Update
+from seepage.measure.metrics.membership import area_interval, area_under_curve
+
+STUDY, PUBLIC, LEVEL, SIZES = "membership/layers", 400, 0.01, {1: 16, 8: 4, 32: 2}
+OPTIMIZERS = {"SGD": (torch.optim.SGD, Step.sgd(0.1), 0.1), "Adam": (torch.optim.Adam, Step.adam(1e-3), 1e-3)}
+GPT = {"n_embd": 256, "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+BERT = {
+    "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network, its data, the layers that adapters are put on, and its head."""
+
+    use: Architecture
+    data: str
+    options: dict[str, Any]
+    adapted: str
+    head: str | None
+    batches: int = 1
+    """Of a size: the small networks' number over this."""
+
+
+NETWORKS = {
+    "gpt": Network(Architecture("causal_lm:gpt2", GPT), "python_reference", {"tokens": 32}, r".*attn\.c_attn", None),
+    "bert": Network(
+        Architecture("text_classifier:bert", BERT), "python_reference", {"tokens": 32, "label_column": "topic"},
+        r".*\.(query|value)", "classifier",
+    ),
+    "vit": Network(
+        Architecture("vit", {"width": 192, "depth": 4, "patch": 4}), "../shared/data/cifar10.npz", {}, r".*\.(query|value)",
+        "head",
+    ),
+    "gpt2": Network(
+        Architecture("causal_lm:gpt2", {name: 0.0 for name in GPT if name.endswith("pdrop")}), "python_reference",
+        {"tokens": 32}, r".*attn\.c_attn", None, 2,
+    ),
+    "vit_b_32": Network(
+        Architecture("torchvision:vit_b_32"), "../shared/data/imagenet_sample_224.zip", {"size": 224}, r".*mlp\.0", "heads", 2
+    ),
+}  # fmt: skip
+
+
+def examples(network: Network, seed: int) -> tuple[Batch, Batch, Batch, tuple[int, ...], int]:
+    """Others that train adapters, public ones, and private ones with non-members; the shape, and the classes."""
+    data = seepage.federation.data.load(network.data, **network.options)
+    order = torch.randperm(len(data), generator=generator(seed, "members"))
+    others, public, private = (data.batch(part) for part in order[:1600].tensor_split([80, 80 + PUBLIC]))
+    return (*(Batch(one.inputs, one.labels) for one in (others, public, private)), data.input_shape, len(data.classes))
+
+
+def federated(model: nn.Module, federation: str, network: Network, others: Batch) -> nn.Module:
+    """The network with the parameters that the federation trains."""
+    if federation == "head":
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(str(network.head) in name.split("."))
+        return model
+    if federation == "full":
+        return model
+    rank = int(federation.split()[-1])
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=network.adapted)
+    peft.inject_adapter_in_model(config, model)
+    learned = [(name, p.requires_grad_("lora_" in name)) for name, p in model.named_parameters()]
+    optimizer = torch.optim.AdamW([p for _, p in learned if p.requires_grad], lr=1e-3)
+    for part in torch.arange(len(others)).split(8):
+        optimizer.zero_grad()
+        F.cross_entropy(model(others.inputs[part]), others.labels[part]).backward()
+        optimizer.step()
+    return model
+
+
+def sent(model: nn.Module, batch: Batch, optimizer: str, shape: tuple[int, ...]) -> Transcript:
+    """One step between two checkpoints, as the server reads it."""
+    kind, step, lr = OPTIMIZERS[optimizer]
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    before = {name: p.detach().clone() for name, p in learned.items()}
+    own = kind(learned.values(), lr=lr)
+    own.zero_grad()
+    F.cross_entropy(model.train()(batch.inputs), batch.labels).backward()
+    own.step()
+    moved = {name: p.detach() - before[name] for name, p in learned.items()}
+    with torch.no_grad():
+        for name, p in learned.items():
+            p.copy_(before[name])
+            p.grad = None
+    update, _ = gradient_behind(before, Update(moved, "delta"), step, {})
+    return observe(model, update, shape, batch_size=len(batch), client=FedSGD())
+
+
+def tested(network: Network, federation: str, optimizer: str, n: int, uses: tuple[str, ...], seed: int) -> Iterator[Row]:
+    """A row for each test."""
+    others, public, private, shape, classes = examples(network, seed)
+    with frozen_randomness(seed):
+        model = federated(build(network.use, shape, classes, seed=seed), federation, network, others)
+    batches = max(1, SIZES[n] // network.batches)
+    parts = [(at(private, slice(2 * n * k, 2 * n * k + n)), at(private, slice(2 * n * k, 2 * n * (k + 1)))) for k in range(batches)]
+    seen = [(sent(model, batch, optimizer, shape), candidates) for batch, candidates in parts]
+    for use in uses:
+        row: Row = {"test": use, "n": n, "optimizer": optimizer, "federation": federation, "seed": seed}
+        row |= {"data": Path(network.data).name}
+        begun = time.process_time()
+        try:
+            inference = MembershipInference(MEMBERSHIP_TESTS[use](), seen[0][0], public, seed=seed)
+            found = [inference.of(one[0], candidates) for one, candidates in seen]
+        except Inapplicable as refused:
+            yield {**row, "refused": str(refused)}
+            continue
+        own, rest = (torch.cat([part.statistics[half] for part in found]) for half in (slice(n), slice(n, None)))
+        row |= {"auc": area_under_curve(own, rest), "interval": area_interval(own, rest)}
+        for name, half in (("identified", slice(n)), ("false", slice(n, None))):
+            hits = int(torch.cat([part.identified(LEVEL)[half] for part in found]).sum())
+            rate = Share.count(hits, batches * n)
+            row |= {name: rate.share, f"{name}_interval": list(rate.interval), "hits" if half.start is None else "alarms": hits}
+        yield {**row, "members": batches * n, "others": batches * n, "cpu_s": time.process_time() - begun}
+
+
+def main(
+    *networks: str,
+    federations: tuple[str, ...] = ("full", "LoRA 8", "LoRA 16", "LoRA 64", "head"),
+    optimizers: tuple[str, ...] = ("SGD", "Adam"),
+    sizes: tuple[int, ...] = (1, 8, 32),
+    seeds: tuple[int, ...] = (0, 1, 2),
+    tests: tuple[str, ...] = ("layer_span", "matched_filter"),
+    dry: bool = False,
+) -> None:
+    for name in networks:
+        network = NETWORKS[name]
+        for federation in federations:
+            if federation == "head" and network.head is None:
+                continue
+            for optimizer in optimizers:
+                for n in sizes:
+                    for seed in seeds:
+                        for row in tested(network, federation, optimizer, n, tests, seed):
+                            print({k: v for k, v in row.items() if k in ("test","n","optimizer","federation","seed","auc","hits","alarms","members","cpu_s","refused")}, name, flush=True)
+                            if not dry:
+                                keep(STUDY, f"{name}, {federation}, {optimizer}, n {n}, {row['test']}", "auc", row)
+
+
+if __name__ == "__main__":
+    command(main)
