@@ -9,18 +9,18 @@ calibrate), batches of 1, 8 and 32, as many others as members; a candidate is na
 Nothing was chosen. `candidates`: what picking among candidates that hold the truth finds, and what it proves.
 """
 
-import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import peft
 import torch
 import torch.nn.functional as F
 from common import Row, at, command, keep
-from torch import nn
+from torch import Tensor, nn
 
 import seepage.federation.data
 from seepage import Architecture, Batch, FedSGD, build, observe
@@ -33,7 +33,7 @@ from seepage.federation.measured import Step
 from seepage.federation.types import Transcript, Update
 from seepage.measure.metrics.membership import area_interval, area_under_curve
 
-STUDY, PUBLIC, LEVEL, SIZES = "membership/layers", 400, 0.01, {1: 16, 8: 4, 32: 2}
+STUDY, PUBLIC, LEVEL, SIZES = "membership/layers", 400, 0.01, {1: 8, 8: 4, 32: 2}
 OPTIMIZERS = {"SGD": (torch.optim.SGD, Step.sgd(0.1), 0.1), "Adam": (torch.optim.Adam, Step.adam(1e-3), 1e-3)}
 GPT = {"n_embd": 256, "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 BERT = {
@@ -53,6 +53,8 @@ class Network:
     head: str | None
     batches: int = 1
     """Of a size: the small networks' number over this."""
+    pixels: int | None = None
+    """That images are enlarged to."""
 
 
 NETWORKS = {
@@ -62,15 +64,14 @@ NETWORKS = {
         r".*\.(query|value)", "classifier",
     ),
     "vit": Network(
-        Architecture("vit", {"width": 192, "depth": 4, "patch": 4}), "../shared/data/cifar10.npz", {}, r".*\.(query|value)",
-        "head",
+        Architecture("vit", {"width": 192, "depth": 4, "patch": 4}), "../shared/data/cifar10.npz", {}, r".*mlp\.0", "head"
     ),
     "gpt2": Network(
         Architecture("causal_lm:gpt2", {name: 0.0 for name in GPT if name.endswith("pdrop")}), "python_reference",
         {"tokens": 32}, r".*attn\.c_attn", None, 2,
     ),
     "vit_b_32": Network(
-        Architecture("torchvision:vit_b_32"), "../shared/data/imagenet_sample_224.zip", {"size": 224}, r".*mlp\.0", "heads", 2
+        Architecture("torchvision:vit_b_32"), "../shared/data/cifar10.npz", {}, r".*mlp\.0", "heads", 2, 224
     ),
 }  # fmt: skip
 
@@ -79,8 +80,13 @@ def examples(network: Network, seed: int) -> tuple[Batch, Batch, Batch, tuple[in
     """Others that train adapters, public ones, and private ones with non-members; the shape, and the classes."""
     data = seepage.federation.data.load(network.data, **network.options)
     order = torch.randperm(len(data), generator=generator(seed, "members"))
-    others, public, private = (data.batch(part) for part in order[:1600].tensor_split([80, 80 + PUBLIC]))
-    return (*(Batch(one.inputs, one.labels) for one in (others, public, private)), data.input_shape, len(data.classes))
+    parts = [data.batch(part) for part in order[:1200].tensor_split([80, 80 + PUBLIC])]
+    others, public, private = (Batch(sized(one.inputs, network.pixels), one.labels) for one in parts)
+    return others, public, private, tuple(public.inputs.shape[1:]), len(data.classes)
+
+
+def sized(inputs: Tensor, pixels: int | None) -> Tensor:
+    return inputs if pixels is None else F.interpolate(inputs, size=(pixels, pixels), mode="bilinear")
 
 
 def federated(model: nn.Module, federation: str, network: Network, others: Batch) -> nn.Module:
@@ -121,13 +127,18 @@ def sent(model: nn.Module, batch: Batch, optimizer: str, shape: tuple[int, ...])
     return observe(model, update, shape, batch_size=len(batch), client=FedSGD())
 
 
-def tested(network: Network, federation: str, optimizer: str, n: int, uses: tuple[str, ...], seed: int) -> Iterator[Row]:
+def tested(
+    network: Network, federation: str, optimizer: str, n: int, uses: tuple[str, ...], seed: int
+) -> Iterator[Row]:
     """A row for each test."""
     others, public, private, shape, classes = examples(network, seed)
     with frozen_randomness(seed):
         model = federated(build(network.use, shape, classes, seed=seed), federation, network, others)
     batches = max(1, SIZES[n] // network.batches)
-    parts = [(at(private, slice(2 * n * k, 2 * n * k + n)), at(private, slice(2 * n * k, 2 * n * (k + 1)))) for k in range(batches)]
+    parts = [
+        (at(private, slice(2 * n * k, 2 * n * k + n)), at(private, slice(2 * n * k, 2 * n * (k + 1))))
+        for k in range(batches)
+    ]
     seen = [(sent(model, batch, optimizer, shape), candidates) for batch, candidates in parts]
     for use in uses:
         row: Row = {"test": use, "n": n, "optimizer": optimizer, "federation": federation, "seed": seed}
@@ -144,7 +155,11 @@ def tested(network: Network, federation: str, optimizer: str, n: int, uses: tupl
         for name, half in (("identified", slice(n)), ("false", slice(n, None))):
             hits = int(torch.cat([part.identified(LEVEL)[half] for part in found]).sum())
             rate = Share.count(hits, batches * n)
-            row |= {name: rate.share, f"{name}_interval": list(rate.interval), "hits" if half.start is None else "alarms": hits}
+            row |= {
+                name: rate.share,
+                f"{name}_interval": list(rate.interval),
+                "hits" if half.start is None else "alarms": hits,
+            }
         yield {**row, "members": batches * n, "others": batches * n, "cpu_s": time.process_time() - begun}
 
 
@@ -154,21 +169,14 @@ def main(
     optimizers: tuple[str, ...] = ("SGD", "Adam"),
     sizes: tuple[int, ...] = (1, 8, 32),
     seeds: tuple[int, ...] = (0, 1, 2),
-    tests: tuple[str, ...] = ("layer_span", "matched_filter"),
-    dry: bool = False,
+    tests: tuple[str, ...] = ("layer_span", "matched_filter", "span_or_filter"),
 ) -> None:
-    for name in networks:
-        network = NETWORKS[name]
-        for federation in federations:
-            if federation == "head" and network.head is None:
-                continue
-            for optimizer in optimizers:
-                for n in sizes:
-                    for seed in seeds:
-                        for row in tested(network, federation, optimizer, n, tests, seed):
-                            print({k: v for k, v in row.items() if k in ("test","n","optimizer","federation","seed","auc","hits","alarms","members","cpu_s","refused")}, name, flush=True)
-                            if not dry:
-                                keep(STUDY, f"{name}, {federation}, {optimizer}, n {n}, {row['test']}", "auc", row)
+    for name, federation, optimizer, n, seed in product(networks, federations, optimizers, sizes, seeds):
+        if federation == "head" and NETWORKS[name].head is None:
+            continue
+        for row in tested(NETWORKS[name], federation, optimizer, n, tests, seed):
+            print(name, {key: value for key, value in row.items() if "interval" not in key}, flush=True)
+            keep(STUDY, f"{name}, {federation}, {optimizer}, n = {n}", "auc", row)
 
 
 if __name__ == "__main__":

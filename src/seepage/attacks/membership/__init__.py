@@ -25,6 +25,7 @@ from seepage.attacks.membership.base import (
     p_values,
 )
 from seepage.attacks.membership.cosine import GradientCosine
+from seepage.attacks.membership.joint import SpanOrFilter
 from seepage.attacks.membership.matched_filter import MatchedFilter
 from seepage.attacks.membership.span import LayerSpan
 from seepage.base.registry import Registry, membership_tests
@@ -41,6 +42,7 @@ __all__ = [
     "Membership",
     "MembershipInference",
     "MembershipTest",
+    "SpanOrFilter",
     "combined",
     "infer_membership",
     "p_values",

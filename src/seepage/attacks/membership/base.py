@@ -97,6 +97,28 @@ class MembershipTest(ABC):
         return False
 
 
+STANDARDS = 32
+"""Reference examples whose statistics make those of several layers, or of several tests, one unit."""
+
+
+def held_out(reference: Batch) -> int:
+    """How many of the reference examples, the first ones, teach nothing so that they can be standards."""
+    return max(2, min(STANDARDS, len(reference) // 4)) if len(reference) > 4 else 0
+
+
+def in_deviations(seen: Tensor, standards: int) -> Tensor:
+    """`[k, c]` statistics from those `[s + k, c]` that begin with s standards, in deviations from the standards' mean.
+
+    >>> in_deviations(torch.tensor([[0.0], [2.0], [5.0]]), 2)
+    tensor([[2.8284]])
+    """
+    known, rest = seen[:standards], seen[standards:]
+    if standards < 2:
+        return rest
+    found: Tensor = (rest - known.mean(0)) / known.std(0).clamp_min(1e-6)
+    return found
+
+
 class MembershipInference:
     """A test with its public examples, at the weights of one round; it judges every update made at these weights.
 

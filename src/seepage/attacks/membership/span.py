@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.membership.base import Detector, Done, MembershipTest, nothing
+from seepage.attacks.membership.base import Detector, Done, MembershipTest, held_out, in_deviations, nothing
 from seepage.attacks.membership.gradients import AT_ONCE, public_statistics
 from seepage.attacks.membership.noise import KnownNoise
 from seepage.attacks.membership.shrinkage import ledoit_wolf
@@ -31,8 +31,8 @@ from seepage.federation.types import Batch, Knowledge, Round, Tensors
 
 LAYERS, VECTORS = 8, 16
 """Layers that are looked at, and vectors of an example in each, evenly chosen: memory for more is dear."""
-STANDARDS = 64
-"""Reference examples whose statistics make those of several layers one unit."""
+DENOISED, FAINT = 128, 1e-3
+"""Rows up to which each is denoised by itself, and the relative error of their entries up to which none is."""
 LEAST_SHARE = 1e-12
 """Share of a vector that float32 leaves unexplained at best."""
 ROOM = 0.5
@@ -42,7 +42,8 @@ ROOM = 0.5
 @dataclass(frozen=True)
 class _Layer:
     """A fully connected layer: its module, its weight, the weight's input axis, and the places `[v]` of an example's
-    vectors that are looked at, of so many."""
+    vectors that are looked at, of so many.
+    """
 
     module: str
     weight: str
@@ -117,9 +118,7 @@ class _Span(Detector):
                 "use matched_filter, or a batch smaller than the layers are wide",
             )
         seen = torch.stack(columns, 1)  # [s + k, layers]
-        known = seen[: len(self.standards)]
-        scaled = (seen - known.mean(0)) / known.std(0).clamp_min(1e-6)
-        return scaled[len(self.standards) :].mean(1)
+        return in_deviations(seen, len(self.standards)).mean(1)
 
     def _span(self, observed: Round, layer: _Layer, root: Tensor) -> tuple[Tensor, Tensor] | None:
         """`[r, d]` orthonormal directions of the update's rows and `[r]` what of each they leave unexplained."""
@@ -134,13 +133,33 @@ class _Span(Detector):
         noise = KnownNoise.of(self.knowledge, observed)
         if noise is not None:
             square = square + noise.deviation**2
-        rows = (square @ root.square().sum(0)).sqrt()  # F^1/2 [m]
-        parts = low_rank(value @ root.T / rows.clamp_min(1e-30)[:, None], rounding=INDEPENDENT)
+        value, rows = _denoised(value, square, root)
+        parts = low_rank(value @ root.T / rows.clamp_min(1e-30).sqrt()[:, None], rounding=INDEPENDENT)
         # Behind as many directions as there are vectors stands noise alone, known or not.
         count = len(parts.values) if observed.batch_size is None else observed.batch_size * layer.vectors
         floor = max(1.0, float(parts.values[count])) if count < len(parts.values) else 1.0
         left = floor**2 / (floor**2 + parts.values.square())
         return None if float((1 - left).sum()) > layer.width - ROOM else (parts.right, left)
+
+
+def _denoised(value: Tensor, square: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows as they are expected, and each one's F.
+
+    Rows are mixtures of vectors, of covariance a S: G_j = a S (a S + D_j)^-1 (G_j + E_j), D_j the squared errors, and
+    F_j = tr S^-1 a S (a S + D_j)^-1 D_j.
+    """
+    if len(value) > DENOISED or float(square.mean()) < FAINT**2 * float(value.square().mean()):
+        return value, square @ root.square().sum(0)
+    inverse = torch.linalg.inv(root)
+    moment = inverse @ inverse.T  # S
+    found, rows = [], []
+    for row, own in zip(value, square, strict=True):
+        known = own < row.square()
+        size = row[known].square().sum() / moment.diagonal()[known].sum().clamp_min(1e-30)  # a
+        solved = torch.linalg.inv(size * moment + own.diag())
+        found.append(size * moment @ (solved @ row))
+        rows.append(size * (solved.diagonal() @ own))
+    return torch.stack(found), torch.stack(rows)
 
 
 def _unexplained(vectors: Tensor, basis: Tensor, left: Tensor) -> Tensor:
@@ -181,7 +200,7 @@ class LayerSpan(MembershipTest):
                 "use matched_filter",
             )
         bare = _Span(knowledge, observed, buffers, layers)
-        read, apart = bare.read(reference, done), min(STANDARDS, len(reference) // 4)  # examples that whiten nothing
+        read, apart = bare.read(reference, done), held_out(reference)
         fitted = replace(bare, whitening=[_whitening(part[apart:].flatten(0, 1)) for part in read])
         return replace(fitted, standards=fitted.whitened([part[:apart] for part in read]))
 
