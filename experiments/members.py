@@ -33,7 +33,7 @@ from seepage.federation.measured import Step
 from seepage.federation.types import Transcript, Update
 from seepage.measure.metrics.membership import area_interval, area_under_curve
 
-STUDY, PUBLIC, LEVEL, SIZES = "membership/layers", 400, 0.01, {1: 8, 8: 4, 32: 2}
+STUDY, PUBLIC, LEVEL, SIZES = "membership/layers", 400, 0.01, {1: 4, 8: 3, 32: 1}
 OPTIMIZERS = {"SGD": (torch.optim.SGD, Step.sgd(0.1), 0.1), "Adam": (torch.optim.Adam, Step.adam(1e-3), 1e-3)}
 GPT = {"n_embd": 256, "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 BERT = {
@@ -128,55 +128,53 @@ def sent(model: nn.Module, batch: Batch, optimizer: str, shape: tuple[int, ...])
 
 
 def tested(
-    network: Network, federation: str, optimizer: str, n: int, uses: tuple[str, ...], seed: int
-) -> Iterator[Row]:
-    """A row for each test."""
+    name: str, federation: str, optimizers: tuple[str, ...], sizes: tuple[int, ...], uses: tuple[str, ...], seed: int
+) -> Iterator[tuple[str, Row]]:
+    """A row for each optimizer, size and test, all at the same weights."""
+    network, fitted = NETWORKS[name], dict[str, MembershipInference]()
     others, public, private, shape, classes = examples(network, seed)
     with frozen_randomness(seed):
         model = federated(build(network.use, shape, classes, seed=seed), federation, network, others)
-    batches = max(1, SIZES[n] // network.batches)
-    parts = [
-        (at(private, slice(2 * n * k, 2 * n * k + n)), at(private, slice(2 * n * k, 2 * n * (k + 1))))
-        for k in range(batches)
-    ]
-    seen = [(sent(model, batch, optimizer, shape), candidates) for batch, candidates in parts]
-    for use in uses:
-        row: Row = {"test": use, "n": n, "optimizer": optimizer, "federation": federation, "seed": seed}
-        row |= {"data": Path(network.data).name}
-        begun = time.process_time()
-        try:
-            inference = MembershipInference(MEMBERSHIP_TESTS[use](), seen[0][0], public, seed=seed)
-            found = [inference.of(one[0], candidates) for one, candidates in seen]
-        except Inapplicable as refused:
-            yield {**row, "refused": str(refused)}
-            continue
-        own, rest = (torch.cat([part.statistics[half] for part in found]) for half in (slice(n), slice(n, None)))
-        row |= {"auc": area_under_curve(own, rest), "interval": area_interval(own, rest)}
-        for name, half in (("identified", slice(n)), ("false", slice(n, None))):
-            hits = int(torch.cat([part.identified(LEVEL)[half] for part in found]).sum())
-            rate = Share.count(hits, batches * n)
-            row |= {
-                name: rate.share,
-                f"{name}_interval": list(rate.interval),
-                "hits" if half.start is None else "alarms": hits,
-            }
-        yield {**row, "members": batches * n, "others": batches * n, "cpu_s": time.process_time() - begun}
+    for optimizer, n in product(optimizers, sizes):
+        batches = max(1, SIZES[n] // network.batches)
+        both = [at(private, slice(2 * n * k, 2 * n * (k + 1))) for k in range(batches)]
+        seen = [sent(model, at(candidates, slice(n)), optimizer, shape) for candidates in both]
+        for use in uses:
+            row: Row = {"test": use, "n": n, "optimizer": optimizer, "federation": federation, "seed": seed}
+            row |= {"data": Path(network.data).name, "members": batches * n, "others": batches * n}
+            begun = time.process_time()
+            try:
+                if use not in fitted:
+                    fitted[use] = MembershipInference(MEMBERSHIP_TESTS[use](), seen[0], public, seed=seed)
+                found = [fitted[use].of(one[0], candidates) for one, candidates in zip(seen, both, strict=True)]
+            except Inapplicable as refused:
+                yield f"{name}, {federation}, {optimizer}, n = {n}", {**row, "refused": str(refused)}
+                continue
+            own, rest = (torch.cat([part.statistics[half] for part in found]) for half in (slice(n), slice(n, None)))
+            row |= {"auc": area_under_curve(own, rest), "interval": area_interval(own, rest)}
+            for what, half in (("identified", slice(n)), ("false", slice(n, None))):
+                hits = int(torch.cat([part.identified(LEVEL)[half] for part in found]).sum())
+                rate = Share.count(hits, batches * n)
+                row |= {what: rate.share, f"{what}_interval": list(rate.interval)}
+            yield f"{name}, {federation}, {optimizer}, n = {n}", {**row, "cpu_s": time.process_time() - begun}
 
 
 def main(
-    *networks: str,
+    networks: tuple[str, ...],
+    *,
     federations: tuple[str, ...] = ("full", "LoRA 8", "LoRA 16", "LoRA 64", "head"),
     optimizers: tuple[str, ...] = ("SGD", "Adam"),
-    sizes: tuple[int, ...] = (1, 8, 32),
+    sizes: tuple[int, ...] = (32, 8, 1),
     seeds: tuple[int, ...] = (0, 1, 2),
     tests: tuple[str, ...] = ("layer_span", "matched_filter", "span_or_filter"),
 ) -> None:
-    for name, federation, optimizer, n, seed in product(networks, federations, optimizers, sizes, seeds):
+    for name, federation, seed in product(networks, federations, seeds):
         if federation == "head" and NETWORKS[name].head is None:
             continue
-        for row in tested(NETWORKS[name], federation, optimizer, n, tests, seed):
-            print(name, {key: value for key, value in row.items() if "interval" not in key}, flush=True)
-            keep(STUDY, f"{name}, {federation}, {optimizer}, n = {n}", "auc", row)
+        for title, row in tested(name, federation, optimizers, sizes, tests, seed):
+            shown = ("test", "seed", "auc", "identified", "false", "members", "cpu_s", "refused")
+            print(title, {key: row[key] for key in shown if key in row}, flush=True)
+            keep(STUDY, title, "auc", row)
 
 
 if __name__ == "__main__":

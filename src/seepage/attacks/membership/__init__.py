@@ -23,6 +23,7 @@ from seepage.attacks.membership.base import (
     combined,
     infer_membership,
     p_values,
+    whose,
 )
 from seepage.attacks.membership.cosine import GradientCosine
 from seepage.attacks.membership.joint import SpanOrFilter
@@ -46,4 +47,5 @@ __all__ = [
     "combined",
     "infer_membership",
     "p_values",
+    "whose",
 ]

@@ -27,12 +27,15 @@ from seepage.base.algebra.lowrank import INDEPENDENT, low_rank
 from seepage.base.nn import captured_calls, forward, in_mode
 from seepage.base.registry import membership_tests
 from seepage.errors import Inapplicable
+from seepage.federation.measured import Measured
 from seepage.federation.types import Batch, Knowledge, Round, Tensors
 
 LAYERS, VECTORS = 8, 16
 """Layers that are looked at, and vectors of an example in each, evenly chosen: memory for more is dear."""
 DENOISED, FAINT = 128, 1e-3
 """Rows up to which each is denoised by itself, and the relative error of their entries up to which none is."""
+WIDEST = 4096
+"""Entries of a vector up to which it is whitened by a matrix, else each by itself: memory is its square."""
 LEAST_SHARE = 1e-12
 """Share of a vector that float32 leaves unexplained at best."""
 ROOM = 0.5
@@ -41,13 +44,13 @@ ROOM = 0.5
 
 @dataclass(frozen=True)
 class _Layer:
-    """A fully connected layer: its module, its weight, the weight's input axis, and the places `[v]` of an example's
-    vectors that are looked at, of so many.
+    """Fully connected layers that read the same, such as query, key and value: the module of the first, their weights
+    with the axis of each that the input is on, and the places `[v]` of an example's vectors that are looked at, of so
+    many.
     """
 
     module: str
-    weight: str
-    axis: int
+    weights: Sequence[tuple[str, int]]
     places: Tensor
     vectors: int
     width: int
@@ -62,7 +65,7 @@ class _Span(Detector):
         observed: The round.
         buffers: The model's buffers, with public statistics where batch norm is in train mode.
         layers: Those that are looked at.
-        whitening: For each the `[d, d]` lower triangular W with `W S W' = I`.
+        whitening: For each the `[d, d]` lower triangular W with `W S W' = I`, or `[d]` the diagonal of one.
         standards: `[s, e]` templates of reference examples.
     """
 
@@ -96,7 +99,7 @@ class _Span(Detector):
         """The templates of what was read."""
         rows = []
         for vectors, root in zip(read, self.whitening, strict=True):
-            own = vectors.double() @ root.T
+            own = _times(vectors.double(), root)
             rows.append((own / own.norm(dim=2, keepdim=True).clamp_min(1e-30)).float().flatten(1))
         return torch.cat(rows, 1)
 
@@ -106,11 +109,14 @@ class _Span(Detector):
         both = torch.cat([self.standards, templates])
         sizes = [len(layer.places) * layer.width for layer in self.layers]
         columns = []
+        measured = observed.measured(
+            self.knowledge.client, [name for layer in self.layers for name, _ in layer.weights]
+        )
         for layer, root, part in zip(self.layers, self.whitening, both.split(sizes, 1), strict=True):
-            span = self._span(observed, layer, root)
+            span = self._span(observed, measured, layer, root)
             if span is not None:
-                vectors = part.reshape(len(both), -1, layer.width).double()
-                columns.append(-0.5 * _unexplained(vectors, *span).log10().mean(1))
+                vectors = part.reshape(len(both), -1, layer.width)
+                columns.append(-0.5 * _unexplained(vectors, *span).double().log10().mean(1))
         if not columns:
             raise Inapplicable(
                 "no fully connected layer's update leaves room outside its row space: it is zero, or its rank is as "
@@ -120,12 +126,12 @@ class _Span(Detector):
         seen = torch.stack(columns, 1)  # [s + k, layers]
         return in_deviations(seen, len(self.standards)).mean(1)
 
-    def _span(self, observed: Round, layer: _Layer, root: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _span(self, observed: Round, measured: Measured, layer: _Layer, root: Tensor) -> tuple[Tensor, Tensor] | None:
         """`[r, d]` orthonormal directions of the update's rows and `[r]` what of each they leave unexplained."""
-        measured = observed.measured(self.knowledge.client, [layer.weight])
-        value, error = measured.value[layer.weight], measured.error[layer.weight]
-        if layer.axis == 0:
-            value, error = value.T, error.T
+        value, error = (
+            torch.cat([tensors[name] if axis else tensors[name].T for name, axis in layer.weights])
+            for tensors in (measured.value, measured.error)
+        )
         if not bool(value.any()):
             return None
         # Of an entry of which nothing but a least size is known that size is a beginning.
@@ -134,7 +140,7 @@ class _Span(Detector):
         if noise is not None:
             square = square + noise.deviation**2
         value, rows = _denoised(value, square, root)
-        parts = low_rank(value @ root.T / rows.clamp_min(1e-30).sqrt()[:, None], rounding=INDEPENDENT)
+        parts = low_rank(_times(value, root) / rows.clamp_min(1e-30).sqrt()[:, None], rounding=INDEPENDENT)
         # Behind as many directions as there are vectors stands noise alone, known or not.
         count = len(parts.values) if observed.batch_size is None else observed.batch_size * layer.vectors
         floor = max(1.0, float(parts.values[count])) if count < len(parts.values) else 1.0
@@ -148,8 +154,8 @@ def _denoised(value: Tensor, square: Tensor, root: Tensor) -> tuple[Tensor, Tens
     Rows are mixtures of vectors, of covariance a S: G_j = a S (a S + D_j)^-1 (G_j + E_j), D_j the squared errors, and
     F_j = tr S^-1 a S (a S + D_j)^-1 D_j.
     """
-    if len(value) > DENOISED or float(square.mean()) < FAINT**2 * float(value.square().mean()):
-        return value, square @ root.square().sum(0)
+    if root.ndim == 1 or len(value) > DENOISED or float(square.mean()) < FAINT**2 * float(value.square().mean()):
+        return value, square @ (root.square() if root.ndim == 1 else root.square().sum(0))
     inverse = torch.linalg.inv(root)
     moment = inverse @ inverse.T  # S
     found, rows = [], []
@@ -162,8 +168,15 @@ def _denoised(value: Tensor, square: Tensor, root: Tensor) -> tuple[Tensor, Tens
     return torch.stack(found), torch.stack(rows)
 
 
+def _times(vectors: Tensor, root: Tensor) -> Tensor:
+    """Whitened vectors `[..., d]`, by a matrix or by a number for each entry."""
+    return vectors * root if root.ndim == 1 else vectors @ root.T
+
+
 def _unexplained(vectors: Tensor, basis: Tensor, left: Tensor) -> Tensor:
     """`[k, v]` the share of each whitened vector `[k, v, d]` of norm 1 that a span leaves unexplained."""
+    # float32, as the vectors are: what it leaves of one that lies inside is under `LEAST_SHARE`.
+    basis, left = basis.to(vectors.dtype), left.to(vectors.dtype)
     along = vectors @ basis.T  # [k, v, r]
     outside = (vectors - along @ basis).square().sum(2)
     found: Tensor = (outside + along.square() @ left).clamp_min(LEAST_SHARE)
@@ -206,7 +219,7 @@ class LayerSpan(MembershipTest):
 
 
 def _layers(knowledge: Knowledge, observed: Round, reference: Batch, buffers: Tensors) -> list[_Layer]:
-    """Fully connected layers whose weights were sent, one of those that read the same, evenly chosen."""
+    """Fully connected layers whose weights were sent, those with room outside the span first, evenly chosen."""
     model, sent = knowledge.model, observed.update.tensors
     names = {id(p): name for name, p in model.named_parameters()}
     # The gradient of a table that is a layer as well is made of more than what the layer read.
@@ -214,23 +227,36 @@ def _layers(knowledge: Knowledge, observed: Round, reference: Batch, buffers: Te
     x = reference.inputs[:2].to(next(iter(observed.params.values())).device)
     with in_mode(model, training=False), linear_calls(model) as calls, torch.no_grad():
         forward(model, observed.params, x, buffers=buffers or None)
-    found: list[tuple[Tensor, _Layer]] = []
+    found: list[tuple[Tensor, str, list[tuple[str, int]]]] = []
     for module, weight, read, axis in calls:
         name = names.get(id(weight), "")
-        if name not in sent or id(weight) in tables or len(read) != len(x) or any(read is other for other, _ in found):
+        if name not in sent or id(weight) in tables or len(read) != len(x):
             continue
-        vectors = read[0].numel() // read.shape[-1]
+        same = next((weights for other, _, weights in found if other is read), None)
+        if same is None:
+            found.append((read, module, [(name, axis)]))
+        else:
+            same.append((name, axis))
+    layers, roomy = list[_Layer](), list[_Layer]()
+    for read, module, weights in found:
+        width, vectors = read.shape[-1], read[0].numel() // read.shape[-1]
         places = torch.linspace(0, vectors - 1, min(vectors, VECTORS)).round().long()
-        found.append((read, _Layer(module, name, axis, places, vectors, read.shape[-1])))
-    chosen = torch.linspace(0, len(found) - 1, min(len(found), LAYERS)).round().long()
-    return [found[int(place)][1] for place in chosen]
+        layers.append(_Layer(module, weights, places, vectors, width))
+        # The rank is at most that of the rows and of the vectors; without room beside it a layer says nothing.
+        rows = sum(sent[name].shape[1 - axis] for name, axis in weights)
+        roomy += layers[-1:] if min(rows, (observed.batch_size or 1) * vectors) < width else []
+    layers = roomy or layers
+    chosen = torch.linspace(0, len(layers) - 1, min(len(layers), LAYERS)).round().long()
+    return [layers[int(place)] for place in chosen]
 
 
 def _whitening(vectors: Tensor) -> Tensor:
-    """`[d, d]` W with `W S W' = I`, S the second moment of vectors `[m, d]`, shrunk where they are few."""
+    """`[d, d]` W with `W S W' = I`, S the second moment of vectors `[m, d]`, shrunk where they are few; or `[d]`."""
     exact = vectors.double()
     size = exact.square().mean(0).sqrt()
-    scale = 1 / (size + 1e-3 * size.mean()).clamp_min(1e-30)
+    scale: Tensor = 1 / (size + 1e-3 * size.mean()).clamp_min(1e-30)
+    if len(scale) > WIDEST:
+        return scale
     exact = exact * scale
     m, d = exact.shape
     moment = exact.T @ exact / m
@@ -238,4 +264,5 @@ def _whitening(vectors: Tensor) -> Tensor:
     rho = ledoit_wolf(m, d, mu, float(moment.square().sum()), float(exact.square().sum(1).square().mean()))
     eye = torch.eye(d, dtype=exact.dtype, device=exact.device)
     root = torch.linalg.cholesky((1 - rho) * moment + max(rho * mu, 1e-6) * eye)
-    return torch.linalg.solve_triangular(root, eye, upper=False) * scale
+    found: Tensor = torch.linalg.solve_triangular(root, eye, upper=False) * scale
+    return found
