@@ -210,8 +210,8 @@ def _present(
         for title in ("candidate", "class", "statistic", "p-value", ""):
             table.add_column(title, justify="left" if title in ("class", "") else "right", no_wrap=True)
         for row in sorted(rows, key=lambda row: row["p_value"]):
-            words = ["identified" + f" in client {printable(str(row['client']))}" * ("client" in row)]
-            words = words if row["identified"] else [""]
+            whose = f"identified in client {printable(str(row['client']))}" if "client" in row else "identified"
+            words = [whose if row["identified"] else ""]
             numbers = [str(row["candidate"]), printable(str(row["class"])), f"{row['statistic']:.3f}"]
             table.add_row(*numbers, f"{row['p_value']:.4f}", *words, style="red" if row["identified"] else "dim")
         open_console().print(table)
