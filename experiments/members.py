@@ -7,8 +7,9 @@ python experiments/members.py behind            noise and dropout
 
 One step of SGD (rate 0.1) or Adam (0.001) between two float32 checkpoints, dropout off. Adapters (query and value, or
 what holds both; of vision transformers the first of a block's two layers) were trained for ten steps of AdamW on other
-examples before, so that no B is zero. 400 public examples (200 teach, 200 calibrate), 220 at the published sizes; batches of 32, 8 and 1 (one,
-three and four of each seed, half as many at the published sizes), as many others as members; a candidate is named where its p-value is 0.01 or less.
+examples before, so that no B is zero. 400 public examples (200 teach, 200 calibrate), 220 at the published sizes;
+batches of 32, 8 and 1 (one, three and four of each seed; at the published sizes one), as many others as members; a
+candidate is named where its p-value is 0.01 or less.
 """
 
 import time
