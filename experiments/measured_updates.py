@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from common import HELD_BACK, command, keep, parts
 from torch import Tensor, nn
+from torchvision.models import vit_b_32
 
 from seepage import Architecture, attack, build
 from seepage.attacks import Attack
@@ -28,11 +29,19 @@ from seepage.federation.types import Batch, Reconstruction
 
 Optimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 CLASSES, READINGS, VALUES = 10, 40, 500
+PATCHES = "conv_proj.weight"
 
 
 def forecaster() -> nn.Module:
     """Many values from few readings."""
     return nn.Sequential(nn.Linear(READINGS, 32), nn.ReLU(), nn.Linear(32, VALUES))
+
+
+def transformer() -> nn.Module:
+    """ViT-B/32 with a head that is not zero, as torchvision's is, behind which nothing has a gradient."""
+    net = vit_b_32()
+    net.heads = nn.Linear(768, CLASSES)
+    return net
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,7 @@ class Client:
         stated: The client's rule, where it is told.
         use: The attack.
         seeds: How many.
+        size: Pixels of a side that pictures are enlarged to; 0: as they are.
     """
 
     row: str
@@ -58,6 +68,7 @@ class Client:
     stated: Spec = Spec("fedsgd")  # noqa: RUF009
     use: str | Attack = "linear"
     seeds: int = 20
+    size: int = 0
 
     @property
     def values(self) -> bool:
@@ -90,6 +101,13 @@ def clients() -> Iterator[Client]:
     matching = replace(inverting_gradients(), steps=600, restarts=1)
     for n in (1, 4):
         yield Client(f"convnet, batch {n}, Adam 0.001, eps 1e-08", net, n, adam(1e-3), use=matching, seeds=3)
+    large = Architecture("measured_updates:transformer")
+    for lr in (1e-4, 1e-3):
+        step = lambda p, lr=lr: torch.optim.AdamW(p, lr=lr)  # noqa: E731
+        stated = Spec("fedavg", {"optimizer": "adamw", "lr": lr, "steps": 1})
+        yield Client(
+            f"vit_b_32, batch 1, AdamW {lr:g}", large, 1, step, lr, stated, "patch_embedding", seeds=3, size=224
+        )
 
 
 def drawn(client: Client, test: Batch, seed: int) -> Batch:
@@ -98,15 +116,22 @@ def drawn(client: Client, test: Batch, seed: int) -> Batch:
     if client.values:
         return Batch(torch.rand(client.n, READINGS, generator=draw), torch.rand(client.n, VALUES, generator=draw))
     places = HELD_BACK + torch.randperm(len(test) - HELD_BACK, generator=draw)[: client.n]
-    return Batch(test.inputs[places], test.labels[places])
+    inputs = test.inputs[places]
+    if client.size:
+        inputs = F.interpolate(inputs, client.size, mode="bilinear")
+    return Batch(inputs, test.labels[places])
 
 
-def captured(client: Client, private: Batch, seed: int, folder: Path) -> Reconstruction | None:
-    """One step between two files, and what the attack makes of them; None where it does not apply."""
+def captured(client: Client, private: Batch, seed: int, folder: Path) -> tuple[Reconstruction | None, float]:
+    """One step between two files: what the attack makes of them (None: it does not apply), and what is known.
+
+    Known is the share of the first layer's entries, or of the patches', of which more than a least size is.
+    """
     shape = tuple(private.inputs.shape[1:])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = forecaster() if client.values else build(client.network, shape, CLASSES, seed=seed)
+        own = forecaster if client.values else transformer if client.size else None
+        model = own() if own else build(client.network, shape, CLASSES, seed=seed)
     torch.save(model.state_dict(), folder / "before.pt")
     optimizer, loss = client.optimizer(model.parameters()), F.mse_loss if client.values else F.cross_entropy
     loss(model(private.inputs), private.labels).backward()
@@ -117,10 +142,14 @@ def captured(client: Client, private: Batch, seed: int, folder: Path) -> Reconst
         client=client.stated, input_shape=shape, batch_size=len(private), target="value" if client.values else None,
     )  # fmt: skip
     observe_files(capture, folder / "observed")
+    seen = open_transcript(folder / "observed", trust=True)
+    known = (
+        seen[0].measured(seen.knowledge.client).known([next(iter(seen[0].params))] if not client.size else [PATCHES])
+    )
     try:
-        return attack(open_transcript(folder / "observed", trust=True), client.use, seed=seed)
+        return attack(seen, client.use, seed=seed), known
     except Inapplicable:
-        return None
+        return None, known
 
 
 def decibels(found: Reconstruction | None, private: Batch) -> list[float]:
@@ -145,13 +174,13 @@ def main(*, data: str, first: int = 0, only: str = "") -> None:
         for seed in range(first, first + client.seeds) if only in client.row else ():
             private = drawn(client, test, seed)
             with tempfile.TemporaryDirectory() as folder:
-                found = captured(client, private, seed, Path(folder))
+                found, known = captured(client, private, seed, Path(folder))
             each = decibels(found, private)
             sure, false = honest(found, private)
             name = client.use if isinstance(client.use, str) else "inverting_gradients"
             facts: dict[str, Any] = {"attack": name, "n": client.n, "seed": seed, "each": [round(v, 1) for v in each]}
             facts |= {"certified": sure, "certified_false": false}
-            facts |= {"data": "made up" if client.values else Path(data).stem}
+            facts |= {"known": round(known, 4), "data": "made up" if client.values else Path(data).stem}
             middle = sorted(each)[len(each) // 2] if len(each) % 2 else sum(sorted(each)[len(each) // 2 - 1 :][:2]) / 2
             keep("captured/measured", client.row, "psnr", {**facts, "psnr": round(middle, 2)})
 

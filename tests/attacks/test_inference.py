@@ -113,6 +113,7 @@ def test_outputs_behind_a_relu_tell_no_rate() -> None:
         assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=1) is None or not isinstance(model, Cut)
 
 
+@pytest.mark.slow
 def test_with_batch_norm_in_train_mode_an_honest_rate_is_never_contradicted(tmp_path: Path) -> None:
     shape = (3, 16, 16)
     named, accused = Architecture("convnet", {"width": 8, "batch_norm": True}), 0
@@ -149,11 +150,11 @@ def test_the_batch_size_is_the_rank_of_the_first_layer(n: int) -> None:
 
 
 @pytest.mark.parametrize("hidden", [1, 2, 3, 4, 5])
-def test_a_rank_that_is_full_is_a_lower_bound(hidden: int) -> None:
+def test_a_rank_that_is_full_tells_no_number(hidden: int) -> None:
     model = build(Architecture("fc2", {"hidden": hidden}), SHAPE, CLASSES)
     size, words = infer_size(UpdateAnalysis(record(model, batch(8))))
     assert size is None
-    assert words.startswith("at least")
+    assert not words.split()[0].isdigit()
 
 
 def test_a_network_without_fully_connected_layers_does_not_tell() -> None:

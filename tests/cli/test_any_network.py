@@ -303,6 +303,7 @@ def test_what_a_network_raises_for_a_larger_batch_alone_is_one_too(refused: Refu
     assert "'nets:pairs' fails on a batch of examples (only pairs, nets.py line" in said
 
 
+@pytest.mark.slow
 def test_a_network_of_timm_takes_the_pictures_it_was_made_for(cli: Cli, home: Path) -> None:
     timm = pytest.importorskip("timm")
     model = timm.create_model("test_vit", num_classes=10)  # of 160 x 160

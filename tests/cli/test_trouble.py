@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from seepage.attacks.search import engine
+from seepage.audit import record
 from seepage.audit import run as audit
 from seepage.base import storage
 from seepage.cli.stopping import answer_by_interrupt
@@ -75,6 +76,19 @@ def test_too_little_space_is_said_before_anything_is_done(refused: Refused, monk
     usage = storage.shutil.disk_usage("/")
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: usage._replace(free=2**20))
     assert "has 1 MiB free" in refused("audit", "tiny.toml", "--jobs", 1)
+
+
+def test_space_is_counted_for_all_cases_before_the_first_is_recorded(
+    cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = list[int]()
+    monkeypatch.setattr(record, "check_space", lambda folder, most: needed.append(most))
+    recipe = (home / "tiny.toml").read_text()
+    (home / "two.toml").write_text(recipe + "[[case]]\nname = 'b'\nbatch.count = 3\n")
+    cli("audit", "two.toml", "--jobs", 1)
+    first, second = needed
+    assert second > 0
+    assert first * 3 == second * 5  # two updates and the three that follow, then three
 
 
 def test_a_folder_without_rights_is_a_sentence(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@
                         |                                                                 |
                         `---------------------------- truth ---------------------- false, right, or silent
 
-Run as a command, it checks many and prints the false ones: `python -m tests.clients.generated 0 2000`.
+Run as a command, it checks many and prints the false ones: `python -m tests.clients.generated 0 2000`; with `defended`
+behind, all of them send defended updates.
 """
 
 import random
@@ -67,6 +68,7 @@ class Drawn:
         rate: Learning rate.
         told: Names of facts that the user states.
         loss: Name of the loss.
+        defense: What was done to the update before it was sent, of `DEFENSES`, or empty.
     """
 
     seed: int
@@ -87,13 +89,23 @@ class Drawn:
     rate: float
     told: tuple[str, ...]
     loss: str = "cross_entropy"
+    defense: str = ""
 
 
 WORDS, CODES = 40, 6
+DEFENSES = ("faint noise", "noise", "mask", "largest", "levels")
+"""Gaussian noise of 3 % or of 30 % of the update's root mean square; half of the entries by chance, doubled; the
+largest tenth of each tensor; 4 bits of each tensor with stochastic rounding."""
+
+NOISY = ("faint noise", "noise", "mask", "levels")
+"""Those that add independent numbers of mean zero, entry by entry."""
 
 
-def describe(seed: int) -> Drawn:
-    """The client of a seed."""
+def describe(seed: int, defended: bool | None = None) -> Drawn:
+    """The client of a seed; one in five sends a defended update, or all or none do."""
+    other = random.Random(f"defense {seed}")  # of its own, so that the client stays what it was
+    odds = 0.2 if defended is None else float(defended)
+    defense = other.choice(DEFENSES) if other.random() < odds else ""
     draw = random.Random(seed)
     body = draw.choice(BODIES)
     classes = draw.randint(2, 9)
@@ -129,6 +141,7 @@ def describe(seed: int) -> Drawn:
         half=draw.random() < 0.1,
         rate=draw.choice((0.5, 0.1, 0.05, 0.01)),
         told=tuple(name for name in ("rate", "size", "steps") if draw.random() < 0.6),
+        defense=defense,
     )
 
 
@@ -242,6 +255,26 @@ class Truth:
     clipped: bool
 
 
+def sent(d: Drawn, before: dict[str, Tensor], after: dict[str, Tensor], trained: list[str]) -> dict[str, Tensor]:
+    """The weights that are returned, of a client with a defense."""
+    draw = torch.Generator().manual_seed(d.seed)
+    moved = {name: after[name] - before[name] for name in trained}
+    size = torch.cat([t.flatten() for t in moved.values()]).square().mean().sqrt()
+    found = dict(after)
+    for name, t in moved.items():
+        if d.defense == "mask":
+            t = 2 * t * (torch.rand(t.shape, generator=draw) < 0.5)
+        elif d.defense == "largest":
+            t = t * (t.abs() >= t.abs().flatten().topk(max(1, t.numel() // 10)).values[-1])
+        elif d.defense == "levels" and bool(t.any()):
+            places = t / t.abs().max() * 7
+            t = (places + torch.rand(t.shape, generator=draw)).floor() * t.abs().max() / 7
+        elif "noise" in d.defense:
+            t = t + (0.03 if "faint" in d.defense else 0.3) * size * torch.randn(t.shape, generator=draw)
+        found[name] = before[name] + t
+    return {**found, "head.weight": found["words.weight"]} if d.tied else found
+
+
 def train(d: Drawn) -> Truth:
     """The client's training."""
     torch.manual_seed(d.seed)
@@ -268,6 +301,8 @@ def train(d: Drawn) -> Truth:
             nn.utils.clip_grad_value_(net.parameters(), 0.02)
         optimizer.step()
     after = {name: t.detach().clone() for name, t in net.state_dict().items()}
+    if d.defense:
+        after = sent(d, before, after, [name for name, _ in net.named_parameters()])
     if d.half:
         after = {name: t.half().float() if t.is_floating_point() else t for name, t in after.items()}
     return Truth(d, before, after, torch.cat([x for x, _ in seen]), torch.cat([y for _, y in seen]), clipped)
@@ -317,7 +352,7 @@ def judge(truth: Truth, check: Check) -> Verdict:
                 found.hold(name, found_one, f"{facts[name].value} [{facts[name].origin}]")
     one = d.steps == 1
     seen = d.size * d.steps
-    found.hold("examples", exposure.examples <= seen, exposure.examples)
+    found.hold("examples", exposure.examples <= (0 if d.defense else seen), exposure.examples)
     if exposure.at_least is not None:
         found.hold("at least", exposure.at_least <= seen, exposure.at_least)
     for closed in exposure.of("labels"):
@@ -357,12 +392,14 @@ def judge(truth: Truth, check: Check) -> Verdict:
     for look in exposure.defenses:
         real = {
             "clipped": truth.clipped, "adaptive": d.optimizer not in PLAIN or d.clip == "value", "rounded": d.half,
-            "noised": False, "quantized": d.half, "sparsified": False,
+            "noised": d.defense in NOISY, "quantized": d.half or d.defense == "levels",
+            "sparsified": d.defense in ("mask", "largest", "levels"),
         }  # fmt: skip
         found.hold(f"looks {look.name}", real.get(look.name, True), look.message)
     for note in exposure.notes:
         if "which one step of SGD on" in note:
-            found.hold("contradicted", not one or "size" not in d.told or d.optimizer not in PLAIN, note)
+            plain = one and "size" in d.told and d.optimizer in PLAIN and not d.defense
+            found.hold("contradicted", not plain, note)
         if note.startswith("batch norm"):
             found.hold("note", d.norm == "batch", note)
     _missed(truth, check, found)
@@ -372,7 +409,7 @@ def judge(truth: Truth, check: Check) -> Verdict:
 def _missed(truth: Truth, check: Check, found: Verdict) -> None:
     """What somebody reads by hand, the truth only to score: rows over biases, labels by the last bias's sign."""
     d = truth.drawn
-    if d.optimizer not in PLAIN or d.half or d.steps > 1 or d.clip == "value":
+    if d.optimizer not in PLAIN or d.half or d.steps > 1 or d.clip == "value" or d.defense:
         return
     first, moved = "first.weight", {n: truth.before[n] - truth.after[n] for n in truth.before}
     if d.body == "rows" and d.rate >= 0.1:
@@ -405,7 +442,7 @@ def _batch_norm(truth: Truth, value: str, origin: str) -> bool:
 
 
 def _batch_size(truth: Truth, value: str, origin: str) -> bool | None:
-    number = value.split()[0].rstrip(",")
+    number = value.removeprefix("at least ").split()[0].rstrip(",")
     if not number.isdigit():
         return None
     return int(number) <= truth.drawn.size * truth.drawn.steps
@@ -423,7 +460,9 @@ def _optimizer(truth: Truth, value: str, origin: str) -> bool | None:
     return plain if value.startswith("SGD") else None
 
 
-def _inputs(truth: Truth, value: str, origin: str) -> bool:
+def _inputs(truth: Truth, value: str, origin: str) -> bool | None:
+    if truth.drawn.defense in ("largest", "levels"):
+        return None  # what is too small to show is sent as zero
     return int(value.split()[0].replace(",", "")) <= int((truth.inputs.flatten(1) == 0).all(0).sum())
 
 
@@ -449,6 +488,8 @@ def _steps(truth: Truth, value: str, origin: str) -> bool | None:
 
 
 def _half(truth: Truth, value: str, origin: str) -> bool | None:
+    if "or faint noise" in value and truth.drawn.defense in NOISY:
+        return True
     return None if value.startswith("nothing") else (not truth.drawn.half) == value.startswith("none")
 
 
@@ -459,19 +500,26 @@ def _labels(truth: Truth, value: str, origin: str) -> bool | None:
     return all(int((truth.labels == name).sum()) > 0 for name in named)
 
 
+def _noise(truth: Truth, value: str, origin: str) -> bool | None:
+    there = truth.drawn.defense
+    if origin == "unknown" or there in ("mask", "levels"):
+        return None  # what these add is independent too, and may be too little to be seen
+    return value.startswith("none") != (there in NOISY)
+
+
 _FACTS: dict[str, Callable[[Truth, str, str], bool | None]] = {
     "classes": _classes, "dropout": _dropout, "batch norm": _batch_norm, "batch size": _batch_size,
     "optimizer": _optimizer, "tokens": _tokens, "weight decay": _decay, "local steps": _steps,
     "half precision": _half, "labels": _labels, "inputs": _inputs,
     "input shape": lambda truth, value, origin: value == ",".join(map(str, truth.drawn.shape)),
-    "noise": lambda truth, value, origin: None if origin == "unknown" else value.startswith("none"),
+    "noise": _noise,
 }  # fmt: skip
 
 
-def checked(seeds: range) -> Iterator[tuple[Drawn, Verdict]]:
+def checked(seeds: range, defended: bool | None = None) -> Iterator[tuple[Drawn, Verdict]]:
     """Each drawn client with its verdict; a traceback or a refusal is a false statement too."""
     for seed in seeds:
-        d = describe(seed)
+        d = describe(seed, defended)
         with tempfile.TemporaryDirectory() as home, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -490,12 +538,14 @@ def main() -> None:
     start, count = (int(word) for word in sys.argv[1:3])
     began, told, whole = time.process_time(), 0, 0
     kinds, missed = Counter[str](), Counter[str]()
-    for done, (d, verdict) in enumerate(checked(range(start, start + count)), 1):
+    always = True if sys.argv[3:] == ["defended"] else None
+    for done, (d, verdict) in enumerate(checked(range(start, start + count), always), 1):
         told += len(verdict.right)
         whole += not verdict.false and not verdict.missed
         missed.update(one.split(":")[0] for one in verdict.missed)
         kinds.update(one.split(":")[0] for one in verdict.false)
-        named = f"{d.seed} {d.body}/{d.head}/{d.norm}/{d.drops}/{d.optimizer}x{d.steps}{' half' * d.half}"
+        named = f"{d.seed} {d.body}/{d.head}/{d.norm}/{d.drops}/{d.optimizer}x{d.steps}"
+        named += " half" * d.half + f" {d.defense}" * bool(d.defense)
         for one in verdict.false:
             print(f"{named} {one}"[:330], flush=True)
         if done % 100 == 0 or done == count:

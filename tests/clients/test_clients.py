@@ -20,8 +20,8 @@ from seepage.audit.facts import Fact
 from seepage.audit.outcome import Outcome
 from seepage.federation.transcript.foreign import read_facts
 
-SLOW = {"flower-huggingface", "peft-lora", "timm-vit-tiny"}
-"""These take seconds to be built."""
+SLOW = {"examples-imagenet", "flower-huggingface", "peft-lora", "pytorch-cifar-autocast", "timm-vit", "timm-vit-tiny"}
+"""These take seconds to be built and trained."""
 LOW = "low precision"
 NEEDS = {"bert": "transformers", "lora_vit": "peft", "timm_vit": "timm", "timm_vit_tiny": "timm"}
 

@@ -359,7 +359,7 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
             found["rounding"] = f"rounding (the update {mark.message})"
     if look.low_precision:
         found["low precision"] = (
-            "half precision (the gradient of the last bias adds up to zero but for a thousandth, as under autocast)"
+            "half precision or faint noise (the gradient of the last bias adds up to zero but for a thousandth)"
         )
     if "passes" in said:
         found["several passes"] = f"several batches in one step, or several steps ({said['passes']}): --steps"

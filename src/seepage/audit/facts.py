@@ -10,7 +10,7 @@ from torch import nn
 
 from seepage.attacks.exposure import Exposure, UpdateAnalysis
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, OPTIMIZER, UNKNOWN_LOSS, UNKNOWN_RATE
-from seepage.attacks.exposure.fingerprints import MIN_TAIL_VALUES
+from seepage.attacks.exposure.fingerprints import MIN_NOISE_SHARE, MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
 from seepage.attacks.exposure.rules import TOLD
 from seepage.attacks.exposure.running_statistics import STILL
@@ -310,6 +310,9 @@ class _Reader:
             why = "such steps hide it" if self.signs is not None else "no tensor is large enough to show it"
             return self._seen("noise", why, "unknown")
         many = "1 tensor" if tell == 1 else f"{tell} tensors"
+        some = sum((one.share or 0) >= MIN_NOISE_SHARE for one in self.look.fingerprints)
+        if some:
+            return self._seen("noise", f"{some} of {many} end as noise does, and the rest does not agree", "unknown")
         return self._seen("noise", f"none of a hundredth of an entry or more, by {many}", "inferred")
 
     def _compression(self) -> Iterator[Fact]:
@@ -325,7 +328,7 @@ class _Reader:
         if found is not None:
             return self._seen(name, found.message, "inferred")
         if self.look.low_precision and self.knowledge.num_outputs >= FEWEST_SUMMED:
-            words = "as under autocast: the last bias adds up to zero but for a thousandth"
+            words = "as under autocast, or faint noise: the last bias adds up to zero but for a thousandth"
             return self._seen(name, words, "inferred")
         plain = labels is not None and labels.sound and not (labels.signed or self.signs)
         if plain and self.update.kind == "gradient" and self.look.along_gradient and not self.rule.one_logit:

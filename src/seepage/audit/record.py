@@ -77,7 +77,13 @@ def record_cases(recipes: Sequence[Recipe], folder: Path, show: ProgressCallback
         show(number, len(recipes), Doing(recipe.case if len(recipes) > 1 else "", Phase.RECORDING))
         try:
             with own_faults(recipe.model.use):
-                _record_case(recipe, observed, private, shared, folder, show)
+                later = [
+                    one
+                    for one in recipes[number + 1 :]
+                    if not _is_recorded(*case_folders(folder, one.case, len(recipes)))
+                ]
+                alike = sum(_updates(one) for one in later if (one.model, one.data) == (recipe.model, recipe.data))
+                _record_case(recipe, observed, private, shared, folder, show, alike)
         except (Skipped, Inapplicable, Diverged) as error:
             skipped.append(error)
             if len(skipped) == len(recipes):
@@ -85,6 +91,10 @@ def record_cases(recipes: Sequence[Recipe], folder: Path, show: ProgressCallback
             write_json(private / "case.json", named_case(recipe).model_copy(update={"skipped": str(error)}).record())
     for checkpoint in (folder / "private").glob("training-*.safetensors"):  # of no use once every case is recorded
         checkpoint.unlink()
+
+
+def _updates(recipe: Recipe) -> int:
+    return recipe.batch.count if recipe.rounds is None else recipe.rounds.count
 
 
 def is_all_recorded(recipes: Sequence[Recipe], folder: Path) -> bool:
@@ -146,7 +156,10 @@ def _record_case(
     shared: SharedParts,
     folder: Path,
     show: ProgressCallback,
+    later: int,
 ) -> None:
+    """Write one case; as many updates as `later` of the same size follow, for which there must be space too."""
+
     def progress(what: str, done: int, total: int) -> None:
         named = what if recipe.case == "case" else f"{what} of {recipe.case}"
         show(done, total, Doing(named, Phase.TRAINING))
@@ -166,7 +179,7 @@ def _record_case(
         write_json(private / COLUMNS, {"schema": SCHEMA, "columns": columns})
     skipped = _record_membership(setting, observed, private)
     save_unseen(setting, private)
-    check_space(observed, len(transcript) * sum(p.nbytes for p in setting.state[0].values()))
+    check_space(observed, (len(transcript) + later) * sum(p.nbytes for p in setting.state[0].values()))
     save_transcript(transcript, observed, first=first, inferred=getattr(victim, "inferred", None))
     case = _case(setting, list(truth)).model_copy(update={"read_as": _read_as(victim, transcript)})
     write_json(private / "case.json", case.model_copy(update={"membership_skipped": skipped}).record())

@@ -98,9 +98,10 @@ def infer_steps(
                 f"at the learning rate {lr:g} this update would take about {found:.2g} local steps; give --steps, or "
                 "the right --lr"
             )
-        # Too small a rate looks like more steps.
+        # Too small a rate looks like more steps, and momentum lengthens all but the first one.
+        plain = " without momentum" if found > 1 else ""
         single = f"; if it was one, its rate was about {travel:.2g}: --steps 1 --lr {travel:.2g}" if found > 1 else ""
-        return InferredSteps(lr, found, {"local steps": f"{found} or more, {where}{single}"})
+        return InferredSteps(lr, found, {"local steps": f"{found} or more{plain}, {where}{single}"})
     if travel is None:
         return None
     if steps is not None:
@@ -180,7 +181,8 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
     if full is None and tells[0].examples < found.rank:
         return None, f"at least {found.rank}, by the rank of one layer, which others contradict"
     if full is not None:
-        return None, f"at least {found.rank}, by the rank of {full.weight}, which can have no higher one"
+        many = f"{found.rank} examples or more, noise, or entries left out"
+        return None, f"{full.weight} has the highest rank that it can have, by {many}"
     first = tells[0]
     more = ", to which the batch norm behind it adds one" if first.centered else ""
     words = f"{first.examples} or more, from the rank of {first.weight}{more}"

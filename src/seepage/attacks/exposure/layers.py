@@ -129,7 +129,7 @@ def layer_findings(leaks: Sequence[LayerLeak]) -> Iterator[ClosedForm]:
         more = ", or more" if leak.full or leak.more else ""
         rank = f"rank {leak.rank}{more}" if leak.rank else "rank hidden by the errors of its entries"
         words = f"{leak.layer or 'model'}: {rank}, {leak.neurons} neurons, reads {leak.reads}"
-        if leak.accuracy is not None:
+        if leak.accuracy is not None and not more:  # a rank that is no low one may be noise, beside these errors
             known = f"known to {leak.accuracy:.1g} of itself" if leak.accuracy < 1 else "not known"
             words += f", its median entry {known}"
         lines = () if leak in folded else (words,)
