@@ -113,10 +113,7 @@ def in_deviations(seen: Tensor, standards: int) -> Tensor:
     tensor([[2.8284]])
     """
     known, rest = seen[:standards], seen[standards:]
-    if standards < 2:
-        return rest
-    found: Tensor = (rest - known.mean(0)) / known.std(0).clamp_min(1e-6)
-    return found
+    return rest if standards < 2 else (rest - known.mean(0)) / known.std(0).clamp_min(1e-6)
 
 
 class MembershipInference:

@@ -4,16 +4,9 @@
 def ledoit_wolf(m: int, d: int, mu: float, squared: float, fourth: float) -> float:
     """Rho of `(1 - rho) S0 + rho mu I`, strictly between 0 and 1, where S0 = Z'Z / m.
 
-    Section 3.2:
+    Of m examples of d entries, with mu = tr S0 / d, `squared` = |S0|^2 and `fourth` = mean_i |z_i|^4 (Section 3.2):
 
         delta^2 = |S0|^2 - d mu^2,   beta^2 = (mean_i |z_i|^4 - |S0|^2) / m,   rho = min(beta^2, delta^2) / delta^2
-
-    Args:
-        m: Examples.
-        d: Entries of each.
-        mu: tr S0 / d.
-        squared: |S0|^2.
-        fourth: mean_i |z_i|^4.
 
     >>> ledoit_wolf(100, 2, 1.0, 2.5, 12.5)
     0.2

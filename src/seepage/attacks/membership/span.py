@@ -44,9 +44,8 @@ ROOM = 0.5
 
 @dataclass(frozen=True)
 class _Layer:
-    """Fully connected layers that read the same, such as query, key and value: the module of the first, their weights
-    with the axis of each that the input is on, and the places `[v]` of an example's vectors that are looked at, of so
-    many.
+    """Layers that read the same, such as query, key and value: the module of the first, their weights with the axis of
+    each that the input is on, and the places `[v]` of an example's vectors that are looked at, of so many.
     """
 
     module: str
@@ -96,7 +95,6 @@ class _Span(Detector):
         return self.whitened(self.read(examples, done))
 
     def whitened(self, read: Sequence[Tensor]) -> Tensor:
-        """The templates of what was read."""
         rows = []
         for vectors, root in zip(read, self.whitening, strict=True):
             own = _times(vectors.double(), root)
@@ -123,8 +121,7 @@ class _Span(Detector):
                 "large as what the layer reads, so that the span holds every vector",
                 "use matched_filter, or a batch smaller than the layers are wide",
             )
-        seen = torch.stack(columns, 1)  # [s + k, layers]
-        return in_deviations(seen, len(self.standards)).mean(1)
+        return in_deviations(torch.stack(columns, 1), len(self.standards)).mean(1)
 
     def _span(self, observed: Round, measured: Measured, layer: _Layer, root: Tensor) -> tuple[Tensor, Tensor] | None:
         """`[r, d]` orthonormal directions of the update's rows and `[r]` what of each they leave unexplained."""
@@ -178,9 +175,7 @@ def _unexplained(vectors: Tensor, basis: Tensor, left: Tensor) -> Tensor:
     # float32, as the vectors are: what it leaves of one that lies inside is under `LEAST_SHARE`.
     basis, left = basis.to(vectors.dtype), left.to(vectors.dtype)
     along = vectors @ basis.T  # [k, v, r]
-    outside = (vectors - along @ basis).square().sum(2)
-    found: Tensor = (outside + along.square() @ left).clamp_min(LEAST_SHARE)
-    return found
+    return ((vectors - along @ basis).square().sum(2) + along.square() @ left).clamp_min(LEAST_SHARE)
 
 
 @membership_tests.register(
