@@ -68,7 +68,7 @@ NETWORKS = {
         r".*\.(query|value)", "classifier",
     ),
     "vit": Network(
-        Architecture("vit", {"width": 192, "depth": 4, "patch": 4}), "../shared/data/cifar10.npz", {}, r".*mlp\.0",
+        Architecture("vit", {"width": 192, "depth": 4, "hidden": 768}), "../shared/data/cifar10.npz", {}, r".*mlp\.0",
         "head",
     ),
     "gpt2": Network(
