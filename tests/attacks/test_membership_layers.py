@@ -187,3 +187,11 @@ def test_the_rule_of_the_client_is_the_rounds_own() -> None:
     seen = [record(model, private, client=rule) for rule in (FedSGD(), FedAvg(lr=0.1, steps=1))]
     named = [infer_membership(one, LayerSpan(), candidates, public).identified(0.01).tolist() for one in seen]
     assert named[0][:3] == named[1][:3] == [True] * 3
+
+
+@pytest.mark.parametrize("test", [LayerSpan(), SpanOrFilter()])
+@pytest.mark.parametrize("public", [4, 9, 20])
+def test_few_public_examples_are_enough_for_a_p_value(test: MembershipTest, public: int) -> None:
+    private = texts(2, 1)
+    found = infer_membership(record(gpt(), private), test, private, texts(public, 3))
+    assert found.p_values.tolist() == pytest.approx([1 / (1 + len(found.calibration))] * 2)

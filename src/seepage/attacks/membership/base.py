@@ -103,7 +103,7 @@ STANDARDS = 32
 
 def held_out(reference: Batch) -> int:
     """How many of the reference examples, the first ones, teach nothing so that they can be standards."""
-    return max(2, min(STANDARDS, len(reference) // 4)) if len(reference) > 4 else 0
+    return min(STANDARDS, len(reference) // 4)
 
 
 def in_deviations(seen: Tensor, standards: int) -> Tensor:
