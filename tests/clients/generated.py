@@ -5,7 +5,7 @@
                         `---------------------------- truth ---------------------- false, right, or silent
 
 Run as a command, it checks many and prints the false ones: `python -m tests.clients.generated 0 2000`; with `defended`
-behind, all of them send defended updates.
+or `losses` behind, all of them send defended updates or have another loss.
 """
 
 import random
@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seepage.attacks.exposure import Exposure
 from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.errors import SeepageError
@@ -67,7 +68,7 @@ class Drawn:
         half: The returned weights are of half precision.
         rate: Learning rate.
         told: Names of facts that the user states.
-        loss: Name of the loss.
+        loss: Name of the loss, of `LOSSES` or cross_entropy.
         defense: What was done to the update before it was sent, of `DEFENSES`, or empty.
     """
 
@@ -97,15 +98,26 @@ DEFENSES = ("faint noise", "noise", "mask", "largest", "levels")
 """Gaussian noise of 3 % or of 30 % of the update's root mean square; half of the entries by chance, doubled; the
 largest tenth of each tensor; 4 bits of each tensor with stochastic rounding."""
 
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "smoothed": lambda out, y: F.cross_entropy(out, y, label_smoothing=0.1),
+    "focal": lambda out, y: (
+        (1 - out.softmax(1).gather(1, y[:, None])[:, 0]) ** 2 * F.cross_entropy(out, y, reduction="none")
+    ).mean(),
+    "hinge": F.multi_margin_loss,
+    "squares": lambda out, y: F.mse_loss(out, F.one_hot(y, out.shape[1]).to(out)),
+    "logistic": lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, out.shape[1]).to(out)),
+    "weighted": lambda out, y: F.cross_entropy(out, y, torch.linspace(0.5, 2, out.shape[1])),
+}
+"""Losses of one label an example that nobody states, beside the cross-entropy."""
 NOISY = ("faint noise", "noise", "mask", "levels")
 """Those that add independent numbers of mean zero, entry by entry."""
 
 
-def describe(seed: int, defended: bool | None = None) -> Drawn:
-    """The client of a seed; one in five sends a defended update, or all or none do."""
+def describe(seed: int, all_are: str = "") -> Drawn:
+    """The client of a seed; one in five sends a defended update, one in five has another loss, or all are so."""
     other = random.Random(f"defense {seed}")  # of its own, so that the client stays what it was
-    odds = 0.2 if defended is None else float(defended)
-    defense = other.choice(DEFENSES) if other.random() < odds else ""
+    defense = other.choice(DEFENSES) if other.random() < (1 if all_are == "defended" else 0.2) else ""
+    loss = other.choice([*LOSSES]) if other.random() < (1 if all_are == "losses" else 0.2) else "cross_entropy"
     draw = random.Random(seed)
     body = draw.choice(BODIES)
     classes = draw.randint(2, 9)
@@ -141,6 +153,7 @@ def describe(seed: int, defended: bool | None = None) -> Drawn:
         half=draw.random() < 0.1,
         rate=draw.choice((0.5, 0.1, 0.05, 0.01)),
         told=tuple(name for name in ("rate", "size", "steps") if draw.random() < 0.6),
+        loss=loss if not places and wrap != "log_softmax" else "cross_entropy",
         defense=defense,
     )
 
@@ -292,7 +305,8 @@ def train(d: Drawn) -> Truth:
             out = net(a)
             out = out[0] if isinstance(out, tuple) else out["logits"] if isinstance(out, dict) else out
             wide = out.transpose(1, 2) if "last" in d.head else out
-            loss = F.nll_loss(wide, b) if "log_softmax" in d.head else F.cross_entropy(wide, b)
+            plain = F.nll_loss if "log_softmax" in d.head else F.cross_entropy
+            loss = LOSSES.get(d.loss, plain)(wide, b)
             (loss * len(a) / d.size).backward()
         if d.clip == "norm":
             clipped |= float(nn.utils.clip_grad_norm_(net.parameters(), 0.2)) > 0.2
@@ -355,7 +369,8 @@ def judge(truth: Truth, check: Check) -> Verdict:
     found.hold("examples", exposure.examples <= (0 if d.defense else seen), exposure.examples)
     if exposure.at_least is not None:
         found.hold("at least", exposure.at_least <= seen, exposure.at_least)
-    for closed in exposure.of("labels"):
+    softmax = d.loss not in ("squares", "logistic")
+    for closed in exposure.of("labels") if softmax or not _conditional(exposure) else ():
         leak, true = closed.evidence, torch.bincount(truth.labels.flatten(), minlength=d.classes)
         if closed.tensors:
             found.hold("labels", all(true[c] > 0 for c in leak["present"]), leak["present"])
@@ -493,7 +508,13 @@ def _half(truth: Truth, value: str, origin: str) -> bool | None:
     return None if value.startswith("nothing") else (not truth.drawn.half) == value.startswith("none")
 
 
+def _conditional(exposure: Exposure) -> bool:
+    return all(one.evidence["signed"] for one in exposure.of("labels"))
+
+
 def _labels(truth: Truth, value: str, origin: str) -> bool | None:
+    if "if the loss is a softmax's" in value and truth.drawn.loss in ("squares", "logistic"):
+        return None
     if origin == "unknown" or not value.startswith("class"):
         return None
     named = [int(part) for part in re.findall(r"(?:^|, |classes |class )(\d+)(?= |,|$)", value.split(", from")[0])]
@@ -516,17 +537,17 @@ _FACTS: dict[str, Callable[[Truth, str, str], bool | None]] = {
 }  # fmt: skip
 
 
-def checked(seeds: range, defended: bool | None = None) -> Iterator[tuple[Drawn, Verdict]]:
+def checked(seeds: range, all_are: str = "") -> Iterator[tuple[Drawn, Verdict]]:
     """Each drawn client with its verdict; a traceback or a refusal is a false statement too."""
     for seed in seeds:
-        d = describe(seed, defended)
+        d = describe(seed, all_are)
         with tempfile.TemporaryDirectory() as home, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 yield d, judge(*ran(d, Path(home)))
             except SeepageError as error:
                 # Outputs as large as inputs, and an optimizer that hides the sum of the last bias: asking is right.
-                hides = d.optimizer not in PLAIN or d.clip == "value" or d.half
+                hides = d.optimizer not in PLAIN or d.clip == "value" or d.half or d.defense != "" or d.loss in LOSSES
                 asked = "as an autoencoder does; say what" in str(error) and hides
                 yield d, Verdict(missed=[f"asked: {error}"]) if asked else Verdict(false=[f"refused: {error}"])
             except Exception as error:
@@ -538,14 +559,13 @@ def main() -> None:
     start, count = (int(word) for word in sys.argv[1:3])
     began, told, whole = time.process_time(), 0, 0
     kinds, missed = Counter[str](), Counter[str]()
-    always = True if sys.argv[3:] == ["defended"] else None
-    for done, (d, verdict) in enumerate(checked(range(start, start + count), always), 1):
+    for done, (d, verdict) in enumerate(checked(range(start, start + count), *sys.argv[3:4]), 1):
         told += len(verdict.right)
         whole += not verdict.false and not verdict.missed
         missed.update(one.split(":")[0] for one in verdict.missed)
         kinds.update(one.split(":")[0] for one in verdict.false)
         named = f"{d.seed} {d.body}/{d.head}/{d.norm}/{d.drops}/{d.optimizer}x{d.steps}"
-        named += " half" * d.half + f" {d.defense}" * bool(d.defense)
+        named += f" {d.loss}" * (d.loss in LOSSES) + " half" * d.half + f" {d.defense}" * bool(d.defense)
         for one in verdict.false:
             print(f"{named} {one}"[:330], flush=True)
         if done % 100 == 0 or done == count:

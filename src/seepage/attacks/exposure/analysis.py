@@ -26,6 +26,7 @@ from seepage.attacks.exposure.fingerprints import (
 )
 from seepage.attacks.exposure.indexed import IndexedRounds, indexed_findings, indexed_rounds
 from seepage.attacks.exposure.labels import (
+    SOFTMAX_ONLY,
     ZERO_SUM_SHARE,
     Head,
     LabelLeak,
@@ -196,7 +197,9 @@ class Exposure:
             words.append(f"and inner features of {self.vectors}")
         words += [f"{'an' if self.or_more else 'its one'} example but for noise"] * bool(self.of("noisy-rows"))
         words += ["fewer examples than neurons"] * bool(self.of("span"))
-        words += [plural(len(one.evidence["present"]), "label") for one in self.of("labels") if one.tensors]
+        for one in self.of("labels"):
+            condition = SOFTMAX_ONLY * one.evidence["signed"]
+            words += [plural(len(one.evidence["present"]), "label") + condition] * bool(one.tensors)
         return "; ".join(words)
 
     def table(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
 from seepage.base.nn import as_inputs, called, captured_calls, forward, generator, in_mode, last_linear, without_hooks
-from seepage.base.rounding import FLOAT32_NETWORK, FLOAT32_ZERO
+from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_ZERO
 from seepage.federation.clients.losses import loss_of
 from seepage.federation.models.naming import tied_names
 from seepage.federation.types import Knowledge
@@ -31,6 +31,8 @@ FALSE_ALARM = 1e-6
 """Chance of counts that come out whole and are none."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
+SOFTMAX_ONLY = ", if the loss is a softmax's"
+"""What is read off signs rests on this: no sum of sizes contradicts another loss."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ class LabelLeak:
         others = "" if self.complete else ", and perhaps others"
         whole = f", {self.places} labels in all, whose counts come out whole" * bool(self.places)
         whole += ", or all times one number" * self.multiple
-        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}"
+        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}{SOFTMAX_ONLY * self.signed}"
 
     @property
     def words(self) -> str:
@@ -212,7 +214,7 @@ class LabelLeak:
             f"class{'' if one else 'es'} {', '.join(map(str, self.present)) or 'none'} {'is' if one else 'are'} there"
         )
         if self.counts is None or self.off_whole is None:
-            return words
+            return words + SOFTMAX_ONLY * self.signed
         counts, sure = (
             ", ".join(f"{count} of class {name}" for name, count in enumerate(numbers) if count)
             for numbers in (self.counts, self.least or ())
@@ -269,7 +271,9 @@ def label_leak(
     bias = _last_bias(gradient, knowledge)
     if bias is None or not (largest := float(bias.abs().max())) > 0:
         return None
-    present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding)).flatten().tolist())
+    # The sum of errors of deviation s has s sqrt(classes): beside noise an entry must stand out of what the sum shows.
+    shown = DEVIATIONS * abs(float(bias.sum())) / math.sqrt(len(bias))
+    present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding, shown)).flatten().tolist())
     sound = abs(float(bias.sum())) <= max(ZERO_SUM_SHARE * float(bias.abs().sum()), rounding * len(bias))
     # A mean of the errors of one sigmoid lies between -1 and 1.
     sound &= not knowledge.client.one_logit or largest <= 1
@@ -426,6 +430,7 @@ def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) 
         return []
     counted = leak.counts is not None
     message, tensors = "the labels and about how many of each" if counted else "the labels", tuple[str, ...]()
+    message += SOFTMAX_ONLY * leak.signed
     limit = "Counts take the outputs for uniform, as they are before training."
     if leak.believed and last is not None:
         tensors = tuple(filter(None, last))
