@@ -470,7 +470,7 @@ def _optimizer(truth: Truth, value: str, origin: str) -> bool | None:
     if value.startswith("as one step of"):
         clipped = value.startswith("as one step of SGD clipped by value")
         return truth.drawn.steps == 1 and (truth.drawn.clip == "value" if clipped else not plain)
-    if value.startswith("held to one size"):
+    if value.startswith("assumed: held to one size"):
         return not plain or truth.drawn.clip == "value"
     return plain if value.startswith("SGD") else None
 
@@ -503,8 +503,8 @@ def _steps(truth: Truth, value: str, origin: str) -> bool | None:
 
 
 def _half(truth: Truth, value: str, origin: str) -> bool | None:
-    if "or faint noise" in value and truth.drawn.defense in NOISY:
-        return True
+    if origin == "unknown":
+        return None
     return None if value.startswith("nothing") else (not truth.drawn.half) == value.startswith("none")
 
 

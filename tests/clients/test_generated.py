@@ -30,6 +30,16 @@ def test_nothing_false_is_said_of_a_few_drawn_clients() -> None:
     assert not false_in(range(8))
 
 
+def test_a_word_that_moved_as_several_places_did_is_put_at_none() -> None:
+    """Behind Adagrad one text outweighed two, so that its places moved alike, and one of its tokens as all of them."""
+    assert not false_in(range(700159, 700160))
+
+
+def test_numbers_that_faint_noise_moved_by_a_unit_are_no_tokens() -> None:
+    """In half precision noise moved two numbers of a row that nobody looked up, both ways, which counted as a token."""
+    assert not false_in(range(700192, 700193))
+
+
 @pytest.mark.slow
 def test_nothing_false_is_said_of_two_hundred_drawn_clients() -> None:
     assert not false_in(range(200))

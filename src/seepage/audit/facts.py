@@ -158,7 +158,12 @@ class _Reader:
             yield self._fact("classes", "2, by one logit", "read")
         else:
             words = self.said.get("classes", outputs)
-            yield self._fact("classes", words, "assumed" if "assumed" in words else "read", "--classes")
+            if self.knowledge.target == "value":
+                yield self._fact("classes", f"none: {words.split(',')[0]} outputs, of values", "read")
+            else:
+                unsure = self._unsure_of_classes
+                told: Origin = "assumed" if unsure or "assumed" in words else "read"
+                yield self._fact("classes", words + ", if outputs are classes" * unsure, told, "--classes")
         if vocabulary_of(knowledge.model) is None and (
             VALUES in {*(self.stated or ()), *self.said} or not is_image(knowledge.input_shape)
         ):
@@ -167,8 +172,16 @@ class _Reader:
         if len(knowledge.input_shape) == 3:
             own = None if knowledge.architecture is None else knowledge.architecture.options.get("normalize")
             words = "not known: none but the network's own is assumed" if own is None else str(own)
-            told: Origin = "inferred" if NORMALIZATION in self.said else "unknown"
-            yield self._fact(NORMALIZATION, self.said.get(NORMALIZATION, words), told, "--normalize")
+            how: Origin = "inferred" if NORMALIZATION in self.said else "unknown"
+            yield self._fact(NORMALIZATION, self.said.get(NORMALIZATION, words), how, "--normalize")
+
+    @property
+    def _unsure_of_classes(self) -> bool:
+        """Whether the outputs may be boxes, points or thresholds: neither a loss of classes nor its sums say other."""
+        if self.stated is None or {"loss", "classes"} & set(self.stated):
+            return self.rule.loss not in LOSSES and not self.look.own_loss_names
+        labels = self.look.labels
+        return UNKNOWN_LOSS in self.said or labels is None or not labels.sound
 
     def _loss(self) -> Fact:
         words, labels = self.said.get("loss", str(self.rule.loss)), self.look.labels
@@ -328,8 +341,8 @@ class _Reader:
         if found is not None:
             return self._seen(name, found.message, "inferred")
         if self.look.low_precision and self.knowledge.num_outputs >= FEWEST_SUMMED:
-            words = "as under autocast, or faint noise: the last bias adds up to zero but for a thousandth"
-            return self._seen(name, words, "inferred")
+            words = "as under autocast, faint noise, or by chance: the last bias adds up to zero but for a thousandth"
+            return self._seen(name, words, "unknown")
         plain = labels is not None and labels.sound and not (labels.signed or self.signs)
         if plain and self.update.kind == "gradient" and self.look.along_gradient and not self.rule.one_logit:
             return self._seen(name, "none: the last bias adds up to zero as float32 does", "inferred")

@@ -42,13 +42,14 @@ from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thre
 from seepage.audit.score import make_row, metrics_for, scores_of, skipped_row
 from seepage.audit.verdict import with_verdict
 from seepage.base.manifest import JudgedFile, write_manifest
-from seepage.base.nn import vocabulary_of
+from seepage.base.nn import output_shape, vocabulary_of
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.base.schema import Guarantee
 from seepage.base.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
 from seepage.base.vouching import staying_own
 from seepage.errors import SeepageError
 from seepage.federation import data
+from seepage.federation.clients.losses import with_inputs
 from seepage.federation.data.npz import load_shaped, load_tokens
 from seepage.federation.models.normalize import statistics_of
 from seepage.federation.transcript.foreign import read_facts
@@ -317,7 +318,7 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
         known = own if own is None else _before_network(own, knowledge)
         # Pictures and rows of a table in [0, 1] are read below, with the names of their columns.
         other = knowledge.value_range != (0.0, 1.0) or (own is not None and not in_range(own.inputs, (0.0, 1.0)).all())
-        as_it_is = knowledge.value_range != (0.0, 1.0) if pictures else len(shape) > 1 or other
+        as_it_is = other or (len(shape) > 1 and not pictures)
         if known is not None and (known is not own or as_it_is):
             return Truth((_numbered(known, knowledge),))
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
@@ -329,7 +330,13 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
 
 
 def _numbered(whole: Batch, knowledge: Knowledge) -> Batch:
-    """The batch with whole numbers for classes 0. and 1., as a loss of one logit takes them."""
+    """The batch with whole numbers for classes 0. and 1., as a loss of one logit takes them.
+
+    Of an autoencoder its labels are its inputs, whatever the file has.
+    """
+    if getattr(knowledge.client, "target", "labels") == "input":
+        outputs = output_shape(knowledge.model, dict(knowledge.model.named_parameters()), None, knowledge.input_shape)
+        return with_inputs(whole, outputs)
     numbers = whole.labels.reshape(-1)
     if knowledge.target == "class" and len(numbers) == len(whole) and bool((numbers == numbers.round()).all()):
         return replace(whole, labels=numbers.long())

@@ -24,6 +24,8 @@ from seepage.federation.types import Transcript
 
 REACHES = (4.0, 32.0, 256.0)
 """Largest sizes of a value that are tried: standardized, scaled by hand, pixels of eight bits."""
+LOOKED = 30.0
+"""Seconds after which rows of wide layers, which take minutes where all examples are solved for, show no range."""
 SLACK = 0.01
 """How far proven values may lie outside of [0, 1] by their errors."""
 MARGIN = 0.25
@@ -62,24 +64,30 @@ class ValuesShown:
 
 
 def shown_values(within: Callable[[Range], Transcript]) -> ValuesShown | None:
-    """What `linear` proves of more examples in another range than in [0, 1]; None where it does not.
+    """What `linear` proves of more examples in another range than in [0, 1]; None where it does not, or not in time.
 
     Errors count as shares of the range, hence the examples are proven once more in the one that is returned.
 
     Args:
         within: The transcript with inputs of a range.
     """
+    with suppress(OutOfTime), limited(LOOKED) as limit:
+        return _shown_by_rows(within, limit)
+    return None
+
+
+def _shown_by_rows(within: Callable[[Range], Transcript], limit: Limit) -> ValuesShown | None:
     stated, attack = within((0.0, 1.0)), LinearLeak()
-    size, base = stated[0].batch_size, _proven(stated, attack)
+    size, base = stated[0].batch_size, _proven(stated, attack, limit)
     if size is None or (base is not None and len(base) == size):
         return None
     count = 0 if base is None else len(base)
-    found = [one for reach in REACHES if (one := _proven(within((-reach, reach)), attack)) is not None]
+    found = [one for reach in REACHES if (one := _proven(within((-reach, reach)), attack, limit)) is not None]
     seen = max(found, key=len, default=None)  # of equally many the narrowest
     if seen is None or len(seen) <= count:
         return None
     fits = _around(seen)
-    again = _proven(within(fits), attack)
+    again = _proven(within(fits), attack, limit)
     return None if again is None or len(again) <= count else ValuesShown(fits, again, normalization_of(again))
 
 

@@ -462,7 +462,7 @@ class UpdateAnalysis:
         gradient, scaled, _ = self._read
         rule = self.knowledge.client
         sigmoids = rule.loss == "bce" and self.head is not None and self.head.same
-        named = self._own_loss_names and self.head is not None and self.head.kind != "other"
+        named = self.own_loss_names and self.head is not None and self.head.kind != "other"
         if (sigmoids or named) and not (self.signs or self.one_size):
             return finding_leak(*self._signed_bias(gradient, scaled=scaled))
         softmax = rule.softmax_gradient and self.knowledge.target in ("class", "map")
@@ -515,7 +515,7 @@ class UpdateAnalysis:
         return moved, DEVIATIONS * error
 
     @cached_property
-    def _own_loss_names(self) -> bool:
+    def own_loss_names(self) -> bool:
         """Whether a loss of the user's own pulls up the outputs of labels alone."""
         own = self.knowledge.client.loss not in LOSSES and self.knowledge.target in ("class", "map")
         model = self.knowledge.model
@@ -656,8 +656,23 @@ class UpdateAnalysis:
         if self.rough:
             return tuple(hidden_layers(self.observed, self.knowledge))
         quantized = [one.name for one in self.fingerprints if one.bits is not None]
-        known = self.knowledge.client.loss in LOSSES and UNKNOWN_LOSS not in self._guessed
-        return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], quantized, loss_known=known))
+        known = {"loss_known": self._loss_known, "size_known": "batch size" not in self._guessed}
+        return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], quantized, **known))
+
+    @property
+    def provided(self) -> str:
+        """What has to hold for ranks to count examples, where nothing proves it, as the end of a sentence."""
+        if self.along_gradient:
+            return ""
+        return f", if the optimizer is {'SGD' if self.observed.update.step is None else 'as inferred'}"
+
+    @property
+    def _loss_known(self) -> bool:
+        """Whether the loss is one of this package's, which was stated or which the sum of the last bias bears out."""
+        loss, labels = self.knowledge.client.loss, self.labels
+        if loss != "cross_entropy" or not self._guessed:  # of which nothing was guessed, all was stated
+            return loss in LOSSES
+        return UNKNOWN_LOSS not in self._guessed and labels is not None and labels.sound and not labels.signed
 
     @cached_property
     def changed(self) -> str:
@@ -704,6 +719,7 @@ class UpdateAnalysis:
                 self._certified(layer),
                 believed=not self.changed and not self.low_precision,
                 accuracy=None if noised else layer.accuracy,
+                provided=self.provided,
             )
             # Absolute errors have slopes of one size, so that examples of one label are one row under a loss like that.
             if not (layer.last and UNKNOWN_LOSS in self._guessed)

@@ -381,7 +381,7 @@ def _clipped(norm: float) -> Finding | None:
         return None
     return Finding(
         name="clipped",
-        message=f"looks clipped: the norm of the update is {near:.2g}, a round number",
+        message=f"looks clipped: the norm of the update is {near:.2g}, a round number, if nothing else made it so",
         evidence={"norm": near},
         limit="Chance gives one update in ten thousand such a norm.",
     )

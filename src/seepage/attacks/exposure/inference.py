@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.analysis import UpdateAnalysis
-from seepage.attacks.exposure.labels import head_of
+from seepage.attacks.exposure.labels import Head, head_of
 from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import has_batch_norm, last_linear
 from seepage.errors import SeepageError
@@ -22,6 +22,8 @@ PROBE_COUNT = 16
 """Made-up inputs whose softmax stands in for that of the client's examples."""
 SHARE_TOLERANCE = 0.2
 """Relative difference of classes' shares up to which they count as the same."""
+MOST_ALIKE = 0.8
+"""Share of the classes that moved down which must have moved alike, where they are not half of all classes."""
 MAX_STEPS = 10_000
 """Local steps; more are taken for a wrong learning rate."""
 UNSHOWN_STEPS = "assumed to be 1, as nothing shows them"
@@ -85,7 +87,7 @@ def infer_steps(
     if lr is not None and steps is not None:
         return InferredSteps(lr, steps, {})
     travel, name = _last_travel(model, delta, input_shape, num_classes, coupled=coupled)
-    where = f"by how far {name} moved at the classes that are in no example"
+    where = f"if the loss is a mean, of labels not smoothed, and classes where {name} moved alike are in no example"
     if coupled:
         norms = "batch norm in train mode gives every batch another softmax"
         where += f"; uncertain, as {norms if has_batch_norm(model) else 'examples reach into one another'}"
@@ -138,26 +140,27 @@ def _last_travel(
     names = last_linear(model, classes)
     if names is None or names[1] is None or names[1] not in delta:
         return None, None
-    return _travel(-delta[names[1]].double(), _usual(model, input_shape, names[0], coupled=coupled)), names[1]
+    head = head_of(model, {}, input_shape, names[0], count=PROBE_COUNT, training=coupled)
+    return _travel(-delta[names[1]].double(), head), names[1]
 
 
-def _usual(model: nn.Module, input_shape: tuple[int, ...], last: str, *, coupled: bool) -> Tensor | None:
-    """Mean softmax `[classes]` of the model on made-up inputs; None where that is not of what its last layer returns.
+def _travel(slopes: Tensor, head: Head) -> float | None:
+    """`lr * steps` from the last bias's summed slopes `[classes]`, or None where classes do not agree on one share.
 
-    The slope of that layer's bias at a class that is in no example is not its softmax value then.
+    The slope at a class that is in no example is its softmax value only where that is of what the layer returns.
     """
-    head = head_of(model, {}, input_shape, last, count=PROBE_COUNT, training=coupled)
-    return head.softmax if head.kind == "outputs" else None
-
-
-def _travel(slopes: Tensor, usual: Tensor | None) -> float | None:
-    """`lr * steps` from the last bias's summed slopes `[classes]`, or None where classes do not agree on one share."""
-    if usual is None or slopes.shape != usual.shape or not (slopes > 0).any():
+    usual = head.softmax
+    if head.kind != "outputs" or slopes.shape != usual.shape or not (slopes > 0).any():
         return None
     # An absent class c has b_c(after) - b_c(before) = -lr * steps * p_c, with its softmax value p_c: one share for all.
     shares = (slopes / usual)[slopes > 0]
     same = shares[shares > (1 - SHARE_TOLERANCE) * shares.max()]
     if len(same) < LEAST_ALIKE or 2 * len(same) < len(shares):
+        return None
+    # Of many labels every class may be there, and some as often as others by chance: with a label at each place, and
+    # where classes moved down by less. (Of 1,600 fresh batches of 4 to 128 digits 7 in 527 are off by a fifth and more
+    # so, and 31 in 630 else.)
+    if 2 * len(same) < len(slopes) and (head.places > 1 or len(same) < MOST_ALIKE * len(shares)):
         return None
     travel = float(same.median())
     # Each step's positive slopes sum to less than 1.
@@ -177,7 +180,10 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
     # A layer behind others can have no higher rank than they leave it; one that reads the input is bound by itself.
     inputs = [layer for layer in found.layers if layer.reads == "input"]
     tells = inputs or [layer for layer in found.layers if layer.reads == "features" and layer.examples == found.rank]
-    full = next((layer for layer in tells if layer.full or layer.rank in (layer.neurons, layer.width)), None)
+    bound = [layer for layer in tells if layer.full or layer.rank in (layer.neurons, layer.width)]
+    # Of two classes the last layer has rank one whatever comes in; what is in front of its features has its own.
+    tells = [layer for layer in tells if layer not in bound or not layer.last] or tells
+    full = next((layer for layer in tells if layer in bound), None)
     if full is None and tells[0].examples < found.rank:
         return None, f"at least {found.rank}, by the rank of one layer, which others contradict"
     if full is not None:
@@ -186,7 +192,7 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
     first = tells[0]
     more = ", to which the batch norm behind it adds one" if first.centered else ""
     words = f"{first.examples} or more, from the rank of {first.weight}{more}"
-    return first.examples, words if found.at_least else f"assumed: {words}, if the optimizer is SGD"
+    return first.examples, words if found.at_least else f"assumed: {words}{found.provided}"
 
 
 def infer_sizes(observed: Path, model: Architecture | None = None) -> dict[str, tuple[int, str]]:

@@ -10,7 +10,17 @@ from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.search.labels import counted_shares, largest_remainder, two_rows
-from seepage.base.nn import as_inputs, called, captured_calls, forward, generator, in_mode, last_linear, without_hooks
+from seepage.base.nn import (
+    as_inputs,
+    called,
+    captured_calls,
+    forward,
+    generator,
+    in_mode,
+    last_linear,
+    vocabulary_of,
+    without_hooks,
+)
 from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_ZERO
 from seepage.federation.clients.losses import loss_of
 from seepage.federation.models.naming import tied_names
@@ -23,6 +33,8 @@ ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
 LABEL_DRAWS = 8
 """Draws of labels on which a loss of the user's own is tried."""
+WIDE = 100.0
+"""Range of made-up inputs at which outputs lie in [0, 1] only where they are chances."""
 MOST_PLACES = 2**11
 """Labels up to which counts are told apart."""
 OFF_WHOLE = 0.2
@@ -117,23 +129,27 @@ def names_labels(loss: str, model: nn.Module, input_shape: tuple[int, ...]) -> b
     """Whether a loss of the user's own pulls up the outputs of labels alone, as a cross-entropy does.
 
     Its gradient in the network's own outputs, at labels that are drawn, may be below zero only for classes among them.
-    Class numbers are tried first, one for each place, then a yes or no for each class.
+    Class numbers are tried first, one for each place, then a yes or no for each class. And so at drawn outputs, of
+    chances within [0, 1], as an absolute error pulls up outputs below zero whatever their labels.
 
     >>> names_labels("torch.nn.functional:cross_entropy", nn.Linear(3, 4), (3,))
     True
     >>> names_labels("torch.nn.functional:mse_loss", nn.Linear(3, 4), (3,))
     False
     """
-    draw = generator(0, "probe")
+    draw, other = generator(0, "probe"), generator(0, "outputs")
     noise = torch.rand((2, *input_shape), generator=draw, dtype=torch.float64).to(next(model.parameters()))
     with torch.no_grad(), in_mode(model, training=False):
         outputs = called(model, {}, as_inputs(model, noise)).detach()
+        spread = noise if vocabulary_of(model) is not None else WIDE * (noise - 0.5)
+        wide = called(model, {}, as_inputs(model, spread)).detach()
+    chances = bool(((wide >= 0) & (wide <= 1)).all())
     classes = outputs.shape[1]
     shapes = ((len(outputs), *outputs.shape[2:]), tuple(outputs.shape))
     for shape in shapes:
         try:
             kept = []
-            for _ in range(LABEL_DRAWS):
+            for place in range(LABEL_DRAWS):
                 some = torch.randperm(classes, generator=draw)[: max(1, classes // 2)]
                 held = some[torch.randint(len(some), shape, generator=draw)].to(outputs.device)
                 if shape == shapes[0]:
@@ -141,7 +157,9 @@ def names_labels(loss: str, model: nn.Module, input_shape: tuple[int, ...]) -> b
                 else:
                     labels = (torch.rand(shape, generator=draw) < 0.2).to(outputs)
                     present = labels.transpose(0, 1).flatten(1).any(1)
-                logits = outputs.clone().requires_grad_()
+                drawn = torch.rand(outputs.shape, generator=other).to(outputs)
+                drawn = drawn if chances else outputs + 2 * drawn - 1
+                logits = (drawn if place % 2 else outputs.clone()).requires_grad_()
                 (slope,) = torch.autograd.grad(loss_of(loss, logits, labels), logits)
                 lowest = slope.transpose(0, 1).flatten(1).min(1).values
                 kept.append(bool((lowest[~present] >= -FLOAT32_ZERO * float(slope.abs().max())).all()))

@@ -76,6 +76,8 @@ class LayerLeak:
         accuracy: Of a layer that reads the input, the median relative error that number formats and the client's step
             leave on the entries of a difference of weights; 1 where more than half are unknown. None of others.
         more: What the rank leaves is more than rounding, or rows with unknown entries were left out.
+        every: The rank is as high as the number of examples that somebody stated: no example is hidden by rounding.
+        provided: What has to hold for its rank to count examples, in words; empty: it is known to hold.
     """
 
     layer: str
@@ -94,6 +96,8 @@ class LayerLeak:
     mixes: bool = True
     accuracy: float | None = None
     more: bool = False
+    every: bool = False
+    provided: str = ""
 
     @property
     def examples(self) -> int:
@@ -155,7 +159,8 @@ def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
             name="exact-rows",
             message=f"{leak.found} {what if leak.found > 1 else one} exactly, row by row",
             evidence={"found": leak.found},
-            limit="Rows that fewer neurons share are not counted, so there may be more.",
+            limit="Rows that fewer neurons share are not counted, so there may be more. Of biases with a rate of their "
+            "own, as under LARS, each is a multiple.",
             tensors=tensors,
             examples=leak.found if leak.reads == "input" else 0,
             vectors=leak.found,
@@ -171,8 +176,8 @@ def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
     if leak.unmixable:
         yield ClosedForm(
             name="span",
-            message=f"the span of its {leak.examples} {what}, fewer than its {leak.neurons} neurons: unmixing "
-            "(cocktail_party) applies",
+            message=f"the span of {'its' if leak.every else 'at least'} {leak.examples} {what}, fewer than its "
+            f"{leak.neurons} neurons: unmixing (cocktail_party) applies{leak.provided}",
             evidence={"rank": leak.rank, "neurons": leak.neurons, "examples": leak.examples},
             limit="Whether unmixing finds them is for the attack to show.",
             tensors=tensors,
@@ -212,6 +217,7 @@ def layer_leaks(
     quantized: Collection[str] = (),
     *,
     loss_known: bool = True,
+    size_known: bool = True,
 ) -> list[LayerLeak]:
     """Every fully connected layer whose weight was sent, in the model's order.
 
@@ -221,6 +227,7 @@ def layer_leaks(
         gradient: The update read as a gradient; only its direction counts here.
         quantized: Tensors whose entries lie on few levels, so that equal rows prove nothing.
         loss_known: The loss gives examples slopes of directions of their own, as a softmax does, and a squared error.
+        size_known: Somebody stated the number of examples; else it was taken from the rank of a layer.
     """
     last = last_linear(knowledge.model, knowledge.num_outputs)
     first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
@@ -246,13 +253,18 @@ def layer_leaks(
         measured = _measured(observed, knowledge, weight, None if shifts is None else bias)
         rank, full, more = _rank(rows, shifts, ends, measured)
         found, error = 0, None
+        full |= ends and not bool(
+            observed.params[weight].any()
+        )  # at weights of zero examples of a label have one slope
+        # A mixture looks like an example where slopes of any examples are multiples of one another.
+        mixed = alike.get(name) == "all" or (alike.get(name) == "of one output" and not loss_known) or (ends and full)
         if name in centered:
             pass  # rows are divided by rounding
-        elif shifts is not None and positions == 1 and observed.batch_size == 1:
+        elif shifts is not None and positions == 1 and observed.batch_size == 1 and (size_known or not mixed):
             error = _disagreement(rows, shifts)
             found = int(error is not None and error <= CERTIFYING_MISMATCH)
-        elif alike.get(name) == "all" or (alike.get(name) == "of one output" and not loss_known):
-            pass  # a mixture would look like an example
+        elif mixed:
+            pass
         elif shifts is not None and positions == 1 and not ends and knowledge.num_classes > 2:
             shared = 0 if weight in quantized else closed_form(rows, shifts)
             if measured is not None and weight not in quantized:
@@ -263,6 +275,7 @@ def layer_leaks(
         leak = LayerLeak(
             name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered, mixes=mixes, more=more
         )
+        leak = replace(leak, every=size_known and leak.examples == observed.batch_size)
         leaks.append(replace(leak, accuracy=_accuracy(observed, knowledge, leak)))
     return leaks
 
@@ -444,7 +457,7 @@ def _rank(rows: Tensor, shifts: Tensor | None, ends: bool, measured: MeasuredRow
     noise = float(error.norm(dim=1).max() + error.norm(dim=0).max())
     rank = min(found.rank, int((found.values > noise).sum()))
     above = int((found.values > CLEAR * max(noise, INDEPENDENT * float(found.values[0]))).sum())
-    return rank, rank >= most and most > 1, left_out or above > rank
+    return rank, rank >= most, left_out or above > rank
 
 
 def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.Linear, int, bool]]:

@@ -102,6 +102,7 @@ class Adaptive:
         others: What else was compared, the runner-up first.
         shares: The share of each weight that a decay beside the step took off it, by name.
         modules: Modules with entries at the ceiling.
+        flat: All entries that moved are at it, so that nothing tells the sizes of a gradient.
     """
 
     size: float
@@ -109,20 +110,27 @@ class Adaptive:
     others: tuple[Explained, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
     modules: int = 0
+    flat: bool = False
 
     @property
     def finding(self) -> Finding:
         """In words, with numbers."""
-        evidence = {"size": self.size, "one_step": self.best is not None, "modules": self.modules}
+        evidence = {"size": self.size, "one_step": self.flat or self.best is not None, "modules": self.modules}
         evidence["proved"] = self.best is not None and self.best.proved
         evidence["decay"] = max(self.shares.values(), default=0.0)
         evidence["coupled"] = 0.0 if self.best is None else self.best.step.coupled
-        if self.best is None:
+        signs = "signSGD, Lion or Rprop"
+        if self.flat and self.best is None:
             message = (
-                f"held to one size: in tensor after tensor the largest entries changed by {self.size:.2g} and none by "
-                "more, and no single step that was tried explains that: several steps of Adam or AdamW, a clip by "
-                "value, or another optimizer; only signs are read, unless the step is stated (--client "
-                "fedavg:optimizer=adam,lr=…,steps=1)"
+                f"assumed: one step of signs, as entries that moved changed by {self.size:.4g}: of {signs}, a "
+                "clip by value, Adam on gradients far above its epsilon, or SGD on examples of zeros and ones"
+            )
+        elif self.best is None:
+            message = (
+                "assumed: held to one size, as in tensor after tensor the largest entries changed by "
+                f"{self.size:.2g} and none by more, which no single step that was tried explains: several steps of "
+                "Adam or AdamW, a clip by value, another optimizer, or SGD on absolute errors; only signs are read, "
+                "unless the step is stated (--client fedavg:optimizer=adam,lr=…,steps=1)"
             )
         else:
             beside = f", beside a decay of {evidence['decay']:.2g} of the weights" * bool(self.shares)
@@ -133,6 +141,8 @@ class Adaptive:
             message = (
                 f"{how} one step of {self.best.words} from a fresh state leaves it: no entry changed by more than "
                 f"{self.size:.4g}{beside}{against}"
+                + f"; all that moved changed by that, as in a step of signs, too: of {signs}"
+                * self.flat
             )
         return Finding(
             name="adaptive",
@@ -223,6 +233,9 @@ def adaptive_step(
         ceiling, share = looked.ceiling()
     shares = looked.shares(ceiling, share)
     piled, over = looked.piled(ceiling, shares)
+    flat = looked.flat(ceiling, shares)
+    if flat and len({name.rpartition(".")[0] for name in looked.entries}) == 1:
+        return Adaptive(ceiling, None, shares=shares, flat=True)
     plain = _explained(Step.sgd(), moved, weights, looked.formats, zero, {})
     rate, near = looked.rate(share)
     if rate is not None and (over or _chosen(ceiling) != rate):
@@ -235,9 +248,9 @@ def adaptive_step(
     alone = len(full) > 1 and plain.off is not None and plain.off > DEVIATIONS
     alone |= bool(full) and looked.gathers(_chosen(ceiling), shares)
     if not over and (modules > 1 or alone):
-        return _of_ceiling(
-            looked, moved, weights, zero, shares, ceiling, piled, modules, plain, coupled.coupled if coupled else 0.0
-        )
+        known = coupled.coupled if coupled else 0.0
+        found = _of_ceiling(looked, moved, weights, zero, shares, ceiling, piled, modules, plain, known)
+        return replace(found, flat=flat)
     smooth = _smooth(looked, moved, weights, zero, plain)
     if smooth is not None:
         return Adaptive(smooth[0].step.rate, smooth[0], (*smooth[1:], plain))
@@ -617,6 +630,22 @@ class _Looked:
             count[name] = int((told & (off.abs() <= DEVIATIONS * spread)).sum())
             over |= bool(_beyond(size, spread, ceiling).any())
         return count, over
+
+    def flat(self, ceiling: float, shares: Mapping[str, float]) -> bool:
+        """Whether all entries that moved are at the ceiling, in two tensors or more, and rounding would let it be seen.
+
+        Or, of one layer, half of them, and no other far below, as few gradients are near Adam's epsilon. Not of a
+        gradient that was sent, which somebody may have rounded to signs.
+        """
+        rows = [torch.stack(self.freed(name, shares.get(name, 0.0)), 1) for name in self.entries]
+        sizes, spread = torch.cat(rows).T
+        live = sizes > DEVIATIONS * spread
+        sizes, room = sizes[live], DEVIATIONS * spread[live] + FLOAT32_SUM * ceiling
+        clear = bool((room <= GAP * ceiling).all()) and len(sizes) >= LEAST_ENTRIES and len(rows) > 1
+        two = any(bool(weight.any()) for _, weight, _ in self.entries.values())
+        at, alone = (sizes - ceiling).abs() <= room, len({name.rpartition(".")[0] for name in self.entries}) == 1
+        close = at | (sizes < ceiling).logical_and(sizes > (1 - NEAR) * ceiling)
+        return two and clear and bool(at.all() or (alone and close.all() and 2 * int(at.sum()) >= len(at)))
 
     def share_at(self, ceiling: float, piled: Mapping[str, int]) -> float:
         """Median share of the tensors' live entries that are at the ceiling, of those with some there."""

@@ -102,7 +102,10 @@ def code_findings(knowledge: Knowledge, observed: Round, size: int | None) -> li
 
 def _perhaps_more(found: LookedUp) -> str:
     more = f", and perhaps {found.open:,} more that moved by too little to tell" if found.open else ""
-    return ", and perhaps more that a decay in the gradient hides" if found.hidden else more
+    more = ", and perhaps more that a decay in the gradient hides" if found.hidden else more
+    if found.silent:
+        more += ", and perhaps more that left no gradient"
+    return more + (f", and perhaps the padding's, {found.padding}" if found.padding is not None else "")
 
 
 def _columns(knowledge: Knowledge, tables: list[str]) -> dict[int, str]:

@@ -125,7 +125,8 @@ def _alike(words: Tensor, off: Tensor, places: Tensor, place_off: Tensor) -> lis
     """For each place the one row of words that moved as it did: of an optimizer that moves each number by its gradient.
 
     Sums of gradients are no sums of such moves, but what one token alone moved at a place moved in both tables alike.
-    Two numbers of one size agree by chance in half of the cases, so that 2^-d k must be below `FALSE_ALARM`.
+    Two numbers of one size agree by chance in half of the cases, so that 2^-d k must be below `FALSE_ALARM`. A row that
+    moved as several places did tells of none: where one text outweighs the others, its places move alike.
     """
     found: list[set[int]] = [set() for _ in places]
     if words.shape[1] * math.log(2) < math.log(max(1, len(words)) / FALSE_ALARM):
@@ -133,7 +134,7 @@ def _alike(words: Tensor, off: Tensor, places: Tensor, place_off: Tensor) -> lis
     for t, (target, variance) in enumerate(zip(places, place_off.square(), strict=True)):
         same = ((words - target).abs() <= WITHIN * (off.square() + variance).sqrt()).all(1).nonzero().flatten().tolist()
         found[t] = set(same) if len(same) == 1 else set()
-    return found
+    return [one if sum(one == other for other in found) == 1 else set() for one in found]
 
 
 def _tables(observed: Round, knowledge: Knowledge, rows: Mapping[str, Tensor | slice]) -> Round:

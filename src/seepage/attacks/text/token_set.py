@@ -11,7 +11,7 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.text.moved_rows import MovedRows, moved_rows
 from seepage.attacks.text.positions import Places, places_of
-from seepage.base.nn import Table, captured_calls, codes_of, forward, generator, in_mode, token_table
+from seepage.base.nn import Table, captured_calls, codes_of, forward, frozen_randomness, generator, in_mode, token_table
 from seepage.base.registry import attacks
 from seepage.base.rounding import DEVIATIONS
 from seepage.federation.measured import Formats, decay_of, entries_of_step, weights_moved
@@ -102,7 +102,7 @@ def looked_up(knowledge: Knowledge, observed: Round, layer: str) -> "LookedUp":
             f"no row of the embedding {name} moved: it was frozen, or its update withheld",
             "use token_sequences, or lora where adapters were trained",
         )
-    _check_alone(knowledge, observed, layer, name)
+    silent = _check_alone(knowledge, observed, layer, name)
     rows = moved_rows(*_moves(observed, name))
     if rows is None:
         raise Inapplicable(
@@ -111,7 +111,8 @@ def looked_up(knowledge: Knowledge, observed: Round, layer: str) -> "LookedUp":
             "use token_sequences for one step of SGD, or seepage attack with candidate texts",
         )
     step, padding = observed.update.step, knowledge.model.get_submodule(layer).padding_idx
-    return LookedUp(name, rows, padding, hidden=step is not None and step.coupled > 0)  # type: ignore[arg-type]
+    hidden = step is not None and step.coupled > 0
+    return LookedUp(name, rows, padding, hidden=hidden, silent=silent)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class LookedUp:
         padding: The row of padding, if the table names one.
         places: What stood at each place, where a table of places tells.
         hidden: A decay in the gradient moved every row, and may hide some that were looked up.
+        silent: Some row that made-up examples look up has no gradient, as behind pooling that takes maxima.
     """
 
     name: str
@@ -131,6 +133,7 @@ class LookedUp:
     padding: int | None
     places: Places | None = None
     hidden: bool = False
+    silent: bool = False
 
     @property
     def open(self) -> int:
@@ -154,6 +157,8 @@ class LookedUp:
             said.append(f"{self.open:,} rows moved by so little, or so alike, that nothing is said of them")
         if self.hidden:
             said.append("a decay in the gradient moved every row, so that more may have been looked up than these")
+        if self.silent:
+            said.append("not every token that is read has a gradient in this network, so that more may have been read")
         if self.padding is not None:
             said.append(f"row {self.padding} is padding, which is never trained: whether texts were padded stays open")
         return said
@@ -178,8 +183,12 @@ def _moves(observed: Round, name: str) -> tuple[Tensor, Tensor | None]:
     return moved - update.decayed.get(name, 0.0) * start.double(), start
 
 
-def _check_alone(knowledge: Knowledge, observed: Round, layer: str, name: str) -> None:
-    """Raise where a row has a gradient though it is not looked up: the network runs once to find out."""
+def _check_alone(knowledge: Knowledge, observed: Round, layer: str, name: str) -> bool:
+    """Raise where a row has a gradient though it is not looked up: the network runs once to find out.
+
+    Returns:
+        Whether some row that is looked up has none, but for that of padding.
+    """
     model, params = knowledge.model, {**dict(knowledge.model.named_parameters()), **observed.params}
     params = {key: tensor.detach() for key, tensor in params.items()}
     table = params[name].clone().requires_grad_()
@@ -208,6 +217,13 @@ def _check_alone(knowledge: Knowledge, observed: Round, layer: str, name: str) -
             f"the embedding {name} is the last layer as well, which moves the rows of all tokens",
             "use token_sequences, for one step of SGD",
         )
+    padding = model.get_submodule(layer).padding_idx
+    used &= torch.arange(len(used), device=used.device) != (-1 if padding is None else padding)
+    for seed in (1, 2):  # dropout leaves fewer windows of which a pool takes the maximum
+        with torch.enable_grad(), in_mode(model, training=False, dropout=True), frozen_randomness(seed, table.device):
+            logits = forward(model, {**params, name: table}, inputs, buffers=observed.buffers)
+            gradient = gradient * torch.autograd.grad(logits.square().sum(), table)[0].any(1, keepdim=True)
+    return bool((used & ~gradient.any(1)).any())
 
 
 def _probes(knowledge: Knowledge, rows: int) -> Tensor:

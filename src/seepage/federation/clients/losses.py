@@ -10,6 +10,7 @@ Somebody's own `module:function` may be of any of them.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -122,13 +123,15 @@ def check_target(loss: str, target: Target, num_classes: int, class_weights: Seq
     if target == "map" and loss in ("mse", "bce"):
         raise SeepageError(
             f"the targets are maps, a class at each pixel, and the loss {loss} is not of such; use --loss cross_entropy"
+            ", or add --target value where they are numbers, as of a series or a picture"
         )
     if loss == "cross_entropy" and target in ("class", "map") and num_classes == 1:
         what, place = ("one output", "") if target == "class" else ("one output for each pixel", " at each pixel")
         remedy = (
             "add --loss binary where it is the logit of two classes, or --loss mse where it is a value"
             if target == "class"
-            else "add --loss module:function, your own loss of these outputs and of the maps"
+            else "add --loss mse --target value where it is a number, or --loss module:function, your own loss of "
+            "these outputs and of the maps"
         )
         raise SeepageError(f"the model has {what}, and a softmax of one has no gradient{place}; {remedy}")
     if loss == "binary" and num_classes != 2:
@@ -246,7 +249,10 @@ def _called(name: str, loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor,
     first: Exception | None = None
     for targets in _forms(logits, labels):
         try:
-            found: object = loss(logits, targets)
+            with warnings.catch_warnings():
+                if logits.ndim > 3:  # of [n, 1, h, w] outputs and [n, h, w] maps each would meet every other
+                    warnings.filterwarnings("error", message="Using a target size")
+                found: object = loss(logits, targets)
         except Exception as error:  # user code may raise anything
             first = first or error
             continue
@@ -271,7 +277,9 @@ def _forms(logits: Tensor, labels: Tensor) -> Iterator[Tensor]:
     """
     yield labels
     if labels.is_floating_point():
-        if labels.ndim > 1 and labels.shape[1] > 1:
+        if labels.ndim == logits.ndim - 1 and logits.shape[1] == 1:
+            yield labels[:, None]
+        elif labels.ndim > 1 and labels.shape[1] > 1:
             yield labels.argmax(1)
         elif labels.ndim == logits.ndim and labels.shape[1] == 1:
             yield labels[:, 0]

@@ -1,0 +1,55 @@
+"""Truths as strangers have them: autoencoders with class numbers beside, pictures in the range of bytes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage import Batch, FedSGD, SeepageError, record
+from seepage.attacks import LinearLeak
+from seepage.audit.summary import _opened
+from seepage.federation.clients.losses import check_target, loss_of
+from seepage.measure.metrics.score import score
+
+
+def test_an_autoencoders_truth_needs_no_labels(tmp_path: Path) -> None:
+    """Its own numbers are what it is trained towards; class numbers in the file were refused."""
+    x = torch.rand(2, 12, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 12))
+    seen = record(model, Batch(x, x), client=FedSGD(loss="mse", target="input"))
+    np.savez(tmp_path / "truth.npz", x=x.numpy(), y=np.array([3, 1]))
+    (batch,) = _opened(tmp_path / "truth.npz", seen.knowledge).batches
+    assert torch.equal(batch.labels, x)
+
+
+def test_pictures_of_bytes_are_scored_after_values_is_stated(tmp_path: Path) -> None:
+    """The advice was `--normalize`, which `report` does not take."""
+    x = 255 * torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    seen = record(model, Batch(x / 255, torch.tensor([1])))
+    np.savez(tmp_path / "truth.npz", x=x.numpy(), y=np.array([1]))
+    (batch,) = _opened(tmp_path / "truth.npz", seen.knowledge).batches
+    assert torch.equal(batch.inputs, x)
+    with pytest.raises(SeepageError, match="--values="):
+        score(LinearLeak()(seen, seed=0), batch)
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.mse_loss(outputs, targets)
+
+
+def test_a_loss_of_ones_own_compares_each_picture_with_its_own() -> None:
+    """Maps `[n, h, w]` beside outputs `[n, 1, h, w]` were spread over one another, with a warning."""
+    outputs, targets = torch.rand(2, 1, 3, 3), torch.rand(2, 3, 3)
+    own = loss_of(f"tests.audit.{Path(__file__).stem}:squares", outputs, targets)
+    assert float(own) == pytest.approx(float(F.mse_loss(outputs[:, 0], targets)))
+
+
+@pytest.mark.parametrize(("loss", "classes"), [("mse", 3), ("cross_entropy", 1)])
+def test_numbers_at_each_place_are_stated_by_target_value(loss: str, classes: int) -> None:
+    with pytest.raises(SeepageError, match="--target value"):
+        check_target(loss, "map", classes)
+    check_target("mse", "value", classes)
