@@ -62,7 +62,8 @@ class SpanOrFilter(MembershipTest):
         """Detectors of those tests that apply. See `MembershipTest.fit`."""
         apart, parts, refused = held_out(reference), list[Detector](), list[Inapplicable]()
         standards, taught = (
-            Batch(reference.inputs[places], reference.labels[places]) for places in (slice(max(apart, 1)), slice(apart, None))
+            Batch(reference.inputs[places], reference.labels[places])
+            for places in (slice(apart or 1), slice(apart, None))
         )
         for test in (MatchedFilter(), LayerSpan()):
             try:
