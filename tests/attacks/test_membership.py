@@ -50,7 +50,7 @@ def small_resnet(seed: int = 0) -> nn.Module:
     return build(Spec("resnet", {"depth": 10, "width": 4}), SHAPE, CLASSES, seed=seed)
 
 
-@pytest.mark.parametrize("use", [use for use in MEMBERSHIP_TESTS if use != "first_layer_span"])
+@pytest.mark.parametrize("use", [use for use in MEMBERSHIP_TESTS if use != "layer_span"])
 @pytest.mark.parametrize("client", [FedSGD(), FedSGD(mode="eval"), FedAvg(lr=0.01, steps=3, batch_size=4)])
 def test_members_are_told_from_others(use: str, client: FedSGD) -> None:
     """On a ReLU network with batch norm every test does better than guessing, and the matched filter far better."""

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import beta
-from tests.attacks.test_membership import CLASSES, joined, small_resnet, some
+from tests.attacks.test_membership import CLASSES, joined, some
 from torch import Tensor, nn
 
 from seepage import GaussianNoise, record
-from seepage.attacks.membership import FirstLayerSpan, MatchedFilter, Membership, combined, infer_membership
+from seepage.attacks.membership import LayerSpan, MatchedFilter, Membership, combined, infer_membership
 from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.clients import FedAvg, FedSGD
 
@@ -63,24 +63,24 @@ def test_the_span_of_a_fully_connected_first_layer_is_exact(client: FedSGD) -> N
     """Members lie in the row space and others do not: every residual of the one is below every one of the other."""
     private = some(16, 1)
     seen = record(perceptron(), private, client=client)
-    found = infer_membership(seen, FirstLayerSpan(), joined(private, some(100, 2)), some(400, 3))
-    assert found.statistics[:16].min() > 3  # of a member less than a thousandth lies outside
-    assert found.statistics[16:].max() < 2
+    found = infer_membership(seen, LayerSpan(), joined(private, some(100, 2)), some(400, 3))
+    assert found.statistics[:16].min() > 2 * found.statistics[16:].max()
     assert bool(found.identified(0.005)[:16].all())
 
 
 def test_what_the_span_says_nothing_about_is_refused() -> None:
-    with pytest.raises(Inapplicable, match="first layer"):
-        infer_membership(record(small_resnet(), some(2, 1)), FirstLayerSpan(), some(2, 5), some(20, 3))
-    wide = nn.Sequential(nn.Flatten(), nn.Linear(256, 300), nn.Linear(300, CLASSES))
+    alone = nn.Sequential(nn.Conv2d(1, CLASSES, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(Inapplicable, match="fully connected layer whose weight was sent"):
+        infer_membership(record(alone, some(2, 1)), LayerSpan(), some(2, 5), some(20, 3))
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(256, 300), nn.Linear(300, CLASSES).requires_grad_(False))
     seen = record(wide, some(300, 1), defense=GaussianNoise(sigma=0.1))
-    with pytest.raises(Inapplicable, match="holds every input"):
-        infer_membership(seen, FirstLayerSpan(), some(2, 5), some(20, 3))
+    with pytest.raises(Inapplicable, match="holds every vector"):
+        infer_membership(seen, LayerSpan(), some(2, 5), some(20, 3))
 
 
 def test_p_values_hold_on_nulls() -> None:
     draws = []
     for s in range(5):
         seen = record(perceptron(), [some(16, 10 * s + t) for t in range(4)])
-        draws.append(infer_membership(seen, FirstLayerSpan(), some(200, 500 + s), some(240, 100 + s)).p_values)
+        draws.append(infer_membership(seen, LayerSpan(), some(200, 500 + s), some(240, 100 + s)).p_values)
     assert_calibrated(torch.cat(draws))

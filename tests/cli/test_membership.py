@@ -146,3 +146,22 @@ def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) 
     assert "nobody can be identified at 0.001" in low.err
     late = cli(*given, captured / "public.npz", "--round", "7", code=2)
     assert "has 1 round," in late.err
+
+
+def test_of_several_clients_of_a_round_it_is_said_whose_a_candidate_is(
+    cli: Cli, captured: Path, tmp_path: Path
+) -> None:
+    """Folders as a recorder writes them: members of the second client are its own, and nobody's are nobody's."""
+    with np.load(captured / "candidates.npz") as held:
+        x, y = (torch.from_numpy(held[name]) for name in ("x", "y"))
+    inputs, network = x.permute(0, 3, 1, 2).float() / 255, Spec("fc2", {"hidden": 8})
+    model = build(network, (1, 6, 6), 3)
+    for k, name in enumerate(("anna", "7")):
+        own = Batch(inputs[3 * k : 3 * k + 3], y[3 * k : 3 * k + 3])
+        save_transcript(record(model, own, architecture=network), tmp_path / f"000004-client-{name}")
+    given = ("attack", tmp_path, "--candidates", captured / "candidates.npz", "--public", captured / "public.npz")
+    found = cli(*given, "--level", "0.05", "--json").json
+    assert [row["client"] for row in found["candidates"]][:6] == ["anna"] * 3 + ["7"] * 3
+    assert [row["client"] for row in found["candidates"] if not row["identified"]] == [None] * 6
+    assert "in client anna" in cli(*given, "--level", "0.05").out
+    assert "name one of them with --round" in cli(*given, "--round", "3", code=2).err

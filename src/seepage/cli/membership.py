@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +34,7 @@ class CandidateOptions:
         _members(
             "--candidates",
             help="Test which of these examples were in the batch: a folder, zip, npz or name of data. --attack names "
-            "the test; default: matched_filter.",
+            "the test; default: span_or_filter.",
         ),
     ] = None
     public: Annotated[
@@ -48,7 +49,12 @@ class CandidateOptions:
     ] = 0.01
     round_: Annotated[
         list[int] | None,
-        _members("--round", min=0, help="The round to look at, or several with the same data behind them."),
+        _members(
+            "--round",
+            min=0,
+            help="The round to look at, or several with the same data behind them. Of a folder that a recorder wrote "
+            "for several clients: whose candidates are they?",
+        ),
     ] = None
 
 
@@ -57,7 +63,7 @@ def infer(
 ) -> None:
     """Membership inference on a recorded update: a p-value for each candidate. No truth is needed."""
     from seepage.attacks.base import Shown
-    from seepage.attacks.membership import MEMBERSHIP_TESTS, infer_membership
+    from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipInference, infer_membership, whose
     from seepage.base.progress import Doing
     from seepage.base.registry import models
     from seepage.cli.parts import part_of
@@ -69,16 +75,18 @@ def infer(
         raise SeepageError("--candidates FILE and --public FILE go together: what is tested, and what calibrates it")
     if len(tests or ()) > 1:
         raise SeepageError("--candidates are tested by one membership test; leave out all but one --attack")
-    tester = part_of((tests or ["matched_filter"])[0], "--attack", MEMBERSHIP_TESTS)
+    tester = part_of((tests or ["span_or_filter"])[0], "--attack", MEMBERSHIP_TESTS)
     chosen = MEMBERSHIP_TESTS.build(tester)
     if not 0 < level < 1:
         raise SeepageError(f"--level must lie between 0 and 1, got {level}; 0.01 is usual")
     where = own.device or "cpu"
     architecture = None if own.model is None else part_of(own.model, "--model", models)
-    seen = open_transcript(
-        observed, architecture=architecture, batch_size=own.batch_size, device=where, trust=own.trust
-    )
-    rounds = asked.round_ or [0]
+    clients = _clients(observed, asked.round_)
+    all_seen = [
+        open_transcript(one, architecture=architecture, batch_size=own.batch_size, device=where, trust=own.trust)
+        for one in clients or [observed]
+    ]
+    seen, rounds = all_seen[0], [0] if clients else asked.round_ or [0]
     for t in rounds:
         if not 0 <= t < len(seen):
             count = "1 round" if len(seen) == 1 else f"{len(seen)} rounds"
@@ -98,17 +106,31 @@ def infer(
             f"{public}"
         )
     with progress_bar(off=printed.silent) as show:
-        found = infer_membership(
-            seen,
-            chosen,
-            suspects.to(where),
-            shown.to(where),
-            t=rounds,
-            seed=own.seed or 0,
-            progress=Shown(lambda done, total: show(done, total, Doing(tester.use))),
-        )
+        progress = Shown(lambda done, total: show(done, total, Doing(tester.use)))
+        seed, suspects, shown = own.seed or 0, suspects.to(where), shown.to(where)
+        if clients:
+            inference = MembershipInference(chosen, seen, shown, seed=seed, progress=progress)
+            found, places = whose([inference.of(one[0], suspects, progress=progress) for one in all_seen])
+            owners = [clients[place].name.split("-client-")[1] for place in places.tolist()]
+        else:
+            owners = None
+            found = infer_membership(seen, chosen, suspects, shown, t=rounds, seed=seed, progress=progress)
     names = _names(tested, suspects)
-    _present(found, names, level, tester.use, resized, printed)
+    _present(found, names, level, tester.use, resized, printed, owners)
+
+
+def _clients(observed: Path, rounds: list[int] | None) -> list[Path]:
+    """The folders of one round's clients, where a recorder wrote them there; none where this is one client's.
+
+    Raises:
+        SeepageError: Where the folder holds several rounds, and not one of them is named.
+    """
+    found = sorted(one for one in observed.glob("*-client-*") if one.name.split("-")[0].isdigit())
+    held = sorted({int(one.name.split("-")[0]) for one in found})
+    asked = held if rounds is None else rounds
+    if found and (len(asked) != 1 or asked[0] not in held):
+        raise SeepageError(f"{observed} holds clients of the rounds {held}; name one of them with --round")
+    return [one for one in found if int(one.name.split("-")[0]) == asked[0]]
 
 
 def _digests(inputs: "Tensor") -> set[bytes]:
@@ -163,6 +185,7 @@ def _present(
     test: str,
     resized: str | None,
     printed: PrintOptions,
+    owners: Sequence[str] | None = None,
 ) -> None:
     identified = found.identified(level).tolist()
     rows = [
@@ -171,6 +194,8 @@ def _present(
             zip(names, found.statistics, found.p_values, identified, strict=True)
         )
     ]
+    for row, owner in zip(rows, owners or (), strict=False):
+        row["client"] = owner if row["identified"] else None
     if printed.as_json:
         facts = {"test": test, "level": level, "reference": found.reference, "calibration": len(found.calibration)}
         facts |= {"resized": resized}
@@ -185,7 +210,8 @@ def _present(
         for title in ("candidate", "class", "statistic", "p-value", ""):
             table.add_column(title, justify="left" if title in ("class", "") else "right", no_wrap=True)
         for row in sorted(rows, key=lambda row: row["p_value"]):
-            words = ["identified" if row["identified"] else ""]
+            whose = f"identified in client {printable(str(row['client']))}" if "client" in row else "identified"
+            words = [whose if row["identified"] else ""]
             numbers = [str(row["candidate"]), printable(str(row["class"])), f"{row['statistic']:.3f}"]
             table.add_row(*numbers, f"{row['p_value']:.4f}", *words, style="red" if row["identified"] else "dim")
         open_console().print(table)

@@ -23,10 +23,12 @@ from seepage.attacks.membership.base import (
     combined,
     infer_membership,
     p_values,
+    whose,
 )
 from seepage.attacks.membership.cosine import GradientCosine
+from seepage.attacks.membership.joint import SpanOrFilter
 from seepage.attacks.membership.matched_filter import MatchedFilter
-from seepage.attacks.membership.span import FirstLayerSpan
+from seepage.attacks.membership.span import LayerSpan
 from seepage.base.registry import Registry, membership_tests
 
 MEMBERSHIP_TESTS: Registry[MembershipTest] = membership_tests
@@ -35,13 +37,15 @@ MEMBERSHIP_TESTS: Registry[MembershipTest] = membership_tests
 __all__ = [
     "MEMBERSHIP_TESTS",
     "Detector",
-    "FirstLayerSpan",
+    "LayerSpan",
     "GradientCosine",
     "MatchedFilter",
     "Membership",
     "MembershipInference",
     "MembershipTest",
+    "SpanOrFilter",
     "combined",
     "infer_membership",
     "p_values",
+    "whose",
 ]

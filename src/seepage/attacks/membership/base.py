@@ -97,6 +97,25 @@ class MembershipTest(ABC):
         return False
 
 
+STANDARDS = 32
+"""Reference examples whose statistics make those of several layers, or of several tests, one unit."""
+
+
+def held_out(reference: Batch) -> int:
+    """How many of the reference examples, the first ones, teach nothing so that they can be standards."""
+    return min(STANDARDS, len(reference) // 4)
+
+
+def in_deviations(seen: Tensor, standards: int) -> Tensor:
+    """`[k, c]` statistics from those `[s + k, c]` that begin with s standards, in deviations from the standards' mean.
+
+    >>> in_deviations(torch.tensor([[0.0], [2.0], [5.0]]), 2)
+    tensor([[2.8284]])
+    """
+    known, rest = seen[:standards], seen[standards:]
+    return rest if standards < 2 else (rest - known.mean(0)) / known.std(0).clamp_min(1e-6)
+
+
 class MembershipInference:
     """A test with its public examples, at the weights of one round; it judges every update made at these weights.
 
@@ -244,27 +263,61 @@ def combined(parts: Sequence[Membership]) -> Membership:
     >>> combined([one, one]).p_values
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
-    if not parts:
-        raise SeepageError("there is no round to test; name one at least")
+    found, null = _alike(parts)
     if len(parts) == 1:
         return parts[0]
-    first = parts[0]
-    if any((len(part), len(part.calibration)) != (len(first), len(first.calibration)) for part in parts):
-        raise SeepageError(
-            "tests of several rounds can be combined for the same candidates and calibration examples only; use one "
-            "seed and the same examples"
-        )
-    low = torch.finfo(torch.float32).min
-    found, null = (
-        torch.stack([getattr(part, name).double().nan_to_num(low) for part in parts])  # [t, k] and [t, c]
-        for name in ("statistics", "calibration")
-    )
     both = torch.cat([null[:, None].expand(-1, found.shape[1], -1), found[:, :, None]], 2)  # [t, k, c + 1]
     deviations = both.std(2).clamp_min(1e-30)  # [t, k]
     ahead = ((null[:, None] - found[:, :, None]) / deviations[:, :, None]).sum(0)  # [k, c]
     p = (1 + (ahead >= 0).sum(1)).double() / (1 + null.shape[1])
     scale = null.std(1, keepdim=True).clamp_min(1e-30)
-    return Membership((found / scale).sum(0), p, (null / scale).sum(0), first.reference)
+    return Membership((found / scale).sum(0), p, (null / scale).sum(0), parts[0].reference)
+
+
+def whose(parts: Sequence[Membership]) -> tuple[Membership, Tensor]:
+    """One test of whether each candidate was in one of several clients' batches of a round, and in whose.
+
+    The largest of the clients' statistics counts, each in deviations as of `combined`. The calibration examples, which
+    are nobody's, have a largest one as well, so the p-values hold however many clients there are.
+
+    Args:
+        parts: What one test with the same public examples and seed says, client by client.
+
+    Returns:
+        Statistics and p-values of "in anybody's", and `[k]` the place of the client that is the likeliest.
+
+    >>> null = torch.tensor([0.0, 1.0, -1.0])
+    >>> parts = [Membership(torch.tensor(own), torch.ones(2), null, 5) for own in ([9.0, 0.5], [0.0, 0.8])]
+    >>> found, client = whose(parts)
+    >>> found.p_values.tolist(), client.tolist()
+    ([0.25, 0.5], [0, 1])
+    """
+    found, null = _alike(parts)
+    both = torch.cat([null[:, None].expand(-1, found.shape[1], -1), found[:, :, None]], 2)  # [clients, k, c + 1]
+    spread = both.std(2, keepdim=True).clamp_min(1e-30)
+    largest = ((both - both.mean(2, keepdim=True)) / spread).max(0)
+    p = (1 + (largest.values[:, :-1] >= largest.values[:, -1:]).sum(1)).double() / (1 + null.shape[1])
+    middle, scale = null.mean(1, keepdim=True), null.std(1, keepdim=True).clamp_min(1e-30)
+    own, rest = (((part - middle) / scale).amax(0) for part in (found, null))
+    return Membership(own, p, rest, parts[0].reference), largest.indices[:, -1]
+
+
+def _alike(parts: Sequence[Membership]) -> tuple[Tensor, Tensor]:
+    """`[t, k]` statistics of candidates and `[t, c]` of calibration examples, which must be the same in all parts."""
+    if not parts:
+        raise SeepageError("there is no round to test; name one at least")
+    first = parts[0]
+    if any((len(part), len(part.calibration)) != (len(first), len(first.calibration)) for part in parts):
+        raise SeepageError(
+            "tests of several updates can be combined for the same candidates and calibration examples only; use one "
+            "seed and the same examples"
+        )
+    low = torch.finfo(torch.float32).min
+    found, null = (
+        torch.stack([getattr(part, name).double().nan_to_num(low) for part in parts])
+        for name in ("statistics", "calibration")
+    )
+    return found, null
 
 
 class _Counter:
@@ -307,7 +360,8 @@ def _check(batch: Batch, what: str, knowledge: Knowledge) -> None:
             f"the {what} have shape {tuple(batch.inputs.shape[1:])} and the model takes {knowledge.input_shape}; "
             "bring them to that size and number of channels"
         )
-    none = labels == NO_TARGET if knowledge.target == "map" else torch.zeros_like(labels, dtype=torch.bool)
+    # A pixel of a map, or a token that nothing follows, may have no class.
+    none = labels == NO_TARGET if labels.ndim > 1 else torch.zeros_like(labels, dtype=torch.bool)
     if not labels.is_floating_point() and not (none | (labels >= 0) & (labels < knowledge.num_classes)).all():
         raise SeepageError(
             f"the {what} have labels outside 0..{knowledge.num_classes - 1}; number them as the model's classes"

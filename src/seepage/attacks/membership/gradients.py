@@ -60,7 +60,7 @@ class ExampleGradients:
             size = tensor.numel()
             places = torch.randperm(size, generator=draw)[:entries] if size > entries else torch.arange(size)
             chosen[name] = places.sort().values.to(tensor.device)
-        statistics = _public_statistics(knowledge, observed, reference)
+        statistics = public_statistics(knowledge, observed, reference)
         return cls(knowledge, observed, statistics, chosen, example_clip(knowledge, observed))
 
     @property
@@ -136,7 +136,7 @@ class ExampleGradients:
         return torch.cat([tensors[name].detach().reshape(-1)[places] for name, places in self.chosen.items()]).float()
 
 
-def _public_statistics(knowledge: Knowledge, observed: Round, reference: Batch) -> Tensors:
+def public_statistics(knowledge: Knowledge, observed: Round, reference: Batch) -> Tensors:
     """The round's buffers; in train mode with the mean statistics of public batches, of 32 examples or more.
 
     A network whose norms hold the statistics of one large batch treats that batch as it does in train mode. Those of a

@@ -8,6 +8,7 @@ from torch import Tensor
 from seepage.attacks.membership.base import Detector, Done, MembershipTest, nothing
 from seepage.attacks.membership.gradients import AT_ONCE, ExampleGradients
 from seepage.attacks.membership.noise import KnownNoise
+from seepage.attacks.membership.shrinkage import ledoit_wolf
 from seepage.attacks.search.adaptive import known_noise
 from seepage.base.registry import membership_tests
 from seepage.errors import Inapplicable, SeepageError
@@ -67,9 +68,6 @@ class Whitening:
         scale = 1 / (deviation + SCALE_FLOOR * deviation.mean()).clamp_min(1e-30)
         gradients *= scale
         gram = (gradients @ gradients.T).double()  # [m, m] = Z Z'
-        # Ledoit and Wolf 2004, Section 3.2, from the Gram matrix alone: with S0 = Z'Z / m,
-        #   mu = tr S0 / d,  |S0|^2 = |Z Z'|^2 / m^2,  delta^2 = |S0|^2 - d mu^2,
-        #   beta^2 = (sum_i |z_i|^4 / m - |S0|^2) / m,  rho = min(beta^2, delta^2) / delta^2
         mu = float(gram.diagonal().sum() / m / d)
         if mu == 0:
             raise Inapplicable(
@@ -78,9 +76,7 @@ class Whitening:
                 "look at the update of a network that still learns",
             )
         squared = float((gram / m).square().sum())
-        delta = max(squared - d * mu**2, 1e-30)
-        beta = (float(gram.diagonal().square().sum()) / m - squared) / m
-        rho = min(max(beta / delta, 1e-6), 1 - 1e-6)
+        rho = ledoit_wolf(m, d, mu, squared, float(gram.diagonal().square().mean()))
         ridge = rho * mu * m / (1 - rho)  # b / a
         weights = None
         if bool(torch.as_tensor(noise).any()):

@@ -16,7 +16,7 @@
     [auxiliary] use = "photos", count = 500   `auxiliary.Auxiliary`: images of the attacker's own, none of them private
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
-    [membership] tests = ["matched_filter"]    `plans.MembershipPlan`: also test who was in the attacked batches
+    [membership] tests = ["span_or_filter"]    `plans.MembershipPlan`: also test who was in the attacked batches
     [bounds]    where = "all"                  `plans.BoundsPlan`: upper bounds for any attacker are computed as well
     [epsilon]   stated = 8.0                   `plans.EpsilonPlan`: the defense's epsilon is measured by calling it
     [score]     recovered_likeness = 0.4       `Scoring`: thresholds, further metrics

@@ -203,7 +203,7 @@ class MembershipPlan(RecipeTable, table="membership"):
             examples no p-value is under 1 / (c + 1).
     """
 
-    tests: Annotated[Sequence[str], Field(min_length=1)] = ("matched_filter",)
+    tests: Annotated[Sequence[str], Field(min_length=1)] = ("span_or_filter",)
     public: Annotated[int, Field(ge=4)] = 800
     level: Chance = 0.01
 
