@@ -9,6 +9,7 @@ from torch import nn
 
 from seepage import Architecture, Update, build, data, observe
 from seepage.attacks.gauss_newton.search import Search
+from seepage.audit import values
 from seepage.audit.values import NORMALIZATIONS, normalization_of, searched_values, shown_values
 from seepage.base.nn import generator
 from seepage.federation.models.normalize import statistics_of
@@ -43,6 +44,26 @@ def test_rows_outside_of_the_unit_range_show_the_range(shift: float, scale: floa
 def test_values_within_the_unit_range_leave_it_as_it_is() -> None:
     _, within = standardized(shift=0.5, scale=0.1)
     assert shown_values(lambda ends: within(value_range=ends)) is None
+
+
+@pytest.mark.parametrize(("error", "shown"), [(0.01, False), (1.0, True)])
+def test_more_examples_that_a_wider_range_proves_are_outside_of_the_unit_range_by_more_than_errors(
+    monkeypatch: pytest.MonkeyPatch, error: float, shown: bool
+) -> None:
+    draw = generator(0, "values")
+    examples = torch.rand(3, 40, generator=draw) + error * torch.randn(3, 40, generator=draw)
+    proven = {(0.0, 1.0): examples[:2]}
+    monkeypatch.setattr(values, "_proven", lambda transcript, attack, limit: proven.get(transcript, examples))
+
+    class Stated(tuple[float, float]):
+        """A transcript that is known by its range alone."""
+
+        def __getitem__(self, place: object) -> "Stated":
+            return self
+
+        batch_size = 3
+
+    assert (shown_values(Stated) is not None) is shown
 
 
 def test_without_a_batch_size_nothing_is_shown() -> None:

@@ -26,6 +26,9 @@ REACHES = (4.0, 32.0, 256.0)
 """Largest sizes of a value that are tried: standardized, scaled by hand, pixels of eight bits."""
 LOOKED = 30.0
 """Seconds after which rows of wide layers, which take minutes where all examples are solved for, show no range."""
+BEYOND = 0.02
+"""Root mean square, as a share of the range, up to which examples that rows prove are outside of [0, 1] by errors:
+twice the most that one is certified with."""
 SLACK = 0.01
 """How far proven values may lie outside of [0, 1] by their errors."""
 MARGIN = 0.25
@@ -88,7 +91,13 @@ def _shown_by_rows(within: Callable[[Range], Transcript], limit: Limit) -> Value
         return None
     fits = _around(seen)
     again = _proven(within(fits), attack, limit)
-    return None if again is None or len(again) <= count else ValuesShown(fits, again, normalization_of(again))
+    if again is None or len(again) <= count:
+        return None
+    # A wider range forgives larger errors, so that more examples of [0, 1] are proven in it, too: off by those errors.
+    beyond = (again - again.clamp(0, 1)).flatten(1).square().mean(1).sqrt()
+    if float(beyond.max()) <= BEYOND * (fits[1] - fits[0]):
+        return None
+    return ValuesShown(fits, again, normalization_of(again))
 
 
 def searched_values(within: Callable[[Range], Transcript], seconds: float) -> ValuesShown | None:
