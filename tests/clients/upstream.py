@@ -153,7 +153,7 @@ CLIENTS = [
         known={"lr": 5e-5}, signs=True, asks=frozenset({"dropout"}),
     ),
     Client(
-        name="flower-vit-head", network="head_vit", shape=CIFAR, size=8, make=flowertune_vit, bent=True,
+        name="flower-vit-head", network="head_vit", shape=CIFAR, size=8, make=flowertune_vit, signs=True,
         asks=frozenset({"missing weights"}), lacking=True,
     ),
     Client(
