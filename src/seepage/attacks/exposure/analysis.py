@@ -498,7 +498,7 @@ class UpdateAnalysis:
         if found is not None and found.sound and self.head is not None and places > 1 and scaled:
             every = None if self.observed.batch_size is None or inferred else self.observed.batch_size * places
             typical = self._head(max(2, min(PROBES, PROBED_PLACES // places)))
-            placed = at_places(found, gradient[str(self._last_bias)], typical, every, longest)
+            placed = at_places(found, gradient[str(self._last_bias)], typical, every, longest, rounding)
             # That counts come out whole says that this is one step at this rate; shares do not.
             return placed if placed.places is not None or self.explained_step else found
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1

@@ -316,7 +316,9 @@ def label_leak(
     return LabelLeak(present, tuple(counts.tolist()), off_whole, sound, tuple(least.tolist()), most, proved)
 
 
-def at_places(leak: LabelLeak, bias: Tensor, head: Head, most: int | None, longest: float) -> LabelLeak:
+def at_places(
+    leak: LabelLeak, bias: Tensor, head: Head, most: int | None, longest: float, rounding: float = 0.0
+) -> LabelLeak:
     """The same with counts of labels at each place, or shares of them at the least.
 
     Of m labels at places of all examples `dL/db_c = mean p_c - count_c / m`, so that `count_c / m >= -dL/db_c`,
@@ -330,6 +332,7 @@ def at_places(leak: LabelLeak, bias: Tensor, head: Head, most: int | None, longe
         head: The layer.
         most: Places of all examples, if known; some may have no label.
         longest: As of `label_leak`.
+        rounding: As of `label_leak`.
     """
     mean = head.softmax.to(bias.device) - bias.double()
     found = list[tuple[int, Tensor, float]]()
@@ -343,7 +346,7 @@ def at_places(leak: LabelLeak, bias: Tensor, head: Head, most: int | None, longe
         if held * math.log(max(2 * off, 1e-9)) + math.log(len(tried)) < math.log(FALSE_ALARM):
             found.append((total, whole.long(), off))
     if not found:
-        return replace(leak, shares=tuple((-bias.double() / longest).clamp(min=0).tolist()))
+        return replace(leak, shares=tuple(((-bias.double() - rounding) / longest).clamp(min=0).tolist()))
     # Counts that have a divisor are whole for fewer labels, too; a label at each place is the rule.
     total, counts, off = next((one for one in found if one[0] == most), found[0])
     present = tuple(torch.nonzero(counts).flatten().tolist())
