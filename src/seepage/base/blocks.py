@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from seepage.base.limits import EXACT_DB
 from seepage.errors import SeepageError
 
 Block = tuple[int, int]
 """First place of a block in a row, and its width: one place of it is 1 and the others 0. Of width 1: 0 or 1."""
-ROUNDING = 0.01
-"""Error of a value up to which an example is exact (40 dB)."""
+ROUNDING = 10 ** (-EXACT_DB / 20)
+"""Error of a value up to which an example is exact."""
 
 
 def check_blocks(blocks: Sequence[Block], shape: Sequence[int]) -> None:

@@ -253,9 +253,8 @@ def layer_leaks(
         measured = _measured(observed, knowledge, weight, None if shifts is None else bias)
         rank, full, more = _rank(rows, shifts, ends, measured)
         found, error = 0, None
-        full |= ends and not bool(
-            observed.params[weight].any()
-        )  # at weights of zero examples of a label have one slope
+        # At weights of zero examples of one label have one slope.
+        full |= ends and not bool(observed.params[weight].any())
         # A mixture looks like an example where slopes of any examples are multiples of one another.
         mixed = alike.get(name) == "all" or (alike.get(name) == "of one output" and not loss_known) or (ends and full)
         if name in centered:

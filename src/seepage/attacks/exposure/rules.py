@@ -234,7 +234,7 @@ def adaptive_step(
     shares = looked.shares(ceiling, share)
     piled, over = looked.piled(ceiling, shares)
     flat = looked.flat(ceiling, shares)
-    if flat and len({name.rpartition(".")[0] for name in looked.entries}) == 1:
+    if flat and looked.alone:
         return Adaptive(ceiling, None, shares=shares, flat=True)
     plain = _explained(Step.sgd(), moved, weights, looked.formats, zero, {})
     rate, near = looked.rate(share)
@@ -631,6 +631,11 @@ class _Looked:
             over |= bool(_beyond(size, spread, ceiling).any())
         return count, over
 
+    @property
+    def alone(self) -> bool:
+        """Whether one layer moved."""
+        return len({name.rpartition(".")[0] for name in self.entries}) == 1
+
     def flat(self, ceiling: float, shares: Mapping[str, float]) -> bool:
         """Whether all entries that moved are at the ceiling, in two tensors or more, and rounding would let it be seen.
 
@@ -643,9 +648,9 @@ class _Looked:
         sizes, room = sizes[live], DEVIATIONS * spread[live] + FLOAT32_SUM * ceiling
         clear = bool((room <= GAP * ceiling).all()) and len(sizes) >= LEAST_ENTRIES and len(rows) > 1
         two = any(bool(weight.any()) for _, weight, _ in self.entries.values())
-        at, alone = (sizes - ceiling).abs() <= room, len({name.rpartition(".")[0] for name in self.entries}) == 1
+        at = (sizes - ceiling).abs() <= room
         close = at | (sizes < ceiling).logical_and(sizes > (1 - NEAR) * ceiling)
-        return two and clear and bool(at.all() or (alone and close.all() and 2 * int(at.sum()) >= len(at)))
+        return two and clear and bool(at.all() or (self.alone and close.all() and 2 * int(at.sum()) >= len(at)))
 
     def share_at(self, ceiling: float, piled: Mapping[str, int]) -> float:
         """Median share of the tensors' live entries that are at the ceiling, of those with some there."""
