@@ -222,7 +222,8 @@ def test_the_statistics_of_raw_columns_are_told_and_of_two_rows_the_rows(tmp_pat
     x = drawn(2, 6, most=50)
     before, after, _ = step(columns(), x, torch.tensor([0, 1]))
     value, origin = facts(looked(tmp_path, "columns", {"before": before, "after": after}, batch_size=2))["columns"]
-    pairs = [[float(word) for word in pair.split(" and ")] for pair in value.partition(": ")[2].partition(", to within")[0].split(", ")]
+    told = value.partition(": ")[2].partition(", to within")[0]
+    pairs = [[float(word) for word in pair.split(" and ")] for pair in told.split(", ")]
     assert torch.allclose(torch.tensor(pairs), x.T.sort(1).values, atol=0.01)
     assert origin == "read"
 
