@@ -16,7 +16,17 @@ from seepage.audit.record import record_cases
 from seepage.audit.summary import summarize
 from seepage.base.progress import no_progress
 from seepage.federation.data import is_packaged
-from seepage.papers import Item, Record, find_item, list_items, read_records, write_book
+from seepage.papers import (
+    Item,
+    Record,
+    Value,
+    find_item,
+    list_items,
+    plan,
+    read_records,
+    reproduce,
+    write_book,
+)
 from seepage.papers.book import PROSE
 from seepage.papers.records import keep_records
 from seepage.papers.run import over_seeds
@@ -176,3 +186,19 @@ def test_the_legend_explains_every_word() -> None:
     small = {"holds": "seen in small", "does not hold": "not seen in small"}
     words = [word for verdict in get_args(Verdict) for word in (verdict, small.get(verdict, f"{verdict} in small"))]
     assert [word for word in words if word not in plain] == []
+
+
+def test_numbers_of_a_function_are_kept_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = find_item("fedleak/figure-10")
+
+    def broken(tables: object, **given: object) -> Iterator[Value]:
+        yield Value(row=item.lines[0].name, column=0, ours=1.5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("seepage.papers.run.import_dotted", lambda name: broken)
+    work, _ = plan([item], "small", {}, [0])
+    with pytest.raises(KeyboardInterrupt):
+        list(reproduce(work, "small", out=tmp_path / "runs", results=tmp_path / "results"))
+    (kept,) = read_records(tmp_path / "results", item.id)
+    assert (kept.value, kept.seeds, kept.column) == (1.5, {"0": 1.5}, 0)
+    assert not list((tmp_path / "runs").rglob("values.json"))

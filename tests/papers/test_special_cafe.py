@@ -61,7 +61,7 @@ def test_a_recipe_without_rounds_has_no_parties() -> None:
 def test_training_losses_are_those_of_a_plain_loop() -> None:
     rounds = {"design": "random", "count": 16, "samples": 6, "optimizer": "sgd", "lr": 0.5}
     given = tables(rounds=rounds, attack=[{"use": "cafe"}])
-    found = loops.training_losses(given, data="", seed=0, show=no_progress)
+    found = list(loops.training_losses(given, data="", seed=0, show=no_progress))
     victim, _ = victims.parties_of(resolve_cases(given)[0])
     model, expected = victim.knowledge.model, []
     model.load_state_dict(victim.params, strict=False)
@@ -84,6 +84,7 @@ def test_a_loss_that_is_no_number_is_none_and_says_why() -> None:
     assert found[0].ours is not None
     assert found[-1].ours is None
     assert found[-1].facts["reason"] == "diverged"
+    assert [one.ours is None for one in found] == sorted(one.ours is None for one in found)
 
 
 def test_quality_is_the_papers_by_tile_and_that_of_the_tiles_put_together() -> None:
@@ -207,7 +208,7 @@ def test_training_is_looked_at_while_it_is_attacked() -> None:
 
 def test_the_loops_are_needed_to_follow_them() -> None:
     with pytest.raises(SeepageError, match="follows cafe_published"):
-        loops.while_training(tables(attack=[{"use": "cafe"}]), data="", seed=0, show=no_progress)
+        next(loops.while_training(tables(attack=[{"use": "cafe"}]), data="", seed=0, show=no_progress))
 
 
 def test_the_constants_are_the_papers() -> None:

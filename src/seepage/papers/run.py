@@ -154,14 +154,14 @@ def run_job(
         job: What to run.
         size: For the records.
         out: Folder for run folders.
-        results: Folder for the pictures of a figure that has some, where they are packaged ones: those of a user's
-            own data stay in the run folder. None: for no pictures.
+        results: Folder for numbers as they come, and for the pictures of a figure that has some, where they are
+            packaged ones: those of a user's own data stay in the run folder. None: for neither.
         jobs: Attacks at a time; None: one per core.
         on: Where attacks run; None: on this machine.
         show: Progress.
     """
     if job.item.expect.by:
-        values, env = _by_function(job, out, f"{job.item.id.replace('/', '-')}-{size}", show)
+        values, env = _by_function(job, size, out, results, show)
     else:
         folder = out / run_name(
             run_text(job.tables, resolve_cases(job.tables)), f"{job.item.id.replace('/', '-')}-{size}"
@@ -173,22 +173,35 @@ def run_job(
     return [_record(job, size, value, env) for value in values]
 
 
-def _by_function(job: Job, out: Path, name: str, show: ProgressCallback) -> tuple[list[Value], dict[str, Any]]:
-    """The values of an item that is no audit, kept in a file of its own: a second run finds them there."""
+def _by_function(
+    job: Job, size: Size, out: Path, results: Path | None, show: ProgressCallback
+) -> tuple[list[Value], dict[str, Any]]:
+    """The values of an item that is no audit, kept in a file of its own: a second run finds them there.
+
+    Those of a function that makes them one after another are records as they come: a killed run loses one.
+    """
     make = import_dotted(job.item.expect.by)
     started, cpu = time.time(), time.process_time()
     named = contents(_without_aside(job.tables)) | contents({"data": {"use": job.data}} if job.data else {})
     known = (job.item.expect.by, job.tables, job.data, job.seed, *([named] if named else []))
-    folder = out / run_name(repr(known), name)
+    folder = out / run_name(repr(known), f"{job.item.id.replace('/', '-')}-{size}")
     path = folder / "values.json"
     if path.exists():
         kept = read_json(path)
         return [Value(**value) for value in kept["values"]], kept["env"]
-    values = [_finite(value) for value in make(job.tables, data=job.data, seed=job.seed, show=show)]
+    values = []
+    for value in make(job.tables, data=job.data, seed=job.seed, show=show):
+        values.append(_finite(value))
+        if results is not None:
+            keep_records(results, job.item.id, [_record(job, size, values[-1], environment(_device(job)))])
     spent = {"seconds": round(time.time() - started, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
-    env = {**environment(str(job.tables.get("device", "cpu"))), **spent}
+    env = {**environment(_device(job)), **spent}
     write_json(path, {"values": [vars(value) for value in values], "env": env})
     return values, env
+
+
+def _device(job: Job) -> str:
+    return str(job.tables.get("device", "cpu"))
 
 
 def _without_aside(tables: Mapping[str, Any]) -> dict[str, Any]:
