@@ -113,7 +113,7 @@ def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
     torch.save(model.state_dict(), "back.pt")
     asked = ("attack", "sent.pt", "back.pt", "--lr=0.1", "--model=pooled:make", "--attack=linear", "--out=run")
     found = cli(*asked, code=2)
-    said = "input shape: 3,32,32, to which the weights fit, as they do 3,28,28 and perhaps others"
+    said = "input shape: assumed: 3,32,32, to which the weights fit, as they do 3,28,28 and perhaps others"
     assert said in found.out
     assert said in (home / "run" / "report.html").read_text()
     assert "--shape" in found.out.partition(said)[2]

@@ -101,6 +101,15 @@ class Capture:
         check_fits(own, before, str(self.answer), str(self.before), partial=True)
         return Update(own) if self.gradient is not None else Update(own, "delta")
 
+    def moved(self, state: Tensors, sent: Tensors) -> Tensors:
+        """What each weight moved by, or its gradient, under the files' names; nothing where the shape was stated."""
+        if self.input_shape is not None:
+            return {}
+        there = [n for n in sent if n in state and state[n].is_floating_point() and state[n].shape == sent[n].shape]
+        before, after = ({n: one[n] for n in there} for one in (state, sent))
+        weights = self.after is not None and not _is_difference(before, after)
+        return {n: after[n] - before[n] for n in there} if weights else after
+
     def mended(self, state: Tensors, sent: Tensors) -> tuple[Self, Tensors, dict[str, str]]:
         """The files as what they are: a difference in the place of AFTER, gradients of single examples as their mean.
 

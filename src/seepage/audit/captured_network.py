@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.network.outputs import outputs_of
-from seepage.base.nn import Table, as_inputs, logits_in, logits_words
+from seepage.base.nn import Table, as_inputs, in_mode, logits_in, logits_words, try_inputs
 from seepage.base.registry import is_network_file, models
 from seepage.errors import SeepageError
 from seepage.federation.models import build, trusted, warned_words
@@ -42,6 +42,9 @@ UNTOLD = "nothing in the files tells"
 """Beginning of an error that asks for the shape."""
 FEWEST_PLACES = 8
 """Rows of a table from which on it may be one of places, so that no text is longer."""
+
+DEFAULT_LENGTH = 16
+"""Tokens of a text that are assumed where nothing tells them."""
 
 ANOTHER_SHAPE = "if examples have another shape, give it with --shape"
 """The remedy where the inferred shape may be wrong."""
@@ -77,7 +80,11 @@ class Network:
 
 
 def find_network(
-    architecture: Architecture, state: Mapping[str, Tensor], shape: Shape | None, classes: int | None
+    architecture: Architecture,
+    state: Mapping[str, Tensor],
+    shape: Shape | None,
+    classes: int | None,
+    moved: Mapping[str, Tensor] | None = None,
 ) -> Network:
     """The network that weights belong to. A shape or a number of classes that is not stated is found by trial.
 
@@ -86,6 +93,7 @@ def find_network(
         state: The weights, by name.
         shape: Shape of one example; None: not stated.
         classes: Outputs, if known.
+        moved: What each of them moved by, or its gradient, as far as it was sent: tells how long texts were.
 
     Raises:
         SeepageError: Where it cannot be built or takes no such example, and where nothing tells the shape.
@@ -95,10 +103,18 @@ def find_network(
     sketch = _sketch(architecture, factory_warnings, COMMON_SHAPES if shape is None else (shape,), stated)
     head = None if classes is not None else _head(sketch, state, DEFAULT_CLASSES)
     outputs = stated if head is None else head
-    shapes = [shape] if shape is not None else list(_likely(architecture, sketch, state, outputs))
+    texts = [one for one in sketch.modules() if isinstance(one, Table)] if shape is None else []
+    length, source = _length(sketch, _in_names_of(sketch, moved or {}), _in_names_of(sketch, state))
+    if shape is not None:
+        shapes = [shape]
+    else:
+        shapes = [(length,)] if texts else list(_likely(architecture, sketch, state, outputs))
     tries = _Tries(architecture, state, outputs, sketch, as_asked=outputs == stated)
     warned = warned_words(architecture, factory_warnings)
     tries.add(shapes)
+    told = bool(source)
+    if texts and not (tries.passing and (told or _reads_last(tries.passing[0][1], length))):
+        raise _untold_text(architecture, texts)
     if not tries.passing and shape is None:
         tries.add(COMMON_SHAPES)
     inferred = {} if classes is not None else {"classes": _source_of_classes(outputs, head, outputs)}
@@ -112,11 +128,16 @@ def find_network(
     pools = None
     if shape is None:
         words = ",".join(map(str, taken))
-        inferred = {"input shape": f"{words}, to which the weights fit", **inferred}
+        fits = f"{words}, to which the weights fit"
+        if texts:
+            # The last input of a text whose tokens are each predicted from those before has no gradient.
+            source += ", or one more where a last token is only predicted" * (logits_in(output).ndim > 2)
+            fits = f"{words}, {source}" if told else f"assumed: {words} tokens; {ANOTHER_SHAPE}"
+        inferred = {"input shape": fits, **inferred}
         other = next((one for one, *_ in tries.passing[1:] if math.prod(one) != math.prod(taken)), None)
         if other is not None:
             more = ",".join(map(str, other))
-            inferred["input shape"] += f", as they do {more} and perhaps others; {ANOTHER_SHAPE}"
+            inferred["input shape"] = f"assumed: {fits}, as they do {more} and perhaps others; {ANOTHER_SHAPE}"
             pools = (
                 f"{TAKEN_FOR} {words}, and reconstructions are of that shape, though the network takes pictures of any "
                 f"size; {ANOTHER_SHAPE}, such as --shape {more}"
@@ -206,6 +227,8 @@ class _Tries:
             return
         if not _fits(model, self._state):
             return
+        if self._same:
+            try_inputs(model, shape)  # which it saw with examples of another shape, or not at all
         try:
             zeros = torch.zeros(2, *shape, device=next(model.parameters()).device)
             self.passing.append((shape, model, tried(model, as_inputs(model, zeros))))
@@ -274,21 +297,11 @@ _READS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 
 
 def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Tensor], classes: int) -> Iterator[Shape]:
-    """Shapes to try, the likeliest first.
+    """Shapes of pictures and rows to try, the likeliest first.
 
     Raises:
         SeepageError: Where the first layer takes examples of any length, so that nothing tells theirs.
     """
-    tables = [module for module in model.modules() if isinstance(module, Table)]
-    if tables:
-        # Beside the tokens' table one of places has a row for each, and none for a text that is longer.
-        rows = [one.weight.shape[0] for one in tables if one.weight.shape[0] >= FEWEST_PLACES]
-        longest = min(rows) if len(rows) > 1 else 60
-        raise SeepageError(
-            f"{UNTOLD} the shape of one example of {architecture.use!r}, which looks up whole numbers in a table; give "
-            f"the number of tokens of one example with --shape LENGTH, such as --shape {min(longest, 60)}, or the "
-            "columns of a row that holds codes"
-        )
     name, first = next(((name, one) for name, one in model.named_modules() if isinstance(one, _READS)), ("", None))
     weight = _in_names_of(model, state).get(f"{name}.weight" if name else "weight")
     if isinstance(first, nn.Linear):
@@ -306,6 +319,52 @@ def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Te
         )
     else:
         yield from COMMON_SHAPES
+
+
+def _untold_text(architecture: Architecture, tables: Iterable[Table]) -> SeepageError:
+    # Beside the tokens' table one of places has a row for each, and none for a text that is longer.
+    rows = [len(one.weight) for one in tables if len(one.weight) >= FEWEST_PLACES]
+    longest = min(rows) if len(rows) > 1 else 60
+    return SeepageError(
+        f"{UNTOLD} the shape of one example of {architecture.use!r}, which looks up whole numbers in a table; give "
+        f"the number of tokens of one example with --shape LENGTH, such as --shape {min(longest, 60)}, or the "
+        "columns of a row that holds codes"
+    )
+
+
+def _length(model: nn.Module, moved: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> tuple[int, str]:
+    """Tokens of the longest text, and by what: of a table of places the rows that moved, one after another.
+
+    A row that no text reached stood still, or moved by `-c w` of a decay, to the rounding of w. Without such a table,
+    `DEFAULT_LENGTH` and no words: the same network takes texts of any length.
+    """
+    tables = [module.weight for module in model.modules() if isinstance(module, Table)]
+    if not tables:
+        return DEFAULT_LENGTH, ""
+    most = max(tables, key=len)
+    for name, own in model.named_parameters():
+        shape = own.shape[-2:]
+        wide = own.ndim >= 2 and math.prod(own.shape[:-2]) == 1 and shape[1] == most.shape[1]
+        # Other matrices of this width are layers that read tokens: a table's rows, or a parameter's with a 1 before.
+        placed = wide and FEWEST_PLACES <= shape[0] < len(most) and (own.ndim > 2 or any(own is one for one in tables))
+        if not placed or name not in moved or name not in state or moved[name].shape != own.shape:
+            continue
+        rows, weights = (one[name].detach().reshape(shape).double() for one in (moved, state))
+        decay = -(rows * weights).sum(1, keepdim=True) / weights.square().sum(1, keepdim=True).clamp(min=1e-300)
+        rounding = torch.finfo(torch.float32).eps * weights.abs() * (decay != 0)
+        found = ((rows + decay * weights).abs() > rounding).any(1).nonzero().flatten()
+        if len(found) and bool((found.diff() == 1).all()):
+            return len(found), f"the places whose rows of {name} moved"
+    return DEFAULT_LENGTH, ""
+
+
+def _reads_last(model: nn.Module, length: int) -> bool:
+    """Whether the outputs depend on the last of so many tokens: not so of a row of codes, each of its own table."""
+    codes = torch.zeros(2, length, dtype=torch.long, device=next(model.parameters()).device)
+    codes[1, -1] = 1
+    with torch.no_grad(), in_mode(model, training=False):
+        first, second = logits_in(model(codes))
+    return not torch.equal(first, second)
 
 
 def _rows(width: int) -> Iterator[Shape]:

@@ -149,7 +149,7 @@ class _Reader:
         if not sent.whole:
             yield self._seen("sent", sent.line.removeprefix("sent: "), "read")
         shape = ",".join(map(str, knowledge.input_shape))
-        yield self._fact("input shape", self.said.get("input shape", shape), "inferred", "--shape")
+        yield self._guess("input shape", self.said.get("input shape", shape), "--shape")
         outputs = f"{knowledge.num_outputs}"
         if self.look.makes_examples:
             words = f"none: {outputs} outputs, as many as an example has values"

@@ -34,6 +34,7 @@ from seepage.attacks.exposure.running_statistics import (
     batch_statistics,
     column_words,
     scale_free,
+    shown_range,
     statistics_words,
     stood_still,
 )
@@ -123,9 +124,9 @@ def _observe(
             "leave --client out, or say how it was made: --client fedavg:lr=0.1,steps=1"
         )
     state, sent = read_state(capture.before), read_state(capture.answer)
-    one_logit = make_client(client).one_logit
+    one_logit, moved_by = make_client(client).one_logit, capture.moved(state, sent)
     try:
-        network = find_network(architecture, state, input_shape, 1 if one_logit else classes)
+        network = find_network(architecture, state, input_shape, 1 if one_logit else classes, moved_by)
     except SeepageError as error:
         bare = needs_rate and capture.gradient is None and capture.lr is None and client.use == "fedsgd"
         if not (bare and str(error).startswith(UNTOLD)):
@@ -137,7 +138,7 @@ def _observe(
         if not wide or wide[0] == 1:
             client, one_logit = replace(client, options={**client.options, "loss": "binary"}), True
             capture = replace(capture, client=client)
-            network = find_network(architecture, state, input_shape, 1)
+            network = find_network(architecture, state, input_shape, 1, moved_by)
             model, outputs = network.model, network.outputs
             said = {name: words for name, words in said.items() if name != "classes"}
             said["loss"] = "bce, of the network's one logit"
@@ -216,8 +217,13 @@ def _observe(
     transcript, more, unknown = _with_size(whole, capture.batch_size, said)
     said |= more
     said |= shown or {}
-    if capture.values is None and "normalize" not in architecture.options and vocabulary_of(model) is None:
-        size = transcript[0].batch_size
+    statistics, size = batch_statistics(model, buffers, returned), transcript[0].batch_size
+    by_columns = None if capture.values is not None else shown_range(model, statistics, input_shape)
+    if by_columns is not None:
+        transcript = whole(batch_size=size, value_range=by_columns)
+        low, high = by_columns
+        said[VALUES] = f"from {low:g} to {high:g}, about: three deviations around the means of the input's own columns"
+    elif capture.values is None and "normalize" not in architecture.options and vocabulary_of(model) is None:
         seen, by = _shown(lambda ends: whole(batch_size=size, value_range=ends), size, input_shape, search)
         if seen is not None and seen.normalize is not None:
             normalized = replace(given, architecture=given.architecture.with_options(normalize=seen.normalize))
@@ -228,7 +234,6 @@ def _observe(
             transcript = whole(batch_size=size, value_range=seen.range)
             said[VALUES] = f"from {low:g} to {high:g}, about: the values of {by} are from {least:.3g} to {most:.3g}"
     _check_sign(capture, transcript, said)
-    statistics = batch_statistics(model, buffers, returned)
     said |= _of_batch_norms(statistics, rule, said)
     columns = column_words(model, statistics, input_shape, transcript[0].batch_size)
     said |= {} if columns is None else {"columns": columns}

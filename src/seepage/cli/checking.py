@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 IN_FACTS = ("labels", "batch-norm")
 """Findings that the table of facts has as well."""
+MOST_NAMED = 4
+"""Tensors of one kind that the table names; more are counted."""
 LIMIT = "No attack was run: what is not listed here may leak all the same."
 
 
@@ -216,8 +218,9 @@ def _print_exposure(one: "Check", console: "PlainConsole") -> None:
     table.add_column("reveals, with its layer", overflow="fold", ratio=1)
     telling = [says for says in found.tensors if says.withhold]
     for gives, names in groupby(telling, key=lambda says: says.gives):
-        own = "\n".join(printable(says.name) for says in names)
-        table.add_row(Text(own), Text(gives or ""), style="red")
+        own = [printable(says.name) for says in names]
+        listed = own if len(own) <= MOST_NAMED else [*own[: MOST_NAMED - 1], f"and {len(own) - MOST_NAMED + 1} more"]
+        table.add_row(Text("\n".join(listed)), Text(gives or ""), style="red")
     silent = len(found.tensors) - len(telling)
     if silent:
         many = "1 tensor" if silent == 1 else f"{silent} tensors"

@@ -26,7 +26,6 @@ from seepage.attacks.exposure.fingerprints import (
 )
 from seepage.attacks.exposure.indexed import IndexedRounds, indexed_findings, indexed_rounds
 from seepage.attacks.exposure.labels import (
-    SOFTMAX_ONLY,
     ZERO_SUM_SHARE,
     Head,
     LabelLeak,
@@ -198,8 +197,7 @@ class Exposure:
         words += [f"{'an' if self.or_more else 'its one'} example but for noise"] * bool(self.of("noisy-rows"))
         words += ["fewer examples than neurons"] * bool(self.of("span"))
         for one in self.of("labels"):
-            condition = SOFTMAX_ONLY * one.evidence["signed"]
-            words += [plural(len(one.evidence["present"]), "label") + condition] * bool(one.tensors)
+            words += [plural(len(one.evidence["present"]), "label") + one.evidence["condition"]] * bool(one.tensors)
         return "; ".join(words)
 
     def table(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from seepage.base.rounding import FLOAT32_NETWORK, ROUNDINGS
 from seepage.errors import Inapplicable
 from seepage.federation.types import Knowledge, Round, Tensors
 
+MOST_LISTED = 4
+"""Batch norms up to which each has a line of its own."""
 MIN_BETWEEN, FEWEST_CHANNELS = 0.9, 16
 """Where variances are so small that epsilon counts: the share of at least so many channels whose <w, g> lies between 0
 and gamma g_gamma, as batch statistics have it, and a random sign does in half of them at most."""
@@ -84,18 +86,20 @@ def batch_norm_findings(leaks: Sequence[BatchNormLeak]) -> list[ClosedForm]:
     """The mode of all batch norms, and of each the variances that can be read, which its weight reveals."""
     if not leaks:
         return []
-    modes, read, channels = sorted({one.mode for one in leaks}), sum(one.read for one in leaks), 0
-    found = []
-    for one in leaks:
-        own = len(one.variance)
-        channels += own
+    modes = sorted({one.mode for one in leaks})
+    read, channels = sum(one.read for one in leaks), sum(len(one.variance) for one in leaks)
+    telling, found = [one for one in leaks if one.read], []
+    # Of a deep network one line for all norms that tell something.
+    for some in [telling] if len(telling) > MOST_LISTED else [[one] for one in leaks]:
+        own, all_of = sum(one.read for one in some), sum(len(one.variance) for one in some)
+        named = {"norms": [one.norm for one in some], "mode": some[0].mode, "variances": own, "channels": all_of}
         found.append(
             ClosedForm(
                 name="batch-variance",
-                message=f"the batch's variance in {one.read} of {own} channels, by the gradient alone",
-                evidence={"norm": one.norm, "mode": one.mode, "variances": one.read, "channels": own},
+                message=f"the batch's variance in {own} of {all_of} channels, by the gradient alone",
+                evidence=named,
                 limit="It is the whole batch's; of single examples it says nothing by itself.",
-                tensors=(f"{one.norm}.weight",) if one.read else (),
+                tensors=tuple(f"{one.norm}.weight" for one in some if one.read),
             )
         )
     words = f"{' and '.join(modes)} mode; {read} of {channels} variances of the batch can be read"

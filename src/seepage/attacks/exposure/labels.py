@@ -189,6 +189,7 @@ class LabelLeak:
         multiple: All of these counts may be so many times more, or fewer.
         shares: Least share of all labels that each class has, where an example has many; None: not known.
         signed: Only signs are left, so that no sum says that the loss is a softmax's.
+        binary: They are those of one logit for two classes.
     """
 
     present: tuple[int, ...]
@@ -202,6 +203,12 @@ class LabelLeak:
     multiple: bool = False
     shares: tuple[float, ...] | None = None
     signed: bool = False
+    binary: bool = False
+
+    @property
+    def condition(self) -> str:
+        """What the classes rest on: signs alone do not say that a loss is a softmax's; of one logit it is stated."""
+        return SOFTMAX_ONLY * (self.signed and not self.binary)
 
     @property
     def believed(self) -> bool:
@@ -220,7 +227,7 @@ class LabelLeak:
         others = "" if self.complete else ", and perhaps others"
         whole = f", {self.places} labels in all, whose counts come out whole" * bool(self.places)
         whole += ", or all times one number" * self.multiple
-        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}{SOFTMAX_ONLY * self.signed}"
+        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}{self.condition}"
 
     @property
     def words(self) -> str:
@@ -232,7 +239,7 @@ class LabelLeak:
             f"class{'' if one else 'es'} {', '.join(map(str, self.present)) or 'none'} {'is' if one else 'are'} there"
         )
         if self.counts is None or self.off_whole is None:
-            return words + SOFTMAX_ONLY * self.signed
+            return words + self.condition
         counts, sure = (
             ", ".join(f"{count} of class {name}" for name, count in enumerate(numbers) if count)
             for numbers in (self.counts, self.least or ())
@@ -442,7 +449,9 @@ def signed_label_leak(
         rose &= ~low
     present = tuple(torch.nonzero(rose).flatten().tolist())
     fits = batch_size is None or len(present) <= batch_size
-    return LabelLeak(present, None, None, bool((bias > 0).any()) and fits, signed=True)
+    return LabelLeak(
+        present, None, None, bool((bias > 0).any()) and fits, signed=True, binary=knowledge.client.one_logit
+    )
 
 
 def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) -> list[ClosedForm]:
@@ -451,7 +460,7 @@ def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) 
         return []
     counted = leak.counts is not None
     message, tensors = "the labels and about how many of each" if counted else "the labels", tuple[str, ...]()
-    message += SOFTMAX_ONLY * leak.signed
+    message += leak.condition
     limit = "Counts take the outputs for uniform, as they are before training."
     if leak.believed and last is not None:
         tensors = tuple(filter(None, last))
@@ -459,7 +468,7 @@ def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) 
         ClosedForm(
             name="labels",
             message=message,
-            evidence=asdict(leak),
+            evidence={**asdict(leak), "condition": leak.condition},
             limit=limit if counted else "Other classes may be there, too.",
             tensors=tensors,
             lines=(f"labels: {leak.words}",),

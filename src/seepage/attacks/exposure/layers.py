@@ -28,6 +28,7 @@ from seepage.base.nn import (
     normalized_layers,
 )
 from seepage.base.rounding import FLOAT32_NETWORK
+from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge, Round
 
@@ -132,7 +133,7 @@ def layer_findings(leaks: Sequence[LayerLeak]) -> Iterator[ClosedForm]:
     for leak in leaks:
         more = ", or more" if leak.full or leak.more else ""
         rank = f"rank {leak.rank}{more}" if leak.rank else "rank hidden by the errors of its entries"
-        words = f"{leak.layer or 'model'}: {rank}, {leak.neurons} neurons, reads {leak.reads}"
+        words = f"{leak.layer or 'model'}: {rank}, {plural(leak.neurons, 'neuron')}, reads {leak.reads}"
         if leak.accuracy is not None and not more:  # a rank that is no low one may be noise, beside these errors
             known = f"known to {leak.accuracy:.1g} of itself" if leak.accuracy < 1 else "not known"
             words += f", its median entry {known}"

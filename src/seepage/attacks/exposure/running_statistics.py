@@ -152,6 +152,10 @@ def statistics_words(found: list[BatchStatistics]) -> str | None:
     return f"{whose} in {channels} channels of {len(found)} {norms}, from the returned running statistics"
 
 
+AROUND = 3.0
+"""Deviations about the mean of a column within which its numbers are taken to lie."""
+ROUNDED = 1e-3
+"""What rounding of the running statistics may add."""
 MOST_COLUMNS = 8
 """Columns whose statistics are listed."""
 
@@ -169,14 +173,7 @@ def column_words(
     >>> column_words(norm, [BatchStatistics("", torch.tensor([2.0]), torch.tensor([2.0]), 1)], (1,), 2)
     'the values of both rows: 1 and 3, to within 6e-07'
     """
-    own = {one.norm: one for one in found if one.steps == 1}
-    like = next((p for p in model.parameters()), torch.zeros(()))
-    probe = torch.rand((2, *input_shape), generator=generator(0, "probe")).to(like)
-    if not own or as_inputs(model, probe) is not probe:
-        return None
-    with torch.no_grad(), in_mode(model, training=False), captured_calls(model, own) as calls:
-        model(probe)
-    raw = next((own[n] for n, made in calls.items() if torch.equal(made[0].input.flatten(), probe.flatten())), None)
+    raw = _of_raw_inputs(model, found, input_shape)
     if raw is None:
         return None
     more = " …" if len(raw.mean) > MOST_COLUMNS else ""
@@ -186,6 +183,43 @@ def column_words(
         off = max(two_row_errors(model.get_submodule(raw.norm), raw)[:MOST_COLUMNS].tolist())
         return f"the values of both rows: {', '.join(values)}{more}, to within {off:.1g}"
     return f"means of the input's own columns: {', '.join(f'{mean:.5g}' for mean, _ in pairs)}{more}"
+
+
+def shown_range(
+    model: nn.Module, found: list[BatchStatistics], input_shape: tuple[int, ...]
+) -> tuple[float, float] | None:
+    """Where the input's numbers lie, about, where a norm that reads them shows that they are not from 0 to 1.
+
+    Of numbers in [0, 1] the mean is in it, and the unbiased variance of n is at most `n / (4 (n - 1))`, so 1/2. Else
+    the range is of `AROUND` deviations about the means.
+
+    >>> norm = nn.BatchNorm1d(2)
+    >>> found = [BatchStatistics("", torch.tensor([2.0, 90.0]), torch.tensor([0.25, 4.0]), 1)]
+    >>> shown_range(norm, found, (2,)), shown_range(norm, [BatchStatistics("", *torch.full((2, 2), 0.4), 1)], (2,))
+    ((0.0, 96.0), None)
+    """
+    raw = _of_raw_inputs(model, found, input_shape)
+    if raw is None:
+        return None
+    ends = raw.mean.aminmax()
+    if float(ends.min) >= -ROUNDED and float(ends.max) <= 1 + ROUNDED and float(raw.variance.max()) <= 0.5 + ROUNDED:
+        return None
+    spread = AROUND * raw.variance.clamp(min=0).sqrt()
+    return min(0.0, float((raw.mean - spread).min())), max(1.0, float((raw.mean + spread).max()))
+
+
+def _of_raw_inputs(
+    model: nn.Module, found: list[BatchStatistics], input_shape: tuple[int, ...]
+) -> BatchStatistics | None:
+    """The statistics of a norm that reads the input as it is, of one step; None where there is none."""
+    own = {one.norm: one for one in found if one.steps == 1}
+    like = next((p for p in model.parameters()), torch.zeros(()))
+    probe = torch.rand((2, *input_shape), generator=generator(0, "probe")).to(like)
+    if not own or as_inputs(model, probe) is not probe:
+        return None
+    with torch.no_grad(), in_mode(model, training=False), captured_calls(model, own) as calls:
+        model(probe)
+    return next((own[n] for n, made in calls.items() if torch.equal(made[0].input.flatten(), probe.flatten())), None)
 
 
 def two_row_errors(norm: Any, raw: BatchStatistics) -> Tensor:
