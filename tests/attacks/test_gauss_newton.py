@@ -528,6 +528,7 @@ class Front(nn.Module):
 @pytest.mark.parametrize(
     "what", ["grey", "strides", *(pytest.param(w, marks=pytest.mark.slow) for w in ("cropped", "faint"))]
 )
+@pytest.mark.slow
 def test_pictures_of_which_the_network_does_not_read_all_are_not_certified(what: str, labels: tuple[int, ...]) -> None:
     with frozen_randomness(0):
         first = nn.Conv2d(

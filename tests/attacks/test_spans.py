@@ -80,6 +80,7 @@ def test_every_example_is_read_within_its_stated_error(
 
 
 @pytest.mark.parametrize(("n", "seed"), [(1, 0), (2, 0), (3, 0), (4, 0)])
+@pytest.mark.slow
 def test_behind_adam_examples_are_read_within_their_stated_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, seed: int
 ) -> None:

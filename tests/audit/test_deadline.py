@@ -202,6 +202,7 @@ def test_what_was_stopped_is_taken_up_again_while_there_is_time(
     assert [row.cost.steps for row in found.rows] == [60, 40]
 
 
+@pytest.mark.slow
 def test_minutes_end_in_time_and_the_folder_says_how_many_steps(tmp_path: Path) -> None:
     tables = {**TABLES, "attack": [{"use": "inverting_gradients", "steps": 1_000_000}]}
     began = time.monotonic()

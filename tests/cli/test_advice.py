@@ -59,6 +59,7 @@ def messages() -> list[tuple[str, str]]:
     return [one for one in found if "--" in one[1]]
 
 
+@pytest.mark.slow
 def test_every_option_that_a_message_names_is_one() -> None:
     every = {word for command in KNOWN.values() for word in options_of(command)}
     wrong = [f"{place}: {word}" for place, text in messages() for word in OPTION.findall(text) if word not in every]

@@ -44,6 +44,7 @@ def said(found: Reading) -> dict[str, str]:
     return dict(read_facts(found.folder / "observed").said)
 
 
+@pytest.mark.slow
 def test_the_classes_are_there_and_as_often_as_said(known: SideInformation) -> None:
     client, found, look = known
     labels = next((one.evidence for one in look.of("labels") if one.tensors), None)

@@ -84,6 +84,7 @@ def test_help_starts_at_once() -> None:
     assert seconds < 2  # it takes 0.3 s of processor time; a busy machine counts some more
 
 
+@pytest.mark.slow
 def test_a_listing_loads_the_parts_and_nothing_that_only_a_run_needs() -> None:
     _, packages = started("list", "--json")
     assert "torch" in packages

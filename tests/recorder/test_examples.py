@@ -40,6 +40,7 @@ def test_captured_update(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.filterwarnings("default")  # Opacus has some
+@pytest.mark.slow
 def test_opacus_ledger(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("opacus", reason="needs seepage[opacus]")
     assert ran("opacus_ledger.py", monkeypatch=monkeypatch) == 0
