@@ -97,6 +97,7 @@ def test_few_equations_vouch_for_nothing_however_well_they_hold() -> None:
     assert not seen.explains(60, 1e-2, rounded=True)
 
 
+@pytest.mark.slow
 def test_a_stopped_search_goes_on_with_the_same_bits() -> None:
     seen = GaussNewton().prepare(sent([0, 1])[0])
     assert isinstance(seen, ReadAlone)

@@ -150,6 +150,7 @@ def test_more_places_than_equations_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("n", "size"), [(1, 32), (3, 16)])
+@pytest.mark.slow
 def test_activations_and_labels_are_those_of_the_clients_own_pass(n: int, size: int) -> None:
     seen, batch = victim(n, size=size)
     found = inner_activations(seen[0], seen.knowledge)
@@ -215,6 +216,7 @@ def test_a_public_network_that_adds_and_rectifies_in_place_is_read() -> None:
     assert farthest(found, model, seen[0], batch) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_trained_network_in_train_mode_is_read_too() -> None:
     batch = Batch(photographs(3), torch.tensor([1, 1, 0]))
     model = build(Architecture("resnet", {"width": 32}), (3, 16, 16), 4, seed=2)

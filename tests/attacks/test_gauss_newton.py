@@ -433,6 +433,7 @@ def test_two_checkpoints_in_single_precision_give_pictures_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.slow
 def test_small_pictures_come_back_from_two_checkpoints_at_once(clip: float | None) -> None:
     seen, truth = checkpoints(0.1, clip)
     found = GaussNewton()(seen, seed=0)

@@ -168,6 +168,7 @@ def test_a_changing_prior_is_followed_at_its_weight_and_valued_at_its_last() -> 
     assert torch.allclose(gradient, at(ColorVariation(weight=0.1), 0.0)[1])
 
 
+@pytest.mark.slow
 def test_features_are_worth_more_than_the_papers_search() -> None:
     seen, batch = victim()
     found = attack(seen, gradient_matching(steps=100))
@@ -194,6 +195,7 @@ def test_labels_come_with_the_features_where_rules_name_wrong_ones() -> None:
     assert found.labels.tolist() == sorted(batch.labels.tolist())
 
 
+@pytest.mark.slow
 def test_a_clipped_update_is_as_good_as_the_gradient_that_it_is_a_multiple_of() -> None:
     seen, batch = victim()
     clipped = record(seen.knowledge.model, batch, defense=GaussianNoise(sigma=0.0, clip=0.02))
@@ -223,6 +225,7 @@ def test_without_features_it_is_the_plain_search_and_says_so() -> None:
     assert "labels are searched for" in joint.notes[0]
 
 
+@pytest.mark.slow
 def test_smooth_networks_are_searched_by_l_bfgs_within_the_evaluations() -> None:
     seen, batch = victim(activation="gelu")
     found = attack(seen, gradient_matching(steps=100))

@@ -124,6 +124,7 @@ def test_activations_labels_and_features_are_the_networks_own() -> None:
 
 
 @pytest.mark.parametrize("mode", [pytest.param("eval", marks=pytest.mark.slow), "train"])
+@pytest.mark.slow
 def test_an_update_that_was_clipped_to_a_norm_tells_by_how_much(mode: str) -> None:
     width = 16 if mode == "eval" else 32
     seen, batch = victim(3, width=width, mode=mode)

@@ -344,6 +344,7 @@ def test_statistics_are_those_of_large_public_batches() -> None:
     assert torch.allclose(found.buffers["1.running_var"], read.var(1, correction=0), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_layers_that_batch_norm_ties_together_hide_no_member() -> None:
     """With maps of one pixel at the end, where four values make the statistics, members are identified all the same."""
     model = build(Spec("resnet", {"depth": 18, "width": 8}), (1, 8, 8), CLASSES, seed=0)

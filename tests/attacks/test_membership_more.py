@@ -24,6 +24,7 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(256, 40), nn.ReLU(), nn.Linear(40, CLASSES))
 
 
+@pytest.mark.slow
 def test_several_rounds_name_more_and_their_p_values_hold() -> None:
     """Noise drawn anew in each round: the sum of four is a better test, and as calibrated as one."""
     model, named, nulls = nn.Sequential(nn.Flatten(), nn.Linear(256, CLASSES)), {}, []

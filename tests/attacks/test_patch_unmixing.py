@@ -97,6 +97,7 @@ def test_steps_make_images_of_8_bits_exact_and_certified() -> None:
     assert score(found, batch).values["psnr"].min() > 100
 
 
+@pytest.mark.slow
 def test_images_between_the_levels_of_8_bits_are_not_certified() -> None:
     """A third of a level aside, nothing of 8 bits gives this update; what is found is as near as before."""
     batch = photographs(2)

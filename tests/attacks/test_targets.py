@@ -515,6 +515,7 @@ def test_pictures_with_nan_are_named(tmp_path: Path) -> None:
         load(str(tmp_path / "own.npz"))
 
 
+@pytest.mark.slow
 def test_maps_of_another_size_than_the_pictures_do_not_blame_the_network(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=np.zeros((8, 1, 6, 6), np.float32), y=np.zeros((8, 3, 6), int) + np.arange(6) % 2)
     tables = {"data": {"use": str(tmp_path / "own.npz")}, "model": {"use": f"{__name__}:same_size"}}

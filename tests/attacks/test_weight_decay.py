@@ -130,6 +130,7 @@ def seen_of(home: Path, made: Checkpoints, loss: str = "cross_entropy", **known:
     return home / "observed", observe_files(capture, home / "observed")
 
 
+@pytest.mark.slow
 def test_an_update_with_weight_decay_is_read_exactly(tmp_path: Path) -> None:
     made = checkpoints(weight_decay=5e-3)
     folder, words = seen_of(tmp_path, made)
@@ -188,6 +189,7 @@ def test_what_was_rounded_is_made_again_with_the_decay() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+@pytest.mark.slow
 def test_a_hostile_share_is_refused(tmp_path: Path, share: float) -> None:
     folder, _ = seen_of(tmp_path, checkpoints(weight_decay=5e-3))
     path = folder / "rounds" / "000000.safetensors"

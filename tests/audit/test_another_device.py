@@ -119,6 +119,7 @@ def test_an_audit_on_another_device_says_the_same(recipe: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("order", [["cpu", "cuda:0"], ["cuda:0", "cpu"]], ids="-".join)
+@pytest.mark.slow
 def test_a_grid_over_devices_says_the_same_on_each(order: list[str], tmp_path: Path) -> None:
     # Each case draws its own numbers, so these attacks are those that draw none.
     plan = 'training = { steps = 3 }\nattack = [{ use = "linear" }, { use = "spear" }]'

@@ -88,6 +88,7 @@ def test_a_search_that_is_stopped_has_its_best_guess_and_says_so(tmp_path: Path,
     assert "after 7 steps" in str(flag)
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_to_the_bits_of_a_run_without_a_limit(
     tmp_path: Path, stopped_at: list[int | None]
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_batch_size_that_cannot_be_is_not_followed_by_what_else_may_be_wrong()
     assert general.startswith("No attack here explains the update with the client settings that were stated.")
 
 
+@pytest.mark.slow
 def test_only_options_that_fit_the_update_are_named() -> None:
     (gradient,) = caveats(seen("fc2", FedSGD(loss="mse")), [FAR], None)
     assert "mse (--loss), 2 examples (--batch-size)" in gradient

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.helpers.rows import result_of, row_of
 from tests.helpers.sentences import assert_as_read
 
@@ -165,6 +166,7 @@ def test_an_area_above_chance_identifies_nobody_and_a_wide_interval_leaves_membe
     assert "NO MEMBERS" not in found
 
 
+@pytest.mark.slow
 def test_where_nothing_tells_members_are_rarely_told() -> None:
     """Members and others draw p-values alike, from one calibration in each case: Fisher's strata are exact there."""
     generator, found, runs = np.random.default_rng(0), 0, 250

@@ -83,6 +83,7 @@ def convolved(mean: float | tuple[float, ...], std: float | tuple[float, ...]) -
 
 
 @pytest.mark.parametrize("how", ["imagenet", "0.5"])
+@pytest.mark.slow
 def test_pictures_behind_convolutions_show_how_they_were_normalized(how: str) -> None:
     inputs, within = convolved(*statistics_of(how))
     found = searched_values(lambda ends: within(value_range=ends), 60.0)
@@ -92,6 +93,7 @@ def test_pictures_behind_convolutions_show_how_they_were_normalized(how: str) ->
     assert float(gaps.max()) < 1e-3
 
 
+@pytest.mark.slow
 def test_pictures_in_the_unit_range_leave_it_as_it_is() -> None:
     _, within = convolved(0.0, 1.0)
     assert searched_values(lambda ends: within(value_range=ends), 60.0) is None

@@ -92,6 +92,7 @@ class Note:
         return None
 
 
+@pytest.mark.slow
 def test_workers_that_are_made_ready_are_called_and_end(tmp_path: Path) -> None:
     with LocalExecutor().ready(2, 4, "cpu", partial((tmp_path / "first").write_text, "was here")) as ready:
         (worker,) = processes_of(ready)

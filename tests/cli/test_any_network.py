@@ -188,6 +188,7 @@ def test_digits_are_tried_for_a_network_of_one_channel(cli: Cli, nets: Any) -> N
 
 
 @pytest.mark.parametrize(("classes", "side"), [(1000, 224), (10, 32)])
+@pytest.mark.slow
 def test_a_network_of_photographs_is_told_by_its_classes_and_its_first_convolution(
     classes: int, side: int, cli: Cli, nets: Any
 ) -> None:

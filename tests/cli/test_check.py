@@ -111,6 +111,7 @@ def test_a_rate_that_nothing_tells_is_unknown_and_asked_for(cli: Cli, captured: 
     assert "--shape 1,LENGTH" in both.err
 
 
+@pytest.mark.slow
 def test_one_size_of_several_steps_is_no_rate(cli: Cli, home: Path) -> None:
     torch.manual_seed(0)
     model = build(Architecture("fc2", {"hidden": 24}), (1, 8, 8), 10)

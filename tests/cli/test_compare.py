@@ -28,6 +28,7 @@ def bare(home: Path, cli: Cli) -> Path:
     return Path("bare")
 
 
+@pytest.mark.slow
 def test_taking_the_noise_away_is_worse(noisy: Path, bare: Path, cli: Cli) -> None:
     found = cli("compare", noisy, bare, code=1)
     assert "recovered 0 of 8 -> 8 of 8" in found.out
@@ -36,6 +37,7 @@ def test_taking_the_noise_away_is_worse(noisy: Path, bare: Path, cli: Cli) -> No
     assert ("NOT WORSE" in back.out, "better:" in back.out) == (True, True)
 
 
+@pytest.mark.slow
 def test_json_counts_what_is_worse(noisy: Path, bare: Path, cli: Cli) -> None:
     found = cli("compare", noisy, bare / "result.json", "--json", "--reuse", code=1)
     assert (found.json["worse"], found.json["lost"]) == (2, 0)
@@ -110,6 +112,7 @@ def test_an_edited_run_of_captured_updates_is_refused(run: Path, cli: Cli, refus
     assert "is not what the run wrote" in refused("evidence", "pack", "blind", "--print", "junit")
 
 
+@pytest.mark.slow
 def test_an_edited_baseline_is_refused(bare: Path, noisy: Path, refused: Refused) -> None:
     text = (noisy / "result.json").read_text()
     (noisy / "result.json").write_text(text.replace("nothing_recovered", "nothing_recovered "))

@@ -93,6 +93,7 @@ class Fragile(Attack):
 """
 
 
+@pytest.mark.slow
 def test_the_advice_names_what_could_not_be_tried_and_says_where_accuracy_means_little(cli: Cli, home: Path) -> None:
     (home / "fragile.py").write_text(OWN)
     (home / "frontier.toml").write_text(TINY + '[[attack]]\nuse = "fragile:Fragile"\n')

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.federation.test_own_targets import NETS
 
@@ -22,6 +23,7 @@ def test_an_audit_of_an_autoencoder(home: Path, cli: Cli) -> None:
     assert "10 targets" not in (home / "run" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_captured_files_that_look_like_an_autoencoder_are_asked_for(home: Path, cli: Cli, refused: Refused) -> None:
     (home / "coders.py").write_text(NETS)
     torch.manual_seed(0)

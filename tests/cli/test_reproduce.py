@@ -155,6 +155,7 @@ def test_a_second_run_computes_nothing_and_other_data_stand_beside(cli: Cli, hom
     assert len(found.json["items"][0]["records"]) == 2
 
 
+@pytest.mark.slow
 def test_pictures_of_packaged_data_stand_in_the_book_and_no_others(cli: Cli, home: Path, recipes: Path) -> None:
     (recipes / "cpa/item.toml").write_text(RECIPE.replace('"lines"', '"pictures"'))
     generator = np.random.default_rng(0)

@@ -156,6 +156,7 @@ def test_an_update_that_is_zero_everywhere_passes_the_gate(cli: Cli) -> None:
 GRID = ("--set", 'grid={"model.hidden"=[8,16]}', "--attack", "linear", "--jobs", 1, "--json")
 
 
+@pytest.mark.slow
 def test_a_grid_has_a_folder_per_case_also_when_attacked_blind(cli: Cli) -> None:
     audit = cli("audit", "tiny.toml", *GRID, "--out", "grid").json
     assert [case["name"] for case in audit["cases"]] == ["hidden-8", "hidden-16"]

@@ -409,6 +409,7 @@ def test_a_rank_that_leaves_more_than_rounding_is_no_number_of_examples(tmp_path
 
 
 @pytest.mark.parametrize("error", [1e-6, 1e-4, 1e-3])
+@pytest.mark.slow
 def test_rows_that_agree_within_errors_are_one_examples_alone(error: float) -> None:
     found = wrong = 0
     for seed in range(60):
@@ -427,6 +428,7 @@ def test_rows_that_agree_within_errors_are_one_examples_alone(error: float) -> N
 
 
 @pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.slow
 def test_one_step_of_adam_is_told_under_a_loss_that_nobody_stated(tmp_path: Path, steps: int) -> None:
     torch.manual_seed(1)
     x, actions = torch.randn(16, 20), torch.randint(0, 5, (16,))

@@ -129,6 +129,7 @@ def test_a_federation_that_was_killed_goes_on_with_the_same_noise(tmp_path: Path
     assert all(torch.equal(resumed.params[name], tensor) for name, tensor in straight.params.items())
 
 
+@pytest.mark.slow
 def test_the_audited_round_has_the_noise_of_its_stage(tmp_path: Path) -> None:
     tables = {
         "data": {"use": "digits", "size": 8},

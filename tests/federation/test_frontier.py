@@ -450,6 +450,7 @@ def test_a_defense_of_one_file_has_its_own_row_for_who_knows_its_bytes_and_no_ep
         open_transcript(facts.parent)
 
 
+@pytest.mark.slow
 def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
     """With `[membership]` each row has its best test; who knows of the noise is tested apart; too few are said."""
     tables = {

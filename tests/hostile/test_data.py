@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 from PIL import Image
@@ -154,6 +155,7 @@ def folders(draw: Draw) -> tuple[dict[str, bytes], str, dict[str, int]]:
     return files, ".", dict(choose(draw, (), (("size", 2),), (("size", 4), ("channels", 1)), (("channels", 3),)))
 
 
+@pytest.mark.slow
 def test_images(sandbox: Sandbox) -> None:
     """folder of pictures, one folder for each class"""
     sandbox.keep(dict.fromkeys(("a/1.png", "a/2.png", "b/3.png"), picture()))

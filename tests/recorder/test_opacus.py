@@ -110,6 +110,7 @@ def test_leakage_and_epsilon_stand_in_one_line(tmp_path: Path) -> None:
     assert "reveals 1 of 1" in row["looks"]
 
 
+@pytest.mark.slow
 def test_the_report_of_an_attack_shows_what_was_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(0)
     kept = recorder(tmp_path / "seen").record(*client.trained(2), t=1, client=0, examples=32)
