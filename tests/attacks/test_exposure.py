@@ -28,6 +28,7 @@ from seepage.attacks.exposure import Exposure, fingerprint, fingerprints
 from seepage.attacks.exposure.fingerprints import noise_of
 from seepage.attacks.exposure.layers import closed_form
 from seepage.attacks.exposure.running_statistics import batch_statistics, two_row_errors
+from seepage.base.nn import next_tokens
 from seepage.federation.defenses import Quantize
 
 SHAPE, CLASSES = (1, 12, 12), 10
@@ -336,3 +337,15 @@ def test_two_rows_behind_a_norm_are_as_near_as_is_said(scale: float, momentum: f
     said = two_row_errors(norm, found)
     assert bool((off <= said).all())
     assert float(said.max()) < 1e-2 * max(1.0, scale)
+
+
+@pytest.mark.parametrize(("dropped", "mode"), [(True, "train"), (True, "eval"), (False, "train")])
+def test_what_is_said_of_texts_rests_on_no_dropout_where_a_pass_draws(dropped: bool, mode: str) -> None:
+    ids = torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]])
+    model = build(Architecture("gpt", {"width": 32}), (5,), 90)
+    if dropped:
+        table = next(module for module in model.modules() if isinstance(module, nn.Embedding))
+        table.register_forward_hook(lambda layer, _, made: nn.functional.dropout(made, 0.1, layer.training))
+    seen = record(model, Batch(ids, next_tokens(ids)), client=FedSGD(mode=mode))  # type: ignore[arg-type]
+    (found,) = exposure(seen).of("text")
+    assert bool(found.evidence["condition"]) == (dropped and mode == "train")

@@ -186,7 +186,7 @@ class Exposure:
         words = [f"reveals {found} of {of} exactly" if found else f"0 of {of} proved"]
         for one in self.of("text") * (not self.examples):
             ordered = ", and its texts where token_sequences puts them together" * one.evidence["ordered"]
-            words = [f"reveals its tokens{ordered}"]
+            words = [f"reveals its tokens{ordered}{one.evidence['condition']}"]
         for one in self.of("codes"):
             words.append(f"{plural(len(one.evidence['rows']), 'token' if one.evidence['tokens'] else 'code')} by name")
         words += [

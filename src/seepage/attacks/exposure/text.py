@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.finding import ClosedForm
+from seepage.attacks.network.outputs import draws
 from seepage.attacks.text import TokenSequences
 from seepage.attacks.text.bags import bags_of
 from seepage.attacks.text.positions import places_of
@@ -13,6 +14,9 @@ from seepage.attacks.text.token_set import LookedUp, looked_up
 from seepage.base.nn import Table, as_inputs, captured_calls, codes_of, in_mode, token_table, vocabulary_of
 from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.types import Knowledge, Round, Transcript
+
+IF_PLAIN = ", if no dropout stood before them"
+"""What it rests on where a pass in train mode draws random numbers: dropout makes other vectors of a token."""
 
 
 def text_findings(transcript: Transcript) -> list[ClosedForm]:
@@ -44,12 +48,16 @@ def text_findings(transcript: Transcript) -> list[ClosedForm]:
     rank, width = seen.first.span.rank, seen.first.span.width
     identified = "" if tokens is None else f"the {tokens} tokens of the batch by name, and "
     what = "its texts, token by token" if ordered else "which tokens stood at which place, but not which together"
+    knowledge = transcript.knowledge
+    condition = IF_PLAIN * (
+        knowledge.client.mode == "train" and draws(knowledge.model, knowledge.input_shape) is not False
+    )
     message = (
-        f"{identified}{what}, from what the first layers read: a span of {rank} directions, in which at "
+        f"{identified}{what}, from what the first layers read{condition}: a span of {rank} directions, in which at "
         f"most {width - 2} tokens can be distinguished; token_sequences reads them, and withholding or noising these "
         "weights hides it"
     )
-    evidence = {"rank": rank, "width": width, "identified": tokens, "ordered": ordered}
+    evidence = {"rank": rank, "width": width, "identified": tokens, "ordered": ordered, "condition": condition}
     limit = "No sequence was put together here: the attack does, and certifies it."
     tensors = tuple(name for check in checks for name in check.weights)
     return [ClosedForm(name="text", message=message, evidence=evidence, limit=limit, tensors=tensors)]
