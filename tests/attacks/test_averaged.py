@@ -212,6 +212,7 @@ def moving(count: int, lr: float, defense: Defense | None) -> Transcript:
     return IndexedVictim(knowledge, params, digits(), design, count, buffers, defense, 0, server).transcript()
 
 
+@pytest.mark.slow
 def test_a_slowly_moving_model_gains_almost_as_much_and_the_note_says_how_far_it_went() -> None:
     frozen, slow = error(rounds_of(100), "averaged"), error(moving(100, 1e-3, NOISE), "averaged")
     assert slow == pytest.approx(frozen, rel=0.2)

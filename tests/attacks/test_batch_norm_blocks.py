@@ -171,6 +171,7 @@ def test_activations_and_labels_are_those_of_the_clients_own_pass(n: int, size: 
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.01])
+@pytest.mark.slow
 def test_two_checkpoints_in_single_precision_are_enough(lr: float) -> None:
     batch = Batch(photographs(3), torch.tensor([1, 2, 1]))
     model = build(Architecture("resnet", {"width": 32}), (3, 16, 16), 3, seed=1)
@@ -194,6 +195,7 @@ def farthest(found: Any, model: nn.Module, seen: Any, batch: Batch) -> float:
     return float(away.max())
 
 
+@pytest.mark.slow
 def test_blocks_are_read_one_after_the_other() -> None:
     """A deeper network, with shortcuts of both kinds: down to the block in front of which there are too many places."""
     batch = Batch(photographs(5), torch.tensor([2, 0, 1, 1, 0]))

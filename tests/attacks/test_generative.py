@@ -75,6 +75,7 @@ def drawn_by_linear(n: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("search", ["cma", "adam"])
+@pytest.mark.slow
 def test_an_image_that_a_users_generator_can_draw_comes_back(search: str) -> None:
     truth = drawn_by_linear(1)
     steps = {"cma": 120, "adam": 250}[search]
@@ -109,6 +110,7 @@ def test_bicubic_enlargement_is_the_textbooks() -> None:
     assert torch.allclose(stretched(coarse[None, None], (15, 15))[0, 0], matrix @ coarse @ matrix.T)
 
 
+@pytest.mark.slow
 def test_a_low_resolution_search_ends_at_an_enlarged_image() -> None:
     small = torch.rand((1, 1, 4, 4), generator=generator(0, "small"))
     truth = stretched(small, (8, 8)).clamp(0, 1)
@@ -119,6 +121,7 @@ def test_a_low_resolution_search_ends_at_an_enlarged_image() -> None:
     assert space.decode(space.unknowns).shape == (2, 1, 8, 8)
 
 
+@pytest.mark.slow
 def test_a_trained_decoder_draws_unseen_images_better_than_the_mean_image() -> None:
     """And worse than what it is: 16 numbers per image draw images of 16 numbers to a few percent."""
     images, unseen = planted_inputs(256, SHAPE, seed=1), planted_inputs(16, SHAPE, seed=2)
@@ -185,6 +188,7 @@ def test_a_search_without_slopes_finds_the_minimum_of_a_bowl() -> None:
     assert np.abs(search.best - place).max() < 1e-3
 
 
+@pytest.mark.slow
 def test_a_defense_that_is_told_is_followed() -> None:
     truth = drawn_by_linear(1)
     batch = Batch(truth, torch.tensor([2]))

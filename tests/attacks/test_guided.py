@@ -178,6 +178,7 @@ def test_features_are_worth_more_than_the_papers_search() -> None:
     assert "started from an image" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_labels_come_with_the_features_where_rules_name_wrong_ones() -> None:
     seen, _ = victim(width=32)
     batch = Batch(photographs(8).inputs, torch.tensor([0, 0, 0, 3, 3, 5, 6, 9]))

@@ -142,6 +142,7 @@ def test_an_update_that_was_clipped_to_a_norm_tells_by_how_much(mode: str) -> No
     assert torch.allclose(found.probabilities.sort(0).values, plain.probabilities.sort(0).values, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_trained_network_with_biases_in_its_norms_is_read_too() -> None:
     batch = Batch(photographs(3), torch.tensor([1, 1, 0]))
     model = build(Architecture("resnet", {"width": 16}), (3, 16, 16), 4, seed=2)

@@ -79,6 +79,7 @@ def test_what_it_refuses(client: ClientUpdate, count: int, options: dict[str, ob
         LocalSteps().check(planted(client, count, **options)[0])
 
 
+@pytest.mark.slow
 def test_an_image_comes_back_to_the_last_bit_and_gauss_newton_alone_certifies_none() -> None:
     transcript, batch = planted()
     found = LocalSteps(turns=30, steps=60)(transcript, seed=0)

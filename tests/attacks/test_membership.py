@@ -228,6 +228,7 @@ def test_gradients_of_single_examples_average_to_the_update_in_eval_mode() -> No
     assert gradients.entries_of(seen[0]).numel() < sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_several_rounds_share_what_was_learned() -> None:
     model, batches = small_resnet(), [some(4, 1), some(4, 2)]
     seen = record(model, batches)
@@ -272,6 +273,7 @@ def test_the_area_is_scikit_learns() -> None:
     assert area_under_curve(torch.tensor(own), torch.tensor(rest)) == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_the_areas_interval_covers() -> None:
     """Of 200 samples from two normals the 95 % interval holds the true area in about 95 %."""
     from scipy.stats import norm

@@ -81,6 +81,7 @@ def test_one_image_too_many_images_and_noise_are_refused() -> None:
         PatchUnmixing().check(replace(seen(2), make_round=lambda t: unknown))
 
 
+@pytest.mark.slow
 def test_steps_make_images_of_8_bits_exact_and_certified() -> None:
     batch = photographs(2)
     batch = Batch((batch.inputs * 255).round() / 255, batch.labels)

@@ -147,6 +147,7 @@ def test_an_update_with_weight_decay_is_read_exactly(tmp_path: Path) -> None:
     assert float(distances.amin(1).max()) < 1e-3
 
 
+@pytest.mark.slow
 def test_told_that_there_is_none_it_is_left_in(tmp_path: Path) -> None:
     folder, words = seen_of(tmp_path, checkpoints(weight_decay=5e-3), weight_decay=0.0)
     assert not any("weight decay" in line for line in words)
@@ -198,6 +199,7 @@ def test_a_hostile_share_is_refused(tmp_path: Path, share: float) -> None:
         open_transcript(folder)[0]
 
 
+@pytest.mark.slow
 def test_a_decay_that_is_left_in_ends_in_no_traceback() -> None:
     """The head's features were solved for one example twice, which no matrix inverse bears."""
     torch.manual_seed(0)

@@ -133,6 +133,7 @@ def test_without_minutes_a_stopped_run_is_shown_as_it_is(tmp_path: Path, stopped
     assert run(tmp_path / "run", None).verdict == first.verdict
 
 
+@pytest.mark.slow
 def test_a_run_repeats_what_a_clock_stopped_with_the_same_bits(tmp_path: Path, stopped_at: list[int | None]) -> None:
     stopped_at += [7, NO_GUESS]
     first = run(tmp_path / "run")

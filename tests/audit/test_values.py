@@ -100,6 +100,7 @@ def test_pictures_in_the_unit_range_leave_it_as_it_is() -> None:
     assert searched_values(lambda ends: within(value_range=ends), 0.0) is None
 
 
+@pytest.mark.slow
 def test_no_other_numbers_are_taken_for_normalized_pictures() -> None:
     draw = generator(0, "no pictures")
     for _ in range(200):

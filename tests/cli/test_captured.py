@@ -218,6 +218,7 @@ def test_whether_guesses_give_the_update_is_said_where_nothing_scores_them(
     assert f"update off by {off[1]} %" in page
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_the_rank_contradicts_is_said_once_where_people_look(
     cli: Cli, home: Path, captured: Tensor
 ) -> None:
@@ -323,6 +324,7 @@ def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_i
     assert "certified</small>" not in (home / "run" / "report.html").read_text()  # decibels stand there
 
 
+@pytest.mark.slow
 def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli, home: Path, captured: Tensor) -> None:
     """Of the same files, so that one of the two statements was wrong; no gate passes on it."""
     line = ("attack", "before.pt", "after.pt", *HIDDEN)
@@ -345,6 +347,7 @@ def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli
     assert (after["files"], after["rate"]) == (before["files"], 0.1)
 
 
+@pytest.mark.slow
 def test_a_certificate_that_proves_false_is_said_in_the_terminal(cli: Cli, home: Path, captured: Tensor) -> None:
     """A truth of other examples: whatever was certified is none of them, or the truth is the wrong one."""
     cli("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, "--out=run")

@@ -82,6 +82,7 @@ def test_an_attack_that_the_baseline_did_not_try_is_no_worse_and_no_pass(bare: P
     assert "no case and attack in common" in both.err
 
 
+@pytest.mark.slow
 def test_a_gate_says_what_leaks_where_its_baseline_did_not_look(bare: Path, cli: Cli) -> None:
     line = ("audit", "tiny.toml", *EIGHT, "--attack", "cocktail_party", "--out", "both", "--jobs", 1, "--quiet")
     found = cli(*line, "--all", "--baseline", bare, code=2)

@@ -359,6 +359,7 @@ def test_two_checkpoints_become_a_red_build_and_a_signed_page(observed: Path, ke
     )
 
 
+@pytest.mark.slow
 def test_the_annex_names_the_rate_the_loss_and_that_the_update_looks_clipped(home: Path, cli: Cli) -> None:
     torch.manual_seed(0)
     model = fc2((1, 8, 8), 10)

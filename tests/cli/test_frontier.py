@@ -108,6 +108,7 @@ def test_the_advice_names_what_could_not_be_tried_and_says_where_accuracy_means_
     assert [list(row["untried"]) for row in rows] == [[], ["fragile.Fragile"]]
 
 
+@pytest.mark.slow
 def test_texts_have_neither_psnr_nor_ssim(cli: Cli, home: Path) -> None:
     (home / "notes.txt").write_text("\n".join(f"abc {i} def {i * i} g" for i in range(80)))
     (home / "frontier.toml").write_text(TINY.replace('use = "digits"\nsize = 6', 'use = "notes.txt"\ntokens = 8'))

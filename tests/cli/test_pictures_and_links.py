@@ -26,6 +26,7 @@ def test_an_audit_without_pictures_writes_none(cli: Cli, home: Path) -> None:
     assert "LEAKS" in without(home / "run")
 
 
+@pytest.mark.slow
 def test_a_report_is_written_anew_without_pictures_and_with(cli: Cli, run: Path) -> None:
     """The run remembers; an audit that is finished is shown without, too."""
     again = ("audit", "tiny.toml", "--out", run, "--quiet")

@@ -55,6 +55,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "own_filters", raising=False)
 
 
+@pytest.mark.slow
 def test_a_defense_is_measured_beside_what_is_computed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

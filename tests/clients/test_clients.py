@@ -180,6 +180,7 @@ def facts(known: SideInformation) -> dict[str, Fact]:
     return {fact.name: fact for fact in case.facts}
 
 
+@pytest.mark.slow
 def test_each_fact_is_told_with_its_origin_and_none_is_false(
     known: SideInformation, facts: dict[str, Fact], subtests: pytest.Subtests
 ) -> None:

@@ -360,6 +360,7 @@ def taken(model: nn.Module, x: Tensor, actions: Tensor) -> Tensor:
     return F.smooth_l1_loss(values.gather(1, actions[:, None])[:, 0], torch.linspace(-1.0, 1.0, len(x)))
 
 
+@pytest.mark.slow
 def test_a_loss_that_the_update_contradicts_hides_no_rows_and_tells_no_rate(tmp_path: Path) -> None:
     torch.manual_seed(1)
     x, actions = torch.randn(4, 20), torch.tensor([0, 2, 2, 1])

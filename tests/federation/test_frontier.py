@@ -425,6 +425,7 @@ class Halved(Defense):
 '''
 
 
+@pytest.mark.slow
 def test_a_defense_of_one_file_has_its_own_row_for_who_knows_its_bytes_and_no_epsilon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def decayed(model, batch):
     follow(model, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=5e-2), *batch)
 
 
+@pytest.mark.slow
 def test_attackers_are_told_a_rule_that_was_stated_or_read_off_the_update() -> None:
     model, batch = network(), private()
     stated = record(model, batch, client=OwnStep.of(of_pair, lr=0.1, momentum=0.5)).knowledge.client

@@ -133,6 +133,7 @@ def test_replacing_doubles_what_joining_tells() -> None:
     assert found.fit.mu[0] < 2 / 2.0 < found.fit.mu[2]
 
 
+@pytest.mark.slow
 def test_laplace_noise_stays_below_its_epsilon_and_has_no_fit() -> None:
     """Scale b on a sum of magnitudes clipped to 1 is (1/b)-private (Dwork and Roth 2014, Theorem 3.6)."""
     found = measure_defense(

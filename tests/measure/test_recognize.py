@@ -35,6 +35,7 @@ def test_a_scan_and_a_photograph_with_fine_noise_are_recognized(name: str) -> No
     assert score(Reconstruction(guess), Batch(truth, torch.zeros(1))).recovered == 1.0
 
 
+@pytest.mark.slow
 def test_digits_rebuilt_from_a_tenth_of_the_update_are_recognized_below_the_mean_color() -> None:
     digits = load("digits")
     batch = digits.batch(digits.private[:2])

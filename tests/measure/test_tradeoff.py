@@ -56,6 +56,7 @@ def test_likelihood_ratio_reaches_the_membership_bound(sigma: float) -> None:
 
 
 @pytest.mark.parametrize(("sigma", "count"), [(0.5, 2), (1.5, 2), (0.5, 16), (1.5, 16)])
+@pytest.mark.slow
 def test_most_likely_candidate_stays_below_reconstruction_robustness(sigma: float, count: int) -> None:
     # Two updates in opposite directions attain it; sixteen at right angles, the most a batch has room for, do not.
     places = torch.eye(count) if count > 2 else torch.tensor([[1.0, 0.0], [-1.0, 0.0]])

@@ -87,6 +87,7 @@ def test_cosines_take_the_most_alike_without_sign_and_in_any_order(recorded: Pat
     assert one.tolist() == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_embeddings_of_a_small_batch_come_back() -> None:
     wide = {**TABLES, "model": {**NETWORK, "hidden": 64, "width": 8}}
     two = {"name": "two", "batch": {"size": 2, "count": 1}}

@@ -167,6 +167,7 @@ def test_what_cannot_be_trusted_is_said(tmp_path: Path) -> None:
     assert "gdp could not count it" in ledger.record(gaussian.engine, gaussian.optimizer, t=1, client=2).caveats[0]
 
 
+@pytest.mark.slow
 def test_a_line_cut_by_a_kill_is_left_out_and_written_over(tmp_path: Path) -> None:
     ledger, client = Ledger(tmp_path), Client(0)
     for t in (1, 2):
