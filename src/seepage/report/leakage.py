@@ -7,6 +7,7 @@ from pydantic import JsonValue
 from seepage.audit.case import Diagnostic
 from seepage.base.schema import JsonRecord, parse_all
 from seepage.base.storage import check_schema, read_json
+from seepage.base.words import plural
 from seepage.measure.privacy.ledger import read_entry
 
 FILE = "exposure.json"
@@ -56,9 +57,13 @@ class CaseExposure(JsonRecord):
         if text is not None and not self.examples:
             ordered = text.evidence.get("ordered")
             return "its texts' span, which token_sequences reads" if ordered else "the span of its tokens"
-        if self.batch_size is not None:
-            return f"{self.examples}/{self.batch_size}"
-        return f"{self.examples} of at least {self.at_least}" if self.at_least else f"{self.examples}"
+        words = f"{self.examples} of at least {self.at_least}" if self.at_least else f"{self.examples}"
+        words = words if self.batch_size is None else f"{self.examples}/{self.batch_size}"
+        for one in self.findings:
+            rows = one.evidence.get("rows") if one.name == "codes" else None
+            if isinstance(rows, list) and not self.examples:
+                words += f"; {plural(len(rows), 'token' if one.evidence.get('tokens') else 'code')} by name"
+        return words
 
     @property
     def giving(self) -> list[TensorExposure]:
@@ -77,7 +82,8 @@ class CaseExposure(JsonRecord):
         present = [] if labels is None or not labels.tensors else labels.evidence.get("present")
         if not isinstance(present, list) or not present:
             return "not known"
-        return f"class{'es' if len(present) > 1 else ''} {_some([str(name) for name in present])}"
+        condition = labels.evidence.get("condition", "") if labels is not None else ""
+        return f"class{'es' if len(present) > 1 else ''} {_some([str(name) for name in present])}{condition}"
 
     @property
     def batch_norm(self) -> str:
