@@ -41,15 +41,28 @@ class Recurrent(nn.Module):
         return self.head(self.read(self.words(tokens))[0][:, -1])
 
 
-class Columns(nn.Module):
-    """Two columns of codes, of which each has a table."""
+class Flat(nn.Module):
+    """Reads twelve tokens side by side."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.user, self.item, self.head = nn.Embedding(VOCABULARY, 8), nn.Embedding(30, 8), nn.Linear(16, 3)
+        self.words, self.first, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(96, 20), nn.Linear(20, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.first(self.words(tokens).flatten(1))))
+
+
+class Columns(nn.Module):
+    """Two columns of codes, of which each has a table, side by side or multiplied."""
+
+    def __init__(self, *, product: bool) -> None:
+        super().__init__()
+        self.user, self.item, self.product = nn.Embedding(VOCABULARY, 8), nn.Embedding(30, 8), product
+        self.head = nn.Linear(8 if product else 16, 3)
 
     def forward(self, codes: Tensor) -> Tensor:
-        return self.head(torch.cat([self.user(codes[:, 0]), self.item(codes[:, 1])], 1))
+        user, item = self.user(codes[:, 0]), self.item(codes[:, 1])
+        return self.head(user * item if self.product else torch.cat([user, item], 1))
 
 
 def placed() -> nn.Module:
@@ -68,8 +81,16 @@ def recurrent() -> nn.Module:
     return Recurrent()
 
 
+def flat() -> nn.Module:
+    return Flat()
+
+
 def columns() -> nn.Module:
-    return Columns()
+    return Columns(product=False)
+
+
+def products() -> nn.Module:
+    return Columns(product=True)
 
 
 def shape(folder: Path, make: str, tokens: Tensor, rule: str = "sgd") -> tuple[str, str]:
@@ -106,6 +127,13 @@ def test_without_a_table_of_places_it_is_assumed(tmp_path: Path) -> None:
     assert (value.split()[1], origin) == (str(DEFAULT_LENGTH), "assumed")
 
 
+@pytest.mark.parametrize(("make", "length"), [("flat", 12), ("columns", 2)])
+def test_what_a_layer_reads_side_by_side_is_counted(tmp_path: Path, make: str, length: int) -> None:
+    tokens = torch.randint(30, (3, length), generator=torch.Generator().manual_seed(0))
+    value, origin = shape(tmp_path, make, tokens)
+    assert (value.split(",")[0], origin) == (str(length), "inferred")
+
+
 def test_of_a_row_of_codes_it_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(SeepageError, match="--shape LENGTH"):
-        shape(tmp_path, "columns", torch.tensor([[3, 4], [5, 6]]))
+        shape(tmp_path, "products", torch.tensor([[3, 4], [5, 6]]))

@@ -7,6 +7,7 @@
 Whatever a network raises for an example is a sentence here, before anything is inferred with it.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -112,9 +113,12 @@ def find_network(
     tries = _Tries(architecture, state, outputs, sketch, as_asked=outputs == stated)
     warned = warned_words(architecture, factory_warnings)
     tries.add(shapes)
-    told = bool(source)
-    if texts and not (tries.passing and (told or _reads_last(tries.passing[0][1], length))):
-        raise _untold_text(architecture, texts)
+    if texts and not (tries.passing and (source or _reads_last(*tries.passing[0][:2]))):
+        source, tries.passing = "", []
+        tries.add(_lengths(sketch, texts))
+        tries.passing = [one for one in tries.passing if _reads_last(*one[:2])]
+        if not tries.passing:
+            raise _untold_text(architecture, texts)
     if not tries.passing and shape is None:
         tries.add(COMMON_SHAPES)
     inferred = {} if classes is not None else {"classes": _source_of_classes(outputs, head, outputs)}
@@ -129,10 +133,12 @@ def find_network(
     if shape is None:
         words = ",".join(map(str, taken))
         fits = f"{words}, to which the weights fit"
-        if texts:
+        if source:
             # The last input of a text whose tokens are each predicted from those before has no gradient.
-            source += ", or one more where a last token is only predicted" * (logits_in(output).ndim > 2)
-            fits = f"{words}, {source}" if told else f"assumed: {words} tokens; {ANOTHER_SHAPE}"
+            more = ", or one more where a last token is only predicted" * (logits_in(output).ndim > 2)
+            fits = f"{words}, {source}{more}"
+        elif texts and taken == (DEFAULT_LENGTH,):
+            fits = f"assumed: {words} tokens; {ANOTHER_SHAPE}"
         inferred = {"input shape": fits, **inferred}
         other = next((one for one, *_ in tries.passing[1:] if math.prod(one) != math.prod(taken)), None)
         if other is not None:
@@ -358,9 +364,18 @@ def _length(model: nn.Module, moved: Mapping[str, Tensor], state: Mapping[str, T
     return DEFAULT_LENGTH, ""
 
 
-def _reads_last(model: nn.Module, length: int) -> bool:
-    """Whether the outputs depend on the last of so many tokens: not so of a row of codes, each of its own table."""
-    codes = torch.zeros(2, length, dtype=torch.long, device=next(model.parameters()).device)
+def _lengths(model: nn.Module, tables: list[Table]) -> Iterator[Shape]:
+    """Tokens, or columns of codes, that a fully connected layer reads side by side: its width over a table's."""
+    wide = [one.in_features for one in model.modules() if isinstance(one, nn.Linear)]
+    for width, table in itertools.product(wide, tables):
+        count, left = divmod(width, table.embedding_dim)
+        if count > 1 and not left:
+            yield (count,)
+
+
+def _reads_last(shape: Shape, model: nn.Module) -> bool:
+    """Whether outputs depend on the last of so many tokens: more than a row of codes has are not all read."""
+    codes = torch.zeros(2, *shape, dtype=torch.long, device=next(model.parameters()).device)
     codes[1, -1] = 1
     with torch.no_grad(), in_mode(model, training=False):
         first, second = logits_in(model(codes))
