@@ -202,10 +202,15 @@ def test_a_network_of_photographs_is_told_by_its_classes_and_its_first_convoluti
     assert "input shape" not in cases(cli(*ASKED, "--model=nets:Wide", "--shape=3,40,40", "--out=told", "--json"))
 
 
-def test_texts_are_asked_for_their_length(refused: Refused, nets: Any, cli: Cli) -> None:
-    step(nets.texts(), torch.randint(50, (1, 6)), torch.tensor([1]))
-    assert "--shape LENGTH, such as --shape 60" in refused(*ASKED, "--model=nets:texts")
-    cli(*ASKED, "--model=nets:texts", "--shape=6", "--out=run")
+def test_texts_have_as_many_tokens_as_the_weights_read(nets: Any, cli: Cli) -> None:
+    tokens = torch.randint(50, (1, 6), generator=torch.Generator().manual_seed(0))
+    step(nets.texts(), tokens, torch.tensor([1]))
+    asked = [word for word in ASKED if not word.startswith("--attack")]
+    said = cases(cli(*asked, "--model=nets:texts", "--attack=token_set", "--out=run", "--json"))
+    assert said["input shape"] == "6, to which the weights fit"
+    np.savez("batch.npz", x=tokens.numpy(), y=np.array([1]))
+    (row,) = cli("report", "run", "--truth=batch.npz", "--trust", "--json").json["rows"]
+    assert [row["scores"][name]["mean"] for name in ("token_recall", "token_precision")] == [1, 1]
 
 
 def test_the_truth_of_texts_is_a_file_of_token_numbers(cli: Cli, nets: Any, refused: Refused) -> None:
