@@ -12,7 +12,7 @@ from seepage.attacks.exposure import Exposure, UpdateAnalysis
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, OPTIMIZER, UNKNOWN_LOSS, UNKNOWN_RATE
 from seepage.attacks.exposure.fingerprints import MIN_NOISE_SHARE, MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
-from seepage.attacks.exposure.rules import TOLD
+from seepage.attacks.exposure.rules import sgd_words
 from seepage.attacks.exposure.running_statistics import STILL
 from seepage.attacks.network.outputs import draws
 from seepage.audit.capture import NORMALIZATION, VALUES
@@ -229,7 +229,7 @@ class _Reader:
         else:
             words = str(self.rule) if self.update.rate is None else "SGD"  # a rate is that of one step of SGD
         if OPTIMIZER in self.said:
-            words = TOLD[self.look.along_gradient]
+            words = sgd_words(self.look.along_gradient, self.look.balance, self.update.rates)
         return self._guess("optimizer", words, ADAPTIVE)
 
     def _rate(self) -> Fact:
@@ -241,7 +241,8 @@ class _Reader:
             words += "" if stated else ", which of RMSprop is ten times its rate" * step.scaled
             return self._fact("learning rate", f"as stated; {words}" if stated else words, "inferred", "--lr")
         if self.signs is not None and self.rule.sign_only:
-            size = f"{known:.3g} is the size of its largest entries: of Adam, about its rate times its steps"
+            size = f"{known:.3g} is the size of its largest entries"
+            size += "" if self.signs.evidence["other"] else ": of Adam, about its rate times its steps"
             return self._seen("learning rate", size, "inferred", "--lr")
         if UNKNOWN_RATE in self.said:
             return self._seen("learning rate", self.said[UNKNOWN_RATE], "unknown", "--lr")

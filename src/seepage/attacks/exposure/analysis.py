@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Needs
 from seepage.attacks.exposure.adapters import adapter_findings
+from seepage.attacks.exposure.balance import Balance, balance_of
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_findings, batch_norm_leaks
 from seepage.attacks.exposure.decay import decay_of_directions
 from seepage.attacks.exposure.finding import ClosedForm, Finding
@@ -312,8 +313,8 @@ class UpdateAnalysis:
     def _unit(self, name: str) -> float:
         """The last place of a tensor's largest weight in the units of what was sent; 0 of a gradient that was sent."""
         update, weights = self.observed.update, self.observed.params.get(name)
-        scale = 1.0 if update.kind == "delta" else update.rate
-        if scale is None or weights is None or not weights.is_floating_point():
+        scale = 1.0 if update.kind == "delta" or update.rate is None else update.rate * update.rates.get(name, 1.0)
+        if (update.kind == "gradient" and update.rate is None) or weights is None or not weights.is_floating_point():
             return 0.0
         return float(torch.finfo(torch.float32).eps * weights.abs().max()) / scale
 
@@ -326,7 +327,8 @@ class UpdateAnalysis:
             form = self._weights_format
             return () if form is None else (rounded_weights(form),)
         if update.rate is not None:
-            moved = {name: -update.rate * moved[name] - update.decayed.get(name, 0.0) * start[name] for name in start}
+            own = {name: -update.rate * update.rates.get(name, 1.0) for name in start}
+            moved = {name: own[name] * moved[name] - update.decayed.get(name, 0.0) * start[name] for name in start}
         elif update.kind == "gradient":
             start = {name: torch.zeros_like(tensor) for name, tensor in moved.items()}
         adaptive = adaptive_step(moved, start, sums=self._sums)
@@ -371,11 +373,28 @@ class UpdateAnalysis:
             return None if update.step.scaled else True  # as stated
         if OPTIMIZER not in self._guessed:
             return self.knowledge.client.linear_in_gradient
-        scale = 1.0 if update.rate is None else -update.rate
+        if self.balance is not None:
+            return True
         names = [name for name in self._sums if name in update.tensors and name in params]
         largest = self._largest  # whose entries tell the number format
-        moved = {name: scale * update.tensors[name] for name in {*names, largest} if name in params}
-        return along_gradient(moved, params, sums=names)
+        return along_gradient(
+            {name: self._moved[name] for name in {*names, largest} & self._moved.keys()}, params, sums=names
+        )
+
+    @property
+    def _moved(self) -> LazyTensors:
+        """By how much each tensor changed, but for decay."""
+        update, scale = self.observed.update, 1.0 if self.observed.update.rate is None else -self.observed.update.rate
+        names = {name: name for name in update.tensors if name in self.observed.params}
+        return LazyTensors(names, lambda name: scale * update.rates.get(name, 1.0) * update.tensors[name])
+
+    @cached_property
+    def balance(self) -> Balance | None:
+        """What neurons between layers say of the client's step, where nobody stated it and weights are known."""
+        update = self.observed.update
+        if OPTIMIZER not in self._guessed or update.step is not None or (update.kind == "gradient" and not update.rate):
+            return None
+        return balance_of(self.knowledge.model, self.knowledge.input_shape, self._moved, self.observed.params)
 
     @property
     def _weights_format(self) -> str | None:
@@ -625,10 +644,8 @@ class UpdateAnalysis:
         if not plain or name is None or self.signs or noised or self.unread_head is not None:
             return False
         bias, names = self._read[0][name].double(), last_linear(self.knowledge.model, self.knowledge.num_outputs)
-        if names is not None and names[0] in self._read[0]:
-            rows = self._read[0][names[0]].double().flatten(1)  # whose sums are rounded as those of the bias are
-            if float(rows.sum(0).norm()) > HALF_PRECISION * float(rows.abs().sum(0).norm()):
-                return False
+        if names is not None and names[0] in self._read[0] and self._rows_off:  # rounded as those of the bias are
+            return False
         off, size = abs(float(bias.sum())), float(bias.abs().max())
         # Entries of about one size, as several steps of Adam leave them, cancel by their signs.
         alike = bool((bias.abs() > (1 - ALIKE) * size).logical_or(bias.abs() < ALIKE * size).all())
@@ -688,7 +705,16 @@ class UpdateAnalysis:
             if self.labels.signed:
                 return "the last bias moved as no cross-entropy of so many examples moves it"
             return "the last bias gradient does not sum to zero, as that of an unchanged cross-entropy gradient does"
+        if self.along_gradient is False and not self.rough and self._rows_off:
+            return "the rows of the last layer do not sum to zero, though its bias does"
         return ""
+
+    @property
+    def _rows_off(self) -> bool:
+        """Whether the rows of the last layer's gradient add up to more than half precision leaves of zero."""
+        names = [name for name in self._sums if self._read[0][name].ndim > 1]
+        rows = self._read[0][names[0]].double().flatten(1) if names else torch.zeros(1, 1)
+        return float(rows.sum(0).norm()) > HALF_PRECISION * float(rows.abs().sum(0).norm())
 
     @property
     def at_least(self) -> int | None:
