@@ -396,7 +396,7 @@ class _Reader:
         for name in ("places", "bags"):
             for one in self.exposure.of(name):
                 yield self._seen(name, one.message, "inferred")
-        labels = self.look.labels
+        labels = self.look.told_labels
         source = None if labels is None else labels.source
         if source is not None and labels is not None:
             assumed = labels.signed and self._loss().origin == "assumed"

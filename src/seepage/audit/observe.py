@@ -14,6 +14,7 @@ from seepage.api import observe
 from seepage.attacks.exposure import UpdateAnalysis, sent_words
 from seepage.attacks.exposure.analysis import (
     ANOTHER_RATE,
+    ASSUMED_LOSS,
     FEWEST_VALUES,
     HALF,
     HALF_PRECISION,
@@ -216,6 +217,8 @@ def _observe(
         update = update.at_one_rate(own_rates)
     other = _another_loss(capture, model, update, before, (input_shape, outputs)) if bent is None else bent.other
     said |= {UNKNOWN_LOSS: NO_SOFTMAX} if other else {}
+    if "loss" not in capture.known and not one_logit and capture.target != "value":
+        said[ASSUMED_LOSS] = "cross_entropy of labels that are one class each"
     if bent is None or not first:
         one = balance is not None and balance.single and capture.steps is None
         counted = replace(capture, steps=1) if one else capture
@@ -430,7 +433,7 @@ def _with_size(
             transcript = whole(batch_size=batch_size)
             # The analysis with a batch size also counts the labels.
             found = UpdateAnalysis(transcript, inferred={*guessed, "batch size"})
-    labels = None if found.labels is None or OTHER_OUTPUTS in guessed else found.labels.source
+    labels = None if found.told_labels is None or OTHER_OUTPUTS in guessed else found.told_labels.source
     return transcript, said | ({"labels": labels} if labels else {}), unknown
 
 

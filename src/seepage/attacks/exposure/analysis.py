@@ -27,6 +27,7 @@ from seepage.attacks.exposure.fingerprints import (
 )
 from seepage.attacks.exposure.indexed import IndexedRounds, indexed_findings, indexed_rounds
 from seepage.attacks.exposure.labels import (
+    HARD_ONLY,
     SOFTMAX_ONLY,
     ZERO_SUM_SHARE,
     Head,
@@ -41,7 +42,7 @@ from seepage.attacks.exposure.labels import (
     signed_label_leak,
     sums_to_zero,
 )
-from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_findings, layer_leaks
+from seepage.attacks.exposure.layers import ONE_RATE, LayerLeak, hidden_layers, layer_findings, layer_leaks
 from seepage.attacks.exposure.patches import patch_findings
 from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
@@ -49,7 +50,7 @@ from seepage.attacks.exposure.text import bag_findings, code_findings, place_fin
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
-from seepage.attacks.reading.head.features import SIZE_REMEDY
+from seepage.attacks.reading.head.features import CONTRADICTED, SIZE_REMEDY
 from seepage.base.nn import at_state, last_linear
 from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SAME
 from seepage.base.storage import LazyTensors
@@ -84,6 +85,8 @@ ANOTHER_RATE = "another rate"
 """Name of the fact that the update contradicts the learning rate that was stated."""
 UNKNOWN_RATE = "unknown rate"
 """Name of the fact that nothing shows the learning rate, so that the update is a gradient up to a factor."""
+ASSUMED_LOSS = "assumed loss"
+"""Name of the fact that nobody stated the loss, so that labels may be soft and more may have been added."""
 UNKNOWN_LOSS = "unknown loss"
 """Name of the fact that nobody stated the loss, and that the update contradicts the one that is assumed."""
 NEEDS = Needs(linear_in_gradient="no layer has a closed form")
@@ -186,6 +189,8 @@ class Exposure:
         # What is not proved may still be read: of nothing proved "reveals 0" would say too much.
         found, of = self.examples, f"{size} example{many}"
         words = [f"reveals {found} of {of} exactly" if found else f"0 of {of} proved"]
+        told = [one.evidence["rated"] for one in self.of("layer") if found and one.evidence["found"] == found]
+        words[0] += ONE_RATE * (bool(told) and not any(told))
         for one in self.of("text") * (not self.examples):
             ordered = ", and its texts where token_sequences puts them together" * one.evidence["ordered"]
             words = [f"reveals its tokens{ordered}"]
@@ -199,7 +204,7 @@ class Exposure:
         words += [f"{'an' if self.or_more else 'its one'} example but for noise"] * bool(self.of("noisy-rows"))
         words += ["fewer examples than neurons"] * bool(self.of("span"))
         for one in self.of("labels"):
-            condition = SOFTMAX_ONLY * one.evidence["signed"]
+            condition = one.evidence["condition"] or SOFTMAX_ONLY * one.evidence["signed"]
             words += [plural(len(one.evidence["present"]), "label") + condition] * bool(one.tensors)
         return "; ".join(words)
 
@@ -513,7 +518,10 @@ class UpdateAnalysis:
         rounding = self._label_rounding() if scaled or self.observed.update.rate is not None else 0.0
         inferred = "batch size" in self._guessed
         alike, longest = self._alike if scaled else None, 2.0 if OPTIMIZER in self._guessed else 1.0
-        found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred, longest=longest, alike=alike)
+        found = label_leak(
+            gradient, self.knowledge, size, rounding, lower_bound=inferred, longest=longest, alike=alike,
+            noise=0.0 if self.knowledge.client.one_logit else self._sums_off,
+        )  # fmt: skip
         if found is not None and found.sound and self.head is not None and places > 1 and scaled:
             every = None if self.observed.batch_size is None or inferred else self.observed.batch_size * places
             typical = self._head(max(2, min(PROBES, PROBED_PLACES // places)))
@@ -522,6 +530,23 @@ class UpdateAnalysis:
             return placed if placed.places is not None or self.explained_step else found
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
+
+    @cached_property
+    def told_labels(self) -> LabelLeak | None:
+        """The labels with what they rest on where nobody stated the loss.
+
+        Each is one class where the softmax of the head's features says so, or counts come out whole.
+        """
+        leak, size = self.labels, None if "batch size" in self._guessed else self.observed.batch_size
+        proved = leak is None or leak.places is not None or (leak.complete and self._alike is not None)
+        if leak is None or proved or leak.signed or ASSUMED_LOSS not in self._guessed or self.solved_head[0]:
+            return leak
+        several = size is not None and self.head is not None and self.head.places == 1 and len(leak.present) > size
+        words = f"; so many classes of {plural(size or 0, 'example')} contradict that" * several
+        words = words or "; the head's equations contradict that, or the rate" * (
+            CONTRADICTED in (self.solved_head[1] or "")
+        )
+        return replace(leak, condition=HARD_ONLY + words)
 
     def _signed_bias(self, gradient: LazyTensors, *, scaled: bool) -> tuple[Tensor, float | Tensor]:
         """The last bias's gradient, or what it moved by of a step that keeps its signs, and how far each may be off."""
@@ -710,9 +735,16 @@ class UpdateAnalysis:
         return ""
 
     @property
+    def _sums_off(self) -> float:
+        """Error of an entry of the last layer's gradient by the sums of its columns, which vanish but for errors."""
+        names = [name for name in self._sums if name in self._read[0] and self._read[0][name].ndim > 1]
+        rows = self._read[0][names[0]].double().flatten(1) if names else torch.zeros(1, 1)
+        return float(rows.sum(0).square().mean().sqrt()) / math.sqrt(len(rows))
+
+    @property
     def _rows_off(self) -> bool:
         """Whether the rows of the last layer's gradient add up to more than half precision leaves of zero."""
-        names = [name for name in self._sums if self._read[0][name].ndim > 1]
+        names = [name for name in self._sums if name in self._read[0] and self._read[0][name].ndim > 1]
         rows = self._read[0][names[0]].double().flatten(1) if names else torch.zeros(1, 1)
         return float(rows.sum(0).norm()) > HALF_PRECISION * float(rows.abs().sum(0).norm())
 
@@ -752,13 +784,13 @@ class UpdateAnalysis:
             else replace(layer, believed=False, found=0, error=None)
             for layer in self.layers
         )
-        features, unsolved = self._head_features()
+        features, unsolved = self.solved_head
         indexed, unindexed = self._indexed()
         alone = OneRound(self.seen, self.t)
         findings = (
             *([] if self.signs else adapter_findings(alone, self._read[0])),
-            *layer_findings(layers),
-            *label_findings(self.labels, self._map_head or last_linear(knowledge.model, knowledge.num_outputs)),
+            *layer_findings([replace(one, rated=self._at_one_rate(one)) for one in layers]),
+            *label_findings(self.told_labels, self._map_head or last_linear(knowledge.model, knowledge.num_outputs)),
             *batch_norm_findings(self._batch_norms()),
             *features,
             *([] if self.signs or self.rough else (*patch_findings(alone), *text_findings(alone))),
@@ -784,6 +816,11 @@ class UpdateAnalysis:
             stated=stated,
             or_more="batch size" in self._guessed,
         )
+
+    def _at_one_rate(self, layer: LayerLeak) -> bool:
+        """Whether a layer's weight and bias moved by one rate, as was stated or as the balance of neurons proves."""
+        own = OPTIMIZER not in self._guessed or self.observed.update.step is not None
+        return own or (self.balance is not None and {layer.weight, layer.bias} <= self.balance.names)
 
     def _certified(self, layer: LayerLeak) -> LayerLeak:
         """The layer that reads the input, with what `linear` certifies by the model itself where that is more.
@@ -811,7 +848,8 @@ class UpdateAnalysis:
         except Inapplicable:
             return []
 
-    def _head_features(self) -> tuple[list[ClosedForm], str | None]:
+    @cached_property
+    def solved_head(self) -> tuple[list[ClosedForm], str | None]:
         """What the head's equations give; or why they were not solved, where that is worth a note."""
         observed, knowledge = self.observed, self.knowledge
         size, names = observed.batch_size, last_linear(knowledge.model, knowledge.num_outputs)

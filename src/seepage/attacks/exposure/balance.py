@@ -53,11 +53,13 @@ class Balance:
         neurons: How many were looked at.
         rates: The rate of each tensor that they tell over that of the first, where these differ; empty: one rate.
         single: It was one step, as several would have moved the neurons' sizes otherwise.
+        names: Of the tensors that were looked at.
     """
 
     neurons: int
     rates: Mapping[str, float]
     single: bool = False
+    names: frozenset[str] = frozenset()
 
 
 def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[Pair]:
@@ -129,7 +131,8 @@ def balance_of(
     even = [one.chance(torch.ones(one.terms.shape[1])) for one in seen]
     if all(chance is not None for chance in even):
         proved = math.prod(chance for chance in even if chance is not None) < BY_CHANCE
-        return Balance(count, {}, all(one.single for one in seen)) if proved else None
+        names = frozenset(name for one in seen for name in one.names)
+        return Balance(count, {}, all(one.single for one in seen), names) if proved else None
     rates = dict[str, float]()
     for one in seen:
         fitted = one.fitted()
@@ -141,7 +144,11 @@ def balance_of(
         if shared is None and rates:
             continue  # which rates it has beside the others' nothing says
         rates |= {name: rate * over for name, rate in own.items() if name not in rates}
-    return Balance(count, rates) if max(rates.values()) / min(rates.values()) > 1 + ONE_RATE else None
+    return (
+        Balance(count, rates, names=frozenset(rates))
+        if max(rates.values()) / min(rates.values()) > 1 + ONE_RATE
+        else None
+    )
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,10 @@ FALSE_ALARM = 1e-6
 """Chance of counts that come out whole and are none."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
-SOFTMAX_ONLY = ", if the loss is a softmax's"
+SOFTMAX_ONLY = ", if the loss is a softmax's and each label one class"
 """What is read off signs rests on this: no sum of sizes contradicts another loss."""
+HARD_ONLY = ", if each label is one class and nothing was added"
+"""What is read off sums of a softmax rests on this: those of soft labels and of control variates vanish, too."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,7 @@ class LabelLeak:
         multiple: All of these counts may be so many times more, or fewer.
         shares: Least share of all labels that each class has, where an example has many; None: not known.
         signed: Only signs are left, so that no sum says that the loss is a softmax's.
+        condition: What has to hold for the classes to be labels, where nothing proves it, as the end of a sentence.
     """
 
     present: tuple[int, ...]
@@ -202,6 +205,12 @@ class LabelLeak:
     multiple: bool = False
     shares: tuple[float, ...] | None = None
     signed: bool = False
+    condition: str = ""
+
+    @property
+    def provided(self) -> str:
+        """The condition, also of what is read off signs."""
+        return self.condition or SOFTMAX_ONLY * self.signed
 
     @property
     def believed(self) -> bool:
@@ -220,7 +229,7 @@ class LabelLeak:
         others = "" if self.complete else ", and perhaps others"
         whole = f", {self.places} labels in all, whose counts come out whole" * bool(self.places)
         whole += ", or all times one number" * self.multiple
-        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}{SOFTMAX_ONLY * self.signed}"
+        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}{self.provided}"
 
     @property
     def words(self) -> str:
@@ -232,13 +241,14 @@ class LabelLeak:
             f"class{'' if one else 'es'} {', '.join(map(str, self.present)) or 'none'} {'is' if one else 'are'} there"
         )
         if self.counts is None or self.off_whole is None:
-            return words + SOFTMAX_ONLY * self.signed
+            return words + self.provided
         counts, sure = (
             ", ".join(f"{count} of class {name}" for name, count in enumerate(numbers) if count)
             for numbers in (self.counts, self.least or ())
         )
         off = f"before rounding up to {self.off_whole:.2f} off a whole number"
-        return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure or 'none'}"
+        sure = f"{sure or 'none'}{self.provided}"
+        return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure}"
 
     def _interval(self, label: int) -> str:
         if self.places is not None and self.counts is not None:
@@ -263,6 +273,7 @@ def label_leak(
     lower_bound: bool = False,
     longest: float = 1.0,
     alike: tuple[Tensor, int] | None = None,
+    noise: float = 0.0,
 ) -> LabelLeak | None:
     """The labels of the batch behind a gradient of the mean cross-entropy, by its last bias `b` `[classes]`.
 
@@ -282,6 +293,7 @@ def label_leak(
             long. What is proved of counts holds for any length up to it.
         alike: Softmax values `[classes]` that all examples have, where the last layer's weights are zero, and a number
             of examples. That counts come out whole says that this is one step of the loss.
+        noise: Standard deviation of an entry's error, as the sums of the last weight's columns show it.
 
     Returns:
         None without such a bias, or where its gradient is zero.
@@ -290,7 +302,7 @@ def label_leak(
     if bias is None or not (largest := float(bias.abs().max())) > 0:
         return None
     # The sum of errors of deviation s has s sqrt(classes): beside noise an entry must stand out of what the sum shows.
-    shown = DEVIATIONS * abs(float(bias.sum())) / math.sqrt(len(bias))
+    shown = DEVIATIONS * max(noise, abs(float(bias.sum())) / math.sqrt(len(bias)))
     present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding, shown)).flatten().tolist())
     sound = abs(float(bias.sum())) <= max(ZERO_SUM_SHARE * float(bias.abs().sum()), rounding * len(bias))
     # A mean of the errors of one sigmoid lies between -1 and 1.
@@ -451,7 +463,7 @@ def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) 
         return []
     counted = leak.counts is not None
     message, tensors = "the labels and about how many of each" if counted else "the labels", tuple[str, ...]()
-    message += SOFTMAX_ONLY * leak.signed
+    message += leak.provided
     limit = "Counts take the outputs for uniform, as they are before training."
     if leak.believed and last is not None:
         tensors = tuple(filter(None, last))

@@ -188,7 +188,7 @@ def vanishing_sums(
 
 
 TOLD = {
-    True: "SGD, with momentum or without, by sums of the last layer",
+    True: "SGD, with momentum or without, by sums of the last layer, which moved by one rate",
     None: "assumed: SGD, as entries have many sizes",
     False: "assumed: SGD, though sums of the last layer are not a gradient's",
 }
@@ -204,13 +204,13 @@ def sgd_words(along: bool | None, balance: Balance | None, rates: Mapping[str, f
         rates: The rate of each tensor over the last bias's, or the first's, where these differ.
 
     >>> sgd_words(True, Balance(26, {}), {})
-    'SGD, with momentum or without, by the balance of 26 neurons'
+    'SGD, with momentum or without, by the balance of 26 neurons, whose tensors moved by one rate'
     """
     if balance is None:
         return TOLD[along]
     by = f"by the balance of {balance.neurons} neurons"
     if not rates:
-        return f"SGD, with momentum or without, {by}"
+        return f"SGD, with momentum or without, {by}, whose tensors moved by one rate"
     low, high = min(rates.values()), max(rates.values())
     least, most = (min(name for name in rates if rates[name] == one) for one in (low, high))
     return (
@@ -381,8 +381,11 @@ def _weighed(change: Tensor, weight: Tensor, formats: Formats) -> tuple[bool, in
     distinct = len((squares / off.norm(dim=1, keepdim=True) / DEVIATIONS).round().unique(dim=0))
     sizes = own.abs()[own.abs() > LIVE * own.abs().max()] / own.abs().max()
     held = float((sizes > 1 - NEAR).double().mean()) >= NEAR  # below a ceiling, whose squares are nearly alike
-    held |= bool(((squares - squares.mean(0)).abs() <= DEVIATIONS * off).all(0).any())  # a column that is one by itself
-    if distinct - rank < FEWEST_EQUATIONS or held:
+    moving = squares[:, squares.amax(0) > 0], off[:, squares.amax(0) > 0]
+    held |= bool(((moving[0] - moving[0].mean(0)).abs() <= DEVIATIONS * moving[1]).all(0).any())  # one by itself
+    if held:
+        return False, 0, 0
+    if distinct - rank < FEWEST_EQUATIONS:
         return None
     solved = right[:rank].T @ ((left[:, :rank].T @ torch.ones(len(own), dtype=own.dtype)) / kept[:rank])
     errors = ((off @ solved.abs()[:, None])[:, 0].square() + FLOAT32_SUM**2).sqrt()
