@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.attacks.exposure.balance import balance_of
+from seepage.attacks.exposure.balance import balance_of, homogeneous_pairs
 from seepage.attacks.exposure.rules import factored
 from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
@@ -121,6 +121,23 @@ def test_neurons_tell_one_step_at_one_rate_from_all_else(kind: type[nn.Module], 
                 assert found is None
 
 
+class Upward(nn.Module):
+    """A convolution that is transposed, whose weight has its inputs first, and a scale of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up, self.last = nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 16, 2, 2), nn.Conv2d(16, 2, 1)
+        self.weight = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.up(self.down(x).relu() * self.weight).tanh())
+        return logits
+
+
+def test_weights_of_any_shape_are_looked_at() -> None:
+    assert homogeneous_pairs(Upward(), (3, 8, 8)) == []
+
+
 def slope(
     kind: type[nn.Module], before: dict[str, Tensor], count: int, seed: int, *, values: bool
 ) -> dict[str, Tensor]:
@@ -177,3 +194,43 @@ def test_steps_of_one_rate_are_counted_by_neurons(tmp_path: Path) -> None:
     found = checked(tmp_path, Rows, "sgd", 2, 0)
     assert fact(found, "local steps")[0].startswith("1, as several would")
     assert fact(found, "local steps")[1] == "inferred"
+
+
+class Logit(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 1))
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_zeros_and_ones_are_read_where_somebody_states_sgd(tmp_path: Path, stated: bool) -> None:
+    torch.manual_seed(0)
+    model, row = Logit(), (torch.rand(1, 20) > 0.6).float()
+    torch.save(model.state_dict(), tmp_path / "before.pt")
+    F.binary_cross_entropy_with_logits(model(row)[:, 0], torch.ones(1)).backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    torch.save(model.state_dict(), tmp_path / "after.pt")
+    own = Spec("fedavg", {"loss": "bce", "lr": 0.1, "steps": 1}) if stated else Spec("fedsgd", {"loss": "bce"})
+    capture = Capture(
+        before=tmp_path / "before.pt", after=tmp_path / "after.pt", architecture=Spec(f"{HERE}:Logit"), client=own,
+        input_shape=(20,), batch_size=1,
+    )  # fmt: skip
+    found = check_capture(capture, Look(), named=True).cases[0]
+    assert found.exposure.examples == stated
+    assert any("of SGD on zeros and ones" in note for note in found.exposure.notes) is not stated
+    assert found.exposure.of("labels")[0].evidence["present"] == (1,)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_leftovers_of_rank_are_no_batch_size(tmp_path: Path, noise: float) -> None:
+    for seed in range(3):
+        _, before, after, seen = trained(Rows, "sgd", 12, seed, values=True)
+        sent = {name: (t + noise * (t - before[name]).std() * torch.randn(t.shape)) for name, t in after.items()}
+        torch.save(before, tmp_path / "before.pt")
+        torch.save({name: t.half() if not noise else t for name, t in sent.items()}, tmp_path / "after.pt")
+        capture = Capture(
+            before=tmp_path / "before.pt", after=tmp_path / "after.pt", architecture=Spec(f"{HERE}:Rows"),
+            input_shape=tuple(seen.shape[1:]), client=Spec("fedsgd", {"loss": "mse"}), target="value",
+        )  # fmt: skip
+        found = check_capture(capture, Look(), named=True).cases[0]
+        assert found.exposure.batch_size is None
+        assert fact(found, "batch size")[1] == "unknown"

@@ -573,7 +573,7 @@ class _Bent:
             # Its sums need not vanish; and of several steps nothing gathers at a rate that somebody chose.
             free = adaptive_step(update.tensors, before)
             seen, other = (free, True) if free is not None and free.best is not None else (seen, False)
-        if seen is None:
+        if seen is None or (seen.flat and seen.best is None and "optimizer" in capture.known):
             return None
         plain = isinstance(rule, FedAvg | FedSGD) and rule.linear_in_gradient
         if not plain:

@@ -204,8 +204,7 @@ class Exposure:
         words += [f"{'an' if self.or_more else 'its one'} example but for noise"] * bool(self.of("noisy-rows"))
         words += ["fewer examples than neurons"] * bool(self.of("span"))
         for one in self.of("labels"):
-            condition = one.evidence["condition"] or SOFTMAX_ONLY * one.evidence["signed"]
-            words += [plural(len(one.evidence["present"]), "label") + condition] * bool(one.tensors)
+            words += [plural(len(one.evidence["present"]), "label") + one.evidence["condition"]] * bool(one.tensors)
         return "; ".join(words)
 
     def table(self) -> dict[str, Any]:
@@ -337,7 +336,9 @@ class UpdateAnalysis:
         elif update.kind == "gradient":
             start = {name: torch.zeros_like(tensor) for name, tensor in moved.items()}
         adaptive = adaptive_step(moved, start, sums=self._sums)
-        if adaptive is not None:
+        # Examples of zeros and ones leave SGD entries of one size, too, which a stated rule explains.
+        stated = OPTIMIZER not in self._guessed and self.knowledge.client.linear_in_gradient
+        if adaptive is not None and not (stated and adaptive.flat and adaptive.best is None):
             form = self._weights_format
             # Levels, zeros and a round norm are what such a step leaves.
             return (adaptive.finding,) if form is None else (adaptive.finding, rounded_weights(form))
@@ -539,8 +540,10 @@ class UpdateAnalysis:
         """
         leak, size = self.labels, None if "batch size" in self._guessed else self.observed.batch_size
         proved = leak is None or leak.places is not None or (leak.complete and self._alike is not None)
-        if leak is None or proved or leak.signed or ASSUMED_LOSS not in self._guessed or self.solved_head[0]:
+        if leak is None or proved or ASSUMED_LOSS not in self._guessed:
             return leak
+        if leak.signed or self.solved_head[0]:
+            return replace(leak, condition=SOFTMAX_ONLY * leak.signed)
         several = size is not None and self.head is not None and self.head.places == 1 and len(leak.present) > size
         words = f"; so many classes of {plural(size or 0, 'example')} contradict that" * several
         words = words or "; the head's equations contradict that, or the rate" * (
@@ -886,6 +889,9 @@ class UpdateAnalysis:
             return None, f"what the known indices determine was not looked at: {error}"
 
     def _notes(self, stated: LedgerEntry | None) -> Iterator[str]:
+        flat = any(one.name == "adaptive" and one.evidence["flat"] for one in self.defenses)
+        if flat and self.knowledge.client.loss in LOSSES:
+            yield "of SGD on zeros and ones rows over biases are examples: --client fedavg:lr=…,steps=1, if you know it"
         limited = self._read[2]
         if limited is not None:
             yield limited

@@ -78,7 +78,7 @@ def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[Pa
         slopes = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
     terms = {name: (p * g).detach() for (name, p), g in zip(own.items(), slopes, strict=True) if g is not None}
     found, before = list[Pair](), dict[str, tuple[Tensor, Tensor]]()
-    for prefix in dict.fromkeys(name.removesuffix("weight") for name in terms if name.endswith("weight")):
+    for prefix in (name.removesuffix("weight") for name in terms if name.endswith("weight") and terms[name].ndim):
         weight, bias = f"{prefix}weight", f"{prefix}bias"
         if terms[weight].ndim > 1:
             # The nearest layer before it that balances: further ones do where nothing but factors lies between.
@@ -88,7 +88,8 @@ def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[Pa
                     with_bias = f"{first.removesuffix('weight')}bias"
                     found.append(Pair(first, with_bias if with_bias in terms else None, weight))
                     break
-        parts = [terms[weight].reshape(len(terms[weight]), -1), *([terms[bias][:, None]] if bias in terms else [])]
+        shifted = bias in terms and terms[bias].shape == terms[weight].shape[:1]  # not of a transposed convolution
+        parts = [terms[weight].reshape(len(terms[weight]), -1), *([terms[bias][:, None]] if shifted else [])]
         before[weight] = torch.cat(parts, 1).sum(1), torch.cat(parts, 1).abs().sum(1)
     return found
 

@@ -208,11 +208,6 @@ class LabelLeak:
     condition: str = ""
 
     @property
-    def provided(self) -> str:
-        """The condition, also of what is read off signs."""
-        return self.condition or SOFTMAX_ONLY * self.signed
-
-    @property
     def believed(self) -> bool:
         """Whether it names classes that can be believed."""
         return self.sound and bool(self.present)
@@ -229,7 +224,7 @@ class LabelLeak:
         others = "" if self.complete else ", and perhaps others"
         whole = f", {self.places} labels in all, whose counts come out whole" * bool(self.places)
         whole += ", or all times one number" * self.multiple
-        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}{self.provided}"
+        return f"{kind} {', '.join(named)}{more}{others}, from the last bias{whole}{self.condition}"
 
     @property
     def words(self) -> str:
@@ -241,13 +236,13 @@ class LabelLeak:
             f"class{'' if one else 'es'} {', '.join(map(str, self.present)) or 'none'} {'is' if one else 'are'} there"
         )
         if self.counts is None or self.off_whole is None:
-            return words + self.provided
+            return words + self.condition
         counts, sure = (
             ", ".join(f"{count} of class {name}" for name, count in enumerate(numbers) if count)
             for numbers in (self.counts, self.least or ())
         )
         off = f"before rounding up to {self.off_whole:.2f} off a whole number"
-        sure = f"{sure or 'none'}{self.provided}"
+        sure = f"{sure or 'none'}{self.condition}"
         return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure}"
 
     def _interval(self, label: int) -> str:
@@ -463,7 +458,7 @@ def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) 
         return []
     counted = leak.counts is not None
     message, tensors = "the labels and about how many of each" if counted else "the labels", tuple[str, ...]()
-    message += leak.provided
+    message += leak.condition
     limit = "Counts take the outputs for uniform, as they are before training."
     if leak.believed and last is not None:
         tensors = tuple(filter(None, last))

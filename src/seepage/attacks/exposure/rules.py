@@ -122,7 +122,7 @@ class Adaptive:
         """In words, with numbers."""
         evidence = {"size": self.size, "one_step": bool(self.flat or self.other or self.best), "modules": self.modules}
         evidence["proved"] = self.best is not None and self.best.proved
-        evidence["other"] = bool(self.other)
+        evidence["other"], evidence["flat"] = bool(self.other), self.flat and self.best is None
         evidence["decay"] = max(self.shares.values(), default=0.0)
         evidence["coupled"] = 0.0 if self.best is None else self.best.step.coupled
         signs = "signSGD, Lion or Rprop"
