@@ -18,6 +18,7 @@ from seepage.attacks.network.outputs import draws
 from seepage.audit.capture import NORMALIZATION, VALUES
 from seepage.audit.caveats import OPTIMIZERS
 from seepage.base.nn import has_batch_norm, input_layer, vocabulary_of
+from seepage.base.rounding import FALSE_ALARM
 from seepage.base.schema import JsonRecord
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.losses import LOSSES
@@ -384,7 +385,12 @@ class _Reader:
         layer = input_layer(self.knowledge.model, self.observed.params, self.knowledge.input_shape)
         if layer is None or layer.weight not in self.update.tensors or bool(layer.shift.any()):
             return
-        moved = self.update.tensors[layer.weight].any(0)  # [d]
+        rows = self.update.tensors[layer.weight]
+        moved, live = rows.any(0), rows[rows.any(1)] != 0  # [d], [m', d]
+        # Of entries that were left out by chance, z of all, all m' of a column are so with a chance of z^m'.
+        zeros = 1 - float(live[:, moved].double().mean()) if bool(moved.any()) else 0.0
+        if len(moved) * zeros ** len(live) > FALSE_ALARM:
+            return
         if 0 < (count := int(moved.sum())) < len(moved):
             words = f"{len(moved) - count:,} of {len(moved):,} numbers are 0, or too small to show, in every example"
             yield self._seen("inputs", f"{words}: columns of {layer.weight} that stood still", "inferred")

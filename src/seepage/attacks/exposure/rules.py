@@ -754,10 +754,9 @@ class _Looked:
                 continue
             level, share = self._pulled([name], top) or (top, 0.0)
             shares = [(top, 0.0), (level, share)] if decay_of(share) > 0 and share * level < NEAR else [(top, 0.0)]
-            at = [
-                int(((self.freed(name, a)[0] - one).abs() <= DEVIATIONS * self.freed(name, a)[1]).sum())
-                for one, a in shares
-            ]
+            freed = [(*self.freed(name, a), one) for one, a in shares]
+            # Some fall short of it by epsilon over their gradient.
+            at = [int(((size - one).abs() <= DEVIATIONS * off + GAP * one).sum()) for size, off, one in freed]
             if max(at) < MOST * int((change.abs() > LIVE * top).sum()):
                 return None
             modules.add(name.rpartition(".")[0])
