@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.base.registry import Spec
+from seepage.errors import SeepageError
 
 HERE = f"tests.clients.{Path(__file__).stem}"
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -97,3 +98,59 @@ def test_more_classes_than_examples_contradict_labels_of_one_class_each(tmp_path
     (labels,) = found.exposure.of("labels")
     assert len(labels.evidence["present"]) == 2
     assert "contradict" in labels.evidence["condition"]
+
+
+class Next(nn.Module):
+    """A language model whose head is its table, which returns words on the second axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.seen, self.head = nn.Embedding(40, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 40)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.seen(self.words(ids))[0]).transpose(1, 2)
+        return logits
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_signs_name_as_many_classes_as_there_are_places(tmp_path: Path, seed: int) -> None:
+    """One text of Adam has a next word at each place, and not one label."""
+    torch.manual_seed(seed)
+    model, ids = Next(), torch.randperm(40)[:8][None]
+    torch.save(model.state_dict(), tmp_path / "before.pt")
+    F.cross_entropy(model(ids)[:, :, :-1], ids[:, 1:]).backward()
+    torch.optim.Adam(model.parameters(), 1e-3).step()
+    torch.save(model.state_dict(), tmp_path / "after.pt")
+    capture = Capture(
+        before=tmp_path / "before.pt", after=tmp_path / "after.pt", architecture=Spec(f"{HERE}:Next"),
+        input_shape=(8,), batch_size=1,
+    )  # fmt: skip
+    found = check_capture(capture, Look(), named=True).cases[0]
+    (labels,) = found.exposure.of("labels")
+    assert labels.tensors
+    assert set(labels.evidence["present"]) <= set(ids[0, 1:].tolist())
+    assert len(labels.evidence["present"]) > 1
+
+
+class Named(nn.Module):
+    """A network that takes a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = self.head(self.ids(batch["ids"]).mean(1))
+        return logits
+
+
+def test_a_dictionary_is_more_than_the_examples(tmp_path: Path) -> None:
+    model = Named()
+    torch.save(model.state_dict(), tmp_path / "before.pt")
+    torch.save({name: t + 1e-3 for name, t in model.state_dict().items()}, tmp_path / "after.pt")
+    capture = Capture(
+        before=tmp_path / "before.pt", after=tmp_path / "after.pt", architecture=Spec(f"{HERE}:Named"), input_shape=(5,)
+    )
+    with pytest.raises(SeepageError, match="takes more than the examples"):
+        check_capture(capture, Look(), named=True)

@@ -410,7 +410,7 @@ class _Reader:
         elif self.knowledge.target == "class" and not self.look.makes_examples:
             told = labels is not None or self.rule.loss in ("cross_entropy", "bce", "binary")
             none = "the last bias names none" if told else f"not read under the loss {self.rule.loss}"
-            if labels is not None and labels.signed and len(labels.present) > (self.observed.batch_size or math.inf):
+            if labels is not None and labels.signed and len(labels.present) > (self.look.most_labels or math.inf):
                 none = (
                     f"the last bias rose at {len(labels.present)} entries, as no cross-entropy of so few examples does"
                 )

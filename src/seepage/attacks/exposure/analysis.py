@@ -505,11 +505,11 @@ class UpdateAnalysis:
             step = self.observed.update.step
             assert step is not None  # as it is bent
             moved = LazyTensors({name: name for name in gradient}, lambda name: step.psi(gradient[name]))
-            return signed_label_leak(moved, self.observed.params, self.knowledge, self.observed.batch_size)
+            return signed_label_leak(moved, self.observed.params, self.knowledge, self.most_labels)
         if self.one_size:
             return None
         if self.signs and kind in ("outputs", "rises"):
-            return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
+            return signed_label_leak(gradient, self.observed.params, self.knowledge, self.most_labels)
         if self.signs or kind != "outputs":
             return None
         # Places may have no label of their own, so that nothing counts those that have.
@@ -531,6 +531,12 @@ class UpdateAnalysis:
             return placed if placed.places is not None or self.explained_step else found
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
+
+    @property
+    def most_labels(self) -> int | None:
+        """How many labels the examples have, one at each place, where their number is known."""
+        size = self.observed.batch_size
+        return None if size is None else size * (1 if self.head is None else self.head.places)
 
     @cached_property
     def told_labels(self) -> LabelLeak | None:

@@ -414,7 +414,7 @@ def sums_to_zero(bias: Tensor, rounding: float) -> bool:
 
 
 def signed_label_leak(
-    direction: Mapping[str, Tensor], weights: Mapping[str, Tensor], knowledge: Knowledge, batch_size: int | None
+    direction: Mapping[str, Tensor], weights: Mapping[str, Tensor], knowledge: Knowledge, count: int | None
 ) -> LabelLeak | None:
     """The labels behind steps of an optimizer that keeps of a gradient hardly more than signs, such as Adam.
 
@@ -430,7 +430,7 @@ def signed_label_leak(
     Args:
         direction: Minus what the tensors changed by.
         weights: What was sent out.
-        batch_size: Examples behind the update; None: unknown.
+        count: Labels behind the update; None: unknown.
         knowledge: What the attacker knows.
 
     Returns:
@@ -445,10 +445,10 @@ def signed_label_leak(
     lifted, others = int((rose & low).sum()), int((rose & ~low).sum())
     # Of the biases below zero no larger a share may rise than of those above it, with one more.
     most = others + (others + 1) * int(low.sum()) / max(1, int((~low).sum()))
-    if lifted + others > (most if batch_size is None else batch_size):
+    if lifted + others > (most if count is None else count):
         rose &= ~low
     present = tuple(torch.nonzero(rose).flatten().tolist())
-    fits = batch_size is None or len(present) <= batch_size
+    fits = count is None or len(present) <= count
     return LabelLeak(present, None, None, bool((bias > 0).any()) and fits, signed=True)
 
 

@@ -750,14 +750,17 @@ class _Looked:
         modules, sizes = set[str](), list[float]()
         for name, (change, _, spread) in self.entries.items():
             top = float(change.abs().max())
-            if int((change.abs() > LIVE * top).sum()) < LEAST_ENTRIES or DEVIATIONS * float(spread.max()) > GAP * top:
+            if (
+                int((change.abs() > LIVE * top).sum()) < LEAST_ENTRIES
+                or DEVIATIONS * float(spread.max()) > NEAR / 5 * top
+            ):
                 continue
             level, share = self._pulled([name], top) or (top, 0.0)
             shares = [(top, 0.0), (level, share)] if decay_of(share) > 0 and share * level < NEAR else [(top, 0.0)]
             freed = [(*self.freed(name, a), one) for one, a in shares]
             # Some fall short of it by epsilon over their gradient.
             at = [int(((size - one).abs() <= DEVIATIONS * off + GAP * one).sum()) for size, off, one in freed]
-            if max(at) < MOST * int((change.abs() > LIVE * top).sum()):
+            if max(at) < MOST * live:
                 return None
             modules.add(name.rpartition(".")[0])
             sizes.append(shares[at.index(max(at))][0])
