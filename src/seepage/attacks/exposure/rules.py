@@ -750,10 +750,8 @@ class _Looked:
         modules, sizes = set[str](), list[float]()
         for name, (change, _, spread) in self.entries.items():
             top = float(change.abs().max())
-            if (
-                int((change.abs() > LIVE * top).sum()) < LEAST_ENTRIES
-                or DEVIATIONS * float(spread.max()) > NEAR / 5 * top
-            ):
+            live = int((change.abs() > LIVE * top).sum())
+            if live < LEAST_ENTRIES or DEVIATIONS * float(spread.max()) > NEAR / 5 * top:
                 continue
             level, share = self._pulled([name], top) or (top, 0.0)
             shares = [(top, 0.0), (level, share)] if decay_of(share) > 0 and share * level < NEAR else [(top, 0.0)]
