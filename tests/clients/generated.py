@@ -4,8 +4,8 @@
                         |                                                                 |
                         `---------------------------- truth ---------------------- false, right, or silent
 
-Run as a command, it checks many and prints the false ones: `python -m tests.clients.generated 0 2000`; with `defended`
-or `losses` behind, all of them send defended updates or have another loss.
+Run as a command, it checks many and prints the false ones: `python -m tests.clients.generated 0 2000`; with `defended`,
+`losses` or `sizes` behind, all of them send defended updates, have another loss, or rates of their own for tensors.
 """
 
 import random
@@ -44,6 +44,30 @@ OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
     "adadelta": lambda p, lr: torch.optim.Adadelta(p, 1.0),
 }
 PLAIN = ("sgd", "momentum", "nesterov")
+
+
+class Trust(torch.optim.Optimizer):
+    """LARS, which spares vectors, and LAMB: each tensor's step has the length of its weights."""
+
+    def __init__(self, parameters: Any, lr: float, *, signs: bool) -> None:
+        super().__init__(list(parameters), {"lr": lr, "signs": signs})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        for p in (one for one in group["params"] if one.grad is not None and bool(one.grad.any())):
+            moved = p.grad / (p.grad.abs() + 1e-8) if group["signs"] else p.grad
+            sized = bool(p.any()) and (group["signs"] or p.ndim > 1)
+            p.add_(moved * (0.01 * p.norm() / moved.norm() if sized else 1.0), alpha=-group["lr"])
+
+
+OWN_SIZES: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
+    "lars": lambda p, lr: Trust(p, lr, signs=False),
+    "lamb": lambda p, lr: Trust(p, lr, signs=True),
+    "adafactor": lambda p, lr: torch.optim.Adafactor(p, lr / 10),
+    "groups": lambda p, lr: torch.optim.SGD([{"params": [q], "lr": lr * 3 ** (i > 3)} for i, q in enumerate(p)], lr),
+}
+"""Rules that change tensors by sizes of their own."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +122,12 @@ DEFENSES = ("faint noise", "noise", "mask", "largest", "levels")
 """Gaussian noise of 3 % or of 30 % of the update's root mean square; half of the entries by chance, doubled; the
 largest tenth of each tensor; 4 bits of each tensor with stochastic rounding."""
 
+
+def taught(out: Tensor) -> Tensor:
+    """A teacher's soft labels."""
+    return (3 * (torch.arange(out.numel()) ** 2.0).cos()).view_as(out).softmax(1)
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "smoothed": lambda out, y: F.cross_entropy(out, y, label_smoothing=0.1),
     "focal": lambda out, y: (
@@ -107,17 +137,29 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "squares": lambda out, y: F.mse_loss(out, F.one_hot(y, out.shape[1]).to(out)),
     "logistic": lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, out.shape[1]).to(out)),
     "weighted": lambda out, y: F.cross_entropy(out, y, torch.linspace(0.5, 2, out.shape[1])),
+    "mixed": lambda out, y: 0.6 * F.cross_entropy(out, y) + 0.4 * F.cross_entropy(out, (y + 1) % out.shape[1]),
+    "distilled": lambda out, y: F.cross_entropy(
+        out, (3 * torch.cos(torch.arange(out.numel()) ** 2.0)).view_as(out).softmax(1)
+    ),
 }
+SOFT = ("smoothed", "mixed", "distilled")
+"""Losses whose labels are no classes."""
 """Losses of one label an example that nobody states, beside the cross-entropy."""
 NOISY = ("faint noise", "noise", "mask", "levels")
 """Those that add independent numbers of mean zero, entry by entry."""
 
 
 def describe(seed: int, all_are: str = "") -> Drawn:
-    """The client of a seed; one in five sends a defended update, one in five has another loss, or all are so."""
+    """The client of a seed.
+
+    One in five sends a defended update, one in five has another loss, and one in ten sizes of its own for tensors, or
+    all are so.
+    """
     other = random.Random(f"defense {seed}")  # of its own, so that the client stays what it was
     defense = other.choice(DEFENSES) if other.random() < (1 if all_are == "defended" else 0.2) else ""
     loss = other.choice([*LOSSES]) if other.random() < (1 if all_are == "losses" else 0.2) else "cross_entropy"
+    own = random.Random(f"sizes {seed}")
+    sized = own.choice([*OWN_SIZES]) if own.random() < (1 if all_are == "sizes" else 0.1) else ""
     draw = random.Random(seed)
     body = draw.choice(BODIES)
     classes = draw.randint(2, 9)
@@ -146,7 +188,7 @@ def describe(seed: int, all_are: str = "") -> Drawn:
         shape=shapes[body],
         classes=WORDS if tied else classes,
         size=draw.randint(4 if norm == "batch" else 1, 6),  # a batch norm trains on no single example
-        optimizer=draw.choice((*["sgd"] * 6, *OPTIMIZERS)),
+        optimizer=(draw.choice((*["sgd"] * 6, *OPTIMIZERS)), sized)[bool(sized)],
         steps=draw.choice((1, 1, 1, 1, 2, 3, 5)),
         clip=draw.choice(("", "", "", "", "norm", "value")),
         accumulated=draw.choice((1, 1, 1, 2)),
@@ -294,7 +336,7 @@ def train(d: Drawn) -> Truth:
     net = Network(d)
     net.train()
     before = {name: t.detach().clone() for name, t in net.state_dict().items()}
-    optimizer = OPTIMIZERS[d.optimizer](net.parameters(), d.rate)
+    optimizer = {**OPTIMIZERS, **OWN_SIZES}[d.optimizer](net.parameters(), d.rate)
     seen, clipped = [], False
     for step in range(d.steps):
         x, y = examples(d, 1000 * d.seed + step)
@@ -366,11 +408,15 @@ def judge(truth: Truth, check: Check) -> Verdict:
                 found.hold(name, found_one, f"{facts[name].value} [{facts[name].origin}]")
     one = d.steps == 1
     seen = d.size * d.steps
-    found.hold("examples", exposure.examples <= (0 if d.defense else seen), exposure.examples)
+    found.hold(
+        "examples",
+        exposure.examples <= (0 if d.defense or d.optimizer in ("lamb", "adafactor") else seen),
+        exposure.examples,
+    )
     if exposure.at_least is not None:
         found.hold("at least", exposure.at_least <= seen, exposure.at_least)
-    softmax = d.loss not in ("squares", "logistic")
-    for closed in exposure.of("labels") if softmax or not _conditional(exposure) else ():
+    unlike = ("squares", "logistic") + SOFT * all(one.evidence["condition"] for one in exposure.of("labels"))
+    for closed in exposure.of("labels") if d.loss not in unlike or not _conditional(exposure) else ():
         leak, true = closed.evidence, torch.bincount(truth.labels.flatten(), minlength=d.classes)
         if closed.tensors:
             found.hold("labels", all(true[c] > 0 for c in leak["present"]), leak["present"])
@@ -405,15 +451,16 @@ def judge(truth: Truth, check: Check) -> Verdict:
         right = all(any({token for token, _ in text} <= row for row in rows) for text in closed.evidence["texts"])
         found.hold("bags", right, closed.message)
     for look in exposure.defenses:
+        linear = d.optimizer in (*PLAIN, "lars", "groups")
         real = {
-            "clipped": truth.clipped, "adaptive": d.optimizer not in PLAIN or d.clip == "value", "rounded": d.half,
+            "clipped": truth.clipped, "adaptive": not linear or d.clip == "value", "rounded": d.half,
             "noised": d.defense in NOISY, "quantized": d.half or d.defense == "levels",
             "sparsified": d.defense in ("mask", "largest", "levels"),
         }  # fmt: skip
         found.hold(f"looks {look.name}", real.get(look.name, True), look.message)
     for note in exposure.notes:
         if "which one step of SGD on" in note:
-            plain = one and "size" in d.told and d.optimizer in PLAIN and not d.defense
+            plain = one and "size" in d.told and d.optimizer in (*PLAIN, "lars", "groups") and not d.defense
             found.hold("contradicted", not plain, note)
         if note.startswith("batch norm"):
             found.hold("note", d.norm == "batch", note)
@@ -464,12 +511,16 @@ def _batch_size(truth: Truth, value: str, origin: str) -> bool | None:
 
 
 def _optimizer(truth: Truth, value: str, origin: str) -> bool | None:
-    plain = truth.drawn.optimizer in PLAIN
+    plain = truth.drawn.optimizer in (*PLAIN, "lars", "groups")
     if origin == "stated":
         return None
     if value.startswith("as one step of"):
         clipped = value.startswith("as one step of SGD clipped by value")
         return truth.drawn.steps == 1 and (truth.drawn.clip == "value" if clipped else not plain)
+    if "Adafactor leaves" in value:
+        return truth.drawn.optimizer == "adafactor"
+    if value.startswith("SGD with rates of their own"):
+        return truth.drawn.steps == 1 and truth.drawn.optimizer in ("lars", "groups")
     if value.startswith("assumed: held to one size"):
         return not plain or truth.drawn.clip == "value"
     return plain if value.startswith("SGD") else None
@@ -494,6 +545,8 @@ def _decay(truth: Truth, value: str, origin: str) -> bool | None:
 
 
 def _steps(truth: Truth, value: str, origin: str) -> bool | None:
+    if value.startswith("1, as several"):
+        return truth.drawn.steps == 1
     if origin == "stated" or value.startswith("assumed") or truth.drawn.accumulated > 1:
         return None
     number = value.split()[0]
@@ -509,11 +562,13 @@ def _half(truth: Truth, value: str, origin: str) -> bool | None:
 
 
 def _conditional(exposure: Exposure) -> bool:
-    return all(one.evidence["signed"] for one in exposure.of("labels"))
+    return all(one.evidence["signed"] or one.evidence["condition"] for one in exposure.of("labels"))
 
 
 def _labels(truth: Truth, value: str, origin: str) -> bool | None:
-    if "if the loss is a softmax's" in value and truth.drawn.loss in ("squares", "logistic"):
+    if "if the loss is a softmax's" in value and truth.drawn.loss in ("squares", "logistic", *SOFT):
+        return None
+    if "if each label is one class" in value and truth.drawn.loss in SOFT:
         return None
     if origin == "unknown" or not value.startswith("class"):
         return None

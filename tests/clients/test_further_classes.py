@@ -369,8 +369,7 @@ def test_a_loss_that_the_update_contradicts_hides_no_rows_and_tells_no_rate(tmp_
     )
     assert fact(found, "loss")[1] == "assumed"
     assert fact(found, "learning rate")[1] == "unknown"
-    assert fact(found, "batch size") == ("assumed: 4 or more, from the rank of 0.weight, if the optimizer is SGD",
-                                         "assumed")  # fmt: skip
+    assert fact(found, "batch size") == ("4 or more, from the rank of 0.weight", "inferred")
     # By hand: rows over their biases, of which some are one example's.
     before, after = (torch.load(tmp_path / f"{name}.pt") for name in ("before", "after"))
     moved = {name: (after[name] - before[name]).double() for name in before}

@@ -12,12 +12,13 @@ from seepage.attacks.exposure import Exposure, UpdateAnalysis
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, OPTIMIZER, UNKNOWN_LOSS, UNKNOWN_RATE
 from seepage.attacks.exposure.fingerprints import MIN_NOISE_SHARE, MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
-from seepage.attacks.exposure.rules import TOLD
+from seepage.attacks.exposure.rules import sgd_words
 from seepage.attacks.exposure.running_statistics import STILL
 from seepage.attacks.network.outputs import draws
 from seepage.audit.capture import NORMALIZATION, VALUES
 from seepage.audit.caveats import OPTIMIZERS
 from seepage.base.nn import has_batch_norm, input_layer, vocabulary_of
+from seepage.base.rounding import FALSE_ALARM
 from seepage.base.schema import JsonRecord
 from seepage.federation.clients import FedAvg
 from seepage.federation.clients.losses import LOSSES
@@ -229,7 +230,7 @@ class _Reader:
         else:
             words = str(self.rule) if self.update.rate is None else "SGD"  # a rate is that of one step of SGD
         if OPTIMIZER in self.said:
-            words = TOLD[self.look.along_gradient]
+            words = sgd_words(self.look.along_gradient, self.look.balance, self.update.rates)
         return self._guess("optimizer", words, ADAPTIVE)
 
     def _rate(self) -> Fact:
@@ -241,7 +242,8 @@ class _Reader:
             words += "" if stated else ", which of RMSprop is ten times its rate" * step.scaled
             return self._fact("learning rate", f"as stated; {words}" if stated else words, "inferred", "--lr")
         if self.signs is not None and self.rule.sign_only:
-            size = f"{known:.3g} is the size of its largest entries: of Adam, about its rate times its steps"
+            size = f"{known:.3g} is the size of its largest entries"
+            size += "" if self.signs.evidence["other"] else ": of Adam, about its rate times its steps"
             return self._seen("learning rate", size, "inferred", "--lr")
         if UNKNOWN_RATE in self.said:
             return self._seen("learning rate", self.said[UNKNOWN_RATE], "unknown", "--lr")
@@ -383,7 +385,12 @@ class _Reader:
         layer = input_layer(self.knowledge.model, self.observed.params, self.knowledge.input_shape)
         if layer is None or layer.weight not in self.update.tensors or bool(layer.shift.any()):
             return
-        moved = self.update.tensors[layer.weight].any(0)  # [d]
+        rows = self.update.tensors[layer.weight]
+        moved, live = rows.any(0), rows[rows.any(1)] != 0  # [d], [m', d]
+        # Of entries that were left out by chance, z of all, all m' of a column are so with a chance of z^m'.
+        zeros = 1 - float(live[:, moved].double().mean()) if bool(moved.any()) else 0.0
+        if len(moved) * zeros ** len(live) > FALSE_ALARM:
+            return
         if 0 < (count := int(moved.sum())) < len(moved):
             words = f"{len(moved) - count:,} of {len(moved):,} numbers are 0, or too small to show, in every example"
             yield self._seen("inputs", f"{words}: columns of {layer.weight} that stood still", "inferred")
@@ -395,7 +402,7 @@ class _Reader:
         for name in ("places", "bags"):
             for one in self.exposure.of(name):
                 yield self._seen(name, one.message, "inferred")
-        labels = self.look.labels
+        labels = self.look.told_labels
         source = None if labels is None else labels.source
         if source is not None and labels is not None:
             assumed = labels.signed and self._loss().origin == "assumed"
@@ -403,7 +410,7 @@ class _Reader:
         elif self.knowledge.target == "class" and not self.look.makes_examples:
             told = labels is not None or self.rule.loss in ("cross_entropy", "bce", "binary")
             none = "the last bias names none" if told else f"not read under the loss {self.rule.loss}"
-            if labels is not None and labels.signed and len(labels.present) > (self.observed.batch_size or math.inf):
+            if labels is not None and labels.signed and len(labels.present) > (self.look.most_labels or math.inf):
                 none = (
                     f"the last bias rose at {len(labels.present)} entries, as no cross-entropy of so few examples does"
                 )

@@ -14,6 +14,7 @@ from seepage.api import observe
 from seepage.attacks.exposure import UpdateAnalysis, sent_words
 from seepage.attacks.exposure.analysis import (
     ANOTHER_RATE,
+    ASSUMED_LOSS,
     FEWEST_VALUES,
     HALF,
     HALF_PRECISION,
@@ -22,12 +23,13 @@ from seepage.attacks.exposure.analysis import (
     UNKNOWN_LOSS,
     UNKNOWN_RATE,
 )
+from seepage.attacks.exposure.balance import Balance, balance_of, every_rate
 from seepage.attacks.exposure.decay import WeightDecay, decay_of_directions, infer_weight_decay
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
 from seepage.attacks.exposure.labels import label_leak, sums_to_zero
 from seepage.attacks.exposure.reading import OneStep
-from seepage.attacks.exposure.rules import TOLD, Adaptive, Explained, adaptive_step, along_gradient, vanishing_sums
+from seepage.attacks.exposure.rules import Adaptive, Explained, adaptive_step, along_gradient, sgd_words, vanishing_sums
 from seepage.attacks.exposure.running_statistics import (
     STILL,
     BatchStatistics,
@@ -72,6 +74,20 @@ ARRAYS = "arrays"
 
 NO_SOFTMAX = "assumed to be cross_entropy, whose last bias adds up to zero without noise, and this does not: --loss"
 """What is said of a loss that nobody stated where the update contradicts the one that is assumed."""
+
+
+ONE_STEP = "1, as several would have moved the sizes of {} neurons otherwise"
+"""What is said of local steps that the balance of neurons tells."""
+
+
+def _own_rates(balance: Balance, model: nn.Module, update: Update, outputs: int) -> tuple[dict[str, float], bool]:
+    """The rate of each tensor over that of the last bias, or of the first tensor where nothing tells the last bias's.
+
+    And whether that is so, as then nothing tells the scale of the gradient either.
+    """
+    names, last = list(update.tensors), last_linear(model, outputs)
+    found = every_rate(balance.rates, names, None if last is None else last[1] or last[0])
+    return (found, False) if found is not None else (dict(balance.rates), True)
 
 
 def _half(before: Tensors, after: Tensors) -> str | None:
@@ -189,13 +205,28 @@ def _observe(
     check_finite(update.tensors, 0)
     beside = _moved_beside(model, update.tensors, input_shape)
     said |= {} if beside is None else {OTHER_OUTPUTS: beside}
-    bent = _Bent.of(capture, update, before, model, (input_shape, outputs))
+    unstated = update.kind == "delta" and client.use == "fedsgd"
+    balance = balance_of(model, input_shape, update.tensors, before) if unstated else None
+    bent = None if balance is not None else _Bent.of(capture, update, before, model, (input_shape, outputs))
     first = bent is not None and update.kind == "delta"
     update, decay = _without_decay(capture, model, update, before, outputs, first=first)
+    if unstated and balance is None and bent is None and decay is not None:
+        balance = balance_of(model, input_shape, update.tensors, before)
+    own_rates, untold = dict[str, float](), False
+    if balance is not None and balance.rates and (capture.steps or 1) == 1:
+        own_rates, untold = _own_rates(balance, model, update, outputs)
+        update = update.at_one_rate(own_rates)
     other = _another_loss(capture, model, update, before, (input_shape, outputs)) if bent is None else bent.other
     said |= {UNKNOWN_LOSS: NO_SOFTMAX} if other else {}
+    if "loss" not in capture.known and not one_logit and capture.target != "value":
+        said[ASSUMED_LOSS] = "cross_entropy of labels that are one class each"
     if bent is None or not first:
-        rule, lr, found = _rule(capture, model, update, (input_shape, outputs), needs_rate=needs_rate, other=other)
+        one = balance is not None and balance.single and capture.steps is None
+        counted = replace(capture, steps=1) if one else capture
+        rule, lr, found = _rule(
+            counted, model, update, (input_shape, outputs), needs_rate=needs_rate and not untold, other=other or untold
+        )
+        found |= {"local steps": ONE_STEP.format(balance.neurons)} if one and balance is not None else {}
     elif bent.step is None:
         rule, lr, found = _rule_of_signs(capture, bent.adaptive)
     else:
@@ -204,7 +235,8 @@ def _observe(
     said |= found
     if bent is None and update.kind == "delta" and client.use == "fedsgd":
         sums = () if other else vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
-        said[OPTIMIZER] = TOLD[along_gradient(update.tensors, before, sums=sums)]
+        along = balance is not None or along_gradient(update.tensors, before, sums=sums)
+        said[OPTIMIZER] = sgd_words(along, balance, own_rates)
     if lr is not None and "learning rate" not in found and rule.softmax_gradient and not other:
         certain = not rule.batch_coupled(model)
         doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr) if certain else None
@@ -406,7 +438,7 @@ def _with_size(
             transcript = whole(batch_size=batch_size)
             # The analysis with a batch size also counts the labels.
             found = UpdateAnalysis(transcript, inferred={*guessed, "batch size"})
-    labels = None if found.labels is None or OTHER_OUTPUTS in guessed else found.labels.source
+    labels = None if found.told_labels is None or OTHER_OUTPUTS in guessed else found.told_labels.source
     return transcript, said | ({"labels": labels} if labels else {}), unknown
 
 
@@ -546,7 +578,7 @@ class _Bent:
             # Its sums need not vanish; and of several steps nothing gathers at a rate that somebody chose.
             free = adaptive_step(update.tensors, before)
             seen, other = (free, True) if free is not None and free.best is not None else (seen, False)
-        if seen is None:
+        if seen is None or (seen.flat and seen.best is None and "optimizer" in capture.known):
             return None
         plain = isinstance(rule, FedAvg | FedSGD) and rule.linear_in_gradient
         if not plain:

@@ -133,6 +133,8 @@ class Update:
             known. The tensors no longer contain it.
         step: For a gradient that is the inverse of a first step of an optimizer that bends it, such as Adam: that step.
             With it the weights after training, and so each entry's error, follow from the gradient as with `rate`.
+        rates: The rate of each tensor over `rate`, by name, where tensors have rates of their own; 1 of those missing.
+            The tensors no longer contain it.
     """
 
     tensors: Tensors
@@ -140,6 +142,7 @@ class Update:
     rate: float | None = field(default=None, repr=False)
     decayed: dict[str, float] = field(default_factory=dict, repr=False)
     step: Step | None = field(default=None, repr=False)
+    rates: dict[str, float] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         return f"<Update: {self.kind} of {plural(len(self.tensors), 'tensor')}>"
@@ -176,6 +179,11 @@ class Update:
         own = {name: share for name, share in shares.items() if name in self.tensors}
         freed = {name: self.tensors[name] + share * before[name].detach() for name, share in own.items()}
         return replace(self, tensors={**self.tensors, **freed}, decayed={**self.decayed, **own})
+
+    def at_one_rate(self, rates: Mapping[str, float]) -> Self:
+        """The difference of weights as it would be had all tensors one rate, and not these times it."""
+        even = {name: tensor / rates.get(name, 1.0) for name, tensor in self.tensors.items()}
+        return replace(self, tensors=even, rates={name: rate for name, rate in rates.items() if name in even})
 
     @property
     def nbytes(self) -> int:
@@ -689,7 +697,11 @@ class Round:
         sent = self.update.tensors
         name = max(sent, key=lambda name: sent[name].numel())
         share = self.update.decayed.get(name, 0.0)
-        return format_told(self._one(name, client), self.params.get(name), self.step(client), share)
+        return format_told(self._one(name, client), self.params.get(name), self._own(self.step(client), name), share)
+
+    def _own(self, step: Step | None, name: str) -> Step | None:
+        """The step of one tensor, whose rate may be its own."""
+        return None if step is None else step.over(self.update.rates.get(name, 1.0))
 
     def _one(self, name: str, client: ClientUpdate) -> Tensor:
         """One tensor of the update as a gradient."""
@@ -711,17 +723,18 @@ class Round:
         >>> [f"{e:.0e}" for e in sent.measured(FedSGD()).error["w"].tolist()]
         ['9e-08', '4e-08']
         """
-        step, formats = self.step(client), self.formats(client)
+        shared, formats = self.step(client), self.formats(client)
         value, error, raw = dict[str, Tensor](), dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
         for name in self.update.tensors if names is None else names:
             gradient, share, before = self._one(name, client), self.update.decayed.get(name, 0.0), self.params.get(name)
+            step = self._own(shared, name)
             own = format_told(gradient, before, step, share, like=formats)
             if step is None or before is None:
                 value[name], error[name] = entries_of_gradient(gradient, own)
             else:
                 value[name], error[name], *kept = entries_of_step(gradient, before, step, share, own)
                 raw |= {name: (kept[0], kept[1])} if step.bent else {}
-        return Measured(value, error, step, formats, raw)
+        return Measured(value, error, shared, formats, raw)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Needs
 from seepage.attacks.exposure.adapters import adapter_findings
+from seepage.attacks.exposure.balance import Balance, balance_of
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_findings, batch_norm_leaks
 from seepage.attacks.exposure.decay import decay_of_directions
 from seepage.attacks.exposure.finding import ClosedForm, Finding
@@ -26,6 +27,8 @@ from seepage.attacks.exposure.fingerprints import (
 )
 from seepage.attacks.exposure.indexed import IndexedRounds, indexed_findings, indexed_rounds
 from seepage.attacks.exposure.labels import (
+    HARD_ONLY,
+    SOFTMAX_ONLY,
     ZERO_SUM_SHARE,
     Head,
     LabelLeak,
@@ -39,7 +42,7 @@ from seepage.attacks.exposure.labels import (
     signed_label_leak,
     sums_to_zero,
 )
-from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_findings, layer_leaks
+from seepage.attacks.exposure.layers import ONE_RATE, LayerLeak, hidden_layers, layer_findings, layer_leaks
 from seepage.attacks.exposure.patches import patch_findings
 from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
@@ -47,7 +50,7 @@ from seepage.attacks.exposure.text import bag_findings, code_findings, place_fin
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
-from seepage.attacks.reading.head.features import SIZE_REMEDY
+from seepage.attacks.reading.head.features import CONTRADICTED, SIZE_REMEDY
 from seepage.base.nn import at_state, last_linear
 from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SAME
 from seepage.base.storage import LazyTensors
@@ -82,6 +85,8 @@ ANOTHER_RATE = "another rate"
 """Name of the fact that the update contradicts the learning rate that was stated."""
 UNKNOWN_RATE = "unknown rate"
 """Name of the fact that nothing shows the learning rate, so that the update is a gradient up to a factor."""
+ASSUMED_LOSS = "assumed loss"
+"""Name of the fact that nobody stated the loss, so that labels may be soft and more may have been added."""
 UNKNOWN_LOSS = "unknown loss"
 """Name of the fact that nobody stated the loss, and that the update contradicts the one that is assumed."""
 NEEDS = Needs(linear_in_gradient="no layer has a closed form")
@@ -184,6 +189,8 @@ class Exposure:
         # What is not proved may still be read: of nothing proved "reveals 0" would say too much.
         found, of = self.examples, f"{size} example{many}"
         words = [f"reveals {found} of {of} exactly" if found else f"0 of {of} proved"]
+        told = [one.evidence["rated"] for one in self.of("layer") if found and one.evidence["found"] == found]
+        words[0] += ONE_RATE * (bool(told) and not any(told))
         for one in self.of("text") * (not self.examples):
             ordered = ", and its texts where token_sequences puts them together" * one.evidence["ordered"]
             words = [f"reveals its tokens{ordered}{one.evidence['condition']}"]
@@ -310,8 +317,8 @@ class UpdateAnalysis:
     def _unit(self, name: str) -> float:
         """The last place of a tensor's largest weight in the units of what was sent; 0 of a gradient that was sent."""
         update, weights = self.observed.update, self.observed.params.get(name)
-        scale = 1.0 if update.kind == "delta" else update.rate
-        if scale is None or weights is None or not weights.is_floating_point():
+        scale = 1.0 if update.kind == "delta" or update.rate is None else update.rate * update.rates.get(name, 1.0)
+        if (update.kind == "gradient" and update.rate is None) or weights is None or not weights.is_floating_point():
             return 0.0
         return float(torch.finfo(torch.float32).eps * weights.abs().max()) / scale
 
@@ -324,11 +331,14 @@ class UpdateAnalysis:
             form = self._weights_format
             return () if form is None else (rounded_weights(form),)
         if update.rate is not None:
-            moved = {name: -update.rate * moved[name] - update.decayed.get(name, 0.0) * start[name] for name in start}
+            own = {name: -update.rate * update.rates.get(name, 1.0) for name in start}
+            moved = {name: own[name] * moved[name] - update.decayed.get(name, 0.0) * start[name] for name in start}
         elif update.kind == "gradient":
             start = {name: torch.zeros_like(tensor) for name, tensor in moved.items()}
         adaptive = adaptive_step(moved, start, sums=self._sums)
-        if adaptive is not None:
+        # Examples of zeros and ones leave SGD entries of one size, too, which a stated rule explains.
+        stated = OPTIMIZER not in self._guessed and self.knowledge.client.linear_in_gradient
+        if adaptive is not None and not (stated and adaptive.flat and adaptive.best is None):
             form = self._weights_format
             # Levels, zeros and a round norm are what such a step leaves.
             return (adaptive.finding,) if form is None else (adaptive.finding, rounded_weights(form))
@@ -369,11 +379,28 @@ class UpdateAnalysis:
             return None if update.step.scaled else True  # as stated
         if OPTIMIZER not in self._guessed:
             return self.knowledge.client.linear_in_gradient
-        scale = 1.0 if update.rate is None else -update.rate
+        if self.balance is not None:
+            return True
         names = [name for name in self._sums if name in update.tensors and name in params]
         largest = self._largest  # whose entries tell the number format
-        moved = {name: scale * update.tensors[name] for name in {*names, largest} if name in params}
-        return along_gradient(moved, params, sums=names)
+        return along_gradient(
+            {name: self._moved[name] for name in {*names, largest} & self._moved.keys()}, params, sums=names
+        )
+
+    @property
+    def _moved(self) -> LazyTensors:
+        """By how much each tensor changed, but for decay."""
+        update, scale = self.observed.update, 1.0 if self.observed.update.rate is None else -self.observed.update.rate
+        names = {name: name for name in update.tensors if name in self.observed.params}
+        return LazyTensors(names, lambda name: scale * update.rates.get(name, 1.0) * update.tensors[name])
+
+    @cached_property
+    def balance(self) -> Balance | None:
+        """What neurons between layers say of the client's step, where nobody stated it and weights are known."""
+        update = self.observed.update
+        if OPTIMIZER not in self._guessed or update.step is not None or (update.kind == "gradient" and not update.rate):
+            return None
+        return balance_of(self.knowledge.model, self.knowledge.input_shape, self._moved, self.observed.params)
 
     @property
     def _weights_format(self) -> str | None:
@@ -478,11 +505,11 @@ class UpdateAnalysis:
             step = self.observed.update.step
             assert step is not None  # as it is bent
             moved = LazyTensors({name: name for name in gradient}, lambda name: step.psi(gradient[name]))
-            return signed_label_leak(moved, self.observed.params, self.knowledge, self.observed.batch_size)
+            return signed_label_leak(moved, self.observed.params, self.knowledge, self.most_labels)
         if self.one_size:
             return None
         if self.signs and kind in ("outputs", "rises"):
-            return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
+            return signed_label_leak(gradient, self.observed.params, self.knowledge, self.most_labels)
         if self.signs or kind != "outputs":
             return None
         # Places may have no label of their own, so that nothing counts those that have.
@@ -492,7 +519,10 @@ class UpdateAnalysis:
         rounding = self._label_rounding() if scaled or self.observed.update.rate is not None else 0.0
         inferred = "batch size" in self._guessed
         alike, longest = self._alike if scaled else None, 2.0 if OPTIMIZER in self._guessed else 1.0
-        found = label_leak(gradient, self.knowledge, size, rounding, lower_bound=inferred, longest=longest, alike=alike)
+        found = label_leak(
+            gradient, self.knowledge, size, rounding, lower_bound=inferred, longest=longest, alike=alike,
+            noise=0.0 if self.knowledge.client.one_logit else self._sums_off,
+        )  # fmt: skip
         if found is not None and found.sound and self.head is not None and places > 1 and scaled:
             every = None if self.observed.batch_size is None or inferred else self.observed.batch_size * places
             typical = self._head(max(2, min(PROBES, PROBED_PLACES // places)))
@@ -501,6 +531,31 @@ class UpdateAnalysis:
             return placed if placed.places is not None or self.explained_step else found
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
+
+    @property
+    def most_labels(self) -> int | None:
+        """How many labels the examples have, one at each place, where their number is known."""
+        size = self.observed.batch_size
+        return None if size is None else size * (1 if self.head is None else self.head.places)
+
+    @cached_property
+    def told_labels(self) -> LabelLeak | None:
+        """The labels with what they rest on where nobody stated the loss.
+
+        Each is one class where the softmax of the head's features says so, or counts come out whole.
+        """
+        leak, size = self.labels, None if "batch size" in self._guessed else self.observed.batch_size
+        proved = leak is None or leak.places is not None or (leak.complete and self._alike is not None)
+        if leak is None or proved or ASSUMED_LOSS not in self._guessed:
+            return leak
+        if leak.signed or self.solved_head[0]:
+            return replace(leak, condition=SOFTMAX_ONLY * leak.signed)
+        several = size is not None and self.head is not None and self.head.places == 1 and len(leak.present) > size
+        words = f"; so many classes of {plural(size or 0, 'example')} contradict that" * several
+        words = words or "; the head's equations contradict that, or the rate" * (
+            CONTRADICTED in (self.solved_head[1] or "")
+        )
+        return replace(leak, condition=HARD_ONLY + words)
 
     def _signed_bias(self, gradient: LazyTensors, *, scaled: bool) -> tuple[Tensor, float | Tensor]:
         """The last bias's gradient, or what it moved by of a step that keeps its signs, and how far each may be off."""
@@ -623,10 +678,8 @@ class UpdateAnalysis:
         if not plain or name is None or self.signs or noised or self.unread_head is not None:
             return False
         bias, names = self._read[0][name].double(), last_linear(self.knowledge.model, self.knowledge.num_outputs)
-        if names is not None and names[0] in self._read[0]:
-            rows = self._read[0][names[0]].double().flatten(1)  # whose sums are rounded as those of the bias are
-            if float(rows.sum(0).norm()) > HALF_PRECISION * float(rows.abs().sum(0).norm()):
-                return False
+        if names is not None and names[0] in self._read[0] and self._rows_off:  # rounded as those of the bias are
+            return False
         off, size = abs(float(bias.sum())), float(bias.abs().max())
         # Entries of about one size, as several steps of Adam leave them, cancel by their signs.
         alike = bool((bias.abs() > (1 - ALIKE) * size).logical_or(bias.abs() < ALIKE * size).all())
@@ -686,7 +739,23 @@ class UpdateAnalysis:
             if self.labels.signed:
                 return "the last bias moved as no cross-entropy of so many examples moves it"
             return "the last bias gradient does not sum to zero, as that of an unchanged cross-entropy gradient does"
+        if self.along_gradient is False and not self.rough and self._rows_off:
+            return "the rows of the last layer do not sum to zero, though its bias does"
         return ""
+
+    @property
+    def _sums_off(self) -> float:
+        """Error of an entry of the last layer's gradient by the sums of its columns, which vanish but for errors."""
+        names = [name for name in self._sums if name in self._read[0] and self._read[0][name].ndim > 1]
+        rows = self._read[0][names[0]].double().flatten(1) if names else torch.zeros(1, 1)
+        return float(rows.sum(0).square().mean().sqrt()) / math.sqrt(len(rows))
+
+    @property
+    def _rows_off(self) -> bool:
+        """Whether the rows of the last layer's gradient add up to more than half precision leaves of zero."""
+        names = [name for name in self._sums if name in self._read[0] and self._read[0][name].ndim > 1]
+        rows = self._read[0][names[0]].double().flatten(1) if names else torch.zeros(1, 1)
+        return float(rows.sum(0).norm()) > HALF_PRECISION * float(rows.abs().sum(0).norm())
 
     @property
     def at_least(self) -> int | None:
@@ -724,13 +793,13 @@ class UpdateAnalysis:
             else replace(layer, believed=False, found=0, error=None)
             for layer in self.layers
         )
-        features, unsolved = self._head_features()
+        features, unsolved = self.solved_head
         indexed, unindexed = self._indexed()
         alone = OneRound(self.seen, self.t)
         findings = (
             *([] if self.signs else adapter_findings(alone, self._read[0])),
-            *layer_findings(layers),
-            *label_findings(self.labels, self._map_head or last_linear(knowledge.model, knowledge.num_outputs)),
+            *layer_findings([replace(one, rated=self._at_one_rate(one)) for one in layers]),
+            *label_findings(self.told_labels, self._map_head or last_linear(knowledge.model, knowledge.num_outputs)),
             *batch_norm_findings(self._batch_norms()),
             *features,
             *([] if self.signs or self.rough else (*patch_findings(alone), *text_findings(alone))),
@@ -756,6 +825,11 @@ class UpdateAnalysis:
             stated=stated,
             or_more="batch size" in self._guessed,
         )
+
+    def _at_one_rate(self, layer: LayerLeak) -> bool:
+        """Whether a layer's weight and bias moved by one rate, as was stated or as the balance of neurons proves."""
+        own = OPTIMIZER not in self._guessed or self.observed.update.step is not None
+        return own or (self.balance is not None and {layer.weight, layer.bias} <= self.balance.names)
 
     def _certified(self, layer: LayerLeak) -> LayerLeak:
         """The layer that reads the input, with what `linear` certifies by the model itself where that is more.
@@ -783,7 +857,8 @@ class UpdateAnalysis:
         except Inapplicable:
             return []
 
-    def _head_features(self) -> tuple[list[ClosedForm], str | None]:
+    @cached_property
+    def solved_head(self) -> tuple[list[ClosedForm], str | None]:
         """What the head's equations give; or why they were not solved, where that is worth a note."""
         observed, knowledge = self.observed, self.knowledge
         size, names = observed.batch_size, last_linear(knowledge.model, knowledge.num_outputs)
@@ -820,6 +895,9 @@ class UpdateAnalysis:
             return None, f"what the known indices determine was not looked at: {error}"
 
     def _notes(self, stated: LedgerEntry | None) -> Iterator[str]:
+        flat = any(one.name == "adaptive" and one.evidence["flat"] for one in self.defenses)
+        if flat and self.knowledge.client.loss in LOSSES:
+            yield "of SGD on zeros and ones rows over biases are examples: --client fedavg:lr=…,steps=1, if you know it"
         limited = self._read[2]
         if limited is not None:
             yield limited

@@ -176,7 +176,10 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
         found: Of the update, by itself.
     """
     if found.rank is None:
-        return None, found.changed or "no fully connected layer tells it by its rank"
+        rounded = any(one.name == "rounded" for one in found.defenses) and bool(found.layers)
+        return None, found.changed or (
+            "rounding hides it" if rounded else "no fully connected layer tells it by its rank"
+        )
     # A layer behind others can have no higher rank than they leave it; one that reads the input is bound by itself.
     inputs = [layer for layer in found.layers if layer.reads == "input"]
     tells = inputs or [layer for layer in found.layers if layer.reads == "features" and layer.examples == found.rank]
@@ -190,6 +193,8 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
         many = f"{found.rank} examples or more, noise, or entries left out"
         return None, f"{full.weight} has the highest rank that it can have, by {many}"
     first = tells[0]
+    if first.more:
+        return None, f"at least {first.examples}, by the rank of {first.weight}, which leaves more than rounding does"
     more = ", to which the batch norm behind it adds one" if first.centered else ""
     words = f"{first.examples} or more, from the rank of {first.weight}{more}"
     return first.examples, words if found.at_least else f"assumed: {words}{found.provided}"

@@ -43,8 +43,10 @@ FALSE_ALARM = 1e-6
 """Chance of counts that come out whole and are none."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
-SOFTMAX_ONLY = ", if the loss is a softmax's"
+SOFTMAX_ONLY = ", if the loss is a softmax's and each label one class"
 """What is read off signs rests on this: no sum of sizes contradicts another loss."""
+HARD_ONLY = ", if each label is one class and nothing was added"
+"""What is read off sums of a softmax rests on this: those of soft labels and of control variates vanish, too."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class LabelLeak:
         multiple: All of these counts may be so many times more, or fewer.
         shares: Least share of all labels that each class has, where an example has many; None: not known.
         signed: Only signs are left, so that no sum says that the loss is a softmax's.
-        binary: They are those of one logit for two classes.
+        condition: What has to hold for the classes to be labels, where nothing proves it, as the end of a sentence.
     """
 
     present: tuple[int, ...]
@@ -203,12 +205,7 @@ class LabelLeak:
     multiple: bool = False
     shares: tuple[float, ...] | None = None
     signed: bool = False
-    binary: bool = False
-
-    @property
-    def condition(self) -> str:
-        """What the classes rest on: signs alone do not say that a loss is a softmax's; of one logit it is stated."""
-        return SOFTMAX_ONLY * (self.signed and not self.binary)
+    condition: str = ""
 
     @property
     def believed(self) -> bool:
@@ -245,7 +242,8 @@ class LabelLeak:
             for numbers in (self.counts, self.least or ())
         )
         off = f"before rounding up to {self.off_whole:.2f} off a whole number"
-        return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure or 'none'}"
+        sure = f"{sure or 'none'}{self.condition}"
+        return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure}"
 
     def _interval(self, label: int) -> str:
         if self.places is not None and self.counts is not None:
@@ -270,6 +268,7 @@ def label_leak(
     lower_bound: bool = False,
     longest: float = 1.0,
     alike: tuple[Tensor, int] | None = None,
+    noise: float = 0.0,
 ) -> LabelLeak | None:
     """The labels of the batch behind a gradient of the mean cross-entropy, by its last bias `b` `[classes]`.
 
@@ -289,6 +288,7 @@ def label_leak(
             long. What is proved of counts holds for any length up to it.
         alike: Softmax values `[classes]` that all examples have, where the last layer's weights are zero, and a number
             of examples. That counts come out whole says that this is one step of the loss.
+        noise: Standard deviation of an entry's error, as the sums of the last weight's columns show it.
 
     Returns:
         None without such a bias, or where its gradient is zero.
@@ -297,7 +297,7 @@ def label_leak(
     if bias is None or not (largest := float(bias.abs().max())) > 0:
         return None
     # The sum of errors of deviation s has s sqrt(classes): beside noise an entry must stand out of what the sum shows.
-    shown = DEVIATIONS * abs(float(bias.sum())) / math.sqrt(len(bias))
+    shown = DEVIATIONS * max(noise, abs(float(bias.sum())) / math.sqrt(len(bias)))
     present = tuple(torch.nonzero(bias < -max(FLOAT32_ZERO * largest, rounding, shown)).flatten().tolist())
     sound = abs(float(bias.sum())) <= max(ZERO_SUM_SHARE * float(bias.abs().sum()), rounding * len(bias))
     # A mean of the errors of one sigmoid lies between -1 and 1.
@@ -414,7 +414,7 @@ def sums_to_zero(bias: Tensor, rounding: float) -> bool:
 
 
 def signed_label_leak(
-    direction: Mapping[str, Tensor], weights: Mapping[str, Tensor], knowledge: Knowledge, batch_size: int | None
+    direction: Mapping[str, Tensor], weights: Mapping[str, Tensor], knowledge: Knowledge, count: int | None
 ) -> LabelLeak | None:
     """The labels behind steps of an optimizer that keeps of a gradient hardly more than signs, such as Adam.
 
@@ -430,7 +430,7 @@ def signed_label_leak(
     Args:
         direction: Minus what the tensors changed by.
         weights: What was sent out.
-        batch_size: Examples behind the update; None: unknown.
+        count: Labels behind the update; None: unknown.
         knowledge: What the attacker knows.
 
     Returns:
@@ -445,13 +445,11 @@ def signed_label_leak(
     lifted, others = int((rose & low).sum()), int((rose & ~low).sum())
     # Of the biases below zero no larger a share may rise than of those above it, with one more.
     most = others + (others + 1) * int(low.sum()) / max(1, int((~low).sum()))
-    if lifted + others > (most if batch_size is None else batch_size):
+    if lifted + others > (most if count is None else count):
         rose &= ~low
     present = tuple(torch.nonzero(rose).flatten().tolist())
-    fits = batch_size is None or len(present) <= batch_size
-    return LabelLeak(
-        present, None, None, bool((bias > 0).any()) and fits, signed=True, binary=knowledge.client.one_logit
-    )
+    fits = count is None or len(present) <= count
+    return LabelLeak(present, None, None, bool((bias > 0).any()) and fits, signed=True)
 
 
 def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) -> list[ClosedForm]:
@@ -468,7 +466,7 @@ def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) 
         ClosedForm(
             name="labels",
             message=message,
-            evidence={**asdict(leak), "condition": leak.condition},
+            evidence=asdict(leak),
             limit=limit if counted else "Other classes may be there, too.",
             tensors=tensors,
             lines=(f"labels: {leak.words}",),

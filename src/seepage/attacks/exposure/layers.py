@@ -48,6 +48,8 @@ CHANCE_ALONE = 1e-3
 """Chance up to which rows that agree within their errors do so without being one input's."""
 EXACT_SHARE = 1e-2
 """Most that an input may be off, as a share of its size, to be called exact: 40 dB, as everywhere."""
+ONE_RATE = ", if biases have the weights' rate"
+"""What rows over biases rest on where nothing proves it: else each is one multiple of its example, as under LARS."""
 MOST_LISTED = 6
 """Layers that read positions, up to which each has a line of its own."""
 
@@ -79,6 +81,7 @@ class LayerLeak:
         more: What the rank leaves is more than rounding, or rows with unknown entries were left out.
         every: The rank is as high as the number of examples that somebody stated: no example is hidden by rounding.
         provided: What has to hold for its rank to count examples, in words; empty: it is known to hold.
+        rated: Its weight and its bias are known to have moved by one rate, so that rows over biases are no multiples.
     """
 
     layer: str
@@ -99,6 +102,7 @@ class LayerLeak:
     more: bool = False
     every: bool = False
     provided: str = ""
+    rated: bool = True
 
     @property
     def examples(self) -> int:
@@ -158,10 +162,9 @@ def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
     if leak.found:
         yield ClosedForm(
             name="exact-rows",
-            message=f"{leak.found} {what if leak.found > 1 else one} exactly, row by row",
+            message=f"{leak.found} {what if leak.found > 1 else one} exactly, row by row{ONE_RATE * (not leak.rated)}",
             evidence={"found": leak.found},
-            limit="Rows that fewer neurons share are not counted, so there may be more. Of biases with a rate of their "
-            "own, as under LARS, each is a multiple.",
+            limit="Rows that fewer neurons share are not counted, so there may be more.",
             tensors=tensors,
             examples=leak.found if leak.reads == "input" else 0,
             vectors=leak.found,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from seepage.attacks.exposure.balance import Balance
 from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.labels import head_of
 from seepage.base.algebra.rows import LEAST_ALIKE
@@ -57,6 +58,8 @@ PAIRED, SHIFTS = 2**12, 4
 FEWEST_BELOW = 40
 """Entries between half of the ceiling and nearly all of it, of which a step that bends would leave some nearer to it:
 a tenth and more, so none with a chance of 1.5 %."""
+FEWEST_EQUATIONS, MOST_UNKNOWN = 8, 1024
+"""Equations more than unknowns, that no gradient meets by chance, and the most unknowns that are solved for."""
 PIECES, COLUMNS = 2**16, 256
 """Entries of a tensor that are looked at, and columns of the last layer beside which a rate is fitted."""
 
@@ -103,6 +106,7 @@ class Adaptive:
         shares: The share of each weight that a decay beside the step took off it, by name.
         modules: Modules with entries at the ceiling.
         flat: All entries that moved are at it, so that nothing tells the sizes of a gradient.
+        other: What was recognized that is none of those: how its entries look, in words.
     """
 
     size: float
@@ -111,16 +115,20 @@ class Adaptive:
     shares: Mapping[str, float] = field(default_factory=dict)
     modules: int = 0
     flat: bool = False
+    other: str = ""
 
     @property
     def finding(self) -> Finding:
         """In words, with numbers."""
-        evidence = {"size": self.size, "one_step": self.flat or self.best is not None, "modules": self.modules}
+        evidence = {"size": self.size, "one_step": bool(self.flat or self.other or self.best), "modules": self.modules}
         evidence["proved"] = self.best is not None and self.best.proved
+        evidence["other"], evidence["flat"] = bool(self.other), self.flat and self.best is None
         evidence["decay"] = max(self.shares.values(), default=0.0)
         evidence["coupled"] = 0.0 if self.best is None else self.best.step.coupled
         signs = "signSGD, Lion or Rprop"
-        if self.flat and self.best is None:
+        if self.other:
+            message = f"{self.other}; only signs are read"
+        elif self.flat and self.best is None:
             message = (
                 f"assumed: one step of signs, as entries that moved changed by {self.size:.4g}: of {signs}, a "
                 "clip by value, Adam on gradients far above its epsilon, or SGD on examples of zeros and ones"
@@ -180,11 +188,35 @@ def vanishing_sums(
 
 
 TOLD = {
-    True: "SGD, with momentum or without, by sums of the last layer",
+    True: "SGD, with momentum or without, by sums of the last layer, which moved by one rate",
     None: "assumed: SGD, as entries have many sizes",
     False: "assumed: SGD, though sums of the last layer are not a gradient's",
 }
 """What is said of the optimizer by what `along_gradient` returns."""
+
+
+def sgd_words(along: bool | None, balance: Balance | None, rates: Mapping[str, float]) -> str:
+    """What is said of an optimizer that may be SGD.
+
+    Args:
+        along: As `along_gradient` returns it.
+        balance: What the balance of neurons says.
+        rates: The rate of each tensor over the last bias's, or the first's, where these differ.
+
+    >>> sgd_words(True, Balance(26, {}), {})
+    'SGD, with momentum or without, by the balance of 26 neurons, whose tensors moved by one rate'
+    """
+    if balance is None:
+        return TOLD[along]
+    by = f"by the balance of {balance.neurons} neurons"
+    if not rates:
+        return f"SGD, with momentum or without, {by}, whose tensors moved by one rate"
+    low, high = min(rates.values()), max(rates.values())
+    least, most = (min(name for name in rates if rates[name] == one) for one in (low, high))
+    return (
+        f"SGD with rates of their own for tensors, as LARS or groups of parameters have, {by}: that of {most} is "
+        f"{high / low:.3g} times that of {least}; taken out"
+    )
 
 
 def along_gradient(moved: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, sums: Collection[str]) -> bool | None:
@@ -237,6 +269,9 @@ def adaptive_step(
     if flat and looked.alone:
         return Adaptive(ceiling, None, shares=shares, flat=True)
     plain = _explained(Step.sgd(), moved, weights, looked.formats, zero, {})
+    other = None if flat else looked.sized_alone() or factored(moved, weights, looked.formats)
+    if other is not None:
+        return Adaptive(ceiling, None, (plain,), other=other)
     rate, near = looked.rate(share)
     if rate is not None and (over or _chosen(ceiling) != rate):
         ceiling, shares, full = rate, looked.shares(rate, share), near
@@ -301,6 +336,61 @@ def _of_ceiling(
         single = found[0].off is not None and found[0].off <= DEVIATIONS
     size = max(ceiling, found[0].step.rate) if single and found[0].step.gain else ceiling
     return Adaptive(size, found[0] if single else None, (*(found[1:] if single else found), plain), shares, modules)
+
+
+def factored(moved: Mapping[str, Tensor], weights: Mapping[str, Tensor], formats: Formats) -> str | None:
+    """That entries were divided by means of their row and of their column, as Adafactor does; None: nothing says so.
+
+    Of `u_ij = g_ij (m / (r_i c_j))^1/2` with the means r_i, c_j and m of g^2 over rows, columns and all,
+
+        sum_j c_j u_ij^2 = m d       for each row i, with one positive weight for each column,
+
+    and so for columns. It is tested with more equations than the squares have independent columns.
+    """
+    found = [_weighed(moved[name], weights[name], formats) for name in moved if name in weights]
+    told = [one for one in found if one is not None]
+    if not told or not all(fits for fits, _, _ in told):
+        return None
+    equations, unknown = (sum(counts) for counts in zip(*((one[1], one[2]) for one in told), strict=True))
+    return (
+        f"as one step of Adafactor leaves it: one number for each column or row weighs out the squares of a matrix, in "
+        f"{equations} equations of {unknown} unknowns"
+    )
+
+
+def _weighed(change: Tensor, weight: Tensor, formats: Formats) -> tuple[bool, int, int] | None:
+    """Whether one number for each column weighs out a matrix's squares, by how many equations of how many unknowns.
+
+    Columns and rows change places where there are more columns. None: there are too few equations to tell.
+    """
+    if change.ndim != 2:
+        return None
+    own, weight = ((one.T if change.shape[0] < change.shape[1] else one).double() for one in (change, weight))
+    live = own.abs().amax(1) > 0
+    own, weight = own[live], weight[live]
+    if not len(own) > FEWEST_EQUATIONS or own.shape[1] > MOST_UNKNOWN:
+        return None
+    place = torch.linspace(0, len(own) - 1, min(len(own), 2 * own.shape[1] + PIECES // 2**9)).long()
+    own, weight = own[place], weight[place]
+    spread = spread_of(weight + own, formats.stored) + 3 * ROUNDING * own.abs()
+    size = own.square().mean()
+    squares, off = own.square() / size, 2 * own.abs() * spread / size
+    left, kept, right = torch.linalg.svd(squares, full_matrices=False)
+    rank = int((kept > DEVIATIONS * off.norm()).sum())
+    # Rows of one pattern, such as of entries that were all cut off, are one equation.
+    distinct = len((squares / off.norm(dim=1, keepdim=True) / DEVIATIONS).round().unique(dim=0))
+    sizes = own.abs()[own.abs() > LIVE * own.abs().max()] / own.abs().max()
+    held = float((sizes > 1 - NEAR).double().mean()) >= NEAR  # below a ceiling, whose squares are nearly alike
+    moving = squares[:, squares.amax(0) > 0], off[:, squares.amax(0) > 0]
+    held |= bool(((moving[0] - moving[0].mean(0)).abs() <= DEVIATIONS * moving[1]).all(0).any())  # one by itself
+    if held:
+        return False, 0, 0
+    if distinct - rank < FEWEST_EQUATIONS:
+        return None
+    solved = right[:rank].T @ ((left[:, :rank].T @ torch.ones(len(own), dtype=own.dtype)) / kept[:rank])
+    errors = ((off @ solved.abs()[:, None])[:, 0].square() + FLOAT32_SUM**2).sqrt()
+    fits = float(((squares @ solved - 1) / errors).square().mean().sqrt()) <= DEVIATIONS
+    return fits, len(own), rank
 
 
 def _few_digits(value: float, off: float) -> float:
@@ -651,6 +741,35 @@ class _Looked:
         at = (sizes - ceiling).abs() <= room
         close = at | (sizes < ceiling).logical_and(sizes > (1 - NEAR) * ceiling)
         return two and clear and bool(at.all() or (self.alone and close.all() and 2 * int(at.sum()) >= len(at)))
+
+    def sized_alone(self) -> str | None:
+        """That the entries of each tensor have one size of its own, beside a decay, in words; None where they have not.
+
+        Of tensors with entries enough, in more than one module. Zeros and ones give rows of one size, not matrices.
+        """
+        modules, sizes = set[str](), list[float]()
+        for name, (change, _, spread) in self.entries.items():
+            top = float(change.abs().max())
+            live = int((change.abs() > LIVE * top).sum())
+            if live < LEAST_ENTRIES or DEVIATIONS * float(spread.max()) > NEAR / 5 * top:
+                continue
+            level, share = self._pulled([name], top) or (top, 0.0)
+            shares = [(top, 0.0), (level, share)] if decay_of(share) > 0 and share * level < NEAR else [(top, 0.0)]
+            freed = [(*self.freed(name, a), one) for one, a in shares]
+            # Some fall short of it by epsilon over their gradient.
+            at = [int(((size - one).abs() <= DEVIATIONS * off + GAP * one).sum()) for size, off, one in freed]
+            if max(at) < MOST * live:
+                return None
+            modules.add(name.rpartition(".")[0])
+            sizes.append(shares[at.index(max(at))][0])
+        # What rounding of the weights left even was sent so: levels of one bit.
+        levels = all(int(c.abs()[c != 0].unique().numel()) <= 1 for c, _, _ in self.entries.values())
+        if levels or len(modules) < 2 or max(sizes) < (1 + GAP) * min(sizes):
+            return None
+        return (
+            f"assumed: one step of signs, as most entries of each tensor changed by one size of its own, from "
+            f"{min(sizes):.2g} to {max(sizes):.2g}: of LAMB, of Adafactor on one example, or of signs that were scaled"
+        )
 
     def share_at(self, ceiling: float, piled: Mapping[str, int]) -> float:
         """Median share of the tensors' live entries that are at the ceiling, of those with some there."""

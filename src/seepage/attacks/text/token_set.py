@@ -180,7 +180,7 @@ def _moves(observed: Round, name: str) -> tuple[Tensor, Tensor | None]:
         return moved, start
     if update.kind == "gradient" and update.rate is None:
         return change, None
-    moved = change if update.rate is None else -update.rate * change
+    moved = change if update.rate is None else -update.rate * update.rates.get(name, 1.0) * change
     return moved - update.decayed.get(name, 0.0) * start.double(), start
 
 

@@ -22,10 +22,10 @@ class Untaken(Exception):
         wants_more: Whether the network takes more than the examples.
     """
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, *, wants_names: bool = False) -> None:
         self.reason = first_line(error)
         self.place = own_line(error)
-        self.wants_more = isinstance(error, TypeError) and "required positional argument" in str(error)
+        self.wants_more = wants_names or (isinstance(error, TypeError) and "required positional argument" in str(error))
         super().__init__(f"{self.reason}{f', {self.place}' if self.place else ''}")
 
 
@@ -39,7 +39,19 @@ def tried(model: nn.Module, inputs: Tensor) -> Any:
         with torch.no_grad(), in_mode(model, training=False):
             return model(inputs)
     except Exception as error:
-        raise Untaken(error) from error
+        raise Untaken(error, wants_names=_asks_by_name(model)) from error
+
+
+def _asks_by_name(model: nn.Module) -> bool:
+    """Whether a network looks up parts of its input by name, as of a dictionary."""
+    try:
+        with torch.no_grad(), in_mode(model, training=False):
+            model({})
+    except KeyError as error:
+        return bool(error.args) and isinstance(error.args[0], str)
+    except Exception:  # user code may raise anything
+        return False
+    return False
 
 
 @contextmanager

@@ -207,8 +207,17 @@ def read_kind(tensors: Tensors, path: Path) -> Literal["gradient", "delta"]:
 def read_rate(tensors: Tensors, path: Path) -> float | None:
     """The learning rate that a difference of weights was divided by to make the gradient in a file, if there is one."""
     stored = tensors.get("rate")
-    if stored is None:
-        return None
+    return None if stored is None else _positive(stored, path)
+
+
+def read_rates(rates: Tensors, update: Tensors, path: Path) -> dict[str, float]:
+    """The rates of tensors in a file over their common one, by name."""
+    if not rates.keys() <= update.keys():
+        raise SeepageError(f"{path} holds a learning rate of a tensor that was not sent; record it again")
+    return {name: _positive(stored, path) for name, stored in rates.items()}
+
+
+def _positive(stored: Tensor, path: Path) -> float:
     if stored.dtype != torch.float64 or stored.numel() != 1 or not 0 < float(stored) < math.inf:
         raise SeepageError(f"{path} holds a learning rate that is no number above 0; record it again")
     return float(stored)

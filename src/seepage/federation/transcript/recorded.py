@@ -52,6 +52,7 @@ from seepage.federation.transcript.foreign import (
     read_facts,
     read_kind,
     read_rate,
+    read_rates,
     read_step,
     round_file,
 )
@@ -145,6 +146,7 @@ class RecordedTranscript:
                 read_rate(tensors, path),
                 read_decayed(_under(tensors, "decayed"), parts["update"], path),
                 read_step(tensors, path),
+                read_rates(_under(tensors, "rates"), parts["update"], path),
             ),
             batch_size=self._size(tensors),
             labels=self._labels(tensors, path),
@@ -348,20 +350,27 @@ def kind_tensor(kind: str) -> Tensor:
     return torch.tensor(list(kind.encode()), dtype=torch.uint8)
 
 
-def update_facts(kind: str, rate: float | None, decayed: Mapping[str, float], step: Step | None = None) -> Tensors:
+def update_facts(
+    kind: str,
+    rate: float | None,
+    decayed: Mapping[str, float],
+    step: Step | None = None,
+    rates: Mapping[str, float] | None = None,
+) -> Tensors:
     """The fields of an update beside its tensors, as a round's file holds them; see `Update`."""
     known = {"kind": kind_tensor(kind)}
     if step is not None:
         known["step"] = torch.tensor([float(getattr(step, name)) for name in STEP_NUMBERS], dtype=torch.float64)
     if rate is not None:
         known["rate"] = torch.tensor(rate, dtype=torch.float64)
-    shares = {name: torch.tensor(share, dtype=torch.float64) for name, share in decayed.items()}
-    return known | _over("decayed", shares)
+    for part, numbers in (("decayed", decayed), ("rates", rates or {})):
+        known |= _over(part, {name: torch.tensor(one, dtype=torch.float64) for name, one in numbers.items()})
+    return known
 
 
 def _round_tensors(observed: Round, first: Round) -> Tensors:
     sent = observed.update
-    tensors = _over("update", sent.tensors) | update_facts(sent.kind, sent.rate, sent.decayed, sent.step)
+    tensors = _over("update", sent.tensors) | update_facts(sent.kind, sent.rate, sent.decayed, sent.step, sent.rates)
     if not same(observed.params, first.params):
         tensors |= _over("params", observed.params)
     if not same(observed.buffers, first.buffers):

@@ -36,6 +36,8 @@ SHARES = (1.0, 0.1, 0.01, 0.001)
 """Shares of the gradient in the update from which one is searched for, with the features."""
 SIZE_REMEDY = "give the right --batch-size (or, of two checkpoints, --steps if the client took several)"
 """What to do about a gradient of a higher rank than the stated number of examples gives."""
+CONTRADICTED = "the softmax contradicts the solution"
+"""Why features are not believed where no labels of one class each fit the update, at the rate that it was read at."""
 
 
 @dataclass(frozen=True)
@@ -387,7 +389,7 @@ def _leftover(labels: Int[Tensor, " m"], stated: Int[Tensor, " n"] | None, missi
 def _doubt(solution: _Solution, known: Bool[Tensor, " n"]) -> str:
     """Why some features are not known: what concerns all of them first."""
     if not solution.misfit < CERTIFYING_MISMATCH:
-        return "the softmax contradicts the solution"
+        return CONTRADICTED
     if not solution.spread < CERTIFYING_MISMATCH:
         return "other starts end at other features"
     return (
