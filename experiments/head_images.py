@@ -2,10 +2,10 @@
 
 python experiments/head_images.py          a record for each body, batch size and guess; half an hour
 
-The body is learned on CIFAR-10 by 600 steps of SGD (`convnet` of width 16, whose maps are 2,048 features; `resnet` of
-width 16, pooled to 128, in eval mode); the client's images are of CIFAR-100, its head is fresh and has 100 classes; the
-attacker's own images are the 3,730 that the body learned on. Three seeds of both, ten batches each. `nearest`: the one
-of these whose features are nearest. Recognized: a likeness of 0.4 or more. Labels are not known.
+The body is that of `convnet` of width 16, learned on CIFAR-10 by 600 steps of SGD: its maps as 2,048 features, or their
+means over all positions, `pooled` to 32. The client's images are of CIFAR-100, its head is fresh and has 100 classes;
+the attacker's own images are the 3,730 that the body learned on. Three seeds of both, ten batches each. `nearest`: the
+one of these whose features are nearest. Recognized: a likeness of 0.4 or more. Labels are not known.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from torch import nn
 
 from seepage import Architecture, Batch, attack, build, record
 from seepage.attacks import FeatureDecoder
-from seepage.base.nn import generator
+from seepage.base.nn import frozen_randomness, generator
 from seepage.base.schema import Share
 from seepage.errors import Inapplicable
 from seepage.federation.clients import FedSGD
@@ -27,19 +27,19 @@ from seepage.measure.metrics.image import psnr
 STUDY, SEEDS, BATCHES, CLASSES, SHAPE = "head/images", 3, 10, 100, (3, 32, 32)
 RECOGNIZED = 0.4
 """The likeness from which on a picture counts as recognized."""
-BODIES = {"convnet": Architecture("convnet", {"width": 16}), "resnet": Architecture("resnet", {"width": 16})}
+BODIES = ("maps", "pooled")
 GUESSES = ("decoder", "nearest")
 
 
 def headed(body: str, public: Batch, seed: int) -> nn.Module:
     """A body that learned ten public classes and is frozen, under a fresh head."""
-    learned = trained(build(BODIES[body], SHAPE, 10, seed=seed), public, 600, seed).state_dict()
-    model = build(BODIES[body], SHAPE, CLASSES, seed=seed)
-    own = {name: tensor for name, tensor in learned.items() if tensor.shape == model.state_dict()[name].shape}
-    model.load_state_dict(own, strict=False)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in own)
-    return model.eval()
+    learned = trained(build(Architecture("convnet", {"width": 16}), SHAPE, 10, seed=seed), public, 600, seed)
+    assert isinstance(learned, nn.Sequential)
+    layers = nn.Sequential(*list(learned)[:-2], *([nn.AdaptiveAvgPool2d(1)] * (body == "pooled")), nn.Flatten())
+    with torch.no_grad():
+        width = layers(public.inputs[:1]).shape[1]
+    with frozen_randomness(seed):
+        return nn.Sequential(layers.requires_grad_(False), nn.Linear(width, CLASSES)).eval()
 
 
 def main(*, sizes: tuple[int, ...] = (1, 8, 32)) -> None:
@@ -81,7 +81,7 @@ def main(*, sizes: tuple[int, ...] = (1, 8, 32)) -> None:
             row |= {"flat": float(flat.mean()), "above_flat": int((near > flat).sum()), "batches": SEEDS * BATCHES}
             row |= {"cpu_s": clocks[n, how].cpu / (SEEDS * BATCHES), "said": said.get((n, how), ""), "data": "cifar100"}
             keep(STUDY, name, "recognized", row)
-            print(name, row)
+            print(name, row, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.generative.prior import own_images, remembered
+from seepage.attacks.generative.prior import digest_of, own_images, remembered
 from seepage.attacks.generative.training import train_inverter
 from seepage.attacks.reading.head import HeadFeatures, head_features
 from seepage.base.nn import captured_calls, forward, generator, in_mode
@@ -23,6 +23,8 @@ SHARE_HELD_OUT, MOST_HELD_OUT = 0.1, 256
 """Of the attacker's images: those that the decoder is judged on and not trained on."""
 FAINT = 0.1
 """What is added to a feature's deviation, as a share of the root mean square of all: some are nearly constant."""
+MOST_KEPT = 2
+"""Networks whose features of the attacker's images a process keeps."""
 Seen = tuple[Knowledge, Round, HeadFeatures]
 
 
@@ -124,17 +126,35 @@ class FeatureDecoder(Attack):
         return Reconstruction(made.to(like), found.labels[found.known].to(like.device), notes=notes)
 
 
+_kept: dict[str, _Own] = {}
+
+
 def _own(knowledge: Knowledge, observed: Round, head: str) -> _Own:
-    """The attacker's images and their features, in the precision and on the device of the round's weights."""
+    """The attacker's images and their features, in the precision and on the device of the round's weights.
+
+    The same images at the same weights are read once, whatever the update.
+    """
     like = next(iter(observed.params.values()))
     images = own_images(knowledge).to(like)
+    # Of the head itself nothing is needed, and it is what moves from round to round.
+    state = {**knowledge.model.state_dict(), **observed.params, **observed.buffers}
+    body = [tensor for name, tensor in state.items() if not name.startswith(f"{head}.")]
+    size = observed.batch_size if knowledge.client.batch_coupled(knowledge.model) else None
+    key = digest_of(f"{knowledge.model!r}/{head}/{size}/{knowledge.client.mode}", [images, *body])
+    if key not in _kept:
+        _kept[key] = _features(knowledge, observed, head, images, size or AT_ONCE)
+        while len(_kept) > MOST_KEPT:
+            del _kept[next(iter(_kept))]
+    return _kept[key]
+
+
+def _features(knowledge: Knowledge, observed: Round, head: str, images: Tensor, size: int) -> _Own:
+    """The same, made anew, so many images at a time: as many as the client had, where its batch reaches into them."""
     order = torch.randperm(len(images), generator=generator(0, "held out")).to(images.device)
     held, taught = images[order].tensor_split([max(2, min(MOST_HELD_OUT, round(SHARE_HELD_OUT * len(images))))])
     if images.shape[1] == 3:
         taught = torch.cat([taught, taught.flip(3)])
-    # Statistics of a batch reach into its features: they are taken of as many images as the client had.
-    size = observed.batch_size if knowledge.client.batch_coupled(knowledge.model) else None
-    features, judging = (_read(knowledge, observed, head, part, size or AT_ONCE) for part in (taught, held))
+    features, judging = (_read(knowledge, observed, head, part, size) for part in (taught, held))
     mean, variance = features.mean(0), features.var(0, correction=0)
     scale = (variance + FAINT**2 * variance.mean()).sqrt().clamp_min(1e-12)
     return _Own(taught, (features - mean) / scale, held, (judging - mean) / scale, mean, scale)
