@@ -84,6 +84,13 @@ class ExampleGradients:
         """`[d]` the chosen entries of an update at these weights, read as a gradient of the mean loss."""
         return self._entries(observed.gradient(self.knowledge.client))
 
+    def lost_of(self, observed: Round) -> Tensor | None:
+        """`[d]` bool the chosen entries of which an optimizer's step left a sign and a least size; None: of none."""
+        if observed.update.step is None or not observed.update.step.bent:
+            return None
+        lost = ~self._entries(observed.measured(self.knowledge.client, list(self.chosen)).error).isfinite()
+        return lost if bool(lost.any()) else None
+
     def of(self, examples: Batch, done: Callable[[], None] = lambda: None) -> Tensor:
         """`[k, d]` the chosen entries of each example's own gradient.
 
