@@ -4,7 +4,8 @@ python experiments/read_at_once.py          a record for each network, optimizer
 
 Three seeds of weights, ten batches each, one local step but where more are said. `codes`: five columns of 2 to 50
 codes, an embedding for each; the distinct codes of a batch that are named, of several clients those that one of them
-alone has. `tags` and `next tokens`: the classes of labels at places, and these labels with the right count. `columns`:
+alone has. `tags` and `next tokens`: the classes of labels at places, and these labels with the right count, proven or
+estimated for the stated batch. `columns`:
 30 measurements of patients behind a batch norm; both values of two rows, else mean and deviation, right to 1 % of the
 column's range. False: named and not there; values of two rows that are further off than is said.
 """
@@ -158,7 +159,7 @@ def at_places(setting: Setting, seed: int, draw: torch.Generator) -> Counts:
     if leak is not None and leak.believed:
         named = Counter(dict.fromkeys(leak.present, 1))
         if counted:
-            named = Counter(dict(enumerate(leak.counts))) if leak.places is not None and leak.counts else Counter()
+            named = Counter(dict(enumerate(leak.counts))) if leak.counts else Counter()
     true = true if counted else Counter(dict.fromkeys(true, 1))
     return (named & true).total(), true.total(), (named - true).total()
 

@@ -21,6 +21,7 @@ from seepage.attacks.membership import (
     infer_membership,
     whose,
 )
+from seepage.attacks.membership.matched_filter import Whitening, _Filter
 from seepage.base.nn import next_tokens
 from seepage.base.registry import Spec
 from seepage.errors import Inapplicable, SeepageError
@@ -196,3 +197,15 @@ def test_few_public_examples_are_enough_for_a_p_value(test: MembershipTest, publ
     private = texts(2, 1)
     found = infer_membership(record(gpt(), private), test, private, texts(public, 3))
     assert found.p_values.tolist() == pytest.approx([1 / (1 + len(found.calibration))] * 2)
+
+
+def test_entries_of_which_a_sign_is_left_are_taken_as_they_are_expected() -> None:
+    """Behind Adam: means of Gaussian draws of that sign, beside the filter's own formula."""
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(400, 5, generator=draw) * torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0]) + torch.arange(5.0) / 4
+    whitening = Whitening.of(rows.clone())
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
+    found = _Filter(None, whitening, whitening.mean)._expected(1e-6 * signs, 4)  # type: ignore[arg-type]
+    many = whitening.mean + torch.randn(200_000, 5, generator=draw) / (2 * whitening.scale)  # of four examples
+    same = many.sign() == signs
+    assert torch.allclose(found, (many * same).sum(0) / same.sum(0), rtol=0.03)

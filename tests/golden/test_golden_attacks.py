@@ -63,12 +63,17 @@ def photographs(model: Spec) -> tuple[Transcript, Batch]:
     return record(build(model, (3, 64, 64), 13), batch), batch
 
 
-def own_images(model: Spec) -> tuple[Transcript, Batch]:
+def own_images(model: Spec, start: Callable[[Spec], tuple[Transcript, Batch]] = one) -> tuple[Transcript, Batch]:
     """The same, and 500 other digits that the attacker has."""
     data = seepage.federation.data.load("digits", size=8)
-    seen, batch = one(model)
+    seen, batch = start(model)
     images = data.batch(data.train[:500]).inputs
     return replace(seen, knowledge=replace(seen.knowledge, auxiliary=images, known=frozenset({"auxiliary"}))), batch
+
+
+def faint_images(model: Spec) -> tuple[Transcript, Batch]:
+    """Two digits behind noise that leaves the head's equations solvable, and 500 that the attacker has."""
+    return own_images(model, faint)
 
 
 def average(model: Spec) -> tuple[Transcript, Batch]:
@@ -110,6 +115,7 @@ SETTINGS: dict[str, tuple[Callable[[Spec], tuple[Transcript, Batch]], Spec]] = {
     "faint": (faint, Spec("convnet", {"width": 16})),
     "steps": (steps, Spec("convnet", {"width": 16})),
     "own_images": (own_images, GELU),
+    "faint_images": (faint_images, Spec("convnet", {"width": 16})),
     "average": (average, Spec("fc2", {"hidden": 32})),
     "text": (text, Spec("gpt", {"width": 64})),
     "few_bits": (few_bits, Spec("text_encoder", {"vocabulary": 400, "width": 32})),

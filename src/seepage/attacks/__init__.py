@@ -8,7 +8,7 @@ from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.cpa.feature_inversion import FeatureInversion, cpa_fia
 from seepage.attacks.gauss_newton import GaussNewton, LocalSteps
-from seepage.attacks.generative import ggl, rogs
+from seepage.attacks.generative import FeatureDecoder, ggl, rogs
 from seepage.attacks.guided import GuidedMatching, fedleak_guided, gradient_matching
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.linear_equations import LinearEquations
@@ -35,6 +35,7 @@ __all__ = [
     "Averaged",
     "Cafe",
     "CocktailParty",
+    "FeatureDecoder",
     "FeatureInversion",
     "GaussNewton",
     "GradientMatching",

@@ -165,7 +165,7 @@ def _observe(
     said |= form | ({ARRAYS: "of files without names are taken in the order of the network's"} if ordered else {})
     personal = _personal(capture, model, in_own_names(state, model, str(capture.before)), sent)
     spared = {*personal, *_brought(model, architecture)}
-    as_built = _as_built(architecture, model, in_own_names(state, model, str(capture.before)))
+    as_built = _as_built(architecture, model, {*in_own_names(state, model, str(capture.before)), *personal})
     said |= {} if as_built is None else {"weights": as_built}
     try:
         note = load_weights(model, state, outputs, str(capture.before), optional=spared)
@@ -347,8 +347,14 @@ def _brought(model: nn.Module, architecture: Architecture) -> list[str]:
     return [name for name, parameter in model.named_parameters() if own and not parameter.requires_grad]
 
 
-def _as_built(architecture: Architecture, model: nn.Module, before: Tensors) -> str | None:
-    """What of the network no file has, so that it is as its factory made it; None where the files have all of it."""
+def _as_built(architecture: Architecture, model: nn.Module, before: Collection[str]) -> str | None:
+    """What of the network no file has, so that it is as its factory made it; None where that is nothing.
+
+    Args:
+        architecture: The network's.
+        model: The network.
+        before: Names that the file has, and of what is the client's own, which nothing is taken for.
+    """
     missing = {name: tensor for name, tensor in model.named_parameters() if name not in before}
     # Batch norm without its statistics is the client's own, as in FedBN.
     statistics = [name for name, _ in model.named_buffers() if name not in before and name.endswith("running_var")]

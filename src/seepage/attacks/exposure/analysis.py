@@ -51,7 +51,8 @@ from seepage.attacks.linear import LinearLeak
 from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
 from seepage.attacks.reading.head.features import CONTRADICTED, SIZE_REMEDY
-from seepage.base.nn import at_state, last_linear
+from seepage.attacks.text.token_set import looked_up
+from seepage.base.nn import at_state, last_linear, token_table
 from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SAME
 from seepage.base.storage import LazyTensors
 from seepage.base.words import plural
@@ -71,7 +72,7 @@ HALF_PRECISION = 0.02
 precision, whose steps are 2^-8 (bfloat16) of a number."""
 ALIKE = 0.1
 """Relative difference of the sizes of a bias's entries up to which their signs alone make a sum of them small."""
-PROBES, PROBED_PLACES = 64, 4096
+PROBES, PROBED_PLACES = 256, 4096
 """Made-up examples by which the mean softmax is told, and how many places they may have together."""
 FEWEST_VALUES = 64
 """Values of an example from which as many outputs are taken for an example, and not for classes."""
@@ -525,7 +526,7 @@ class UpdateAnalysis:
         )  # fmt: skip
         if found is not None and found.sound and self.head is not None and places > 1 and scaled:
             every = None if self.observed.batch_size is None or inferred else self.observed.batch_size * places
-            typical = self._head(max(2, min(PROBES, PROBED_PLACES // places)))
+            typical = self._head(max(2, min(PROBES, PROBED_PLACES // places)), self._words)
             placed = at_places(found, gradient[str(self._last_bias)], typical, every, longest, rounding)
             # That counts come out whole says that this is one step at this rate; shares do not.
             return placed if placed.places is not None or self.explained_step else found
@@ -605,11 +606,24 @@ class UpdateAnalysis:
         """What the last layer is to the outputs; None where the model has no such layer with a bias that was sent."""
         return None if self._last_bias is None else self._head(2)
 
-    def _head(self, count: int) -> Head:
+    @property
+    def _words(self) -> Tensor | None:
+        """`[v]` by how much each row of the table moved that was looked up; None where that does not show."""
+        table = token_table(self.knowledge.model)
+        if table is None:
+            return None
+        try:
+            found = looked_up(self.knowledge, self.observed, table[0])
+        except SeepageError:
+            return None
+        moved = self.observed.update.tensors[found.name].double().norm(dim=1) * found.rows.moved
+        return moved if bool(moved.any()) else None
+
+    def _head(self, count: int, words: Tensor | None = None) -> Head:
         names, observed = last_linear(self.knowledge.model, self.knowledge.num_outputs), self.observed
         assert names is not None  # as it has a bias
         own = (self.knowledge.model, observed.params, self.knowledge.input_shape, names[0])
-        return head_of(*own, buffers=observed.buffers, count=count)
+        return head_of(*own, buffers=observed.buffers, count=count, words=words)
 
     @property
     def unread_head(self) -> str | None:

@@ -75,6 +75,7 @@ def head_of(
     buffers: Mapping[str, Tensor] | None = None,
     count: int = 2,
     training: bool = False,
+    words: Tensor | None = None,
 ) -> Head:
     """What the layer with this weight is to the model's outputs.
 
@@ -86,6 +87,7 @@ def head_of(
         buffers: As of `forward`.
         count: Made-up inputs: noise at several brightnesses.
         training: Whether batch norm takes its statistics from them.
+        words: `[v]` how often each token stands in the made-up inputs, up to a factor; None: all alike.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU())
     >>> head_of(net, {}, (2, 2), "1.weight").kind, head_of(net[:2], {}, (2, 2), "1.weight").kind
@@ -102,8 +104,12 @@ def head_of(
     noise = torch.rand((count, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
     levels = torch.linspace(0.1, 0.9, count, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
     probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(next(iter(state.values())))
+    inputs = as_inputs(model, probes)
+    if words is not None:
+        draws = torch.multinomial(words.cpu(), inputs.numel(), replacement=True, generator=generator(0, "words"))
+        inputs = draws.view(inputs.shape).to(inputs)
     with torch.enable_grad(), in_mode(model, training=training), captured_calls(model, [layer]) as calls:
-        outputs = forward(model, state, as_inputs(model, probes), buffers=None if buffers is None else dict(buffers))
+        outputs = forward(model, state, inputs, buffers=None if buffers is None else dict(buffers))
     softmax = outputs.detach().double().softmax(1).transpose(0, 1).flatten(1)  # [classes, examples and places]
     mean, found, places = softmax.mean(1), calls.get(layer, []), outputs[0, 0].numel()
     if len(found) != 1 or found[0].output.numel() != outputs.numel() or not outputs.requires_grad:
@@ -178,8 +184,8 @@ class LabelLeak:
 
     Attributes:
         present: Classes that are in the batch: only these have a negative entry in the last bias gradient.
-        counts: Estimated examples of each class, where the update is one step of a loss that is fully explained and the
-            batch size is known; None: unknown.
+        counts: Estimated examples, or labels at places, of each class, where the update is one step of a loss that is
+            fully explained and the batch size is known; None: unknown.
         off_whole: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
         least: Examples of each class at the least, whatever the outputs were; None without counts.
         most: The same at the most; None where the batch size was inferred, as there may be more examples.
@@ -242,6 +248,8 @@ class LabelLeak:
             for numbers in (self.counts, self.least or ())
         )
         off = f"before rounding up to {self.off_whole:.2f} off a whole number"
+        if self.shares is not None:
+            return f"{words}; estimated counts, if each place has a label: {counts} ({off})"
         sure = f"{sure or 'none'}{self.condition}"
         return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure}"
 
@@ -331,7 +339,8 @@ def at_places(
     Of m labels at places of all examples `dL/db_c = mean p_c - count_c / m`, so that `count_c / m >= -dL/db_c`,
     whatever the outputs are; and with the mean softmax of the network on made-up inputs in the place of p, as of a
     network that is hardly trained or has many classes, `m (p - dL/db)` is a whole number for each class. Numbers m are
-    tried: K counts above 0 all come within `off` of whole numbers by a chance of `(2 off)^K`.
+    tried: K counts above 0 all come within `off` of whole numbers by a chance of `(2 off)^K`. Where that proves no
+    number, counts of a label at each place are an estimate, if they come near whole numbers.
 
     Args:
         leak: The classes.
@@ -353,7 +362,12 @@ def at_places(
         if held * math.log(max(2 * off, 1e-9)) + math.log(len(tried)) < math.log(FALSE_ALARM):
             found.append((total, whole.long(), off))
     if not found:
-        return replace(leak, shares=tuple(((-bias.double() - rounding) / longest).clamp(min=0).tolist()))
+        shares = tuple(((-bias.double() - rounding) / longest).clamp(min=0).tolist())
+        guess = (most or 0) * mean
+        off, whole = float((guess - guess.round()).abs().max()), guess.round().long()
+        if most is None or off > OFF_WHOLE or int(whole.sum()) != most or int(whole.min()) < 0:
+            return replace(leak, shares=shares)
+        return replace(leak, shares=shares, counts=tuple(whole.tolist()), off_whole=off)
     # Counts that have a divisor are whole for fewer labels, too; a label at each place is the rule.
     total, counts, off = next((one for one in found if one[0] == most), found[0])
     present = tuple(torch.nonzero(counts).flatten().tolist())
@@ -460,6 +474,8 @@ def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) 
     message, tensors = "the labels and about how many of each" if counted else "the labels", tuple[str, ...]()
     message += leak.condition
     limit = "Counts take the outputs for uniform, as they are before training."
+    if leak.shares is not None:
+        limit = "Counts take the mean output for that on made-up examples, as it is before training."
     if leak.believed and last is not None:
         tensors = tuple(filter(None, last))
     return [

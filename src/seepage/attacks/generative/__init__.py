@@ -1,9 +1,10 @@
-"""Attacks with a learned idea of what images look like: GGL and ROGS.
+"""Attacks with a learned idea of what images look like: GGL, ROGS, and a decoder of features.
 
 What they know beyond the update is declared: `Knowledge.auxiliary`, images that are not private.
 """
 
 from seepage.attacks.generative.enhance import Enhanced
+from seepage.attacks.generative.features import FeatureDecoder
 from seepage.attacks.generative.latent import Latent, LowResolution
 from seepage.attacks.generative.presets import ggl, rogs
 from seepage.attacks.generative.prior import ImagePrior
@@ -11,6 +12,7 @@ from seepage.attacks.generative.search import LatentSearch
 
 __all__ = [
     "Enhanced",
+    "FeatureDecoder",
     "ImagePrior",
     "Latent",
     "LatentSearch",

@@ -1,7 +1,7 @@
 """Where a generator comes from: trained on the attacker's own images, or the user's by its dotted path."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,11 +134,18 @@ def remembered(settings: str, images: Tensor, train: Callable[[], nn.Module]) ->
         images: What it is trained on.
         train: Trains it.
     """
-    digest = hashlib.sha256(f"{settings}/{tuple(images.shape)}/{images.device}".encode())
-    digest.update(images.cpu().contiguous().numpy().tobytes())
-    key = digest.hexdigest()
+    key = digest_of(settings, [images])
     if key not in _trained:
         _trained[key] = train().cpu()
         while len(_trained) > MOST_NETWORKS_KEPT:
             del _trained[next(iter(_trained))]
     return settled(deepcopy(_trained[key]))
+
+
+def digest_of(settings: str, tensors: Iterable[Tensor]) -> str:
+    """A digest of some words and of tensors with their shapes and devices."""
+    digest = hashlib.sha256(settings.encode())
+    for tensor in tensors:
+        digest.update(f"/{tuple(tensor.shape)}/{tensor.dtype}/{tensor.device}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

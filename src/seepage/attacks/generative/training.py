@@ -1,4 +1,4 @@
-"""Train a decoder, an up-sampler or a denoiser on images that are not private.
+"""Train a decoder, an up-sampler, a denoiser or an inverter of features on images that are not private.
 
 Seeds are fixed: the same images give the same bits.
 """
@@ -83,23 +83,42 @@ def train_denoiser(images: Tensor, bounds: tuple[float, float], *, scale: int, w
     return settled(clean)
 
 
+def train_inverter(
+    features: Tensor, images: Tensor, bounds: tuple[float, float], *, width: int, steps: int
+) -> nn.Module:
+    """A decoder of features `[m, k]`, in deviations, to their images `[m, c, H, W]`, by squared error."""
+    with frozen_randomness(0):
+        decode = decoder(tuple(images.shape[1:]), features.shape[1], width, bounds).to(images)
+    for places in _places(len(images), [decode], steps, 2e-3, generator(0, "inverter")):
+        picked = places.to(images.device)
+        (decode(features[picked]) - images[picked]).square().mean().backward()
+    return settled(decode)
+
+
 def settled(network: nn.Module) -> nn.Module:
     """In eval mode, its parameters not trainable."""
     return network.eval().requires_grad_(False)
 
 
 def _batches(images: Tensor, networks: Sequence[nn.Module], steps: int, lr: float, draw: Generator) -> Iterator[Tensor]:
-    """Batches of images; after each one, a step along the gradients that its user has left."""
+    """Batches of images, those of color mirrored at random; after each one a step, as of `_places`."""
+    for places in _places(len(images), networks, steps, lr, draw):
+        picked = images[places.to(images.device)]
+        if images.shape[1] == 3:
+            mirrored = torch.rand((len(picked), 1, 1, 1), generator=draw).to(picked) < 0.5
+            picked = torch.where(mirrored, picked.flip(3), picked)
+        yield picked
+
+
+def _places(count: int, networks: Sequence[nn.Module], steps: int, lr: float, draw: Generator) -> Iterator[Tensor]:
+    """Places of the images of each batch; after each one, a step along the gradients that its user has left."""
     parameters = [parameter for network in networks for parameter in network.train().parameters()]
     optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.99))
     for step in range(steps):
         look()
         optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
-        picked = images[torch.randint(len(images), (min(BATCH, len(images)),), generator=draw).to(images.device)]
-        if images.shape[1] == 3:
-            mirrored = torch.rand((len(picked), 1, 1, 1), generator=draw).to(picked) < 0.5
-            picked = torch.where(mirrored, picked.flip(3), picked)
+        places = torch.randint(count, (min(BATCH, count),), generator=draw)
         optimizer.zero_grad()
         with torch.enable_grad():
-            yield picked
+            yield places
         optimizer.step()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.membership.noise import example_clip
 from seepage.base.nn import captured_calls, forward, generator, in_mode, norm
+from seepage.errors import Inapplicable, short
 from seepage.federation.types import Batch, Knowledge, Round, Tensors
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -53,7 +54,16 @@ class ExampleGradients:
             reference: Public examples, for the statistics of batch norm.
             entries: Largest number of entries of a tensor that are used, drawn at random.
             seed: Draws them.
+
+        Raises:
+            Inapplicable: Where some weights are the client's own: the network cannot be run.
         """
+        if observed.personal:
+            raise Inapplicable(
+                f"the weights of {len(observed.personal)} parameters, such as {short(min(observed.personal))}, are the "
+                "client's own and were never seen, so no candidate's gradient can be computed",
+                "use layer_span for layers in front of these, or a round whose weights are all known",
+            )
         draw = generator(seed, "entries of gradients")
         chosen = {}
         for name, tensor in observed.update.tensors.items():
@@ -73,6 +83,13 @@ class ExampleGradients:
     def entries_of(self, observed: Round) -> Tensor:
         """`[d]` the chosen entries of an update at these weights, read as a gradient of the mean loss."""
         return self._entries(observed.gradient(self.knowledge.client))
+
+    def lost_of(self, observed: Round) -> Tensor | None:
+        """`[d]` bool the chosen entries of which an optimizer's step left a sign and a least size; None: of none."""
+        if observed.update.step is None or not observed.update.step.bent:
+            return None
+        lost = ~self._entries(observed.measured(self.knowledge.client, list(self.chosen)).error).isfinite()
+        return lost if bool(lost.any()) else None
 
     def of(self, examples: Batch, done: Callable[[], None] = lambda: None) -> Tensor:
         """`[k, d]` the chosen entries of each example's own gradient.

@@ -1,5 +1,6 @@
 """The matched filter: the likelihood-ratio test for a known gradient in a sum of gradients like public ones."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -133,12 +134,26 @@ class _Filter(Detector):
 
     def statistics(self, observed: Round, templates: Tensor) -> Tensor:
         """`[k]` correlations, from -1 to 1."""
-        entries = self.gradients.entries_of(observed)
+        entries, lost = self.gradients.entries_of(observed), self.gradients.lost_of(observed)
+        if lost is not None:
+            entries = torch.where(lost, self._expected(entries, observed.batch_size or 1), entries)
         # u - m, or u - s m
         centered = (entries - self.mean)[None] * self.whitening.scale
         update = self.whitening.residual(entries) if self.scaled else centered
         length = (self.whitening.solved(update) * update).sum().clamp_min(1e-30).sqrt()
         return templates @ update[0] / length
+
+    def _expected(self, least: Tensor, examples: int) -> Tensor:
+        """`[d]` entries u as they are expected by their signs and least sizes.
+
+        With u about N(m, s^2), E[u | u > 0] = m + s phi(m / s) / Phi(m / s), and for u < 0 the same of -u.
+        """
+        spread = 1 / (self.whitening.scale.double() * examples**0.5)
+        mean, sign = self.mean.double(), least.sign().double()
+        odds = sign * mean / spread
+        ratio = (-odds.square() / 2 - math.log(2 * math.pi) / 2 - torch.special.log_ndtr(odds)).exp()
+        size = torch.maximum((sign * mean + spread * ratio).abs(), least.double().abs())
+        return (sign * size).to(least.dtype)
 
 
 @membership_tests.register(

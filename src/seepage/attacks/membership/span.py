@@ -203,9 +203,11 @@ class LayerSpan(MembershipTest):
         buffers = public_statistics(knowledge, observed, reference)
         layers = _layers(knowledge, observed, reference, buffers)
         if not layers:
+            known = f" and that reads nothing of the client's own {len(observed.personal)} parameters"
             raise Inapplicable(
-                "the span test needs a fully connected layer whose weight was sent, and there is none",
-                "use matched_filter",
+                f"the span test needs a fully connected layer whose weight was sent{known * bool(observed.personal)}, "
+                "and there is none",
+                "observe a round whose weights are all known" if observed.personal else "use matched_filter",
             )
         bare = _Span(knowledge, observed, buffers, layers)
         read, apart = bare.read(reference, done), held_out(reference)
@@ -222,9 +224,17 @@ def _layers(knowledge: Knowledge, observed: Round, reference: Batch, buffers: Te
     x = reference.inputs[:2].to(next(iter(observed.params.values())).device)
     with in_mode(model, training=False), linear_calls(model) as calls, torch.no_grad():
         forward(model, observed.params, x, buffers=buffers or None)
+    # What a layer reads is known where it is the same whatever the client's own weights are.
+    own = {name: -1 - p.detach() for name, p in model.named_parameters() if name in observed.personal}
+    moved = calls
+    if own:
+        with in_mode(model, training=False), linear_calls(model) as moved, torch.no_grad():
+            forward(model, {**observed.params, **own}, x, buffers=buffers or None)
     found: list[tuple[Tensor, str, list[tuple[str, int]]]] = []
-    for module, weight, read, axis in calls:
+    for (module, weight, read, axis), other in zip(calls, moved, strict=True):
         name = names.get(id(weight), "")
+        if not torch.equal(read, other[2]):
+            continue
         if name not in sent or id(weight) in tables or len(read) != len(x):
             continue
         same = next((weights for other, _, weights in found if other is read), None)
