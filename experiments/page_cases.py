@@ -213,8 +213,3 @@ def network_of(name: str) -> str:
 
 def share_with_ends(rate: Share) -> str:
     return f"{rate.share:.0%} ({rate.interval[0]:.0%} to {rate.interval[1]:.0%})"
-
-
-def own_layers(rows: Sequence[Row]) -> str:
-    """For each batch of `linear_equations`: how many examples have a unit of their own, by layer."""
-    return "; ".join(", ".join(map(str, row["one_by_layer"])) for row in rows if row["method"] == "linear_equations")

@@ -11,7 +11,6 @@ from seepage.attacks.gauss_newton import GaussNewton, LocalSteps
 from seepage.attacks.generative import FeatureDecoder, ggl, rogs
 from seepage.attacks.guided import GuidedMatching, fedleak_guided, gradient_matching
 from seepage.attacks.linear import LinearLeak
-from seepage.attacks.linear_equations import LinearEquations
 from seepage.attacks.patches import PatchEmbedding, PatchUnmixing
 from seepage.attacks.rgap.rgap import RGap
 from seepage.attacks.search import (
@@ -41,7 +40,6 @@ __all__ = [
     "GradientMatching",
     "GuidedMatching",
     "Inapplicable",
-    "LinearEquations",
     "LinearLeak",
     "LocalSteps",
     "LoraLeak",
