@@ -37,7 +37,7 @@ PROBED = 2
 
 
 @dataclass(frozen=True)
-class Pair:
+class HomogeneousPair:
     """Two layers between which neurons may be scaled, by the names of their tensors."""
 
     weight: str
@@ -62,12 +62,12 @@ class Balance:
     names: frozenset[str] = frozenset()
 
 
-def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[Pair]:
+def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[HomogeneousPair]:
     """Pairs of layers whose neurons balance in a made-up gradient of a made-up loss.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
     >>> homogeneous_pairs(net, (4,))
-    [Pair(weight='0.weight', bias='0.bias', after='2.weight')]
+    [HomogeneousPair(weight='0.weight', bias='0.bias', after='2.weight')]
     """
     own = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     draw = generator(0, "balance")
@@ -77,7 +77,7 @@ def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[Pa
         loss = (outputs * torch.rand(outputs.shape, generator=draw).to(outputs)).sum()
         slopes = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
     terms = {name: (p * g).detach() for (name, p), g in zip(own.items(), slopes, strict=True) if g is not None}
-    found, before = list[Pair](), dict[str, tuple[Tensor, Tensor]]()
+    found, before = list[HomogeneousPair](), dict[str, tuple[Tensor, Tensor]]()
     for prefix in (name.removesuffix("weight") for name in terms if name.endswith("weight") and terms[name].ndim):
         weight, bias = f"{prefix}weight", f"{prefix}bias"
         if terms[weight].ndim > 1:
@@ -86,7 +86,7 @@ def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[Pa
                 columns = _columns(terms[weight], len(before[first][0]))
                 if columns is not None and _vanish(before[first][0] - columns.sum(1), before[first][1]):
                     with_bias = f"{first.removesuffix('weight')}bias"
-                    found.append(Pair(first, with_bias if with_bias in terms else None, weight))
+                    found.append(HomogeneousPair(first, with_bias if with_bias in terms else None, weight))
                     break
         shifted = bias in terms and terms[bias].shape == terms[weight].shape[:1]  # not of a transposed convolution
         parts = [terms[weight].reshape(len(terms[weight]), -1), *([terms[bias][:, None]] if shifted else [])]
@@ -169,7 +169,7 @@ class _Neurons:
     single: bool
 
     @classmethod
-    def of(cls, pair: Pair, moved: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> "_Neurons | None":
+    def of(cls, pair: HomogeneousPair, moved: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> "_Neurons | None":
         neurons, terms, squares, sizes = len(weights[pair.weight]), list[Tensor](), torch.zeros(()), list[Tensor]()
         names = tuple(name for name in (pair.weight, pair.bias, pair.after) if name is not None)
         for name in names:
