@@ -1,8 +1,8 @@
 """Images of the features that a head alone reveals, by `feature_decoder`, where the body is public and frozen.
 
-python experiments/head_images.py          a record for each body, batch size and guess; half an hour
+python experiments/head_images.py          a record for each body, batch size and guess; ten minutes
 
-The body is that of `convnet` of width 16, learned on CIFAR-10 by 600 steps of SGD: its maps as 2,048 features, or their
+The body is that of `convnet` of width 16, learned on CIFAR-10 by 300 steps of SGD: its maps as 2,048 features, or their
 means over all positions, `pooled` to 32. The client's images are of CIFAR-100, its head is fresh and has 100 classes;
 the attacker's own images are the 3,730 that the body learned on. Three seeds of both, ten batches each. `nearest`: the
 one of these whose features are nearest. Recognized: a likeness of 0.4 or more. Labels are not known.
@@ -33,7 +33,7 @@ GUESSES = ("decoder", "nearest")
 
 def headed(body: str, public: Batch, seed: int) -> nn.Module:
     """A body that learned ten public classes and is frozen, under a fresh head."""
-    learned = trained(build(Architecture("convnet", {"width": 16}), SHAPE, 10, seed=seed), public, 600, seed)
+    learned = trained(build(Architecture("convnet", {"width": 16}), SHAPE, 10, seed=seed), public, 300, seed)
     assert isinstance(learned, nn.Sequential)
     layers = nn.Sequential(*list(learned)[:-2], *([nn.AdaptiveAvgPool2d(1)] * (body == "pooled")), nn.Flatten())
     with torch.no_grad():
@@ -64,7 +64,8 @@ def main(*, sizes: tuple[int, ...] = (1, 8, 32)) -> None:
                     for how in GUESSES:
                         try:
                             with clocked(clocks[n, how]):
-                                guess = attack(replace(seen, knowledge=own), FeatureDecoder(guess=how))
+                                decoder = FeatureDecoder(guess=how, width=8, training=300)
+                                guess = attack(replace(seen, knowledge=own), decoder)
                             said[n, how] = guess.notes[0]
                         except Inapplicable as refused:
                             print(names[n, how], refused)
