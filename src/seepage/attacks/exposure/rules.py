@@ -748,9 +748,12 @@ class _Looked:
         Of tensors with entries enough, in more than one module. Zeros and ones give rows of one size, not matrices.
         """
         modules, sizes = set[str](), list[float]()
-        for name, (change, _, spread) in self.entries.items():
+        for name, (change, weight, spread) in self.entries.items():
             top = float(change.abs().max())
             live = int((change.abs() > LIVE * top).sum())
+            pull = float((change * weight).sum()) / max(float(weight.square().sum()), 1e-300)
+            if bool(((change - pull * weight).abs() <= DEVIATIONS * spread).all()):
+                continue  # as a decay alone moves it
             if live < LEAST_ENTRIES or DEVIATIONS * float(spread.max()) > NEAR / 5 * top:
                 continue
             level, share = self._pulled([name], top) or (top, 0.0)
