@@ -194,7 +194,7 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
         return None, f"{full.weight} has the highest rank that it can have, by {many}"
     first = tells[0]
     if first.more:
-        return None, f"at least {first.examples}, by the rank of {first.weight}, which leaves more than rounding does"
+        return None, f"the rank of {first.weight} has no clear end: more than rounding is left behind it"
     more = ", to which the batch norm behind it adds one" if first.centered else ""
     words = f"{first.examples} or more, from the rank of {first.weight}{more}"
     return first.examples, words if found.at_least else f"assumed: {words}{found.provided}"
