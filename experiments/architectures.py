@@ -46,6 +46,7 @@ BRIEF: Mapping[str, Mapping[str, Any]] = {
     "grad_inversion": {"steps": 3, "restarts": 2},
     "spear": {"samples": 256, "starts": 32, "steps": 3},
     "rogs": {"steps": 3, "training": 3, "width": 4},
+    "feature_decoder": {"training": 3, "width": 4},
     "ggl": {"steps": 2, "population": 4, "latent": 8, "width": 4, "training": 3},
     "cafe": {"steps": [2, 2, 2], "polish": 1, "corrections": 1},
     "cafe_published": {"iterations": [2, 2, 2]},
