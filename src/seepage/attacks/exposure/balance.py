@@ -65,7 +65,7 @@ class Balance:
 def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[HomogeneousPair]:
     """Pairs of layers whose neurons balance in a made-up gradient of a made-up loss.
 
-    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    >>> net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3))
     >>> homogeneous_pairs(net, (4,))
     [HomogeneousPair(weight='0.weight', bias='0.bias', after='2.weight')]
     """
