@@ -201,4 +201,8 @@ def test_numbers_of_a_function_are_kept_as_they_come(tmp_path: Path, monkeypatch
         list(reproduce(work, "small", out=tmp_path / "runs", results=tmp_path / "results"))
     (kept,) = read_records(tmp_path / "results", item.id)
     assert (kept.value, kept.seeds, kept.column) == (1.5, {"0": 1.5}, 0)
+    keep_records(tmp_path / "results", item.id, [changed(kept, value=9.0, seeds={"0": 8.0, "1": 10.0})])
+    with pytest.raises(KeyboardInterrupt):
+        list(reproduce(work, "small", out=tmp_path / "runs", results=tmp_path / "results"))
+    assert [one.value for one in read_records(tmp_path / "results", item.id)] == [9.0]  # of more seeds, from earlier
     assert not list((tmp_path / "runs").rglob("values.json"))

@@ -23,7 +23,7 @@ from seepage.errors import Problems, SeepageError
 from seepage.federation.data import DATA, is_packaged
 from seepage.papers.items import Item, Size
 from seepage.papers.lines import Line
-from seepage.papers.records import Record, keep_records, picture_of
+from seepage.papers.records import Record, keep_records, picture_of, read_records
 from seepage.report.grid import write_grid
 
 
@@ -178,7 +178,8 @@ def _by_function(
 ) -> tuple[list[Value], dict[str, Any]]:
     """The values of an item that is no audit, kept in a file of its own: a second run finds them there.
 
-    Those of a function that makes them one after another are records as they come: a killed run loses one.
+    Those of a function that makes them one after another are records as they come, where there were none: a killed run
+    loses one, and nothing of an earlier one.
     """
     make = import_dotted(job.item.expect.by)
     started, cpu = time.time(), time.process_time()
@@ -192,8 +193,9 @@ def _by_function(
     values = []
     for value in make(job.tables, data=job.data, seed=job.seed, show=show):
         values.append(_finite(value))
-        if results is not None:
-            keep_records(results, job.item.id, [_record(job, size, values[-1], environment(_device(job)))])
+        fresh = _record(job, size, values[-1], environment(_device(job)))
+        if results is not None and fresh.key not in {one.key for one in read_records(results, job.item.id)}:
+            keep_records(results, job.item.id, [fresh])
     spent = {"seconds": round(time.time() - started, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
     env = {**environment(_device(job)), **spent}
     write_json(path, {"values": [vars(value) for value in values], "env": env})
