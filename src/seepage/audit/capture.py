@@ -102,9 +102,7 @@ class Capture:
         return Update(own) if self.gradient is not None else Update(own, "delta")
 
     def moved(self, state: Tensors, sent: Tensors) -> Tensors:
-        """What each weight moved by, or its gradient, under the files' names; nothing where the shape was stated."""
-        if self.input_shape is not None:
-            return {}
+        """What each weight moved by, or its gradient, under the files' names."""
         there = [n for n in sent if n in state and state[n].is_floating_point() and state[n].shape == sent[n].shape]
         before, after = ({n: one[n] for n in there} for one in (state, sent))
         weights = self.after is not None and not _is_difference(before, after)

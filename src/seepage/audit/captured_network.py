@@ -9,7 +9,7 @@ Whatever a network raises for an example is a sentence here, before anything is 
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ def find_network(
     state: Mapping[str, Tensor],
     shape: Shape | None,
     classes: int | None,
-    moved: Mapping[str, Tensor] | None = None,
+    moved: Callable[[], Mapping[str, Tensor]] = dict,
 ) -> Network:
     """The network that weights belong to. A shape or a number of classes that is not stated is found by trial.
 
@@ -94,7 +94,7 @@ def find_network(
         state: The weights, by name.
         shape: Shape of one example; None: not stated.
         classes: Outputs, if known.
-        moved: What each of them moved by, or its gradient, as far as it was sent: tells how long texts were.
+        moved: Makes what each of them moved by, or its gradient, as far as it was sent: tells how long texts were.
 
     Raises:
         SeepageError: Where it cannot be built or takes no such example, and where nothing tells the shape.
@@ -105,7 +105,8 @@ def find_network(
     head = None if classes is not None else _head(sketch, state, DEFAULT_CLASSES)
     outputs = stated if head is None else head
     texts = [one for one in sketch.modules() if isinstance(one, Table)] if shape is None else []
-    length, source = _length(sketch, _in_names_of(sketch, moved or {}), _in_names_of(sketch, state))
+    tensors = (_in_names_of(sketch, moved()), _in_names_of(sketch, state)) if texts else None
+    length, source = (DEFAULT_LENGTH, "") if tensors is None else _length(sketch, texts, *tensors)
     if shape is not None:
         shapes = [shape]
     else:
@@ -338,21 +339,23 @@ def _untold_text(architecture: Architecture, tables: Iterable[Table]) -> Seepage
     )
 
 
-def _length(model: nn.Module, moved: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> tuple[int, str]:
+def _length(
+    model: nn.Module, tables: list[Table], moved: Mapping[str, Tensor], state: Mapping[str, Tensor]
+) -> tuple[int, str]:
     """Tokens of the longest text, and by what: of a table of places the rows that moved, one after another.
 
     A row that no text reached stood still, or moved by `-c w` of a decay, to the rounding of w. Without such a table,
     `DEFAULT_LENGTH` and no words: the same network takes texts of any length.
     """
-    tables = [module.weight for module in model.modules() if isinstance(module, Table)]
-    if not tables:
-        return DEFAULT_LENGTH, ""
-    most = max(tables, key=len)
+    looked_up = [table.weight for table in tables]
+    most = max(looked_up, key=len)
     for name, own in model.named_parameters():
         shape = own.shape[-2:]
         wide = own.ndim >= 2 and math.prod(own.shape[:-2]) == 1 and shape[1] == most.shape[1]
         # Other matrices of this width are layers that read tokens: a table's rows, or a parameter's with a 1 before.
-        placed = wide and FEWEST_PLACES <= shape[0] < len(most) and (own.ndim > 2 or any(own is one for one in tables))
+        placed = (
+            wide and FEWEST_PLACES <= shape[0] < len(most) and (own.ndim > 2 or any(own is one for one in looked_up))
+        )
         if not placed or name not in moved or name not in state or moved[name].shape != own.shape:
             continue
         rows, weights = (one[name].detach().reshape(shape).double() for one in (moved, state))

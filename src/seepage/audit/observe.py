@@ -140,7 +140,7 @@ def _observe(
             "leave --client out, or say how it was made: --client fedavg:lr=0.1,steps=1"
         )
     state, sent = read_state(capture.before), read_state(capture.answer)
-    one_logit, moved_by = make_client(client).one_logit, capture.moved(state, sent)
+    one_logit, moved_by = make_client(client).one_logit, partial(capture.moved, state, sent)
     try:
         network = find_network(architecture, state, input_shape, 1 if one_logit else classes, moved_by)
     except SeepageError as error:
