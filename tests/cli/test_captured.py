@@ -531,12 +531,12 @@ def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
 
 
 def test_a_rate_that_makes_several_steps_of_one_is_no_pass(cli: Cli, home: Path, captured: Tensor) -> None:
-    """That it was one step is read off the neurons, so that another rate makes no other rule of it."""
+    """The rate of several local steps stands in the client's rule."""
     line = ("attack", "before.pt", "after.pt", *HIDDEN, "--quiet")
     cli(*line, "--lr=0.1", "--out=right")
     cli(*line, "--lr=0.05", "--out=wrong")
     found = cli("compare", "right", "wrong", code=2)
-    assert re.search(r"learning rate of .*: 0.1 -> 0.05", found.out)
+    assert re.search(r"client of .* -> FedAvg", found.out)
     assert "NOT WORSE" not in found.out
 
 

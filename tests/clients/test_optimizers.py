@@ -191,7 +191,7 @@ def test_no_other_optimizer_is_taken_for_adafactor(rule: str) -> None:
 
 
 def test_steps_of_one_rate_are_counted_by_neurons(tmp_path: Path) -> None:
-    found = checked(tmp_path, Rows, "sgd", 2, 0)
+    found = checked(tmp_path, Rows, "sgd", 16, 0)
     assert fact(found, "local steps")[0].startswith("1, as several would")
     assert fact(found, "local steps")[1] == "inferred"
 
@@ -234,3 +234,27 @@ def test_leftovers_of_rank_are_no_batch_size(tmp_path: Path, noise: float) -> No
         found = check_capture(capture, Look(), named=True).cases[0]
         assert found.exposure.batch_size is None
         assert fact(found, "batch size")[1] == "unknown"
+
+
+def test_several_steps_on_other_batches_are_never_called_one() -> None:
+    """Nor where their directions have next to nothing to do with each other, at rates down to rounding."""
+    told = 0
+    for seed in range(60):
+        draw = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        width, steps = (20, 100, 784)[seed % 3], 1 + seed % 4
+        hidden = (16, 128)[seed // 12 % 2]
+        model = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        rule = torch.optim.SGD(model.parameters(), lr=10 ** float(-4 + 3 * torch.rand((), generator=draw)))
+        for _ in range(steps):
+            rule.zero_grad()
+            x, y = torch.randn(4, width, generator=draw), torch.randint(10, (4,), generator=draw)
+            F.cross_entropy(model(x), y).backward()
+            rule.step()
+        moved = {name: p.detach() - before[name] for name, p in model.named_parameters()}
+        found = balance_of(model, (width,), moved, before)
+        single = found is not None and found.single
+        assert not single or steps == 1, seed
+        told += single
+    assert told >= 2

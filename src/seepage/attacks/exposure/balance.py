@@ -12,7 +12,8 @@ changes entries one by one keeps none of it. In sizes, one step moves
 
     |w|^2 + b^2 - |v|^2   by   |dw|^2 + db^2 - |dv|^2
 
-and s steps of the same length by a share 1/s of that: so neurons tell one step from several.
+and s steps of one length and direction by a share 1/s of that; of steps in other directions their cosines decide. So
+neurons tell one step from several, where their sizes moved far beyond the errors.
 """
 
 import math
@@ -30,8 +31,14 @@ NEURONS = 6
 """Neurons of a pair of layers from which their balance says anything: three rates are fitted."""
 BY_CHANCE = 1e-6
 """Chance of another rule to keep the balance, below which it proves one."""
+APART = 30.0
+"""How many times over its error a neuron's size must have moved: steps that are nearly orthogonal leave so little."""
 ONE_RATE = 1e-2
 """Relative difference up to which rates that were fitted are one."""
+FEWEST_NEURONS = 48
+"""Neurons that tell one step: two examples switch no neuron of n on that is the same by a chance of `(3/4)^n`."""
+OWN_RATES = 1.1
+"""How many times one rate must be another to be one of its own: several steps bend sums by some hundredths."""
 PROBED = 2
 """Made-up examples by which the layers that neurons stand between are found."""
 
@@ -133,7 +140,8 @@ def balance_of(
     if all(chance is not None for chance in even):
         proved = math.prod(chance for chance in even if chance is not None) < BY_CHANCE
         names = frozenset(name for one in seen for name in one.names)
-        return Balance(count, {}, all(one.single for one in seen), names) if proved else None
+        single = count >= FEWEST_NEURONS and all(one.single for one in seen)
+        return Balance(count, {}, single, names) if proved else None
     rates = dict[str, float]()
     for one in seen:
         fitted = one.fitted()
@@ -146,9 +154,7 @@ def balance_of(
             continue  # which rates it has beside the others' nothing says
         rates |= {name: rate * over for name, rate in own.items() if name not in rates}
     return (
-        Balance(count, rates, names=frozenset(rates))
-        if max(rates.values()) / min(rates.values()) > 1 + ONE_RATE
-        else None
+        Balance(count, rates, names=frozenset(rates)) if max(rates.values()) / min(rates.values()) > OWN_RATES else None
     )
 
 
@@ -191,7 +197,7 @@ class _Neurons:
         if int(live.sum()) < NEURONS:
             return None
         half = torch.stack(sizes, 1).sum(1)[live].abs() / 4  # two steps of one length leave at least so much
-        return cls(names, every[live], off[live], bool(half.median() > DEVIATIONS * off[live].median()))
+        return cls(names, every[live], off[live], bool(half.median() > APART * DEVIATIONS * off[live].median()))
 
     def chance(self, over: Tensor) -> float | None:
         """Chance of another rule to leave sums as small as these at some rates; None where they do not vanish."""
