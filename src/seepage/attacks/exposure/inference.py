@@ -188,7 +188,7 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
     tells = [layer for layer in tells if layer not in bound or not layer.last] or tells
     full = next((layer for layer in tells if layer in bound), None)
     if full is None and tells[0].examples < found.rank:
-        return None, f"at least {found.rank}, by the rank of one layer, which others contradict"
+        return None, "the ranks of the layers contradict one another"
     if full is not None:
         many = f"{found.rank} examples or more, noise, or entries left out"
         return None, f"{full.weight} has the highest rank that it can have, by {many}"
