@@ -377,8 +377,11 @@ def _weighed(change: Tensor, weight: Tensor, formats: Formats) -> tuple[bool, in
     squares, off = own.square() / size, 2 * own.abs() * spread / size
     left, kept, right = torch.linalg.svd(squares, full_matrices=False)
     rank = int((kept > DEVIATIONS * off.norm()).sum())
-    # Rows of one pattern, such as of entries that were all cut off, are one equation.
-    distinct = len((squares / off.norm(dim=1, keepdim=True) / DEVIATIONS).round().unique(dim=0))
+    # Rows of one pattern, such as of entries that were all cut off or of black and white inputs, are one equation: a
+    # row counts where no row before it lies within both their errors.
+    reach = DEVIATIONS * off.norm(dim=1)
+    alike = torch.cdist(squares, squares) <= reach[:, None] + reach
+    distinct = int((alike.tril(-1).sum(1) == 0).sum())
     sizes = own.abs()[own.abs() > LIVE * own.abs().max()] / own.abs().max()
     held = float((sizes > 1 - NEAR).double().mean()) >= NEAR  # below a ceiling, whose squares are nearly alike
     moving = squares[:, squares.amax(0) > 0], off[:, squares.amax(0) > 0]
