@@ -209,7 +209,7 @@ def _observe(
     balance = balance_of(model, input_shape, update.tensors, before) if unstated else None
     bent = None if balance is not None else _Bent.of(capture, update, before, model, (input_shape, outputs))
     first = bent is not None and update.kind == "delta"
-    update, decay = _without_decay(capture, model, update, before, outputs, first=first)
+    update, decay = _without_decay(capture, model, update, before, (input_shape, outputs), first=first)
     if unstated and balance is None and bent is None and decay is not None:
         balance = balance_of(model, input_shape, update.tensors, before)
     own_rates, untold = dict[str, float](), False
@@ -463,7 +463,13 @@ def _check_rule(capture: Capture) -> None:
 
 
 def _without_decay(
-    capture: Capture, model: nn.Module, update: Update, before: Tensors, outputs: int, *, first: bool
+    capture: Capture,
+    model: nn.Module,
+    update: Update,
+    before: Tensors,
+    sizes: tuple[tuple[int, ...], int],
+    *,
+    first: bool,
 ) -> tuple[Update, WeightDecay | None]:
     """The update without weight decay, which is no gradient of any example, and that decay where it was inferred.
 
@@ -485,7 +491,7 @@ def _without_decay(
     if first or update.kind != "delta" or not rule.linear_in_gradient:
         return update, None
     if rule.loss == "cross_entropy":
-        decay = infer_weight_decay(model, before, update.tensors, outputs)
+        decay = infer_weight_decay(model, before, update.tensors, *sizes[::-1])
     else:  # the rows of a gradient add up to 0 for losses of the softmax alone
         decay = decay_of_directions(before, update.tensors)
     return (update, None) if decay is None else (update.without_decay(before, decay.shares), decay)

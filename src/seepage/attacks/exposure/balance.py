@@ -14,11 +14,15 @@ changes entries one by one keeps none of it. In sizes, one step moves
 
 and s steps of one length and direction by a share 1/s of that; of steps in other directions their cosines decide. So
 neurons tell one step from several, where their sizes moved far beyond the errors.
+
+Decay takes a share of each tensor: `<w, dw> + b db - <v, dv>` is then `-a |w|^2 - a' b^2 + a'' |v|^2` and shows which
+tensors shrank. Where a batch norm reads a layer, its rows alone are free: `<w, dL/dw> = 0`.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -39,17 +43,26 @@ FEWEST_NEURONS = 48
 """Neurons that tell one step: two examples switch no neuron of n on that is the same by a chance of `(3/4)^n`."""
 OWN_RATES = 1.1
 """How many times one rate must be another to be one of its own: several steps bend sums by some hundredths."""
-PROBED = 2
+PROBED = 4
 """Made-up examples by which the layers that neurons stand between are found."""
+NORMED = 0.01
+"""Share of its terms up to which a row's sum vanishes where a norm follows."""
+WORSE = 20.0
+"""How many times worse every other share must meet the balance for one to be right; a twentieth off is another one."""
 
 
 @dataclass(frozen=True)
 class HomogeneousPair:
-    """Two layers between which neurons may be scaled, by the names of their tensors."""
+    """Two layers between which neurons may be scaled, by the names of their tensors; one, whose scale a norm undoes."""
 
     weight: str
     bias: str | None
-    after: str
+    after: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its tensors."""
+        return tuple(name for name in (self.weight, self.bias, self.after) if name is not None)
 
 
 @dataclass(frozen=True)
@@ -76,14 +89,7 @@ def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[Ho
     >>> homogeneous_pairs(net, (4,))
     [HomogeneousPair(weight='0.weight', bias='0.bias', after='2.weight')]
     """
-    own = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    draw = generator(0, "balance")
-    noise = torch.rand((PROBED, *input_shape), generator=draw, dtype=torch.float64).to(next(iter(own.values())))
-    with torch.enable_grad(), in_mode(model, training=False):
-        outputs = forward(model, own, as_inputs(model, noise))
-        loss = (outputs * torch.rand(outputs.shape, generator=draw).to(outputs)).sum()
-        slopes = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
-    terms = {name: (p * g).detach() for (name, p), g in zip(own.items(), slopes, strict=True) if g is not None}
+    terms = _terms(model, input_shape, training=False)
     found, before = list[HomogeneousPair](), dict[str, tuple[Tensor, Tensor]]()
     for prefix in (name.removesuffix("weight") for name in terms if name.endswith("weight") and terms[name].ndim):
         weight, bias = f"{prefix}weight", f"{prefix}bias"
@@ -101,6 +107,32 @@ def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[Ho
     return found
 
 
+def normalized_rows(model: nn.Module, input_shape: tuple[int, ...]) -> list[HomogeneousPair]:
+    """Layers whose rows a norm that follows takes the scale of, in train mode.
+
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    >>> [pair.names for pair in normalized_rows(net, (4,))]
+    [('0.weight',)]
+    """
+    terms = {name: each for name, each in _terms(model, input_shape, training=True).items() if each.ndim > 1}
+    rows = {name: each.reshape(len(each), -1) for name, each in terms.items()}
+    # The norm's own constant beside the variance leaves a small part of the scale.
+    free = {name: _vanish(each.sum(1), each.abs().sum(1), NORMED) for name, each in rows.items()}
+    return [HomogeneousPair(name, None, None) for name in free if free[name]]
+
+
+def _terms(model: nn.Module, input_shape: tuple[int, ...], *, training: bool) -> dict[str, Tensor]:
+    """Each parameter times its made-up gradient, of those that have one."""
+    own = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    draw = generator(0, "balance")
+    noise = torch.rand((PROBED, *input_shape), generator=draw, dtype=torch.float64).to(next(iter(own.values())))
+    with torch.enable_grad(), in_mode(model, training=training):
+        outputs = forward(model, own, as_inputs(model, noise))
+        loss = (outputs * torch.rand(outputs.shape, generator=draw).to(outputs)).sum()
+        slopes = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
+    return {name: (p * g).detach() for (name, p), g in zip(own.items(), slopes, strict=True) if g is not None}
+
+
 def _columns(terms: Tensor, neurons: int) -> Tensor | None:
     """`[neurons, columns of each and rows]` of a layer behind; None where it cannot read so many."""
     if terms.shape[1] % neurons:
@@ -108,9 +140,9 @@ def _columns(terms: Tensor, neurons: int) -> Tensor | None:
     return terms.movedim(1, 0).reshape(neurons, -1)
 
 
-def _vanish(sums: Tensor, sizes: Tensor) -> bool:
+def _vanish(sums: Tensor, sizes: Tensor, within: float = FLOAT32_NETWORK) -> bool:
     live = sizes > 0
-    return int(live.sum()) >= NEURONS and bool((sums[live].abs() <= FLOAT32_NETWORK * sizes.max()).all())
+    return int(live.sum()) >= NEURONS and bool((sums[live].abs() <= within * sizes.max()).all())
 
 
 def balance_of(
@@ -130,7 +162,7 @@ def balance_of(
     asked = [
         pair
         for pair in homogeneous_pairs(model, input_shape)
-        if all(name is None or (name in moved and name in weights) for name in (pair.weight, pair.bias, pair.after))
+        if all(name in moved and name in weights for name in pair.names)
     ]
     seen = [one for pair in asked if (one := _Neurons.of(pair, moved, weights)) is not None]
     if not seen:
@@ -164,21 +196,25 @@ class _Neurons:
 
     Attributes:
         names: Of the tensors that are balanced.
-        terms: `[neurons, tensors]` the sums over each tensor, the last with its sign turned.
+        terms: `[neurons, tensors]` the sums over each tensor, that of the layer behind with its sign turned.
+        squares: `[neurons, tensors]` those of the weights, likewise.
+        moves: `[neurons]` squares of what they moved by, likewise, all tensors together.
         off: `[neurons]` standard errors of their sum.
         single: Sizes moved as by one step.
     """
 
     names: tuple[str, ...]
     terms: Tensor
+    squares: Tensor
+    moves: Tensor
     off: Tensor
     single: bool
 
     @classmethod
     def of(cls, pair: HomogeneousPair, moved: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> "_Neurons | None":
-        neurons, terms, squares, sizes = len(weights[pair.weight]), list[Tensor](), torch.zeros(()), list[Tensor]()
-        names = tuple(name for name in (pair.weight, pair.bias, pair.after) if name is not None)
-        for name in names:
+        neurons, terms, errors, sizes = len(weights[pair.weight]), list[Tensor](), torch.zeros(()), list[Tensor]()
+        squares = list[Tensor]()
+        for name in pair.names:
             weight, change = weights[name].double(), moved[name].double()
             spread = (spread_of(weight + change, "float32").square() + (2 * ROUNDING * change).square()).sqrt()
             if name == pair.after:
@@ -186,18 +222,32 @@ class _Neurons:
             weight, change, spread = (one.reshape(neurons, -1) for one in (weight, change, spread))
             sign = -1.0 if name == pair.after else 1.0
             terms.append(sign * (weight * change).sum(1))
+            squares.append(sign * weight.square().sum(1))
             sizes.append(sign * change.square().sum(1))
             # Sums of float32 leave each entry of a gradient off by a share of the largest.
             summed = FLOAT32_SUM * (weight * change).abs().sum(1) + 2 * ROUNDING * change.abs().max() * weight.norm(
                 dim=1
             )
-            squares = squares + (weight * spread).square().sum(1) + summed.square()
-        every, off = torch.stack(terms, 1), squares.sqrt()
+            errors = errors + (weight * spread).square().sum(1) + summed.square()
+        every, off = torch.stack(terms, 1), errors.sqrt()
         live = every.abs().amax(1) > DEVIATIONS * off
         if int(live.sum()) < NEURONS:
             return None
-        half = torch.stack(sizes, 1).sum(1)[live].abs() / 4  # two steps of one length leave at least so much
-        return cls(names, every[live], off[live], bool(half.median() > APART * DEVIATIONS * off[live].median()))
+        moves = torch.stack(sizes, 1).sum(1)[live]
+        half = moves.abs() / 4  # two steps of one length leave at least so much
+        single = bool(half.median() > APART * DEVIATIONS * off[live].median())
+        return cls(pair.names, every[live], torch.stack(squares, 1)[live], moves, off[live], single)
+
+    def missed(self, shares: Tensor) -> float:
+        """How far the balance is missed where tensors lost these shares, in errors.
+
+        Steps after the first start from other weights, whose products with their moves the first weights' miss by at
+        most half the squares of all that moved, one way or the other.
+        """
+        sums = (self.terms + shares * self.squares).sum(1) / self.off
+        later = self.moves / self.off
+        part = float((sums @ later) / later.square().sum().clamp(min=1e-300))
+        return float((sums - min(max(part, -0.5), 0.5) * later).square().mean().sqrt())
 
     def chance(self, over: Tensor) -> float | None:
         """Chance of another rule to leave sums as small as these at some rates; None where they do not vanish."""
@@ -219,6 +269,44 @@ class _Neurons:
             return None
         chance = self.chance(over)
         return [1 / float(one) for one in over] if chance is not None and chance < BY_CHANCE else None
+
+
+def shares_of_neurons(
+    pairs: Sequence[HomogeneousPair],
+    before: Mapping[str, Tensor],
+    delta: Mapping[str, Tensor],
+    share: float,
+    known: Mapping[str, float],
+) -> dict[str, float]:
+    """Which tensors shrank by a share and which by nothing, as the balance of their neurons shows.
+
+    Args:
+        pairs: Of the network, from its first layer to its last.
+        before: Weights that were sent out.
+        delta: By how much each moved.
+        share: What those that shrank lost.
+        known: What tensors are known to have lost.
+
+    Returns:
+        Of those that are not known, where no other choice meets the balance nearly as well.
+    """
+    found = dict(known)
+    for pair in reversed(pairs):
+        if not all(name in delta and name in before for name in pair.names):
+            continue
+        neurons = _Neurons.of(pair, delta, before)
+        if neurons is None:
+            continue
+        choices = [(found[name],) if name in found else (0.0, share) for name in pair.names]
+        missed = dict[tuple[float, ...], float]()
+        for shares in product(*choices):
+            missed[shares] = neurons.missed(torch.tensor(shares, dtype=torch.float64))
+        for place, name in enumerate(pair.names):
+            best = {one: min(off for shares, off in missed.items() if shares[place] == one) for one in choices[place]}
+            right = min(best, key=best.__getitem__)
+            if all(off >= WORSE * max(best[right], 1.0) for one, off in best.items() if one != right):
+                found[name] = right
+    return {name: one for name, one in found.items() if name not in known}
 
 
 def every_rate(rates: Mapping[str, float], names: Iterable[str], reference: str | None) -> dict[str, float] | None:

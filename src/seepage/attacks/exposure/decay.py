@@ -6,7 +6,7 @@ one of an example.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from seepage.attacks.exposure.balance import HomogeneousPair, homogeneous_pairs, normalized_rows, shares_of_neurons
 from seepage.attacks.text.moved_rows import LEAST_EXPLAINED
 from seepage.base.nn import generator, last_linear
 from seepage.base.rounding import DEVIATIONS
@@ -29,15 +30,11 @@ BLOCK_EXPLAINED = 0.99
 """Share of what a layer moved outside its gradient's directions, as a square, that shrinking it must explain."""
 LAST_PLACES = 2.0
 """A layer that moved by no more than this many units of its last place, outside its gradient, did not shrink."""
-BALANCE = 0.003
-"""Two layers are balanced where <W, G> differs by less than this share of `a |W|^2`, the change that decay a makes."""
-
-
 MOST_POSITIONS, MOST_TOKENS = 65_536, 5
 """Rows of a weight up to which it may be a position embedding, and those of them that stand for no patch."""
 POSITIONS_ROUNDED = 8.0
 """Times the rounding of the returned weights up to which two gradients are one."""
-APART = 4.0
+FURTHER = 4.0
 """How many times worse the other share must meet it."""
 
 
@@ -76,7 +73,9 @@ class WeightDecay:
         return f"{self.share:.3g} of {self.where}, {self.by}{size}{which}; taken out of the update{others}"
 
 
-def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_classes: int) -> WeightDecay | None:
+def infer_weight_decay(
+    model: nn.Module, before: Tensors, delta: Tensors, num_classes: int, input_shape: tuple[int, ...]
+) -> WeightDecay | None:
     """Weight decay of SGD from what all rows of the last layer together moved; None where that shows none.
 
     The softmax does not change when one vector is added to all rows, so that the rows of a gradient of cross-entropy,
@@ -85,15 +84,15 @@ def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_cl
     elsewhere, and then nothing is said.
 
     Clients may have spared other layers, or given them another rate. Two things show that of a layer. A gradient of
-    low rank leaves directions in which only decay moves the layer. And what a ReLU network's layer and the next one
-    get from scaling is the same, `<W, G> + <b, g> = <W', G'>`, and 0 where batch norm in train mode follows, which
-    decay `a` changes by `a |W|^2`. Where nothing shows it, a layer is taken to have shrunk as others did.
+    low rank leaves directions in which only decay moves the layer. And neurons between homogeneous layers balance in a
+    gradient, which decay shifts (see `balance`). Where nothing shows it, a layer is taken to have shrunk as others did.
 
     Args:
         model: The architecture.
         before: Weights that were sent out.
         delta: Weights after minus before, of SGD on cross-entropy; momentum may be in it.
         num_classes: Classes of the model.
+        input_shape: Shape of one example.
 
     >>> layer = nn.Linear(6, 4)
     >>> before = {name: tensor.detach().clone() for name, tensor in layer.named_parameters()}
@@ -101,7 +100,7 @@ def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_cl
     >>> loss.backward()
     >>> torch.optim.SGD(layer.parameters(), lr=0.1, weight_decay=0.01).step()
     >>> delta = {name: tensor.detach() - before[name] for name, tensor in layer.named_parameters()}
-    >>> found = infer_weight_decay(layer, before, delta, 4)
+    >>> found = infer_weight_decay(layer, before, delta, 4, (6,))
     >>> round(found.share, 6), found.where
     (0.001, 'weight')
     """
@@ -110,7 +109,11 @@ def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_cl
         spared = {str(name) for name in says()} if callable(says) else set[str]()
     except Exception:  # somebody's own code, which nobody has to call to train the network
         spared = set()
-    return decay_of_rows(last_linear(model, num_classes), before, delta, spared)
+
+    def pairs() -> list[HomogeneousPair]:
+        return [*homogeneous_pairs(model, input_shape), *normalized_rows(model, input_shape)]
+
+    return decay_of_rows(last_linear(model, num_classes), before, delta, spared, pairs)
 
 
 def decay_of_rows(
@@ -118,6 +121,7 @@ def decay_of_rows(
     before: Mapping[str, Tensor],
     delta: Mapping[str, Tensor],
     exempt: Collection[str] = (),
+    pairs: Callable[[], Sequence[HomogeneousPair]] = list,
 ) -> WeightDecay | None:
     """The same from the names of the last layer's weight `[classes, k]` and bias; None where there is no such layer.
 
@@ -126,6 +130,7 @@ def decay_of_rows(
         before: As in `infer_weight_decay`.
         delta: See there. Both are asked for one tensor at a time.
         exempt: Weights that the network itself says should not decay; taken for so where no equation shows it.
+        pairs: Finds layers whose neurons balance; asked where there is a decay.
     """
     if names is None or names[0] not in delta or names[0] not in before or len(before[names[0]]) < 2:
         return None
@@ -141,13 +146,22 @@ def decay_of_rows(
     if not 0 < share < 1 or not explained or share < FEWEST_DEVIATIONS * error:
         return None
     vectors = _vectors_too(before, delta, bias, share)
-    # Layers of their own rate or none: by directions that no gradient moves, else by <W, G> = <W', G'>.
-    shown, balances = _of_others(weight, share, before, delta, vectors=vectors is not False)
+    # Layers of their own rate or none: by directions that no gradient moves, then by their neurons.
+    shown = dict[str, float]()
+    for name in delta:
+        if name != weight and name in before and delta[name].ndim > 1 and bool(delta[name].any()):
+            found = _of_block(before[name].flatten(1).double(), delta[name].flatten(1).double(), share)
+            shown |= {} if found is None else {name: found}
     rest = median(shown.values()) if shown else share  # of layers that show nothing
+    ends = {} if vectors is None else {name: rest if vectors else 0.0 for name in delta if delta[name].ndim == 1}
+    balanced = shares_of_neurons(pairs(), before, delta, share, {weight: share, **shown, **ends})
+    shown |= {name: found for name, found in balanced.items() if delta[name].ndim > 1}
+    rest = median(shown.values()) if shown else share
     shown |= dict.fromkeys((name for name in exempt if name in delta and name not in shown), 0.0)
     shown |= _of_positions(before, delta, rest)
     if vectors is None:
-        vectors = _norms_too(before, delta, rest, balances)
+        votes = [found > 0 for name, found in balanced.items() if delta[name].ndim == 1]
+        vectors = not votes or sum(votes) * 2 > len(votes)
     shares = {weight: share}
     for name in delta:
         tensor = delta[name]
@@ -201,46 +215,6 @@ def _vectors_too(
     # Each returned bias is rounded to half a unit of its last place.
     rounded = float((torch.finfo(before[bias].dtype).eps * before[bias].double()).norm())
     return None if share * abs(still) <= 4 * rounded else abs(moved + share * still) < abs(moved)
-
-
-def _norms_too(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], share: float, balances: list[float]) -> bool:
-    """Whether norms shrank as weights did, by their balance with the layers they feed; yes where none shows it."""
-    votes = []
-    for name in delta:
-        bias = f"{name.removesuffix('weight')}bias"
-        if name == bias or name not in before or before[name].ndim != 1 or bias not in before or bias not in delta:
-            continue
-        # Scaling what a norm gives, <g, D> + <b, D>, is scaling the layer that reads it.
-        off = BALANCE * share * float(before[name].double().square().sum())
-        own = [_scaled(before[name], delta[name], a) + _scaled(before[bias], delta[bias], a) for a in (0.0, share)]
-        fits = [any(abs(scaled - one) <= off for one in balances) for scaled in own]
-        votes += [fits[1]] if fits[0] != fits[1] else []
-    return not votes or sum(votes) * 2 > len(votes)
-
-
-def _of_others(
-    last: str, share: float, before: Mapping[str, Tensor], delta: Mapping[str, Tensor], *, vectors: bool
-) -> tuple[dict[str, float], list[float]]:
-    """By how much layers shrank, of those that show it, and the balances: by free directions, or else by balance."""
-    by_block, by_balance = dict[str, float](), dict[str, float]()
-    balances = [0.0, _scaled(before[last], delta[last], share)]
-    for name in reversed(list(delta)):
-        if name == last or name not in before or delta[name].ndim < 2 or not bool(delta[name].any()):
-            continue
-        start, moved = before[name], delta[name]
-        found = _of_block(start.flatten(1).double(), moved.flatten(1).double(), share)
-        if found is not None:
-            by_block[name] = found
-        else:
-            bias = f"{name.removesuffix('weight')}bias"
-            beside = (before[bias], delta[bias]) if bias in before and bias in delta else None
-            off = BALANCE * share * float(start.double().square().sum())
-            fits = [a for a in (0.0, share) if _is_balanced((start, moved), beside, a, balances, off, vectors=vectors)]
-            if len(fits) != 1:
-                continue  # by chance, or by neither
-            found = by_balance[name] = fits[0]
-        balances.append(_scaled(start, moved, found))
-    return by_block or by_balance, balances
 
 
 def _of_positions(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], share: float) -> dict[str, float]:
@@ -303,38 +277,9 @@ def _shared(
     place = 0 if known else 1
     best = {a: min(miss for pair, miss in missed.items() if pair[place] == a) for a in (0.0, share)}
     near, far = sorted(best.values())
-    if near > POSITIONS_ROUNDED * rounded or far < APART * max(near, rounded):
+    if near > POSITIONS_ROUNDED * rounded or far < FURTHER * max(near, rounded):
         return None
     return min(best, key=best.__getitem__)
-
-
-def _scaled(start: Tensor, moved: Tensor, share: float) -> float:
-    """`<W, D> + a |W|^2`, which is `-lr <W, G>` for the right share a: what scaling a layer does to the loss."""
-    start = start.double()
-    return float((start * moved.double()).sum() + share * start.square().sum())
-
-
-def _is_balanced(
-    weight: tuple[Tensor, Tensor],
-    bias: tuple[Tensor, Tensor] | None,
-    share: float,
-    balances: list[float],
-    off: float,
-    *,
-    vectors: bool,
-) -> bool:
-    """Whether a layer that shrank by this share is in balance with one of the others, or with none.
-
-    Args:
-        weight: Before, and by how much it moved.
-        bias: The same of its bias.
-        share: The share.
-        balances: Of the others.
-        off: How far off they may be.
-        vectors: Whether biases shrank.
-    """
-    own = _scaled(*weight, share) + (0.0 if bias is None else _scaled(*bias, share if vectors else 0.0))
-    return any(abs(own - one) <= off for one in balances)
 
 
 def _of_block(start: Float[Tensor, "m d"], moved: Float[Tensor, "m d"], least: float) -> float | None:

@@ -92,7 +92,7 @@ def read_off(victim: Victim) -> Victim:
         return _reading(victim, replace(own, rule=read), said).by_one_step(one.step, one.shares)
     said, decayed, outputs = dict[str, str](), dict[str, float](), knowledge.num_outputs
     if own.loss == "cross_entropy" and victim.defense is None:
-        decay = infer_weight_decay(model, victim.params, update.tensors, outputs)
+        decay = infer_weight_decay(model, victim.params, update.tensors, outputs, knowledge.input_shape)
         if decay is not None:
             said["weight decay"], decayed = decay.words(None), dict(decay.shares)
     freed = update.without_decay(victim.params, decayed).tensors if own.softmax_gradient else {}
