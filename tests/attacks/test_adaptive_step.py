@@ -191,10 +191,14 @@ def networks(seed: int) -> nn.Module:
     return nn.Sequential(*kinds[seed // 4 % 5])
 
 
-@pytest.mark.slow
-def test_no_step_along_a_gradient_is_taken_for_signs() -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [pytest.param(range(60), marks=pytest.mark.slow), pytest.param(range(60, 120), marks=pytest.mark.full)],
+    ids=["some", "more"],
+)
+def test_no_step_along_a_gradient_is_taken_for_signs(seeds: range) -> None:
     """Nulls: five networks, black and white inputs, momentum, decay, clipping to a norm, noise, one step and five."""
-    for seed in range(120):
+    for seed in seeds:
         torch.manual_seed(seed)
         model = networks(seed)
         inputs = torch.rand((2, 2, 8, 32)[seed // 20 % 4], 3, 8, 8)

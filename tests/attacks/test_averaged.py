@@ -74,7 +74,7 @@ def quick_rounds(count: int, defense: Defense, seed: int) -> Transcript:
     return SimulatedTranscript(bare.knowledge, make, count)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_error_falls_with_the_root_of_the_rounds() -> None:
     """Closed form, so nothing but the noise is between guess and truth: 16 times the rounds, a quarter of the error.
 

@@ -207,7 +207,7 @@ def test_blocks_are_read_one_after_the_other() -> None:
     assert farthest(found, model, seen[0], batch) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_public_network_that_adds_and_rectifies_in_place_is_read() -> None:
     batch = Batch(photographs(3, 64), torch.tensor([1, 3, 3]))
     model = build(Architecture("torchvision:resnet18"), (3, 64, 64), 10, seed=0)
@@ -295,7 +295,7 @@ def test_the_equations_hold_at_the_truth(normalized: bool) -> None:
     assert float(seen.center.mean()) == pytest.approx(0.5 if normalized else 0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_images_come_back_exactly_through_batch_norm_in_train_mode() -> None:
     seen, batch = victim(2, width=64)
     found = GaussNewton(steps=40)(seen, seed=0)
@@ -304,7 +304,7 @@ def test_images_come_back_exactly_through_batch_norm_in_train_mode() -> None:
     assert "rounded to 8 bits" in " ".join(found.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_images_that_are_not_of_8_bits_are_not_certified() -> None:
     images = photographs(2) * 0.9 + 0.03 + 0.01 * torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     model = build(Architecture("resnet", {"width": 64}), (3, 16, 16), 3, seed=1)

@@ -106,7 +106,7 @@ def test_the_unmixing_alone_is_near() -> None:
     assert 20 < decibels.mean() < 60
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @given(
     kind=st.sampled_from(["smooth", "noise", "levels", "near"]),
     hidden=st.sampled_from([8, 32, 48, 64]),

@@ -114,7 +114,7 @@ def test_the_direction_is_what_the_optimizer_follows() -> None:
     assert torch.allclose((stepped(transcript, seed=0).inputs - start).abs(), torch.tensor(1e-3), atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_ends_once_the_update_is_explained() -> None:
     transcript, batch = victim()
     # At the default of 1e-10 the last of 3,000 steps is where some processors' rounding gets there.

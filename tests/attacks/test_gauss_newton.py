@@ -421,7 +421,7 @@ def checkpoints(
     return observe(model, update, (3, size, size), batch_size=len(labels), lr=lr), inputs
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_checkpoints_in_single_precision_give_pictures_to_the_bit() -> None:
     """Their rounding alone leaves the search far from 8-bit values, some of which are sure before the others."""
     seen, truth = checkpoints(0.1, size=32, width=32, labels=(6, 6, 6, 3))
@@ -462,7 +462,7 @@ def test_values_that_were_set_wrongly_are_not_returned() -> None:
     assert float(off[found.certified].max() if found.certified.any() else 0.0) < 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_search_that_goes_on_is_taken_up_again_with_the_same_bits() -> None:
     class Kept(Silent):
         """Stops a run once values are being set, and gives its checkpoint to the next."""
@@ -529,7 +529,7 @@ class Front(nn.Module):
 @pytest.mark.parametrize(
     "what", ["grey", "strides", *(pytest.param(w, marks=pytest.mark.slow) for w in ("cropped", "faint"))]
 )
-@pytest.mark.slow
+@pytest.mark.full
 def test_pictures_of_which_the_network_does_not_read_all_are_not_certified(what: str, labels: tuple[int, ...]) -> None:
     with frozen_randomness(0):
         first = nn.Conv2d(
@@ -679,7 +679,7 @@ class Pools(nn.Module):
         return self.d(self.c(x.flatten(1)).relu())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_descents_leave_the_local_minima_behind_pools() -> None:
     """Gauss-Newton alone rests below 30 dB there; each image is found from another start."""
     scans = torch.from_numpy(load_digits().images[:2]).float() / 16

@@ -113,7 +113,7 @@ def test_outputs_behind_a_relu_tell_no_rate() -> None:
         assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=1) is None or not isinstance(model, Cut)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_with_batch_norm_in_train_mode_an_honest_rate_is_never_contradicted(tmp_path: Path) -> None:
     shape = (3, 16, 16)
     named, accused = Architecture("convnet", {"width": 8, "batch_norm": True}), 0

@@ -124,7 +124,7 @@ def test_activations_labels_and_features_are_the_networks_own() -> None:
 
 
 @pytest.mark.parametrize("mode", [pytest.param("eval", marks=pytest.mark.slow), "train"])
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_update_that_was_clipped_to_a_norm_tells_by_how_much(mode: str) -> None:
     width = 16 if mode == "eval" else 32
     seen, batch = victim(3, width=width, mode=mode)
@@ -200,7 +200,7 @@ def test_layers_that_were_not_sent_are_not_used() -> None:
         inner_activations(frozen[0], frozen.knowledge)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_activations_of_a_wide_network_are_images() -> None:
     seen, batch = victim(2, width=32)
     found = inner_activations(seen[0], seen.knowledge)
@@ -216,7 +216,7 @@ def test_activations_of_a_wide_network_are_images() -> None:
         invert_activations(seen[0], seen.knowledge, "stem.0", found.activations, found.offset_known, guess, steps=1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_fedleak_is_started_and_held_by_activations() -> None:
     seen, batch = victim(2, width=32)
     found = attack(seen, fedleak_guided(steps=4))

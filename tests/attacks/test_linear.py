@@ -123,7 +123,7 @@ def run(transcript: Transcript) -> Reconstruction | None:
         return None
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @settings(max_examples=250)
 @given(CASES)
 def test_no_mixture_is_ever_returned_as_an_example(case: dict[str, Any]) -> None:
@@ -258,7 +258,7 @@ def test_a_row_of_one_example_is_told_whatever_the_loss(loss: str) -> None:
 ACTIVATIONS = (nn.Sigmoid, nn.Tanh, nn.ReLU, nn.Softplus)
 
 
-@pytest.mark.slow  # 300 networks, 6 s: a rate of false certificates takes that many
+@pytest.mark.full  # 300 networks, 6 s: a rate of false certificates takes that many
 def test_no_mixture_is_certified_under_any_loss() -> None:
     """Every unit is reached by every example, so that no row is one example's; half the batches have one label."""
     returned = 0

@@ -171,7 +171,7 @@ def noisy(seed: int, sigma: float, known: tuple[str, ...]) -> tuple[Transcript, 
     ), private
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_who_knows_the_noise_names_more() -> None:
     """Behind a clip and noise the test that knows of both names members that the other does not."""
     named = {}

@@ -87,7 +87,7 @@ def test_members_are_identified_in_every_kind_of_federation(federation: str, opt
     assert int(hits[2:].sum()) <= 40 * level + 3
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_p_values_of_texts_and_of_the_larger_of_two_hold_on_nulls() -> None:
     model = gpt()
     for test in (LayerSpan(), SpanOrFilter()):

@@ -168,7 +168,7 @@ def test_idlg_is_for_one_example() -> None:
         attack(victim(2)[0], "idlg")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_dlg_from_grey_needs_a_tenth_of_the_paper_s_budget_on_its_own_network() -> None:
     """LeNet at 32 pixels, 600 evaluations: a grey start with a line search is there, the paper's start is not."""
     data = seepage.federation.data.load("photos", size=32)

@@ -259,7 +259,7 @@ def mixed_network(seed: int) -> tuple[nn.Sequential, Batch]:
     return model, Batch(inputs, labels)
 
 
-@pytest.mark.slow  # 240 networks: a rate of false certificates takes that many
+@pytest.mark.full  # 240 networks: a rate of false certificates takes that many
 def test_no_mixture_is_certified_in_any_format() -> None:
     known = 0
     for seed in range(240):

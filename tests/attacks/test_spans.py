@@ -80,7 +80,7 @@ def test_every_example_is_read_within_its_stated_error(
 
 
 @pytest.mark.parametrize(("n", "seed"), [(1, 0), (2, 0), (3, 0), (4, 0)])
-@pytest.mark.slow
+@pytest.mark.full
 def test_behind_adam_examples_are_read_within_their_stated_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, seed: int
 ) -> None:
@@ -95,7 +95,7 @@ def test_behind_adam_examples_are_read_within_their_stated_errors(
     assert read.certified.any()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("by", STEPS)
 @pytest.mark.parametrize(("stated", "noise"), [(2, 0.0), (4, 0.0), (3, 1e-3)], ids=["fewer", "more", "noise"])
 def test_of_another_batch_size_or_with_noise_nothing_false_is_certified(

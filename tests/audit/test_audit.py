@@ -234,7 +234,7 @@ def test_a_mistake_while_recording_leaves_no_folder_and_no_worker(tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow  # two processes
+@pytest.mark.full  # two processes
 def test_what_is_recorded_takes_no_worker_ahead(tmp_path: Path) -> None:
     recipes = resolve_cases({**TABLES, "batch": {"count": 2}})
     with ready_for(recipes, tmp_path, 2, None) as ready:

@@ -94,7 +94,7 @@ def test_a_truth_that_gives_another_update_contradicts_what_was_told() -> None:
     (torch.optim.Adam, {"weight_decay": 1e-3}), (torch.optim.Adam, {}), (torch.optim.AdamW, {}),
     (torch.optim.RMSprop, {"weight_decay": 1e-2}),
 ])  # fmt: skip
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_decay_inside_of_an_optimizer_that_was_stated_contradicts_nothing(
     tmp_path: Path, optimizer: Any, options: dict[str, float]
 ) -> None:

@@ -122,7 +122,7 @@ def test_attacks_on_rounds_never_open_the_truth(tmp_path: Path, monkeypatch: pyt
     assert (found["status"] in ("ok", "exhausted"), found["reason"]) == (True, None)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", ["none", "sgd"])
 def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -> None:
     tables = {**VERTICAL, "rounds": {**VERTICAL["rounds"], "optimizer": optimizer, "lr": 1e-6}}
@@ -145,7 +145,7 @@ def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -
     assert {line["example"] for line in lines if line["attack"] == "cafe"} == set(range(12))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_recorded_folder_of_rounds_is_attacked_without_the_truth(tmp_path: Path) -> None:
     folder = record_only(VERTICAL, out=tmp_path / "recorded")
     found = attack_only(folder / "observed", AttackRequest(attacks=[{"use": "cafe"}], out=tmp_path / "run", jobs=1))

@@ -200,7 +200,7 @@ class Meeting:
         return None
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_piece_waits_for_a_busy_worker(tmp_path: Path) -> None:
     """In the queue of the standard library's pool it would: the second one here, which the first one waits for."""
     (tmp_path / "script.py").write_text(PAIR)

@@ -309,7 +309,7 @@ def test_what_a_network_raises_for_a_larger_batch_alone_is_one_too(refused: Refu
     assert "'nets:pairs' fails on a batch of examples (only pairs, nets.py line" in said
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_network_of_timm_takes_the_pictures_it_was_made_for(cli: Cli, home: Path) -> None:
     timm = pytest.importorskip("timm")
     model = timm.create_model("test_vit", num_classes=10)  # of 160 x 160
@@ -565,7 +565,7 @@ def test_weights_of_a_factory_of_ones_own_are_not_called_fresh() -> None:
     assert _history(replace(own, training=replace(own.training, steps=5))) == "weights it comes with, trained 5 steps"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_default_audit_unmixes_two_images_of_a_vision_transformer(cli: Cli) -> None:
     model = "vit:patch=32,width=32,depth=1,heads=2,hidden=32"
     sized = ("--set=data.size=64", "--batch-size=2", "--set=batch.count=1", "--set=training.steps=0")

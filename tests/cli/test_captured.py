@@ -234,7 +234,7 @@ def test_a_batch_size_that_the_rank_contradicts_is_said_once_where_people_look(
 
 
 @pytest.mark.parametrize("pull", [0.0, 0.002])
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_to_question_is_said_once_where_nothing_explains_the_update(cli: Cli, home: Path, pull: float) -> None:
     """A penalty on absolute weights: no attack gave a result, and nothing said what may be behind that."""
     torch.manual_seed(0)
@@ -540,7 +540,7 @@ def test_a_rate_that_makes_several_steps_of_one_is_no_pass(cli: Cli, home: Path,
     assert "NOT WORSE" not in found.out
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_weight_decay_that_was_inferred_and_then_told_away_is_no_pass(cli: Cli, home: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)

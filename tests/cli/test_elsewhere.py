@@ -91,7 +91,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow  # imports everything
+@pytest.mark.full  # imports everything
 def test_nothing_at_start_up_or_in_an_audit_is_posix_only(home: Path) -> None:
     (home / "elsewhere.py").write_text(WITHOUT_POSIX)
     arguments = ["audit", "tiny.toml", "--attack", "linear", "--jobs", "1", "--json", "--out", "run"]

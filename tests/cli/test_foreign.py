@@ -361,7 +361,7 @@ for folder in sys.argv[1:]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures this process's memory in /proc")
 def test_absurd_sizes_are_refused_within_300_mib(observed: Path, home: Path) -> None:
     absurd = {

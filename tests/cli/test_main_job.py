@@ -134,7 +134,7 @@ def test_a_defense_that_cannot_be_made_is_refused(
     assert words in refused("audit", "tiny.toml", *arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_killed_run_goes_on_to_the_same_numbers(cli: Cli, home: Path) -> None:
     arguments = [*SMALL[:-1], "--jobs=2", "--set=attack.steps=400", "--all", "--json"]
     program = [sys.executable, "-m", "seepage.cli", "audit", *arguments, "--out=killed"]
@@ -164,7 +164,7 @@ def workers_of(process: int) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the workers in /proc")
 def test_whoever_of_a_run_is_killed_it_goes_on_to_the_same_numbers(cli: Cli, home: Path) -> None:
     arguments = [*SMALL[:-1], "--jobs=2", "--set=attack.steps=80", "--set=batch.count=3", "--all", "--json"]

@@ -40,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_members_are_named_in_result_terminal_and_report(cli: Cli, made: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     found = cli("audit", made, "--out", run, "--jobs", "1", "--json", code=2).json

@@ -262,7 +262,7 @@ def test_evidence_removes_nothing_that_is_not_its_own(own: Path, cli: Cli, monke
     assert {path.name for path in Path().iterdir()} == names
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_a_killed_evidence_left_is_private_and_goes_with_the_next(own: Path, cli: Cli, home: Path) -> None:
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom seepage.report.evidence import pack\n"
@@ -393,7 +393,7 @@ def test_nothing_of_the_working_folder_is_imported_with_p(tmp_path: Path) -> Non
     assert "`python -P -m seepage`" in str(module.__doc__)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_settings_of_pictures_in_the_working_folder_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_bytes(b"\x1b[2J: x\n\xff\xfe\n")
     code = "from seepage.report.drawing import import_matplotlib as f\nf()\nimport matplotlib\nmatplotlib.rcdefaults()"

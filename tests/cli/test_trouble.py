@@ -450,7 +450,7 @@ SEEPAGE = [sys.executable, "-c", "import sys; sys.argv[0] = 'seepage'; from seep
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["list", "attacks"]])
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_pipe_that_nobody_reads_is_not_the_gate_s_code(arguments: list[str]) -> None:
     """Also where all that is printed fits into the buffer, and is written at the very end only."""
     read, write = os.pipe()

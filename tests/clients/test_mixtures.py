@@ -134,7 +134,7 @@ def test_weights_of_zero_show_no_example_of_one_label(tmp_path: Path) -> None:
     assert found.exposure.vectors == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_span_is_said_of_fewer_inputs_than_neurons_and_as_a_least_number(tmp_path: Path) -> None:
     def triplets(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
         return F.triplet_margin_loss(*model(x).split(2), margin=9.0)

@@ -95,7 +95,7 @@ def run_step(name: str, place: Path, environment: dict[str, str], **inputs: str)
     )
 
 
-@pytest.mark.slow  # four commands, each in a process of its own
+@pytest.mark.full  # four commands, each in a process of its own
 def test_the_action_gates_a_small_model_as_far_as_a_machine_without_github_can_say(
     tmp_path: Path, runner: dict[str, str]
 ) -> None:

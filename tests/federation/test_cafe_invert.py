@@ -129,7 +129,7 @@ def test_row_adam_equals_torchs_adam_where_every_row_moves():
     assert torch.allclose(mine, theirs.detach(), atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options",
     [
@@ -194,7 +194,7 @@ def _fields(victim, **changed):
     return {name: getattr(victim, name) for name in names} | changed
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_attacking_while_training_follows_the_weights():
     still = digits(12, 30, 4, parties=2, hidden=64)
     victim = IndexedVictim(**_fields(still, server=ServerStep(optimizer="sgd", lr=3e-3)))

@@ -176,7 +176,7 @@ def observed(draw: Draw, facts: dict[str, Any], model: dict[str, Any], sent: dic
     return {**files, "knowledge.json": json.dumps(facts).encode()}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_rounds(sandbox: Sandbox) -> None:
     """tensors of a recorded folder: validate, exposure, an attack"""
     write_observed(sandbox.home)

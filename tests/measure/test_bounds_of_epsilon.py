@@ -74,7 +74,7 @@ def _fit(without: np.ndarray, included: np.ndarray, rounds: int = 1) -> Gaussian
     return found
 
 
-@pytest.mark.slow  # a thousand fits with their tests take three seconds
+@pytest.mark.full  # a thousand fits with their tests take three seconds
 def test_of_a_thousand_gaussian_nulls_at_most_five_percent_exceed_the_truth_by_fit() -> None:
     draw = np.random.default_rng(4)
     exceeded = missed = refused = 0

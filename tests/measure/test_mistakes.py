@@ -23,7 +23,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("mistake", CASES)
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_mistake_is_contradicted(mistake: Any) -> None:
     few = mistake.weights is not None and mistake.name not in LONG
     found = mistakes.measured(mistake, twin=False, seed=11, calls=1000 if few else None)

@@ -132,7 +132,7 @@ def test_rounds_that_are_no_mean_of_frozen_examples_have_no_tables(changes: dict
     assert not isinstance(lazy.transcript_of(victim), lazy.TabledTranscript)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_rounds_that_are_never_written_give_an_audits_numbers(tmp_path: Path) -> None:
     attacks = [LOOP | {"iterations": [120]}, {"use": "inverting_gradients", "steps": 5}, {"use": "grad_inversion"}]
     given = tables(
@@ -174,7 +174,7 @@ def test_iterations_end_where_the_images_are_good_enough() -> None:
     assert "99 dB were not reached in 200" in hard[-1].facts["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_epochs_are_as_long_as_the_batches_make_them() -> None:
     given = tables(attack=[LOOP], grid={"batch.size": [2]})
     found = by_place(loops.psnr_by_epoch(given, data="", seed=0, show=no_progress))

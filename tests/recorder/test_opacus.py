@@ -65,7 +65,7 @@ def recorder(folder: Path) -> Recorder:
     return Recorder(folder, architecture=NET, input_shape=SHAPE, num_classes=CLASSES, client=rule, audit="inline")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_epsilon_is_the_engines_over_rounds_and_clients(tmp_path: Path) -> None:
     ledger, seen = Ledger(tmp_path, delta=DELTA), recorder(tmp_path)
     clients = {number: Client(number, noise=0.8 + number) for number in (0, 1)}
