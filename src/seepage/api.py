@@ -1,4 +1,4 @@
-"""The verbs from code: `record` an update or `observe` somebody else's, `attack` it, `score` the result."""
+"""The verbs from code: `record` an update or `observe` somebody else's, and `attack` it."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence

@@ -98,8 +98,8 @@ class Source:
         )
 
     def for_attack(self) -> "Source":
-        """This source without the truth."""
-        return replace(self, private=None)
+        """This source without the truth, and without the recipe, whose seed would draw it again."""
+        return replace(self, private=None, recipe=None)
 
     def rounds(self, attack: Attack) -> int:
         """Number of runs of an attack on this case: one on all rounds together, or one per round."""
@@ -275,16 +275,12 @@ def judgment_path(folder: Path, case: str, test: str) -> Path:
 
 @dataclass(frozen=True)
 class SerializedAttack:
-    """An attack to run on another machine, with the files of its `observed/` and neither truth nor recipe.
-
-    The recipe is left out because its seed would redraw the private examples from their data set.
-    """
+    """An attack to run on another machine, with the files of its `observed/` alone."""
 
     task: Task
 
     def __post_init__(self) -> None:
-        alone = replace(self.task.source, private=None, recipe=None)
-        object.__setattr__(self, "task", replace(self.task, source=alone, clock=None))
+        object.__setattr__(self, "task", replace(self.task, source=self.task.source.for_attack(), clock=None))
 
     @property
     def key(self) -> str:

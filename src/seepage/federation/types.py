@@ -33,7 +33,7 @@ after. Attacks, except `exposure`, use no data, no transcripts on disk, no metri
     federation   data, models, clients, defenses, transcripts, truth: all that exists before an attack starts
     measure      how close a guess is; bounds and epsilon
     attacks      reconstruction, membership, exposure: what reads a transcript
-    api.py       `record`, `observe`, `attack`, `score`: the drawing for one batch, from code
+    api.py       `record`, `observe`, `attack`: the drawing for one batch, from code
     audit        recipe, simulate, attack, score, verdict: the drawing for a run folder
     testing      contracts of parts of one's own
     report       page, evidence, frontier: what is made of a finished run
@@ -631,7 +631,7 @@ class Round:
         t: The round's number in its transcript.
         params: The trainable parameters the client started from, as far as the server knows them.
         buffers: The model's buffers (batch-norm statistics) at that time; may be empty.
-        update: What the client sent.
+        update: What the client sent, with weight decay or the step of an optimizer undone where they are known.
         batch_size: Number of examples behind the update, where the server knows it.
         size_inferred: That number was read off the update itself. It is the least that can be: examples with slopes in
             proportion look like one.
