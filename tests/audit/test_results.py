@@ -16,11 +16,11 @@ from seepage.audit.attempt import Attempt
 from seepage.audit.findings import UNTRUSTED, findings
 from seepage.audit.gate import Condition, met, parse_condition
 from seepage.audit.recipe.case import Recipe
-from seepage.audit.row import SCORE_NAMES, Case, Diagnostic, Outcome, Result, Row
+from seepage.audit.row import SCORE_NAMES, Case, Outcome, Result, Row
 from seepage.audit.score import skipped_row, worst_status
 from seepage.audit.verdict import reasons, verdict
 from seepage.audit.verdict_summary import reconstructed
-from seepage.base.schema import Summary, parse
+from seepage.base.schema import Finding, Summary, parse
 from seepage.errors import SeepageError
 from seepage.measure.metrics import Scores
 from seepage.report.formatting import NONE
@@ -190,7 +190,7 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
 def test_a_count_of_nothing_beside_a_warning_that_it_cannot_be_trusted_is_inconclusive(name: str) -> None:
     """Not beside any: where a better fit than the truth was found, the attack did what it can."""
     cases = cases_of({"a": "case A"})
-    flag = Diagnostic(case="a", attack="dlg", name=name, severity="warning", message="So it is.")
+    flag = Finding(case="a", attack="dlg", name=name, severity="warning", message="So it is.")
     level, text = verdict([row()], cases, [flag])
     assert (level == "inconclusive") == (name in UNTRUSTED)
     assert text.startswith("INCONCLUSIVE. ") == (name in UNTRUSTED)

@@ -213,27 +213,3 @@ class Thresholds(JsonRecord):
     def of_pictures(self) -> str:
         """From where on a picture counts as recovered, in words."""
         return f"a likeness of at least {self.recovered_likeness:g}"
-
-
-class Diagnostic(JsonRecord):
-    """One diagnostic: what a reader must know before believing a number.
-
-    Attributes:
-        case: The case it is about; None: the whole run.
-        attack: The attack it is about; None: the whole case.
-        name: Short name that stays the same between versions.
-        severity: `warning`: the number may mislead. `note`: good to know.
-        message: What was seen and what it means.
-        evidence: The measured numbers behind it.
-        limit: What the finding does not show; may be empty.
-        tensors: Parameters that would have to be withheld or noised to remove the leak.
-    """
-
-    case: str | None = None
-    attack: str | None = None
-    name: str
-    severity: str
-    message: str
-    evidence: dict[str, JsonValue] = {}
-    limit: str = ""
-    tensors: list[str] = []

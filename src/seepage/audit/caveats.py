@@ -16,16 +16,17 @@ from seepage.attacks.exposure.analysis import (
     UpdateAnalysis,
     size_doubt,
 )
-from seepage.attacks.exposure.finding import Finding, note, warning
+from seepage.attacks.exposure.finding import note, warning
 from seepage.attacks.network import AttackedRound, vouch, vouch_unlabeled
 from seepage.attacks.network.outputs import draws
 from seepage.audit.attempt import Attempt
 from seepage.audit.outcome import Outcome
-from seepage.audit.row import FITS, UNTRUE, Diagnostic, EpsilonRow, Row, share_words
+from seepage.audit.row import FITS, UNTRUE, EpsilonRow, Row, share_words
 from seepage.audit.values import NORMALIZATIONS
 from seepage.base.nn import has_batch_norm, vocabulary_of
 from seepage.base.registry import Spec
 from seepage.base.rounding import FLOAT32_SUM
+from seepage.base.schema import Finding
 from seepage.base.words import plural
 from seepage.errors import Inapplicable
 from seepage.federation.clients import FedAvg
@@ -102,10 +103,10 @@ def alignment_diagnostics(row: Row) -> list[Finding]:
     return [warning("fitted", words)]
 
 
-def weak_claims(rows: Sequence[EpsilonRow]) -> list[Diagnostic]:
+def weak_claims(rows: Sequence[EpsilonRow]) -> list[Finding]:
     """A warning on each claim of an epsilon that the measurement could not have contradicted without an assumption."""
     return [
-        Diagnostic(
+        Finding(
             case=row.case,
             name="cannot-contradict",
             severity="warning",

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from seepage.attacks.exposure.finding import Finding, note, warning
+from seepage.attacks.exposure.finding import note, warning
 from seepage.attacks.exposure.fingerprints import MIN_NOISE_SHARE
 from seepage.base.nn import NO_TARGET, forward, has_batch_norm, has_dropout, in_mode, norm
-from seepage.base.schema import Guarantee
+from seepage.base.schema import Finding, Guarantee
 from seepage.federation.types import Batch, Round, Transcript
 from seepage.measure.metrics import lpips_missing
 

@@ -15,14 +15,13 @@ from seepage.audit.row import (
     UNTRUE,
     BoundRow,
     Case,
-    Diagnostic,
     EpsilonRow,
     MembershipRow,
     Outcome,
     Result,
     Row,
 )
-from seepage.base.schema import JsonRecord
+from seepage.base.schema import Finding, JsonRecord
 
 State = Literal["leaks", "quiet", "unjudged", "skipped", "unneeded", "untried", "open"]
 """State of a finding.
@@ -171,7 +170,7 @@ UNTRUSTED = {
 UNSHOWN = "nothing in this run shows that these attacks work here without the defense"
 
 
-def inconclusive(rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Diagnostic] = ()) -> dict[str, str]:
+def inconclusive(rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Finding] = ()) -> dict[str, str]:
     """Cases whose attacks recovered nothing, to why that says nothing; the others are left out.
 
     Args:

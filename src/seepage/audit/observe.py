@@ -25,7 +25,6 @@ from seepage.attacks.exposure.analysis import (
 )
 from seepage.attacks.exposure.balance import Balance, balance_of, every_rate
 from seepage.attacks.exposure.decay import WeightDecay, decay_of_directions, infer_weight_decay
-from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
 from seepage.attacks.exposure.labels import label_leak, sums_to_zero
 from seepage.attacks.exposure.reading import OneStep
@@ -48,6 +47,7 @@ from seepage.audit.recipe.parts import problems_of
 from seepage.audit.values import Range, ValuesShown, shown_values
 from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import models
+from seepage.base.schema import Finding
 from seepage.base.storage import make_private
 from seepage.base.words import plural
 from seepage.errors import SeepageError, short

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from seepage.audit.case import Case, Diagnostic, DrawnRounds, Thresholds
+from seepage.audit.case import Case, DrawnRounds, Thresholds
 from seepage.audit.outcome import PASSED_OVER, TRACE_OF_TEXT, Outcome, Status, judge_outcome
 from seepage.audit.result_rows import (
     MEMBERSHIP_SCORES,
@@ -28,12 +28,12 @@ from seepage.audit.result_rows import (
     SummaryName,
     SummaryPart,
 )
-from seepage.base.schema import JsonRecord, Summary
+from seepage.base.schema import Finding, JsonRecord, Summary
 from seepage.base.words import plural
 
 __all__ = [
     "MEMBERSHIP_SCORES", "NUMBER_NAMES", "PASSED_OVER", "PROTOCOL", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Case",
-    "Certified", "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Result",
+    "Certified", "Cost", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Result",
     "Row", "SummaryName", "SummaryPart", "Status", "Thresholds", "json_schema",
     "judge_outcome",
 ]  # fmt: skip
@@ -365,7 +365,7 @@ class Result(JsonRecord):
     summary: list[SummaryPart] = []
     bounds: list[BoundRow] = []
     epsilons: list[EpsilonRow] = []
-    warnings: list[Diagnostic] = []
+    warnings: list[Finding] = []
 
     @model_validator(mode="after")
     def _of_known_cases(self) -> "Result":

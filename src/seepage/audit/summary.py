@@ -11,7 +11,6 @@ from pydantic_core import to_jsonable_python
 
 from seepage.attacks import Attack
 from seepage.attacks.exposure import Exposure, exposure
-from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.fingerprints import CHANGES_VALUES
 from seepage.attacks.network import in_range
 from seepage.audit import diagnostics
@@ -38,13 +37,13 @@ from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.places import paths_in, without_places
 from seepage.audit.recipe.trust import own_code
 from seepage.audit.record import case_of_recording, read_case
-from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thresholds
+from seepage.audit.row import Case, MembershipRow, Result, Row, Thresholds
 from seepage.audit.score import make_row, metrics_for, scores_of, skipped_row
 from seepage.audit.verdict import with_verdict
 from seepage.base.manifest import JudgedFile, write_manifest
 from seepage.base.nn import output_shape, vocabulary_of
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
-from seepage.base.schema import Guarantee
+from seepage.base.schema import Finding, Guarantee
 from seepage.base.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
 from seepage.base.vouching import staying_own
 from seepage.errors import SeepageError
@@ -64,7 +63,7 @@ Look = tuple[Exposure | None, dict[str, Any]]
 """What the first round's update reveals without an attack, where that could be looked at; and as JSON."""
 RULE = {"learning rate", "local steps", "optimizer", "loss"}
 """Facts that make a client's rule: where one was not stated, nobody knew the rule."""
-CaseSummary = tuple[Case, list[Row], list[Diagnostic], list[dict[str, Any]], dict[str, Any] | None]
+CaseSummary = tuple[Case, list[Row], list[Finding], list[dict[str, Any]], dict[str, Any] | None]
 """A case's facts, one row per attack, warnings and notes about the numbers, one line per example and metric for
 `scores.jsonl`, and what the first round's update reveals without an attack, as JSON; None if no update was made."""
 
@@ -205,15 +204,13 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
     given = (None, None) if seen is None else (_exposed_examples(seen), seen.batch_size or seen.at_least)
     known |= {"exposed_examples": given[0], "exposed_of": given[1]}
     case = case.model_copy(update={**known, "kind": _kind(transcript.knowledge), "refusals": refused})
-    flags = [
-        Diagnostic(case=source.name, **_table(one)) for one in _case_diagnostics(source, transcript, truth, recipe)
-    ]
+    flags = [one.of(source.name) for one in _case_diagnostics(source, transcript, truth, recipe)]
     rows, lines = [], []
     compares = source.recipe is None and transcript.knowledge.client.linear_in_gradient
     brought = truth.of_round(0) if truth is not None and compares else None
     off = None if brought is None else compared_to_sent(transcript, brought)
     under = normalization_of_truth(transcript, brought) if brought is not None and contradicts(off) else None
-    flags += [Diagnostic(case=source.name, **_table(one)) for one in contradiction_flags(transcript, off, said)]
+    flags += [one.of(source.name) for one in contradiction_flags(transcript, off, said)]
     yardstick = _yardstick(source, transcript, truth, recipe)
     for name, attack in _named_attacks(recipe):
         row, scores = _score_attack(source.name, name, attack, folder, transcript, truth, yardstick)
@@ -221,7 +218,7 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
         row = row.model_copy(update={"known": [item for item in row.known if item not in unknown]})
         rows.append(row)
         findings = [*attack_diagnostics(row, contradicted=contradicts(off)), *alignment_diagnostics(row)]
-        flags += [Diagnostic(case=source.name, attack=name, **_table(one)) for one in findings]
+        flags += [one.of(source.name, name) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     if any(row.certified is not None and row.certified.wrong for row in rows):
         case = case.model_copy(
@@ -231,10 +228,6 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
         least = None if seen is None else seen.at_least
         case = case.model_copy(update={"caveats": caveats(transcript, rows, least, said, off, under)})
     return case, rows, flags, lines, look
-
-
-def _table(finding: Finding) -> dict[str, Any]:
-    return {**asdict(finding), "evidence": dict(finding.evidence), "tensors": list(finding.tensors)}
 
 
 def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from seepage.audit.case import Kind, shared_parts
 from seepage.audit.findings import inconclusive, worst
 from seepage.audit.result_rows import identifies_members, open_membership, tells_members
-from seepage.audit.row import Case, Diagnostic, EpsilonRow, MembershipRow, Outcome, Result, Row, SummaryPart
+from seepage.audit.row import Case, EpsilonRow, MembershipRow, Outcome, Result, Row, SummaryPart
 from seepage.audit.verdict_summary import members_identified, reconstructed, verdict_summary
+from seepage.base.schema import Finding
 from seepage.base.words import places_of, plural
 
 LISTED_NAMES = 3
@@ -86,7 +87,7 @@ def with_verdict(
 
 
 def verdict(
-    rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Diagnostic] = (), *, own_code: bool = False
+    rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Finding] = (), *, own_code: bool = False
 ) -> tuple[str, str]:
     """The run in plain words: `(level, text)`.
 
@@ -521,12 +522,12 @@ def caveat_lines(cases: Sequence[Case]) -> list[str]:
     return once(((case.heading, words) for case in cases for words in case.caveats), len(cases))
 
 
-def warning_lines(flags: Sequence[Diagnostic], cases: Sequence[Case]) -> list[str]:
+def warning_lines(flags: Sequence[Finding], cases: Sequence[Case]) -> list[str]:
     """The warnings by which a number may mislead, shown under the verdict: one of each kind, and how many more.
 
     Those of cases that only show that the attacks work are left out.
 
-    >>> flags = [Diagnostic(case=case, name="failed", severity="warning", message=f"{case} failed.") for case in "ab"]
+    >>> flags = [Finding(case=case, name="failed", severity="warning", message=f"{case} failed.") for case in "ab"]
     >>> warning_lines(flags, [Case(name="a", title="net"), Case(name="b", title="other")])
     ['a failed. (net) 1 more warning of this kind: flags.json.']
     """

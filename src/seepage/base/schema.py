@@ -1,9 +1,9 @@
 """Tables of JSON as typed records: what a file holds is checked once, and a damaged file is one sentence."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
@@ -14,6 +14,36 @@ class JsonRecord(BaseModel):
     """What one table of a JSON file holds. Types are exact (no number from a text); unknown keys are passed over."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", populate_by_name=True)
+
+
+class Finding(JsonRecord):
+    """One thing that was seen without an attack, or that a reader must know before believing a number.
+
+    Code asks for `name`; `message` is for people and is never compared or taken apart.
+
+    Attributes:
+        case: The case it is about; None: the whole run.
+        attack: The attack it is about; None: the whole case.
+        name: Short name that stays the same between versions, such as `noised` or `objective-limits`.
+        message: What was seen and what it means, for a reader who knows federated learning but not attacks.
+        severity: `warning`: a number may mislead. `note`: good to know.
+        evidence: The measured numbers behind it, by name.
+        limit: What it does not show; empty where the message says all.
+        tensors: Parameters that would have to be withheld or noised to close it.
+    """
+
+    case: str | None = None
+    attack: str | None = None
+    name: str
+    message: str
+    severity: Literal["note", "warning"] = "note"
+    evidence: Mapping[str, Any] = {}
+    limit: str = ""
+    tensors: Sequence[str] = ()
+
+    def of(self, case: str, attack: str | None = None) -> Self:
+        """The same, of this case and attack."""
+        return self.model_copy(update={"case": case, "attack": attack})
 
 
 class Share(JsonRecord):

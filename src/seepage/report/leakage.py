@@ -4,8 +4,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from seepage.audit.case import Diagnostic
-from seepage.base.schema import JsonRecord, parse_all
+from seepage.base.schema import Finding, JsonRecord, parse_all
 from seepage.base.storage import check_schema, read_json
 from seepage.base.words import plural
 from seepage.measure.privacy.ledger import read_entry
@@ -34,11 +33,11 @@ class CaseExposure(JsonRecord):
     at_least: int | None = None
     looks_like: list[JsonValue] = []
     tensors: list[TensorExposure] = []
-    findings: list[Diagnostic] = []
+    findings: list[Finding] = []
     sent_words: str = ""
     stated: dict[str, JsonValue] | None = None
 
-    def of(self, name: str) -> Diagnostic | None:
+    def of(self, name: str) -> Finding | None:
         """What the closed form of this name says."""
         return next((one for one in self.findings if one.name == name), None)
 

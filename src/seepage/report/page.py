@@ -10,10 +10,11 @@ from torch import Tensor
 from seepage.audit.case import Kind
 from seepage.audit.recipe.places import shown_recipe
 from seepage.audit.result_rows import identifies_members, open_membership, tells_members
-from seepage.audit.row import PASSED_OVER, Case, Diagnostic, Row
+from seepage.audit.row import PASSED_OVER, Case, Row
 from seepage.audit.verdict import answers, caveat_lines, headline, not_asked, reasons, warning_lines
 from seepage.base.images import LARGEST_SIDE, data_uri
 from seepage.base.manifest import renew
+from seepage.base.schema import Finding
 from seepage.base.storage import write_whole
 from seepage.base.words import places_of, plural
 from seepage.report import formatting as words
@@ -347,7 +348,7 @@ def _diagnostics(run: RunFolder) -> list[tuple[str, list[tuple[str, list[str]]]]
     return [(severity, list(places_of(dict.fromkeys(said)).items())) for (severity, _), said in groups.items()]
 
 
-def _where(flag: Diagnostic, titles: dict[str, str]) -> str:
+def _where(flag: Finding, titles: dict[str, str]) -> str:
     parts = [titles.get(flag.case, flag.case)] if flag.case else []
     parts += [flag.attack] if flag.attack else []
     return ": ".join(parts) or "the whole run"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit.recipe.places import asks_for_names, paths_in, shown_command
-from seepage.audit.row import Case, Diagnostic, Result, Row
+from seepage.audit.row import Case, Result, Row
 from seepage.base.manifest import JudgedFile
-from seepage.base.schema import JsonRecord, parse, parse_all
+from seepage.base.schema import Finding, JsonRecord, parse, parse_all
 from seepage.base.storage import check_regular, check_schema, each_line, read_json, refuse_links
 from seepage.base.toml import LARGEST, load_toml
 from seepage.errors import SeepageError
@@ -68,7 +68,7 @@ class RunFolder:
 
     folder: Path
     result: Result
-    flags: list[Diagnostic]
+    flags: list[Finding]
     env: Environment
     recipe: str | None
     scores: Mapping[tuple[str, str, int, int, str], float | None]
@@ -141,7 +141,7 @@ def open_run(folder: Path) -> RunFolder:
     return RunFolder(
         folder=folder,
         result=parse(Result, result, f"{folder / 'result.json'}"),
-        flags=parse_all(Diagnostic, flags.get("flags"), f"{folder / 'flags.json'}"),
+        flags=parse_all(Finding, flags.get("flags"), f"{folder / 'flags.json'}"),
         env=parse(Environment, env, f"{folder / 'env.json'}"),
         recipe=_recipe(folder / "recipe.toml"),
         scores=_scores(folder / "scores.jsonl"),

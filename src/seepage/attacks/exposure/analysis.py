@@ -15,7 +15,7 @@ from seepage.attacks.exposure.adapters import adapter_findings
 from seepage.attacks.exposure.balance import Balance, balance_of
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_findings, batch_norm_leaks
 from seepage.attacks.exposure.decay import decay_of_directions
-from seepage.attacks.exposure.finding import ClosedForm, Finding
+from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.exposure.fingerprints import (
     CHANGES_VALUES,
     Fingerprint,
@@ -54,6 +54,7 @@ from seepage.attacks.reading.head.features import CONTRADICTED, SIZE_REMEDY
 from seepage.attacks.text.token_set import looked_up
 from seepage.base.nn import at_state, last_linear, token_table
 from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SAME
+from seepage.base.schema import Finding
 from seepage.base.storage import LazyTensors
 from seepage.base.words import plural
 from seepage.errors import Inapplicable, SeepageError
@@ -210,8 +211,10 @@ class Exposure:
 
     def table(self) -> dict[str, Any]:
         """As JSON: the fields, the counts and a schema version."""
-        fields = asdict(self)
+        fields = asdict(replace(self, findings=(), defenses=()))
         marks = fields.pop("fingerprints")
+        seen = {"findings": self.findings, "defenses": self.defenses}
+        fields |= {key: [one.model_dump(exclude={"case", "attack"}) for one in found] for key, found in seen.items()}
         return {
             "schema": SCHEMA,
             "examples": self.examples,

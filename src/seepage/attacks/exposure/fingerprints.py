@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.attacks.exposure.finding import Finding
 from seepage.base.algebra.lowrank import noise_floor
 from seepage.base.number_formats import SIGNIFICANT_BITS
 from seepage.base.rounding import FLOAT32_SUM, ROUNDINGS
+from seepage.base.schema import Finding
 from seepage.federation.measured import EVEN, GLANCE, Measured
 from seepage.federation.types import Tensors
 

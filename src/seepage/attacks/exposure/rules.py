@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.balance import Balance
-from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.labels import head_of
 from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import generator, last_linear
 from seepage.base.rounding import DEVIATIONS, FALSE_ALARM, FLOAT32_SUM
+from seepage.base.schema import Finding
 from seepage.federation.measured import ROUNDING, Formats, Step, decay_of, format_told, measured_entries, spread_of
 from seepage.federation.types import ClientUpdate, Target, Tensors
 
