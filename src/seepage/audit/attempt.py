@@ -108,8 +108,8 @@ class _Facts(JsonRecord):
     stopped: int | None = None
 
 
-class _FactsOfResult(_Facts):
-    """What it holds of one with a reconstruction."""
+class _FactsOfResult(JsonRecord):
+    """What it holds besides where there is a reconstruction."""
 
     status: SearchStatus
     space: Space
@@ -128,12 +128,10 @@ def open_attempt(path: Path) -> Attempt:
     file = path.with_suffix(".json")
     facts = read_json(file)
     check_schema(facts, file)
-    if "space" not in facts:
-        read = parse(_Facts, facts, str(file))
-        return Attempt(read.status, read.attack, None, read.reason, read.seconds, read.cpu_seconds, read.stopped)
-    known = parse(_FactsOfResult, facts, str(file))
-    found = _reconstruction(known, path.with_suffix(".safetensors"))
-    return Attempt(known.status, known.attack, found, known.reason, known.seconds, known.cpu_seconds, known.stopped)
+    found = None
+    if "space" in facts:
+        found = _reconstruction(parse(_FactsOfResult, facts, str(file)), path.with_suffix(".safetensors"))
+    return Attempt(reconstruction=found, **parse(_Facts, facts, str(file)).model_dump())
 
 
 def _reconstruction(facts: _FactsOfResult, path: Path) -> Reconstruction:

@@ -31,7 +31,6 @@ from seepage.audit.simulate.partition import Partition, sizes_of
 from seepage.audit.simulate.training import TrainingCheckpoint, begin, train
 from seepage.base.nn import as_inputs, generator, logits_in, logits_words, state_of, vocabulary_of
 from seepage.base.registry import Spec, is_dotted, partitions
-from seepage.base.units import Units
 from seepage.errors import SeepageError
 from seepage.federation import data
 from seepage.federation.clients.losses import check_target, target_of
@@ -284,9 +283,17 @@ class Setting:
 
     def victim(self) -> tuple[Victim | IndexedVictim, Truth]:
         """The client or clients that are attacked, and what they hold."""
-        units = getattr(self.dataset, "units", None)
-        victim, truth = victim_of(self.recipe, self.knowledge, self.state, self.batches, units)
-        return victim, replace(truth, typical=getattr(self.dataset, "typical", None))
+        recipe, (params, buffers), defense = self.recipe, self.state, self.recipe.make_defense()
+        beside = {name: getattr(self.dataset, name, None) for name in ("units", "typical")}
+        if recipe.rounds is None:
+            victim = Victim.of(self.knowledge, params, self.batches, buffers, defense, recipe.seed)
+            return read_off(victim), Truth(tuple(self.batches), **beside)
+        rounds, whole = recipe.rounds, self.batches[0]
+        held = Batch(whole.inputs, whole.labels, torch.arange(len(whole)))
+        design = rounds.drawn(recipe.batch.size, recipe.seed)
+        given = (design, rounds.count, buffers, defense, recipe.seed, rounds.server)
+        draws = pad_sequence([design.indices(t) for t in range(rounds.count)], batch_first=True, padding_value=-1)
+        return IndexedVictim(self.knowledge, params, held, *given), Truth((held,), draws, **beside)
 
     def clients(self) -> Clients:
         """All clients of the case's federation."""
@@ -329,30 +336,6 @@ def _as_of(recipe: Recipe, reached: FederationState) -> Recipe:
     memory = statistics.median(reached.memories.values()) if reached.memories else None
     now = defense.begin(reached.losses, memory)
     return replace(recipe, defense=tuple(Spec.of(table) for table in defense_tables(now)))
-
-
-def victim_of(
-    recipe: Recipe, knowledge: Knowledge, state: State, batches: Sequence[Batch], units: Units | None = None
-) -> tuple[Victim | IndexedVictim, Truth]:
-    """The client or clients that are attacked, and what they hold.
-
-    Args:
-        recipe: One case of a recipe.
-        knowledge: What the attacker knows.
-        state: The model's parameters and buffers.
-        batches: The attacked examples, as `Setting.batches` has them.
-        units: Of their targets, where these are values that the data set scaled.
-    """
-    (params, buffers), defense = state, recipe.make_defense()
-    if recipe.rounds is None:
-        victim = read_off(Victim.of(knowledge, params, batches, buffers, defense, recipe.seed))
-        return victim, Truth(tuple(batches), units=units)
-    rounds, whole = recipe.rounds, batches[0]
-    held = Batch(whole.inputs, whole.labels, torch.arange(len(whole)))
-    design = rounds.drawn(recipe.batch.size, recipe.seed)
-    indexed = IndexedVictim(knowledge, params, held, design, rounds.count, buffers, defense, recipe.seed, rounds.server)
-    draws = pad_sequence([design.indices(t) for t in range(rounds.count)], batch_first=True, padding_value=-1)
-    return indexed, Truth((held,), draws, units)
 
 
 def train_federation(
