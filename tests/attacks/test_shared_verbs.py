@@ -75,13 +75,13 @@ def test_a_chain_takes_slopes_back_as_its_matrices_do() -> None:
     assert torch.allclose(chain.slopes(passed, labels)[0], own * (1 - passed.reading(1).square()))
 
 
-def test_groups_take_the_largest_first_or_the_first() -> None:
+def test_groups_take_the_first_first() -> None:
     # 0-1, 1-2-3 with 1 in both; 4 alone.
     near = torch.eye(5, dtype=torch.bool)
     for one, other in ((0, 1), (1, 2), (1, 3), (2, 3)):
         near[one, other] = near[other, one] = True
-    assert [own.nonzero()[:, 0].tolist() for _, own in groups(near)] == [[0, 1, 2, 3], [4]]
-    assert [own.nonzero()[:, 0].tolist() for _, own in groups(near, in_order=True)] == [[0, 1], [2, 3], [4]]
+    assert [own.nonzero()[:, 0].tolist() for _, own in groups(near, least=1)] == [[0, 1], [2, 3], [4]]
+    assert [own.nonzero()[:, 0].tolist() for _, own in groups(near, least=2)] == [[0, 1], [2, 3]]
     # 2 is near 1 alone, which is left out for 0: so 2 stays, and 3 is near it.
     assert first_of_each(near).tolist() == [True, False, True, False, True]
 

@@ -192,7 +192,7 @@ def agreeing_groups(seen: MeasuredRows) -> list[RowGroup]:
     signal = clearness(seen)
     order = signal.argsort(descending=True, stable=True)[: min(int((signal > MIN_SIGNAL).sum()), MAX_ROWS)]  # [k]
     agree = _agreement(seen.value[order], seen.error[order])  # [k, k]
-    members = (order[own].sort().values for _, own in groups(agree, least=2, in_order=True))
+    members = (order[own].sort().values for _, own in groups(agree, least=2))
     known = seen.error.isfinite().sum(1)
     share = 1 / (signal * known.sqrt()).clamp(min=1e-300)  # [m] to which a row's ratio to another is known
     pairs = len(order) * (len(order) - 1) / 2

@@ -9,7 +9,6 @@ classes.
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -19,43 +18,26 @@ LEAST_ALIKE = 3
 """Rows, tensors or classes that must agree: of a few hundred some two meet by chance."""
 
 
-def groups(
-    near: Bool[Tensor, "k k"],
-    *,
-    least: int = 1,
-    left: Bool[Tensor, " k"] | None = None,
-    in_order: bool = False,
-) -> Iterator[tuple[int, Bool[Tensor, " k"]]]:
-    """Disjoint groups: a row and all rows near it, as its place and a mask.
+def groups(near: Bool[Tensor, "k k"], *, least: int) -> Iterator[tuple[int, Bool[Tensor, " k"]]]:
+    """Disjoint groups, the first row's first: a row and all rows near it that are in none before, as place and mask.
 
     Args:
         near: Which rows agree with the row of each line; each row with itself.
         least: Smallest group.
-        left: Rows that may be in a group; None: all.
-        in_order: The first row's group comes first, then that of the first row left. Otherwise the largest comes first.
     """
-    left = near.new_ones(len(near)) if left is None else left.clone()
-    if in_order:
-        for place in range(len(near)):
-            own = near[place] & left
-            if left[place] and int(own.sum()) >= least:
-                yield place, own
-                left &= ~own
-        return
-    while left.any():
-        count = (near & left).sum(1) * left
-        place = int(count.argmax())
-        if count[place] < least:
-            return
+    left = near.new_ones(len(near))
+    for place in range(len(near)):
         own = near[place] & left
-        yield place, own
-        left &= ~own
+        if left[place] and int(own.sum()) >= least:
+            yield place, own
+            left &= ~own
 
 
 def first_of_each(near: Bool[Tensor, "k k"]) -> Bool[Tensor, " k"]:
     """Rows that are near no earlier row that is kept.
 
-    >>> first_of_each(parallel(torch.tensor([[1.0, 2], [2, 1], [-2, -4]]).double(), 1e-3)).tolist()
+    >>> rows = torch.tensor([[1.0, 2], [2, 1], [1, 2]])
+    >>> first_of_each(torch.cdist(rows, rows) < 1e-3).tolist()
     [True, True, False]
     """
     earlier = near.tril(-1)
@@ -78,47 +60,3 @@ def same_rows(wanted: Float[Tensor, "p d"], rows: Float[Tensor, "k d"]) -> Int[T
     nearest, place = torch.cdist(wanted, rows, compute_mode="donot_use_mm_for_euclid_dist").min(1)
     same = bool((nearest <= FLOAT32_NETWORK * wanted.norm(dim=1)).all()) and bool(wanted.any(1).all())
     return place.cpu() if same and len(place.unique()) == len(place) else None
-
-
-def parallel(rows: Float[Tensor, "k d"], sine: float) -> Bool[Tensor, "k k"]:
-    """Which rows lie at an angle of at most this sine to one another, of either sign."""
-    unit = F.normalize(rows, dim=1, eps=1e-300)
-    # sin^2(a, b) = 1 - (a.b)^2 for unit rows. Squares are compared: the root of 1 - cos^2 loses half the digits.
-    found: Tensor = (1 - (unit @ unit.T).square()) < sine**2
-    return found
-
-
-def parallel_rows(
-    rows: Float[Tensor, "m d"],
-    noise: Float[Tensor, " m"],
-    *,
-    least: int,
-    sine: float = 1e-3,
-    sharp: float = 1e3,
-) -> list[tuple[Float[Tensor, " d"], Bool[Tensor, " m"], Float[Tensor, " m"]]]:
-    """Groups of rows whose entries have the same ratios, the largest groups first.
-
-    Args:
-        rows: What is left of a weight gradient.
-        noise: Size of each row's error.
-        least: Smallest group. Of 1 every row is a group at least, and only a check of another kind can tell.
-        sine: Sine of the angle up to which two rows are multiples of one another.
-        sharp: Least size of a row over its error for the row to be used; its ratios are then accurate to 1 / sharp.
-
-    Returns:
-        For each group the best common direction `[d]` of length 1, its rows `[m]`, and each row's size along the
-        direction `[m]`, zero elsewhere.
-
-    >>> x = torch.tensor([[1.0, 2, 3], [3, 1, 1]], dtype=torch.float64)
-    >>> rows = torch.stack([2 * x[0], x[0] + x[1], -x[0], 3 * x[1]])
-    >>> [units.tolist() for _, units, _ in parallel_rows(rows, 1e-6 * rows.norm(dim=1), least=2)]
-    [[True, False, True, False]]
-    """
-    # Rows stated without error still have rounding: at least 1e-6 of the largest row's error.
-    clear = rows.norm(dim=1) > sharp * noise.clamp(min=1e-6 * float(noise.max()))
-    found = []
-    for _, own in groups(parallel(rows, sine), least=least, left=clear):
-        # The first right singular vector weighs rows by size, so by how little rounding they have.
-        direction = torch.linalg.svd(rows[own], full_matrices=False)[2][0]
-        found.append((direction, own, (rows @ direction) * own))
-    return found

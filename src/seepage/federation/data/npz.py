@@ -230,11 +230,16 @@ def _as_they_are(array: Array, where: str) -> Tensor:
     if not np.issubdtype(array.dtype, np.floating) or array.ndim < 2 or not array.size:
         raise SeepageError(f"{where} has the type {array.dtype}; save images as uint8, or as floats in [0, 1]")
     if not (array.min() >= 0 and array.max() <= 1):
-        unknown = np.flatnonzero(np.isnan(array).reshape(len(array), -1).any(1))
+        with np.errstate(over="ignore"):  # a number beyond float32's is infinite to a network
+            unknown = np.flatnonzero(~np.isfinite(array.astype(np.float32)).reshape(len(array), -1).all(1))
         if len(unknown):
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            raise SeepageError(f"{where} holds NaN in example {unknown[0]}{more}; correct or leave out these examples")
+            what = "NaN" if np.isnan(array).any() else "infinity"
+            raise SeepageError(
+                f"{where} holds {what} in example {unknown[0]}{more}; correct or leave out these examples"
+            )
         low, high = outward(float(array.min()), float(array.max()))
+        high = low + 1.0 if high == low else high
         undone = f"{-low / (high - low):.6g},{1 / (high - low):.6g}"
         raise SeepageError(
             f"{where} has values from {array.min():g} to {array.max():g}, and these must lie in [0, 1]; save "
