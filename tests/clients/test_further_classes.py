@@ -138,6 +138,15 @@ class Chances(nn.Sequential):
         super().__init__(nn.Linear(40, 10), nn.Sigmoid())
 
 
+class Zeros(nn.Linear):
+    """A regression that starts at zero, of whose labels the last bias feels nothing where each is there once."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
 class Faint(nn.Module):
     """A layer of which hardly anything reaches the outputs, beside one that makes them."""
 
@@ -448,6 +457,16 @@ def test_one_step_of_adam_is_told_under_a_loss_that_nobody_stated(tmp_path: Path
     words, origin = fact(found, "optimizer")
     assert ("one step of Adam" in words and origin == "assumed") is (steps == 1)
     assert fact(found, "labels")[1] == ("unknown" if steps == 1 else "assumed")
+
+
+@pytest.mark.parametrize("lr", [0.1, None])
+def test_terms_that_cancel_leave_rounding_and_contradict_no_loss(tmp_path: Path, lr: float | None) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(10, 64), torch.randperm(10)
+    found = looked_at(tmp_path, "Zeros", batch, lambda model, x, y: F.cross_entropy(model(x), y), lr=lr)
+    assert fact(found, "loss")[1] == "inferred"
+    assert fact(found, "classes") == ("10, the rows of the last layer, which makes the outputs", "read")
+    assert fact(found, "optimizer")[1] == "inferred"
 
 
 def test_tensors_of_small_slopes_do_not_hide_a_decay_beside_the_step(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from seepage.attacks.exposure.finding import Finding
 from seepage.attacks.exposure.labels import head_of
 from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import generator, last_linear
-from seepage.base.rounding import DEVIATIONS, FALSE_ALARM, FLOAT32_SUM
+from seepage.base.rounding import DEVIATIONS, FALSE_ALARM, FLOAT32_SUM, FLOAT32_ZERO
 from seepage.federation.measured import ROUNDING, Formats, Step, decay_of, format_told, measured_entries, spread_of
 from seepage.federation.types import ClientUpdate, Target, Tensors
 
@@ -479,7 +479,9 @@ def _explained(
 ) -> Explained:
     """The sums of the last layer's rows in units of their errors, under one rule."""
     squares, logs, independent = list[Tensor](), list[Tensor](), 1
-    for name in zero:
+    tops = {name: float(moved[name].abs().max()) for name in zero}
+    # Of a bias whose terms cancelled their rounding is left, as where each class is there as often as is expected.
+    for name in (one for one in zero if tops[one] > FLOAT32_ZERO * max(tops.values())):
         value, error = measured_entries(weights[name], moved[name], step, formats, shares.get(name, 0.0))
         value, error = value.reshape(len(value), -1), error.reshape(len(error), -1)  # [classes, d]
         size = value.abs().sum(0)
