@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.balance import balance_of, homogeneous_pairs
-from seepage.attacks.exposure.rules import factored
+from seepage.attacks.exposure.rules import adaptive_step, factored
 from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.base.registry import Spec
@@ -178,6 +178,19 @@ def test_steps_that_keep_no_rows_show_no_example(tmp_path: Path, rule: str) -> N
         words, _ = fact(found, "optimizer")
         assert ("Adafactor" if rule == "adafactor" else "LAMB") in words
         assert fact(found, "labels")[1] == "assumed"
+
+
+@pytest.mark.parametrize("share", [3e-4, 0.003, 0.019])
+def test_signs_of_sizes_that_hardly_differ_are_signs(share: float) -> None:
+    for kind in (Rows, Maps):
+        torch.manual_seed(0)
+        before = {name: t.clone() for name, t in kind().state_dict().items()}
+        last, moved = len(before) - 1, {}
+        for place, (name, t) in enumerate(before.items()):
+            moved[name] = t - 0.01 * (1 + share * place / last) * torch.randn_like(t).sign() - t
+        found = adaptive_step(moved, before)
+        assert found is not None
+        assert "one size of its own" in found.other
 
 
 @pytest.mark.parametrize("rule", [one for one in RULES if one != "adafactor"])

@@ -752,7 +752,7 @@ class _Looked:
 
         Of tensors with entries enough, in more than one module. Zeros and ones give rows of one size, not matrices.
         """
-        modules, sizes = set[str](), list[float]()
+        modules, sizes, apart = set[str](), list[float](), 0.0
         for name, (change, weight, spread) in self.entries.items():
             top = float(change.abs().max())
             live = int((change.abs() > LIVE * top).sum())
@@ -769,10 +769,17 @@ class _Looked:
             if max(at) < MOST * live:
                 return None
             modules.add(name.rpartition(".")[0])
-            sizes.append(shares[at.index(max(at))][0])
+            size, off, one = freed[at.index(max(at))]
+            # Adam's sizes are so near to one another, but where hardly any entry of a tensor falls short of its own.
+            own = (size - one).abs() <= 2 * DEVIATIONS * off + FLOAT32_SUM * one
+            full = int(own.sum()) >= FULL_SHARE * live
+            finest = int(torch.where(own, off, math.inf).argmin())  # of one size all are rounded to the same side
+            sizes.append(float(size[finest]) if full else one)
+            reach = 2 * DEVIATIONS * float(off[finest]) + FLOAT32_SUM * one
+            apart = max(apart, min(reach, GAP * one) if full else GAP * one)
         # What rounding of the weights left even was sent so: levels of one bit.
         levels = all(int(c.abs()[c != 0].unique().numel()) <= 1 for c, _, _ in self.entries.values())
-        if levels or len(modules) < 2 or max(sizes) < (1 + GAP) * min(sizes):
+        if levels or len(modules) < 2 or max(sizes) - min(sizes) < apart:
             return None
         return (
             f"assumed: one step of signs, as most entries of each tensor changed by one size of its own, from "
