@@ -346,7 +346,8 @@ class _Reader:
             words = "as under autocast, faint noise, or by chance: the last bias adds up to zero but for a thousandth"
             return self._seen(name, words, "unknown")
         plain = labels is not None and labels.sound and not (labels.signed or self.signs)
-        if plain and self.update.kind == "gradient" and self.look.along_gradient and not self.rule.one_logit:
+        plain &= self.knowledge.softmax_labels and not self.rule.one_logit  # whose sum is looked at
+        if plain and self.update.kind == "gradient" and self.look.along_gradient:
             return self._seen(name, "none: the last bias adds up to zero as float32 does", "inferred")
         return self._seen(name, "nothing tells it", "unknown")
 
@@ -410,6 +411,7 @@ class _Reader:
         elif self.knowledge.target == "class" and not self.look.makes_examples:
             told = labels is not None or self.rule.loss in ("cross_entropy", "bce", "binary")
             none = "the last bias names none" if told else f"not read under the loss {self.rule.loss}"
+            none = "not read, as the loss is not known" if UNKNOWN_LOSS in self.said else none
             if labels is not None and labels.signed and len(labels.present) > (self.look.most_labels or math.inf):
                 none = (
                     f"the last bias rose at {len(labels.present)} entries, as no cross-entropy of so few examples does"

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from seepage.base.adapters import inside_adapters
 from seepage.base.clock import look
 from seepage.base.storage import Tensors
-from seepage.errors import SeepageError
+from seepage.errors import Inapplicable, SeepageError
 
 ONE_VALUE = "Expected more than 1 value per channel when training"
 """What PyTorch's batch norm says where a channel's variance cannot be taken."""
@@ -168,12 +168,18 @@ def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
         except ValueError as error:
             if ONE_VALUE not in str(error):
                 raise
-            norms = has_batch_norm(model)
-            what = "batch norm in train mode" if norms else "a normalization of one channel at a time"
+            given = (
+                "needs more than one value per channel, and a layer of this model is given one by "
+                f"{len(inputs)} example of shape {tuple(inputs.shape[1:])}"
+            )
+            if not has_batch_norm(model):  # what attacks that run examples one by one meet
+                raise Inapplicable(
+                    f"a normalization of one channel at a time {given}, of which it would leave nothing",
+                    "use gradient_matching, which runs the batch as a whole, at a --batch-size of 2 or more",
+                ) from error
             raise SeepageError(
-                f"{what} needs more than one value per channel, and a layer of this model is given "
-                f"one by {len(inputs)} example of shape {tuple(inputs.shape[1:])}; take two examples or more "
-                f"(--batch-size 2){', larger inputs, or a client in eval mode (--set client.mode=eval)' * norms}"
+                f"batch norm in train mode {given}; take two examples or more (--batch-size 2), larger inputs, or a "
+                "client in eval mode (--set client.mode=eval)"
             ) from error
     found = logits_in(output)
     # Of one value an example, as behind `squeeze(-1)`: [n] is [n, 1] everywhere else.
