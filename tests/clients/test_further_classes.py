@@ -469,6 +469,61 @@ def test_terms_that_cancel_leave_rounding_and_contradict_no_loss(tmp_path: Path,
     assert fact(found, "optimizer")[1] == "inferred"
 
 
+class Plane(nn.Sequential):
+    """Two outputs, of which a softmax's slopes are opposite whatever the optimizer is."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def points(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x), F.one_hot(y, 2).to(x))
+
+
+def chosen(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+@pytest.mark.parametrize("lr", [0.1, None])
+def test_two_entries_of_a_last_bias_contradict_a_softmax(tmp_path: Path, lr: float | None) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        batch = torch.rand(3, 20), torch.tensor([0, 1, 1])
+        other = looked_at(tmp_path, "Plane", batch, points, lr=lr)
+        assert fact(other, "loss")[1] == "assumed"
+        assert fact(other, "labels") == ("not read, as the loss is not known", "unknown")
+        assert fact(other, "classes")[1] == "assumed"
+        same = looked_at(tmp_path, "Plane", batch, chosen, lr=lr)
+        assert fact(same, "loss")[1] == "inferred"
+        assert fact(same, "labels")[1] == "inferred"
+
+
+def test_signs_do_not_say_that_outputs_are_classes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = torch.rand(3, 20), torch.tensor([0, 1, 3])
+    found = looked_at(tmp_path, "Actions", batch, chosen, rule=torch.optim.Rprop)
+    assert fact(found, "classes") == ("5, the rows of 4, which makes the outputs, if outputs are classes", "assumed")
+
+
+def test_entries_of_one_size_show_no_softmax_by_their_sum(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = torch.rand(3, 20), torch.tensor([0, 1, 3])
+
+    def even(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Absolute errors of six outputs, which cancel over the examples and not for each."""
+        signs = torch.tensor([[1.0, 1, 1, 1, 1, -1], [1, -1, 1, -1, -1, -1], [-1, -1, -1, -1, 1, 1]])
+        return F.l1_loss(model(x), model(x).detach() + signs)
+
+    found = looked_at(tmp_path, "Six", batch, even)
+    assert fact(found, "loss")[1] == "assumed"
+    assert fact(found, "labels")[1] != "inferred"
+
+
+class Six(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 6))
+
+
 def test_tensors_of_small_slopes_do_not_hide_a_decay_beside_the_step(tmp_path: Path) -> None:
     for seed in range(4):
         torch.manual_seed(seed)

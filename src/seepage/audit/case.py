@@ -144,8 +144,8 @@ class Case(JsonRecord):
     @property
     def counted(self) -> bool:
         """Whether it is known, and not inferred, how many examples are behind the first update."""
-        captured = self.inferred is not None
-        return bool(self.exposed_of) and not (captured and (self.batch_size is None or "batch size" in self.inferred))
+        said = self.inferred
+        return bool(self.exposed_of) and (said is None or (self.batch_size is not None and "batch size" not in said))
 
     @property
     def closed_share(self) -> float:

@@ -182,7 +182,8 @@ class _Reader:
         if self.stated is None or {"loss", "classes"} & set(self.stated):
             return self.rule.loss not in LOSSES and not self.look.own_loss_names
         labels = self.look.labels
-        return UNKNOWN_LOSS in self.said or labels is None or not labels.sound
+        shown = labels is not None and labels.sound and (not labels.signed or self._proved)
+        return UNKNOWN_LOSS in self.said or not shown
 
     def _loss(self) -> Fact:
         words, labels = self.said.get("loss", str(self.rule.loss)), self.look.labels

@@ -505,15 +505,18 @@ def _another_loss(
     names = vanishing_sums(model, outputs, rule, capture.target or "class", input_shape)
     sent = [update.tensors[name].double() for name in names if name in update.tensors]
     bias = next((tensor for tensor in sent if tensor.ndim == 1), None)
-    if bias is None or len(bias) < 3:  # of two classes the sums of any rule vanish
+    if bias is None:
         return False
-    if update.kind == "delta" and along_gradient(update.tensors, before, sums=names) is not False:
+    # Of two classes the sums vanish under a softmax and any rule, so that only what the weights were rounded to counts.
+    two = update.kind == "delta" and len(bias) < 3
+    if update.kind == "delta" and not two and along_gradient(update.tensors, before, sums=names) is not False:
         return False
+    stored = float(sum(before[name].double().abs().sum() for name in names if before[name].ndim == 1)) * two
     # Its entries are sums of softmax values and labels, which float32 rounds before they cancel: as where each class is
     # there as often as it is expected. At no known rate the weights beside it say how large those may have been.
     largest = max(float(tensor.abs().max()) for tensor in sent)
     unit = 1.0 if update.kind == "gradient" else capture.lr or largest
-    rounding = torch.finfo(torch.float32).eps * len(bias) * unit
+    rounding = torch.finfo(torch.float32).eps * (len(bias) * unit + stored)
     return not sums_to_zero(bias, HALF_PRECISION * float(bias.abs().sum()) + rounding)
 
 
