@@ -524,6 +524,27 @@ class Six(nn.Sequential):
         super().__init__(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 6))
 
 
+class Bare(nn.Module):
+    """Rows of a parameter that the inputs index, and no table's layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.body, self.head = nn.Parameter(torch.randn(50, 16)), nn.Linear(16, 24), nn.Linear(24, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(self.table[ids].mean(1)).relu())
+        return logits
+
+
+def test_inputs_that_index_a_parameter_are_whole_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = torch.randint(0, 50, (2, 7)), torch.tensor([1, 3])
+    found = looked_at(tmp_path, "Bare", batch, chosen)
+    assert fact(found, "labels")[0].startswith("classes 1, 3")
+    assert found.exposure.examples == 0
+    assert "values" not in [one.name for one in found.facts]
+
+
 def test_tensors_of_small_slopes_do_not_hide_a_decay_beside_the_step(tmp_path: Path) -> None:
     for seed in range(4):
         torch.manual_seed(seed)

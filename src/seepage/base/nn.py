@@ -397,6 +397,8 @@ class InputLayer:
 
 _TABLE = "_seepage_token_table"
 """Where a network keeps the name of the table that looks its inputs up; None: it takes numbers."""
+_ROWS = "_seepage_rows"
+"""Where a network that looks rows of a bare parameter up keeps how many there are."""
 _CODES = "_seepage_codes"
 """Where it keeps how many codes each number of an example may be; None: as many as the table has rows."""
 
@@ -417,7 +419,10 @@ def try_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> None:
     """
     names = [name for name, module in model.named_modules() if isinstance(module, Table)]
     like = next(model.parameters(), None)
-    if not names or like is None or like.device.type == "meta":
+    if like is None or like.device.type == "meta":
+        return
+    if not names:
+        model.__dict__[_ROWS] = _bare_rows(model, input_shape)
         return
     # Two examples, of zeros and of ones, and the same turned round: what both look up alike are places, not tokens.
     probes = torch.stack([like.new_zeros(input_shape), like.new_ones(input_shape)])
@@ -436,6 +441,25 @@ def try_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> None:
         if table is not None:
             model.__dict__[_CODES] = _codes(model, probes.long(), model.get_submodule(table).num_embeddings)  # type: ignore[arg-type]
         return
+
+
+def _bare_rows(model: nn.Module, input_shape: tuple[int, ...]) -> int | None:
+    """Rows of the parameter that a network without tables indexes by its inputs; None: it takes numbers."""
+
+    def takes(values: Tensor) -> bool:
+        try:
+            with torch.no_grad(), in_mode(model, training=False):
+                model(values)
+        except Exception:  # user code may raise anything
+            return False
+        return True
+
+    like = next(model.parameters())
+    rows = sorted({len(p) for p in model.parameters() if p.ndim > 1}, reverse=True)
+    zeros = like.new_zeros((2, *input_shape))
+    if not rows or takes(zeros) or not takes(zeros.long()):
+        return None
+    return next((one for one in rows if takes(torch.full_like(zeros, one - 1).long())), None)
 
 
 MOST_COLUMNS = 64
@@ -506,7 +530,7 @@ def vocabulary_of(model: nn.Module) -> int | None:
     (50, None)
     """
     found = token_table(model)
-    return None if found is None else found[1].num_embeddings
+    return model.__dict__.get(_ROWS) if found is None else found[1].num_embeddings
 
 
 def padding_row(model: nn.Module) -> int | None:
