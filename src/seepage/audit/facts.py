@@ -413,6 +413,7 @@ class _Reader:
             told = labels is not None or self.rule.loss in ("cross_entropy", "bce", "binary")
             none = "the last bias names none" if told else f"not read under the loss {self.rule.loss}"
             none = "not read, as the loss is not known" if UNKNOWN_LOSS in self.said else none
+            none = "no bias of a last layer was sent" if self.look.head is None else none
             if labels is not None and labels.signed and len(labels.present) > (self.look.most_labels or math.inf):
                 none = (
                     f"the last bias rose at {len(labels.present)} entries, as no cross-entropy of so few examples does"
