@@ -53,3 +53,25 @@ def test_numbers_at_each_place_are_stated_by_target_value(loss: str, classes: in
     with pytest.raises(SeepageError, match="--target value"):
         check_target(loss, "map", classes)
     check_target("mse", "value", classes)
+
+
+class Towers(nn.Module):
+    """Users and items, each with a table of its own, and one logit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item, self.head = nn.Embedding(8, 4), nn.Embedding(20, 4), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(torch.cat([self.user(x[:, 0]), self.item(x[:, 1])], 1))
+        return made
+
+
+def test_codes_of_unlike_tables_have_labels_of_one_logit(tmp_path: Path) -> None:
+    """Clicks of 0. and 1. were refused, and items beyond the number of users."""
+    x, y = torch.tensor([[3, 17], [3, 5]]), torch.tensor([1, 0])
+    seen = record(Towers(), Batch(x, y), client=FedSGD(loss="binary"))
+    np.savez(tmp_path / "truth.npz", x=x.numpy(), y=y.float().numpy())
+    (batch,) = _opened(tmp_path / "truth.npz", seen.knowledge).batches
+    assert torch.equal(batch.inputs, x)
+    assert torch.equal(batch.labels, y)

@@ -42,7 +42,7 @@ from seepage.audit.row import Case, Diagnostic, MembershipRow, Result, Row, Thre
 from seepage.audit.score import make_row, metrics_for, scores_of, skipped_row
 from seepage.audit.verdict import with_verdict
 from seepage.base.manifest import JudgedFile, write_manifest
-from seepage.base.nn import output_shape, vocabulary_of
+from seepage.base.nn import Table, output_shape, vocabulary_of
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.base.schema import Guarantee
 from seepage.base.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
@@ -311,7 +311,9 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
         return open_truth(place)
     shape, vocabulary = knowledge.input_shape, vocabulary_of(knowledge.model)
     if vocabulary is not None and place.suffix.lower() == ".npz":
-        return Truth((load_tokens(place, vocabulary),))
+        # Fields may have tables of unlike length.
+        rows = [one.num_embeddings for one in knowledge.model.modules() if isinstance(one, Table)]
+        return Truth((_numbered(load_tokens(place, max([vocabulary, *rows])), knowledge),))
     pictures = len(shape) == 3 and shape[0] in (1, 3)
     if place.suffix.lower() == ".npz":
         own = load_shaped(place, shape)
