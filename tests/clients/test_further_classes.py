@@ -536,6 +536,15 @@ class Bare(nn.Module):
         return logits
 
 
+def test_outputs_under_a_squared_error_may_be_values(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = torch.rand(3, 20), torch.tensor([0, 1, 1])
+    client = Spec("fedsgd", {"loss": "mse"})
+    for stated, origin in (({}, "assumed"), ({"target": "class"}, "read")):
+        found = looked_at(tmp_path, "Plane", batch, points, client=client, **stated)
+        assert fact(found, "classes")[1] == origin
+
+
 def test_inputs_that_index_a_parameter_are_whole_numbers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     batch = torch.randint(0, 50, (2, 7)), torch.tensor([1, 3])

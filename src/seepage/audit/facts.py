@@ -180,7 +180,8 @@ class _Reader:
     def _unsure_of_classes(self) -> bool:
         """Whether the outputs may be boxes, points or thresholds: neither a loss of classes nor its sums say other."""
         if self.stated is None or {"loss", "classes"} & set(self.stated):
-            return self.rule.loss not in LOSSES and not self.look.own_loss_names
+            values = self.rule.loss == "mse" and not {"classes", "target"} & set(self.stated or ("target",))
+            return values or (self.rule.loss not in LOSSES and not self.look.own_loss_names)
         labels = self.look.labels
         shown = labels is not None and labels.sound and (not labels.signed or self._proved)
         return UNKNOWN_LOSS in self.said or not shown

@@ -384,8 +384,9 @@ def _weighed(change: Tensor, weight: Tensor, formats: Formats) -> tuple[bool, in
     distinct = int((alike.tril(-1).sum(1) == 0).sum())
     sizes = own.abs()[own.abs() > LIVE * own.abs().max()] / own.abs().max()
     held = float((sizes > 1 - NEAR).double().mean()) >= NEAR  # below a ceiling, whose squares are nearly alike
-    moving = squares[:, squares.amax(0) > 0], off[:, squares.amax(0) > 0]
-    held |= bool(((moving[0] - moving[0].mean(0)).abs() <= DEVIATIONS * moving[1]).all(0).any())  # one by itself
+    # Neurons that one of several steps of Adam or Adagrad reached moved by one size each, but for what epsilon leaves.
+    moving = squares[:, squares.amax(0) > 0]
+    held |= bool((moving.std(0) <= GAP * moving.mean(0)).any())
     if held:
         return False, 0, 0
     if distinct - rank < FEWEST_EQUATIONS:
@@ -393,6 +394,7 @@ def _weighed(change: Tensor, weight: Tensor, formats: Formats) -> tuple[bool, in
     solved = right[:rank].T @ ((left[:, :rank].T @ torch.ones(len(own), dtype=own.dtype)) / kept[:rank])
     errors = ((off @ solved.abs()[:, None])[:, 0].square() + FLOAT32_SUM**2).sqrt()
     fits = float(((squares @ solved - 1) / errors).square().mean().sqrt()) <= DEVIATIONS
+    fits &= float((solved * squares.mean(0)).min()) > -NEAR  # its weights are positive, as far as they are told
     return fits, len(own), rank
 
 
