@@ -450,6 +450,9 @@ def judge(truth: Truth, check: Check) -> Verdict:
         rows = [set(row.tolist()) for row in truth.inputs]
         right = all(any({token for token, _ in text} <= row for row in rows) for text in closed.evidence["texts"])
         found.hold("bags", right, closed.message)
+    for closed in exposure.of("text"):
+        named = closed.evidence["identified"]
+        found.hold("text", named is None or named <= len(truth.inputs.unique()), closed.message)
     for look in exposure.defenses:
         linear = d.optimizer in (*PLAIN, "lars", "groups")
         real = {

@@ -545,6 +545,28 @@ def test_outputs_under_a_squared_error_may_be_values(tmp_path: Path) -> None:
         assert fact(found, "classes")[1] == origin
 
 
+class Tied(nn.Module):
+    """A language model whose last layer is its table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.read = nn.Embedding(120, 32), nn.Linear(32, 32)
+        self.body, self.head = nn.GRU(32, 32, batch_first=True), nn.Linear(32, 120, bias=False)
+        self.head.weight = self.word.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(8 * self.body(self.read(self.word(ids)))[0])
+        return logits.transpose(1, 2)
+
+
+def test_rows_that_rounding_left_still_name_no_tokens_of_a_shared_table(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    ids = torch.randint(0, 120, (1, 9))
+    found = looked_at(tmp_path, "Tied", (ids[:, :-1], ids[:, 1:]), chosen, batch_size=1)
+    (text,) = found.exposure.of("text")
+    assert text.evidence["identified"] is None
+
+
 def test_inputs_that_index_a_parameter_are_whole_numbers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     batch = torch.randint(0, 50, (2, 7)), torch.tensor([1, 3])
