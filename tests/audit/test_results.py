@@ -170,7 +170,12 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     assert (level, text.partition(".")[0]) == ("certified", "LEAKS, BY ITS OWN PROOF")
     assert "3 of 4 examples exactly [19 %, 99 %], in closed form, on net" in text
     side = parts_of(result.rows, given)[0]
-    assert side.words.startswith("3 of 4 examples exactly")
+    assert side.words.startswith("3 of 4 examples exactly [19 %, 99 %]")
+    unknown = given[0].model_copy(update={"exposed_of": None, "inferred": {}})
+    assert parts_of([row(examples=None, scores={})], [unknown])[0].words.startswith(
+        "3 of 3 or more examples exactly, in"
+    )
+    assert parts_of([row()], [unknown])[0].words.startswith("3 of 8 examples exactly [")
     assert (side.value, side.tried) == (0.75, True)
     for score in ("recovered", "exact", "certified"):
         assert [(one.name, one.value) for one in met(result, Condition(score, ">", 0.5))] == [("closed form", 0.75)]

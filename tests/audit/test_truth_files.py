@@ -1,5 +1,6 @@
 """Truths as strangers have them: autoencoders with class numbers beside, pictures in the range of bytes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from seepage import Batch, FedSGD, SeepageError, record
 from seepage.attacks import LinearLeak
-from seepage.audit.summary import _opened
+from seepage.audit.caveats import compared_to_sent
+from seepage.audit.summary import _of_own_loss, _opened
 from seepage.federation.clients.losses import check_target, loss_of
 from seepage.measure.metrics.score import score
 
@@ -22,6 +24,12 @@ def test_an_autoencoders_truth_needs_no_labels(tmp_path: Path) -> None:
     seen = record(model, Batch(x, x), client=FedSGD(loss="mse", target="input"))
     np.savez(tmp_path / "truth.npz", x=x.numpy(), y=np.array([3, 1]))
     (batch,) = _opened(tmp_path / "truth.npz", seen.knowledge).batches
+    assert torch.equal(batch.labels, x)
+    x = x.reshape(2, 1, 3, 4)
+    pictures = nn.Sequential(nn.Flatten(), *model, nn.Unflatten(1, (1, 3, 4)))
+    seen = record(pictures, Batch(x, x), client=FedSGD(loss="mse", target="input"))
+    np.savez(tmp_path / "pictures.npz", x=x.numpy(), y=x.numpy())
+    (batch,) = _opened(tmp_path / "pictures.npz", seen.knowledge).batches
     assert torch.equal(batch.labels, x)
 
 
@@ -53,3 +61,41 @@ def test_numbers_at_each_place_are_stated_by_target_value(loss: str, classes: in
     with pytest.raises(SeepageError, match="--target value"):
         check_target(loss, "map", classes)
     check_target("mse", "value", classes)
+
+
+class Towers(nn.Module):
+    """Users and items, each with a table of its own, and one logit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item, self.head = nn.Embedding(8, 4), nn.Embedding(20, 4), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(torch.cat([self.user(x[:, 0]), self.item(x[:, 1])], 1))
+        return made
+
+
+def test_codes_of_unlike_tables_have_labels_of_one_logit(tmp_path: Path) -> None:
+    """Clicks of 0. and 1. were refused, and items beyond the number of users."""
+    x, y = torch.tensor([[3, 17], [3, 5]]), torch.tensor([1, 0])
+    seen = record(Towers(), Batch(x, y), client=FedSGD(loss="binary"))
+    np.savez(tmp_path / "truth.npz", x=x.numpy(), y=y.float().numpy())
+    (batch,) = _opened(tmp_path / "truth.npz", seen.knowledge).batches
+    assert torch.equal(batch.inputs, x)
+    assert torch.equal(batch.labels, y)
+
+
+def of_three(outputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    return sum((F.cross_entropy(one, targets[:, k]) for k, one in enumerate(outputs)), torch.zeros(()))
+
+
+def test_labels_of_several_heads_are_taken_as_they_are(tmp_path: Path) -> None:
+    """They were refused as class numbers; and a loss of all outputs ended the scoring of examples."""
+    x, y = torch.rand(2, 12), torch.tensor([[0, 2], [1, 2]])
+    own = f"tests.audit.{Path(__file__).stem}:of_three"
+    seen = record(nn.Linear(12, 3), Batch(x, y[:, 0]), client=FedSGD())
+    seen = replace(seen, knowledge=replace(seen.knowledge, client=FedSGD(loss=own)))
+    np.savez(tmp_path / "truth.npz", x=x.numpy(), y=y.numpy())
+    (batch,) = _opened(tmp_path / "truth.npz", seen.knowledge).batches
+    assert torch.equal(batch.labels, y)
+    assert _of_own_loss(compared_to_sent, seen, batch) is None

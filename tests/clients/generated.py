@@ -450,11 +450,15 @@ def judge(truth: Truth, check: Check) -> Verdict:
         rows = [set(row.tolist()) for row in truth.inputs]
         right = all(any({token for token, _ in text} <= row for row in rows) for text in closed.evidence["texts"])
         found.hold("bags", right, closed.message)
+    for closed in exposure.of("text"):
+        named = closed.evidence["identified"]
+        found.hold("text", named is None or named <= len(truth.inputs.unique()), closed.message)
     for look in exposure.defenses:
         linear = d.optimizer in (*PLAIN, "lars", "groups")
         real = {
             "clipped": truth.clipped, "adaptive": not linear or d.clip == "value", "rounded": d.half,
-            "noised": d.defense in NOISY, "quantized": d.half or d.defense == "levels",
+            "noised": d.defense in NOISY,
+            "quantized": d.half or d.defense == "levels" or (d.steps > 1 and "steps of signs" in look.message),
             "sparsified": d.defense in ("mask", "largest", "levels"),
         }  # fmt: skip
         found.hold(f"looks {look.name}", real.get(look.name, True), look.message)

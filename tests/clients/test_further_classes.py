@@ -138,6 +138,15 @@ class Chances(nn.Sequential):
         super().__init__(nn.Linear(40, 10), nn.Sigmoid())
 
 
+class Zeros(nn.Linear):
+    """A regression that starts at zero, of whose labels the last bias feels nothing where each is there once."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
 class Faint(nn.Module):
     """A layer of which hardly anything reaches the outputs, beside one that makes them."""
 
@@ -448,6 +457,123 @@ def test_one_step_of_adam_is_told_under_a_loss_that_nobody_stated(tmp_path: Path
     words, origin = fact(found, "optimizer")
     assert ("one step of Adam" in words and origin == "assumed") is (steps == 1)
     assert fact(found, "labels")[1] == ("unknown" if steps == 1 else "assumed")
+
+
+@pytest.mark.parametrize("lr", [0.1, None])
+def test_terms_that_cancel_leave_rounding_and_contradict_no_loss(tmp_path: Path, lr: float | None) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(10, 64), torch.randperm(10)
+    found = looked_at(tmp_path, "Zeros", batch, lambda model, x, y: F.cross_entropy(model(x), y), lr=lr)
+    assert fact(found, "loss")[1] == "inferred"
+    assert fact(found, "classes") == ("10, the rows of the last layer, which makes the outputs", "read")
+    assert fact(found, "optimizer")[1] == "inferred"
+
+
+class Plane(nn.Sequential):
+    """Two outputs, of which a softmax's slopes are opposite whatever the optimizer is."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def points(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x), F.one_hot(y, 2).to(x))
+
+
+def chosen(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+@pytest.mark.parametrize("lr", [0.1, None])
+def test_two_entries_of_a_last_bias_contradict_a_softmax(tmp_path: Path, lr: float | None) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        batch = torch.rand(3, 20), torch.tensor([0, 1, 1])
+        other = looked_at(tmp_path, "Plane", batch, points, lr=lr)
+        assert fact(other, "loss")[1] == "assumed"
+        assert fact(other, "labels") == ("not read, as the loss is not known", "unknown")
+        assert fact(other, "classes")[1] == "assumed"
+        same = looked_at(tmp_path, "Plane", batch, chosen, lr=lr)
+        assert fact(same, "loss")[1] == "inferred"
+        assert fact(same, "labels")[1] == "inferred"
+
+
+def test_signs_do_not_say_that_outputs_are_classes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = torch.rand(3, 20), torch.tensor([0, 1, 3])
+    found = looked_at(tmp_path, "Actions", batch, chosen, rule=torch.optim.Rprop)
+    assert fact(found, "classes") == ("5, the rows of 4, which makes the outputs, if outputs are classes", "assumed")
+
+
+def test_entries_of_one_size_show_no_softmax_by_their_sum(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = torch.rand(3, 20), torch.tensor([0, 1, 3])
+
+    def even(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Absolute errors of six outputs, which cancel over the examples and not for each."""
+        signs = torch.tensor([[1.0, 1, 1, 1, 1, -1], [1, -1, 1, -1, -1, -1], [-1, -1, -1, -1, 1, 1]])
+        return F.l1_loss(model(x), model(x).detach() + signs)
+
+    found = looked_at(tmp_path, "Six", batch, even)
+    assert fact(found, "loss")[1] == "assumed"
+    assert fact(found, "labels")[1] != "inferred"
+
+
+class Six(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 6))
+
+
+class Bare(nn.Module):
+    """Rows of a parameter that the inputs index, and no table's layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.body, self.head = nn.Parameter(torch.randn(50, 16)), nn.Linear(16, 24), nn.Linear(24, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(self.table[ids].mean(1)).relu())
+        return logits
+
+
+def test_outputs_under_a_squared_error_may_be_values(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = torch.rand(3, 20), torch.tensor([0, 1, 1])
+    client = Spec("fedsgd", {"loss": "mse"})
+    for stated, origin in (({}, "assumed"), ({"target": "class"}, "read")):
+        found = looked_at(tmp_path, "Plane", batch, points, client=client, **stated)
+        assert fact(found, "classes")[1] == origin
+
+
+class Tied(nn.Module):
+    """A language model whose last layer is its table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.read = nn.Embedding(120, 32), nn.Linear(32, 32)
+        self.body, self.head = nn.GRU(32, 32, batch_first=True), nn.Linear(32, 120, bias=False)
+        self.head.weight = self.word.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(8 * self.body(self.read(self.word(ids)))[0])
+        return logits.transpose(1, 2)
+
+
+def test_rows_that_rounding_left_still_name_no_tokens_of_a_shared_table(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    ids = torch.randint(0, 120, (1, 9))
+    found = looked_at(tmp_path, "Tied", (ids[:, :-1], ids[:, 1:]), chosen, batch_size=1)
+    (text,) = found.exposure.of("text")
+    assert text.evidence["identified"] is None
+
+
+def test_inputs_that_index_a_parameter_are_whole_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = torch.randint(0, 50, (2, 7)), torch.tensor([1, 3])
+    found = looked_at(tmp_path, "Bare", batch, chosen)
+    assert fact(found, "labels")[0].startswith("classes 1, 3")
+    assert found.exposure.examples == 0
+    assert "values" not in [one.name for one in found.facts]
 
 
 def test_tensors_of_small_slopes_do_not_hide_a_decay_beside_the_step(tmp_path: Path) -> None:

@@ -231,8 +231,11 @@ def test_the_statistics_of_raw_columns_are_told_and_of_two_rows_the_rows(tmp_pat
 def test_a_normalization_of_single_channels_is_no_batch_norm(tmp_path: Path) -> None:
     y = torch.tensor([0, 0, 1, 1])
     before, after, _ = step(erasing(), drawn(4, 30), y)
-    said = facts(looked(tmp_path, "erasing", {"before": before, "after": after}, batch_size=4))
-    assert said["batch norm"] == ("none in this network", "read")
+    found = looked(tmp_path, "erasing", {"before": before, "after": after}, batch_size=4)
+    assert facts(found)["batch norm"] == ("none in this network", "read")
+    # Single values normalize to zero whatever they are, so that rounding is all that reaches the first layer.
+    assert [one.evidence["layer"] for one in found.exposure.of("layer")] == ["3"]
+    assert not found.exposure.of("noisy-rows")
 
 
 def test_findings_of_independent_sigmoids_are_named(tmp_path: Path) -> None:
@@ -243,6 +246,9 @@ def test_findings_of_independent_sigmoids_are_named(tmp_path: Path) -> None:
     present = set(found.exposure.of("labels")[0].evidence["present"])  # one of two examples may cancel the other's
     assert present
     assert present <= {6, 9, 12}
+    assert facts(found)["half precision"][1] == "unknown", "sums of sigmoids need not vanish"
+    nothing = facts(looked(tmp_path, "findings", {"before": before, "after": after}, batch_size=2))
+    assert nothing["labels"] == ("not read, as the loss is not known", "unknown")
 
 
 # --- files as frameworks write them -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.balance import balance_of, homogeneous_pairs
-from seepage.attacks.exposure.rules import factored
+from seepage.attacks.exposure.rules import adaptive_step, factored
 from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.base.registry import Spec
@@ -180,6 +180,19 @@ def test_steps_that_keep_no_rows_show_no_example(tmp_path: Path, rule: str) -> N
         assert fact(found, "labels")[1] == "assumed"
 
 
+@pytest.mark.parametrize("share", [3e-4, 0.003, 0.019])
+def test_signs_of_sizes_that_hardly_differ_are_signs(share: float) -> None:
+    for kind in (Rows, Maps):
+        torch.manual_seed(0)
+        before = {name: t.clone() for name, t in kind().state_dict().items()}
+        last, moved = len(before) - 1, {}
+        for place, (name, t) in enumerate(before.items()):
+            moved[name] = t - 0.01 * (1 + share * place / last) * torch.randn_like(t).sign() - t
+        found = adaptive_step(moved, before)
+        assert found is not None
+        assert "one size of its own" in found.other
+
+
 @pytest.mark.parametrize("rule", [one for one in RULES if one != "adafactor"])
 def test_no_other_optimizer_is_taken_for_adafactor(rule: str) -> None:
     for seed in range(10):
@@ -188,6 +201,23 @@ def test_no_other_optimizer_is_taken_for_adafactor(rule: str) -> None:
                 _, before, after, _ = trained(kind, rule, count, seed)
                 moved = {name: after[name] - before[name] for name in before}
                 assert factored(moved, before, Formats()) is None
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "nadam", "rmsprop"])
+def test_neurons_that_one_of_several_steps_reached_are_not_adafactors(rule: str) -> None:
+    """Their entries are of one size each, which weighs out every row by itself: 39 of 1,500 such clients were named."""
+    made = {"adagrad": torch.optim.Adagrad, "nadam": torch.optim.NAdam, "rmsprop": torch.optim.RMSprop}[rule]
+    for seed in range(40):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(30, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 5))
+        before = {name: t.clone() for name, t in model.state_dict().items()}
+        optimizer = made(model.parameters(), lr=1e-3)
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.rand(1, 30)), torch.randint(5, (1,))).backward()
+            optimizer.step()
+        moved = {name: t - before[name] for name, t in model.state_dict().items()}
+        assert factored(moved, before, Formats()) is None, seed
 
 
 def test_steps_of_one_rate_are_counted_by_neurons(tmp_path: Path) -> None:

@@ -206,12 +206,10 @@ class Needs:
                 f"{self.images} needs images (channels, height, width), and an example here has shape {shape}",
                 f"use {self.instead}",
             )
-        table = token_table(knowledge.model) if self.differentiable else None
-        if table is not None:
-            raise Inapplicable(
-                f"the table {table[0]!r} looks up whole numbers, which have no gradient to follow",
-                TOKENS_INSTEAD,
-            )
+        if self.differentiable and vocabulary_of(knowledge.model) is not None:
+            table = token_table(knowledge.model)
+            named = "a parameter that the network indexes" if table is None else f"the table {table[0]!r}"
+            raise Inapplicable(f"{named} looks up whole numbers, which have no gradient to follow", TOKENS_INSTEAD)
 
     def _check_sent(self, knowledge: Knowledge, observed: Round) -> None:
         if self.every_tensor is not None:

@@ -142,6 +142,7 @@ class Capture:
         stated = {
             "input shape": self.input_shape is not None,
             "classes": self.num_classes is not None,
+            "target": self.target is not None,
             NORMALIZATION: "normalize" in self.architecture.options,
             "loss": "loss" in rule,
             "optimizer": whole,

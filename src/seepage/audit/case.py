@@ -142,6 +142,12 @@ class Case(JsonRecord):
         return given, max(given, self.exposed_of or 0)
 
     @property
+    def counted(self) -> bool:
+        """Whether it is known, and not inferred, how many examples are behind the first update."""
+        said = self.inferred
+        return bool(self.exposed_of) and (said is None or (self.batch_size is not None and "batch size" not in said))
+
+    @property
     def closed_share(self) -> float:
         """The share of its examples that is revealed so; 0 where none is."""
         away, of = self.closed_form

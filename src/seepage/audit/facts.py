@@ -180,9 +180,11 @@ class _Reader:
     def _unsure_of_classes(self) -> bool:
         """Whether the outputs may be boxes, points or thresholds: neither a loss of classes nor its sums say other."""
         if self.stated is None or {"loss", "classes"} & set(self.stated):
-            return self.rule.loss not in LOSSES and not self.look.own_loss_names
+            values = self.rule.loss == "mse" and not {"classes", "target"} & set(self.stated or ("target",))
+            return values or (self.rule.loss not in LOSSES and not self.look.own_loss_names)
         labels = self.look.labels
-        return UNKNOWN_LOSS in self.said or labels is None or not labels.sound
+        shown = labels is not None and labels.sound and (not labels.signed or self._proved)
+        return UNKNOWN_LOSS in self.said or not shown
 
     def _loss(self) -> Fact:
         words, labels = self.said.get("loss", str(self.rule.loss)), self.look.labels
@@ -346,7 +348,8 @@ class _Reader:
             words = "as under autocast, faint noise, or by chance: the last bias adds up to zero but for a thousandth"
             return self._seen(name, words, "unknown")
         plain = labels is not None and labels.sound and not (labels.signed or self.signs)
-        if plain and self.update.kind == "gradient" and self.look.along_gradient and not self.rule.one_logit:
+        plain &= self.knowledge.softmax_labels and not self.rule.one_logit  # whose sum is looked at
+        if plain and self.update.kind == "gradient" and self.look.along_gradient:
             return self._seen(name, "none: the last bias adds up to zero as float32 does", "inferred")
         return self._seen(name, "nothing tells it", "unknown")
 
@@ -410,6 +413,8 @@ class _Reader:
         elif self.knowledge.target == "class" and not self.look.makes_examples:
             told = labels is not None or self.rule.loss in ("cross_entropy", "bce", "binary")
             none = "the last bias names none" if told else f"not read under the loss {self.rule.loss}"
+            none = "not read, as the loss is not known" if UNKNOWN_LOSS in self.said else none
+            none = "no bias of a last layer was sent" if self.look.head is None else none
             if labels is not None and labels.signed and len(labels.present) > (self.look.most_labels or math.inf):
                 none = (
                     f"the last bias rose at {len(labels.present)} entries, as no cross-entropy of so few examples does"

@@ -1,10 +1,10 @@
 """Score the outcomes of a run, raise its diagnostics, and write its results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic_core import to_jsonable_python
@@ -41,14 +41,14 @@ from seepage.audit.row import Case, MembershipRow, Result, Row, Thresholds
 from seepage.audit.score import make_row, metrics_for, scores_of, skipped_row
 from seepage.audit.verdict import with_verdict
 from seepage.base.manifest import JudgedFile, write_manifest
-from seepage.base.nn import output_shape, vocabulary_of
+from seepage.base.nn import Table, output_shape, vocabulary_of
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.base.schema import Finding, Guarantee
 from seepage.base.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
 from seepage.base.vouching import staying_own
 from seepage.errors import SeepageError
 from seepage.federation import data
-from seepage.federation.clients.losses import with_inputs
+from seepage.federation.clients.losses import LOSSES, with_inputs
 from seepage.federation.data.npz import load_shaped, load_tokens
 from seepage.federation.models.normalize import statistics_of
 from seepage.federation.transcript.foreign import read_facts
@@ -208,7 +208,7 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
     rows, lines = [], []
     compares = source.recipe is None and transcript.knowledge.client.linear_in_gradient
     brought = truth.of_round(0) if truth is not None and compares else None
-    off = None if brought is None else compared_to_sent(transcript, brought)
+    off = None if brought is None else _of_own_loss(compared_to_sent, transcript, brought)
     under = normalization_of_truth(transcript, brought) if brought is not None and contradicts(off) else None
     flags += [one.of(source.name) for one in contradiction_flags(transcript, off, said)]
     yardstick = _yardstick(source, transcript, truth, recipe)
@@ -228,6 +228,19 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
         least = None if seen is None else seen.at_least
         case = case.model_copy(update={"caveats": caveats(transcript, rows, least, said, off, under)})
     return case, rows, flags, lines, look
+
+
+Measured = TypeVar("Measured")
+
+
+def _of_own_loss(measure: Callable[[Transcript, Any], Measured], transcript: Transcript, truth: Any) -> Measured | None:
+    """What a loss gives on the truth; None of a user's own that takes more than logits, as of several outputs."""
+    try:
+        return measure(transcript, truth)
+    except SeepageError:
+        if transcript.knowledge.client.loss in LOSSES:
+            raise
+        return None
 
 
 def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> bool:
@@ -304,14 +317,17 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
         return open_truth(place)
     shape, vocabulary = knowledge.input_shape, vocabulary_of(knowledge.model)
     if vocabulary is not None and place.suffix.lower() == ".npz":
-        return Truth((load_tokens(place, vocabulary),))
+        # Fields may have tables of unlike length.
+        rows = [one.num_embeddings for one in knowledge.model.modules() if isinstance(one, Table)]
+        return Truth((_numbered(load_tokens(place, max([vocabulary, *rows])), knowledge),))
     pictures = len(shape) == 3 and shape[0] in (1, 3)
     if place.suffix.lower() == ".npz":
         own = load_shaped(place, shape)
         known = own if own is None else _before_network(own, knowledge)
         # Pictures and rows of a table in [0, 1] are read below, with the names of their columns.
         other = knowledge.value_range != (0.0, 1.0) or (own is not None and not in_range(own.inputs, (0.0, 1.0)).all())
-        as_it_is = other or (len(shape) > 1 and not pictures)
+        as_it_is = other or (len(shape) > 1 and not pictures) or getattr(knowledge.client, "target", "") == "input"
+        as_it_is |= knowledge.client.loss not in LOSSES  # whose labels may be anything, as of several heads
         if known is not None and (known is not own or as_it_is):
             return Truth((_numbered(known, knowledge),))
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
@@ -369,10 +385,10 @@ def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | Non
     # was captured nobody knows.
     followed = source.recipe is not None and rule.read_as == rule
     found = diagnostics.model_diagnostics(knowledge.model, rule.mode, followed=followed)
-    losses = diagnostics.example_losses(transcript, list(truth)) if truth is not None else []
+    losses = _of_own_loss(diagnostics.example_losses, transcript, list(truth)) if truth is not None else []
     # Rounds over one data set, whose indices are known, may number thousands: only the first is opened.
     opened = 1 if "indices" in knowledge.known else len(transcript)
-    found += diagnostics.update_diagnostics(transcript, opened, losses)
+    found += diagnostics.update_diagnostics(transcript, opened, losses or [])
     found += diagnostics.guarantee_diagnostics(None if source.recipe is None else _guarantee(source.recipe))
     if truth is not None:
         found += diagnostics.sample_diagnostics(sum(len(batch) for batch in truth), len(truth))

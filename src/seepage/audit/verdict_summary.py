@@ -81,8 +81,13 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Seque
     proved = not any(row.scored for row in rows) and any(row.certified_examples for row in rows)
     if given is None or given.closed_share <= exact or proved:
         return part
-    found = Share.count(*given.closed_form)
-    more = "batch size" in (given.inferred or {})  # of an unknown number there is no interval
+    away, of = given.closed_form
+    # Of an unknown number there is no interval, but where the truth that guesses were scored by says it.
+    there = [row.examples or 0 for row in rows if row.case == given.name and row.scored and not given.counted]
+    found = Share.count(away, max([of, *there]))
+    if there and found.share <= exact:
+        return part
+    more = not (given.counted or there)
     size = f"{found.of} or more examples exactly" if more else f"{found.of} examples exactly {found.range}"
     closed = f"{found.hits} of {size}, in closed form, on {given.heading}"
     words = f"{closed}; by attacks: {part.words.removesuffix(NO_ATTACK)}"

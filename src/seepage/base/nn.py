@@ -14,7 +14,7 @@ from torch.func import functional_call
 from seepage.base.adapters import inside_adapters
 from seepage.base.clock import look
 from seepage.base.storage import Tensors
-from seepage.errors import SeepageError
+from seepage.errors import Inapplicable, SeepageError
 
 ONE_VALUE = "Expected more than 1 value per channel when training"
 """What PyTorch's batch norm says where a channel's variance cannot be taken."""
@@ -168,12 +168,18 @@ def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
         except ValueError as error:
             if ONE_VALUE not in str(error):
                 raise
-            norms = has_batch_norm(model)
-            what = "batch norm in train mode" if norms else "a normalization of one channel at a time"
+            given = (
+                "needs more than one value per channel, and a layer of this model is given one by "
+                f"{len(inputs)} example of shape {tuple(inputs.shape[1:])}"
+            )
+            if not has_batch_norm(model):  # what attacks that run examples one by one meet
+                raise Inapplicable(
+                    f"a normalization of one channel at a time {given}, of which it would leave nothing",
+                    "use gradient_matching, which runs the batch as a whole, at a --batch-size of 2 or more",
+                ) from error
             raise SeepageError(
-                f"{what} needs more than one value per channel, and a layer of this model is given "
-                f"one by {len(inputs)} example of shape {tuple(inputs.shape[1:])}; take two examples or more "
-                f"(--batch-size 2){', larger inputs, or a client in eval mode (--set client.mode=eval)' * norms}"
+                f"batch norm in train mode {given}; take two examples or more (--batch-size 2), larger inputs, or a "
+                "client in eval mode (--set client.mode=eval)"
             ) from error
     found = logits_in(output)
     # Of one value an example, as behind `squeeze(-1)`: [n] is [n, 1] everywhere else.
@@ -391,6 +397,8 @@ class InputLayer:
 
 _TABLE = "_seepage_token_table"
 """Where a network keeps the name of the table that looks its inputs up; None: it takes numbers."""
+_ROWS = "_seepage_rows"
+"""Where a network that looks rows of a bare parameter up keeps how many there are."""
 _CODES = "_seepage_codes"
 """Where it keeps how many codes each number of an example may be; None: as many as the table has rows."""
 
@@ -411,7 +419,10 @@ def try_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> None:
     """
     names = [name for name, module in model.named_modules() if isinstance(module, Table)]
     like = next(model.parameters(), None)
-    if not names or like is None or like.device.type == "meta":
+    if like is None or like.device.type == "meta":
+        return
+    if not names:
+        model.__dict__[_ROWS] = _bare_rows(model, input_shape)
         return
     # Two examples, of zeros and of ones, and the same turned round: what both look up alike are places, not tokens.
     probes = torch.stack([like.new_zeros(input_shape), like.new_ones(input_shape)])
@@ -430,6 +441,25 @@ def try_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> None:
         if table is not None:
             model.__dict__[_CODES] = _codes(model, probes.long(), model.get_submodule(table).num_embeddings)  # type: ignore[arg-type]
         return
+
+
+def _bare_rows(model: nn.Module, input_shape: tuple[int, ...]) -> int | None:
+    """Rows of the parameter that a network without tables indexes by its inputs; None: it takes numbers."""
+
+    def takes(values: Tensor) -> bool:
+        try:
+            with torch.no_grad(), in_mode(model, training=False):
+                model(values)
+        except Exception:  # user code may raise anything
+            return False
+        return True
+
+    like = next(model.parameters())
+    rows = sorted({len(p) for p in model.parameters() if p.ndim > 1}, reverse=True)
+    zeros = like.new_zeros((2, *input_shape))
+    if not rows or takes(zeros) or not takes(zeros.long()):
+        return None
+    return next((one for one in rows if takes(torch.full_like(zeros, one - 1).long())), None)
 
 
 MOST_COLUMNS = 64
@@ -500,7 +530,7 @@ def vocabulary_of(model: nn.Module) -> int | None:
     (50, None)
     """
     found = token_table(model)
-    return None if found is None else found[1].num_embeddings
+    return model.__dict__.get(_ROWS) if found is None else found[1].num_embeddings
 
 
 def padding_row(model: nn.Module) -> int | None:

@@ -162,7 +162,9 @@ def share_of(result: Result, case: Case, measure: Counted = "recovered") -> Case
     """
     rows = [row for row in result.rows_of(case) if row.scored and row.examples]
     counts = [(row.count(measure), row.examples, False) for row in rows]
-    counts += [(*case.closed_form, True)] if case.exposed_examples and (rows or case.baselines) else []
+    away, of = case.closed_form
+    of = of if case.counted else max([of, *(row.examples or 0 for row in rows)])
+    counts += [(away, of, True)] if case.exposed_examples and (rows or case.baselines) else []
     whole = [CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
     return max(whole, key=lambda one: one.hits / one.of, default=None)
 

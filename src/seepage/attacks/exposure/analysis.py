@@ -533,8 +533,17 @@ class UpdateAnalysis:
             placed = at_places(found, gradient[str(self._last_bias)], typical, every, longest, rounding)
             # That counts come out whole says that this is one step at this rate; shares do not.
             return placed if placed.places is not None or self.explained_step else found
+        bias = gradient[str(self._last_bias)]
+        if found is not None and not self.along_gradient and len(bias) > 2 and self._one_sized(bias):
+            return replace(found, counts=None, least=None, most=None, signed=True)
         whole = found is not None and not inferred and len(found.present) == self.observed.batch_size and places == 1
         return replace(found, complete=True) if found is not None and whole else found
+
+    @staticmethod
+    def _one_sized(bias: Tensor) -> bool:
+        """Whether a bias has entries of about one size, which cancel by their signs."""
+        sizes = bias.abs() / bias.abs().max()
+        return bool((sizes > 1 - ALIKE).logical_or(sizes < ALIKE).all())
 
     @property
     def most_labels(self) -> int | None:
@@ -697,11 +706,9 @@ class UpdateAnalysis:
         bias, names = self._read[0][name].double(), last_linear(self.knowledge.model, self.knowledge.num_outputs)
         if names is not None and names[0] in self._read[0] and self._rows_off:  # rounded as those of the bias are
             return False
-        off, size = abs(float(bias.sum())), float(bias.abs().max())
-        # Entries of about one size, as several steps of Adam leave them, cancel by their signs.
-        alike = bool((bias.abs() > (1 - ALIKE) * size).logical_or(bias.abs() < ALIKE * size).all())
-        small = off <= HALF_PRECISION * float(bias.abs().sum())
-        return small and not alike and not sums_to_zero(bias, self._sum_rounding(name))
+        small = abs(float(bias.sum())) <= HALF_PRECISION * float(bias.abs().sum())
+        # As several steps of Adam leave them.
+        return small and not self._one_sized(bias) and not sums_to_zero(bias, self._sum_rounding(name))
 
     def _sum_rounding(self, bias: str) -> float:
         """How far the sum of the last bias gradient may be off, where it is a difference of weights over a rate."""

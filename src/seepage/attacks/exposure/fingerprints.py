@@ -294,7 +294,8 @@ def _levels(fingerprints: Sequence[Fingerprint]) -> Finding | None:
         bits = max(one.bits or 0 for one in large)
         return Finding(
             name="quantized",
-            message=f"looks quantized: every entry lies on evenly spaced levels of {bits} bits",
+            message=f"looks quantized: every entry lies on evenly spaced levels of {bits} bits"
+            + ", as several steps of signs leave them, too" * (bits in (2, 3)),
             evidence={"bits": bits},
             limit="Levels that are not evenly spaced are not looked for.",
         )

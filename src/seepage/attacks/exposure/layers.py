@@ -18,6 +18,7 @@ from seepage.base.algebra.lowrank import CLEAR, INDEPENDENT, low_rank
 from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import (
     as_inputs,
+    called,
     calls_in_pass,
     captured_calls,
     forward,
@@ -27,7 +28,7 @@ from seepage.base.nn import (
     last_linear,
     normalized_layers,
 )
-from seepage.base.rounding import FLOAT32_NETWORK
+from seepage.base.rounding import FLOAT32_NETWORK, FLOAT64_FLOOR
 from seepage.base.words import plural
 from seepage.errors import SeepageError
 from seepage.federation.types import Knowledge, Round
@@ -246,7 +247,7 @@ def layer_leaks(
     for name, (module, positions, mixes) in layers.items():
         prefix = f"{name}." if name else ""
         weight, bias = f"{prefix}weight", f"{prefix}bias"
-        if weight not in gradient:
+        if weight not in gradient or alike.get(name) == "erased":
             continue
         ends = last is not None and last[0] == weight
         reads: Literal["input", "features", "positions"] = "positions" if positions > 1 else "features"
@@ -337,12 +338,13 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
 
 def slopes_alike(
     observed: Round, knowledge: Knowledge, names: Sequence[str]
-) -> dict[str, Literal["all", "of one output", "none"]]:
+) -> dict[str, Literal["all", "of one output", "none", "erased"]]:
     """Of layers by name: whether the slopes of two examples at three neurons or more are multiples of one another.
 
     Then rows that mix the two agree, and no one can tell a mixture from an example by its rows. `of one output`: where
     both are pulled along the same direction of the outputs, as by a loss of one output each, behind one layer and
     piecewise linear activations. `all`: along any two, as of a network that makes one number first. By made-up inputs.
+    `erased`: the outputs are the same for all of them, as behind a norm of single values, so its slopes are rounding.
     """
     draw = generator(0, "slopes")
     like = next(iter(observed.params.values()))
@@ -357,7 +359,8 @@ def slopes_alike(
     seen = {name: output for name, output in seen.items() if output.requires_grad}
     if not seen or not outputs.requires_grad:
         return {}
-    found: dict[str, Literal["all", "of one output", "none"]] = {}
+    found: dict[str, Literal["all", "of one output", "none", "erased"]] = {}
+    erased = _alike(outputs, FLOAT32_NETWORK) and _erased(knowledge.model, every, inputs)
     one, other = (torch.rand((2, *outputs.shape[1:]), generator=draw, dtype=torch.float64) - 0.3).to(outputs)
     ways = one.expand_as(outputs), torch.stack([one, other] * (PROBED // 2))
     slopes = [torch.autograd.grad(outputs, [*seen.values()], w, retain_graph=True, allow_unused=True) for w in ways]
@@ -365,7 +368,25 @@ def slopes_alike(
         if same is not None and mixed is not None:
             along = [_multiples(slope.double().flatten(1)) for slope in (same, mixed)]
             found[name] = "all" if all(along) else "of one output" if along[0] else "none"
+            found[name] = "erased" if erased and bool(same.any()) else found[name]
     return found
+
+
+def _erased(model: nn.Module, params: Mapping[str, Tensor], inputs: Tensor) -> bool:
+    """Whether the outputs are the same for all inputs, in float64, where rounding cannot be taken for a difference."""
+    state = {
+        n: t.detach().double() if t.is_floating_point() else t for n, t in (*params.items(), *model.named_buffers())
+    }
+    try:
+        with torch.no_grad(), in_mode(model, training=False):
+            outputs = called(model, state, inputs.double() if inputs.is_floating_point() else inputs)
+    except RuntimeError:  # it takes no such numbers
+        return False
+    return _alike(outputs, FLOAT64_FLOOR)
+
+
+def _alike(outputs: Tensor, share: float) -> bool:
+    return bool((outputs - outputs[:1]).abs().max() <= share * outputs.abs().max())
 
 
 def _multiples(slopes: Tensor) -> bool:

@@ -19,7 +19,7 @@ from seepage.attacks.exposure.balance import Balance
 from seepage.attacks.exposure.labels import head_of
 from seepage.base.algebra.rows import LEAST_ALIKE
 from seepage.base.nn import generator, last_linear
-from seepage.base.rounding import DEVIATIONS, FALSE_ALARM, FLOAT32_SUM
+from seepage.base.rounding import DEVIATIONS, FALSE_ALARM, FLOAT32_SUM, FLOAT32_ZERO
 from seepage.base.schema import Finding
 from seepage.federation.measured import ROUNDING, Formats, Step, decay_of, format_told, measured_entries, spread_of
 from seepage.federation.types import ClientUpdate, Target, Tensors
@@ -384,8 +384,9 @@ def _weighed(change: Tensor, weight: Tensor, formats: Formats) -> tuple[bool, in
     distinct = int((alike.tril(-1).sum(1) == 0).sum())
     sizes = own.abs()[own.abs() > LIVE * own.abs().max()] / own.abs().max()
     held = float((sizes > 1 - NEAR).double().mean()) >= NEAR  # below a ceiling, whose squares are nearly alike
-    moving = squares[:, squares.amax(0) > 0], off[:, squares.amax(0) > 0]
-    held |= bool(((moving[0] - moving[0].mean(0)).abs() <= DEVIATIONS * moving[1]).all(0).any())  # one by itself
+    # Neurons that one of several steps of Adam or Adagrad reached moved by one size each, but for what epsilon leaves.
+    moving = squares[:, squares.amax(0) > 0]
+    held |= bool((moving.std(0) <= GAP * moving.mean(0)).any())
     if held:
         return False, 0, 0
     if distinct - rank < FEWEST_EQUATIONS:
@@ -393,6 +394,7 @@ def _weighed(change: Tensor, weight: Tensor, formats: Formats) -> tuple[bool, in
     solved = right[:rank].T @ ((left[:, :rank].T @ torch.ones(len(own), dtype=own.dtype)) / kept[:rank])
     errors = ((off @ solved.abs()[:, None])[:, 0].square() + FLOAT32_SUM**2).sqrt()
     fits = float(((squares @ solved - 1) / errors).square().mean().sqrt()) <= DEVIATIONS
+    fits &= float((solved * squares.mean(0)).min()) > -NEAR  # its weights are positive, as far as they are told
     return fits, len(own), rank
 
 
@@ -479,7 +481,9 @@ def _explained(
 ) -> Explained:
     """The sums of the last layer's rows in units of their errors, under one rule."""
     squares, logs, independent = list[Tensor](), list[Tensor](), 1
-    for name in zero:
+    tops = {name: float(moved[name].abs().max()) for name in zero}
+    # Of a bias whose terms cancelled their rounding is left, as where each class is there as often as is expected.
+    for name in (one for one in zero if tops[one] > FLOAT32_ZERO * max(tops.values())):
         value, error = measured_entries(weights[name], moved[name], step, formats, shares.get(name, 0.0))
         value, error = value.reshape(len(value), -1), error.reshape(len(error), -1)  # [classes, d]
         size = value.abs().sum(0)
@@ -750,7 +754,7 @@ class _Looked:
 
         Of tensors with entries enough, in more than one module. Zeros and ones give rows of one size, not matrices.
         """
-        modules, sizes = set[str](), list[float]()
+        modules, sizes, apart = set[str](), list[float](), 0.0
         for name, (change, weight, spread) in self.entries.items():
             top = float(change.abs().max())
             live = int((change.abs() > LIVE * top).sum())
@@ -767,10 +771,17 @@ class _Looked:
             if max(at) < MOST * live:
                 return None
             modules.add(name.rpartition(".")[0])
-            sizes.append(shares[at.index(max(at))][0])
+            size, off, one = freed[at.index(max(at))]
+            # Adam's sizes are so near to one another, but where hardly any entry of a tensor falls short of its own.
+            own = (size - one).abs() <= 2 * DEVIATIONS * off + FLOAT32_SUM * one
+            full = int(own.sum()) >= FULL_SHARE * live
+            finest = int(torch.where(own, off, math.inf).argmin())  # of one size all are rounded to the same side
+            sizes.append(float(size[finest]) if full else one)
+            reach = 2 * DEVIATIONS * float(off[finest]) + FLOAT32_SUM * one
+            apart = max(apart, min(reach, GAP * one) if full else GAP * one)
         # What rounding of the weights left even was sent so: levels of one bit.
         levels = all(int(c.abs()[c != 0].unique().numel()) <= 1 for c, _, _ in self.entries.values())
-        if levels or len(modules) < 2 or max(sizes) < (1 + GAP) * min(sizes):
+        if levels or len(modules) < 2 or max(sizes) - min(sizes) < apart:
             return None
         return (
             f"assumed: one step of signs, as most entries of each tensor changed by one size of its own, from "

@@ -13,6 +13,7 @@ from seepage.attacks.text.positions import places_of
 from seepage.attacks.text.token_set import LookedUp, looked_up
 from seepage.base.nn import Table, as_inputs, captured_calls, codes_of, in_mode, token_table, vocabulary_of
 from seepage.errors import Inapplicable, SeepageError
+from seepage.federation.models.naming import tied_names
 from seepage.federation.types import Knowledge, Round, Transcript
 
 IF_PLAIN = ", if no dropout stood before them"
@@ -43,8 +44,10 @@ def text_findings(transcript: Transcript) -> list[ClosedForm]:
     except Inapplicable:
         return []
     checks, ordered = [seen.first, *seen.deeper], bool(seen.deeper)
-    # An embedding that is the last layer as well has no row of zeros.
-    tokens = len(seen.tokens) if len(seen.tokens) < vocabulary else None
+    # Of an embedding that is the last layer as well every row has a gradient, and rounding leaves some zero.
+    table, tied = token_table(transcript.knowledge.model), tied_names(transcript.knowledge.model).values()
+    alone = table is not None and f"{table[0]}.weight".removeprefix(".") not in tied
+    tokens = len(seen.tokens) if alone and len(seen.tokens) < vocabulary else None
     rank, width = seen.first.span.rank, seen.first.span.width
     identified = "" if tokens is None else f"the {tokens} tokens of the batch by name, and "
     what = "its texts, token by token" if ordered else "which tokens stood at which place, but not which together"

@@ -199,8 +199,7 @@ def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool, adapter
 def _present(attacked: AttackedRound, vocabulary: int) -> Tensor:
     """`[v]` tokens whose row of the embedding's gradient is not zero: the batch's, unless the weight is shared."""
     layer = token_table(attacked.model)
-    assert layer is not None
-    rows = attacked.gradient.get(f"{layer[0]}.weight" if layer[0] else "weight")
+    rows = None if layer is None else attacked.gradient.get(f"{layer[0]}.weight" if layer[0] else "weight")
     used = None if rows is None else rows.any(1).nonzero().flatten().cpu()
     return torch.arange(vocabulary) if used is None or not len(used) else used
 

@@ -11,7 +11,17 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.text.moved_rows import MovedRows, moved_rows
 from seepage.attacks.text.positions import Places, places_of
-from seepage.base.nn import Table, captured_calls, codes_of, forward, frozen_randomness, generator, in_mode, token_table
+from seepage.base.nn import (
+    Table,
+    captured_calls,
+    codes_of,
+    forward,
+    frozen_randomness,
+    generator,
+    in_mode,
+    token_table,
+    vocabulary_of,
+)
 from seepage.base.registry import attacks
 from seepage.base.rounding import DEVIATIONS
 from seepage.federation.measured import Formats, decay_of, entries_of_step, weights_moved
@@ -66,6 +76,11 @@ class TokenSet(Attack):
         """
         knowledge, observed = transcript.knowledge, transcript[0]
         table = token_table(knowledge.model)
+        if table is None and vocabulary_of(knowledge.model) is not None:
+            raise Inapplicable(
+                "the network looks its inputs up in a bare parameter, and no table's layer tells which rows those are",
+                "name a network that looks them up by nn.Embedding, with --model",
+            )
         if table is None or len(knowledge.input_shape) != 1:
             raise Inapplicable(
                 "the network does not begin with an embedding of tokens",

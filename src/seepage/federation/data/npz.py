@@ -83,7 +83,7 @@ def load_npz(options: Options, *, path: Path, as_is: bool = False) -> ArrayDatas
 
 
 def load_tokens(path: Path, vocabulary: int) -> Batch:
-    """Texts as token numbers: `x` integers `[N, L]`, and `y` integers, a class `[N]` or a next token at each `[N, L]`.
+    """Texts and codes: `x` integers `[N, L]`, and `y` a class or a value `[N]`, or a next token at each `[N, L]`.
 
     Args:
         path: An `.npz` file.
@@ -96,18 +96,19 @@ def load_tokens(path: Path, vocabulary: int) -> Batch:
     if not {"x", "y"} <= set(arrays):
         raise SeepageError(f"{path} lacks x or y; save the token numbers of texts as x [N, L], and their classes as y")
     x, y = arrays["x"], arrays["y"]
-    whole = x.dtype.kind in "iu" and y.dtype.kind in "iu" and x.ndim == 2 and x.size and y.shape in ((len(x),), x.shape)
-    if not whole:
+    whole = x.dtype.kind in "iu" and y.dtype.kind in "iuf" and x.ndim == 2 and x.size
+    if not whole or y.shape not in ((len(x),), (len(x), 1), x.shape) or not np.isfinite(y).all():
         raise SeepageError(
             f"{path} has x {x.dtype} {x.shape} and y {y.dtype} {y.shape}; save texts as whole token numbers x [N, L], "
-            "with a class y [N] or a next token at each y [N, L]"
+            "with a class or a value y [N] or a next token at each y [N, L]"
         )
     if x.min() < 0 or x.max() >= vocabulary:
         raise SeepageError(
             f"{path} has tokens from {x.min()} to {x.max()} and the network knows {vocabulary}, from 0; save the "
             "numbers that the client's tokenizer gave"
         )
-    return Batch(torch.from_numpy(x.astype(np.int64)), torch.from_numpy(y.astype(np.int64)))
+    labels = y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
+    return Batch(torch.from_numpy(x.astype(np.int64)), torch.from_numpy(labels))
 
 
 def load_shaped(path: Path, input_shape: tuple[int, ...]) -> Batch | None:

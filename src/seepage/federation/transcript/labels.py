@@ -52,6 +52,8 @@ def _are_classes(labels: Tensor, knowledge: Knowledge) -> bool:
     # A loss of one's own may be of one logit for two classes, too.
     classes = 2 if knowledge.num_classes == 1 and knowledge.client.loss not in LOSSES else knowledge.num_classes
     per_place = knowledge.target == "map" or vocabulary_of(knowledge.model) is not None
+    if knowledge.client.loss not in LOSSES and (labels.ndim > 1 or labels.is_floating_point()):
+        return True  # of several outputs, as its own loss takes them
     if labels.is_floating_point():
         return knowledge.target != "map" and labels.shape[1:] == (classes,)
     if labels.dtype != torch.int64 or (labels.ndim != 1 and not per_place):
