@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from tests.clients.test_generated import RATE, Small, drawn, facts, numbers, step
 from torch import Tensor, nn
 
+from seepage import Batch, build, record
+from seepage.attacks.exposure import completed_rows
 from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.federation.types import Architecture
@@ -185,6 +187,32 @@ def test_no_row_is_read_where_sums_do_not_hold(
 ) -> None:
     found = looked(tmp_path, Example(network, rows, torch.arange(len(rows)) % 3, {}), passes=passes, **known)
     assert not any("rows" in one.evidence for one in found.exposure.of("columns"))
+
+
+def known_of(rows: Tensor, count: int) -> Tensor:
+    """The same rows, of which the first columns are known."""
+    known = rows.clone()
+    known[:, count:] = torch.nan
+    return known
+
+
+@pytest.mark.parametrize(("count", "people"), [(1, 4), (3, 6), (5, 8)])
+def test_the_rest_of_a_row_follows_from_columns_that_are_known(count: int, people: int) -> None:
+    rows, strangers = drawn(people + 20, 20).split([people, 20])
+    seen = record(build(Architecture("fc2", {"hidden": 64}), (20,), 4), Batch(rows[:count], torch.arange(count) % 4))
+    found = completed_rows(seen, known_of(torch.cat([rows, strangers]), 12))
+    assert all(one is not None for one in found[:count])
+    assert not any(found[count:])
+    for row, one in zip(rows[:count].double(), found[:count], strict=True):
+        assert one is not None
+        assert bool(((one.values - row).abs() <= one.errors).all())
+        assert float(one.errors.max()) < 0.01
+
+
+@pytest.mark.parametrize(("batch", "columns"), [(drawn(14, 20), 12), ((drawn(5, 20) > 0.5).float(), 12)])
+def test_no_row_follows_from_too_few_columns_or_from_zeros_and_ones(batch: Tensor, columns: int) -> None:
+    seen = record(build(Architecture("fc2", {"hidden": 64}), (20,), 4), Batch(batch, torch.arange(len(batch)) % 4))
+    assert not any(completed_rows(seen, known_of(batch, columns)))
 
 
 @pytest.mark.slow

@@ -68,16 +68,10 @@ def column_findings(knowledge: Knowledge, observed: Round, size: int | None) -> 
         observed: The round.
         size: Examples behind it, where somebody stated that.
     """
-    shape, returned = knowledge.input_shape, observed.update.returned
-    if not returned or len(shape) != 1:
+    found = _norm_of_columns(knowledge, observed)
+    if found is None:
         return []
-    model, state = knowledge.model, (observed.params, observed.buffers)
-    raw = of_raw_inputs(model, batch_statistics(model, observed.buffers, returned), shape, *state)
-    if raw is None:
-        return []
-    place = f"{raw.norm}." if raw.norm else ""
-    own = ({n.removeprefix(place): one for n, one in part.items() if n.startswith(place)} for part in state)
-    norm = at_state(model.get_submodule(raw.norm), *own)
+    norm, raw = found
     limit = "Which value is whose is not told by statistics alone."
     evidence: dict[str, Any] = {"mean": raw.mean.tolist(), "variance": raw.variance.tolist()}
     rows = _whole_rows(norm, raw, knowledge, observed, size)
@@ -109,6 +103,44 @@ def column_findings(knowledge: Knowledge, observed: Round, size: int | None) -> 
     return [ClosedForm(name="columns", message=words, evidence=evidence, limit=limit, lines=(words,))]
 
 
+def _norm_of_columns(knowledge: Knowledge, observed: Round) -> tuple[Any, BatchStatistics] | None:
+    """The norm that reads the input's columns, at the state that was sent out, and the batch's statistics."""
+    shape, returned = knowledge.input_shape, observed.update.returned
+    if not returned or len(shape) != 1:
+        return None
+    model, state = knowledge.model, (observed.params, observed.buffers)
+    raw = of_raw_inputs(model, batch_statistics(model, observed.buffers, returned), shape, *state)
+    if raw is None:
+        return None
+    place = f"{raw.norm}." if raw.norm else ""
+    own = ({n.removeprefix(place): one for n, one in part.items() if n.startswith(place)} for part in state)
+    return at_state(model.get_submodule(raw.norm), *own), raw
+
+
+def read_by_norm(knowledge: Knowledge, observed: Round) -> tuple[tuple[str, str], Tensor, Tensor, Tensor] | None:
+    """The layer that reads columns behind a norm, what they are multiplied with and moved by, and how far that is off.
+
+    None without such a layer, or where nobody stated how many examples there are.
+    """
+    found, size = _norm_of_columns(knowledge, observed), observed.batch_size
+    layer = None if found is None else _reader(found[1].norm, knowledge, observed)
+    if found is None or layer is None or size is None or size < 2 or observed.size_inferred:
+        return None
+    norm, raw = found
+    deviation = (raw.variance.clamp(min=0) * (size - 1) / size + norm.eps).sqrt()
+    gain, shift = (one / deviation for one in _affine(norm, raw))
+    mean_off, var_off = rounding_of(norm, raw)
+    off = mean_off / deviation + var_off / deviation.square()  # of numbers of about a deviation
+    return layer, gain, shift * deviation - gain * raw.mean, gain.abs() * deviation * off
+
+
+def _affine(norm: Any, raw: BatchStatistics) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a norm; without any one and zero."""
+    if norm.weight is None:
+        return torch.ones_like(raw.mean), torch.zeros_like(raw.mean)
+    return norm.weight.detach().double(), norm.bias.detach().double()
+
+
 def _listed(values: list[float]) -> str:
     return _some([f"{value:.5g}" for value in values])
 
@@ -127,8 +159,7 @@ def _whole_rows(
         seen = observed.measured(knowledge.client, layer)
     except SeepageError:
         return None  # nothing tells the scale of several steps
-    plain = torch.ones_like(raw.mean), torch.zeros_like(raw.mean)
-    gain, shift = plain if norm.weight is None else (norm.weight.detach().double(), norm.bias.detach().double())
+    gain, shift = _affine(norm, raw)
     if not bool((gain != 0).all()):
         return None
     (weight, bias), (w_off, b_off) = ([part[name].double() for name in layer] for part in (seen.value, seen.error))
