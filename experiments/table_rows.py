@@ -133,13 +133,13 @@ def measured(cell: Cell) -> None:
 
 
 def cells(kinds: Sequence[str], sizes: Sequence[int], steps: int) -> list[Cell]:
-    """All but the slowest: a search behind Adam for `ft` alone, of up to 8 rows; twice the steps for 8 of `ft`."""
+    """A search behind Adam for `ft` alone; twice the steps for 8 of `ft`."""
     found = []
     for kind in kinds:
         if kind == "fc":
             found += [Cell(kind, optimizer, "linear", size, True, 0) for optimizer in RULES for size in sizes]
         if kind == "ft":
-            found += [Cell(kind, "Adam", SEARCH, size, True, steps) for size in sizes if size <= 8]
+            found += [Cell(kind, "Adam", SEARCH, size, True, steps) for size in sizes]
         for size in sizes:
             own = steps * (2 if (kind, size) == ("ft", 8) else 1)
             found += [Cell(kind, "SGD", SEARCH, size, blocks, own) for blocks in [True] + [False] * (size == 8)]
