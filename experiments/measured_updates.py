@@ -89,9 +89,9 @@ def clients() -> Iterator[Client]:
     for n, seeds in ((8, 10), (32, 3)):
         yield Client(f"fc2, batch {n}, Adam 0.001", fc2, n, adam(1e-3), use="cocktail_party", seeds=seeds)
     squares = Spec("fedsgd", {"loss": "mse"})
-    for n in (3, 4):
+    for n in (1, 3, 4, 8, 32):
         step: Optimizer = lambda p: torch.optim.SGD(p, lr=1e-2)  # noqa: E731
-        yield Client(f"forecaster, batch {n}, SGD 0.01", own, n, step, 1e-2, squares)
+        yield Client(f"forecaster, batch {n}, SGD 0.01", own, n, step, 1e-2, squares, seeds=20 if n < 8 else 4)
     for n in (1, 2, 3, 4, 8):
         yield Client(f"forecaster, batch {n}, Adam 0.01", own, n, adam(1e-2), None, squares, seeds=20 if n < 8 else 4)
     for n in (1, 4):

@@ -1,7 +1,9 @@
 r"""Who was in the batch behind the update of a language model or a vision transformer: full, LoRA and head-only.
 
 python experiments/members.py gpt bert vit      small networks, half an hour of a core
-python experiments/members.py gpt2 vit_b_32     networks of their published size, random weights
+python experiments/members.py gpt2 vit_b_32     networks of their published size, random weights (also
+                                                'vit_b_32 with a head drawn')
+python experiments/members.py gpt bert vit --steps 5 --optimizers SGD
 python experiments/members.py beside            picking from a list that holds the truth; whose a candidate is
 python experiments/members.py behind            noise and dropout
 
@@ -31,7 +33,7 @@ from seepage.attacks.membership import MEMBERSHIP_TESTS, MembershipInference, wh
 from seepage.base.nn import frozen_randomness, generator
 from seepage.base.schema import Share
 from seepage.errors import Inapplicable
-from seepage.federation.clients import gradient_behind
+from seepage.federation.clients import FedAvg, gradient_behind
 from seepage.federation.measured import Step
 from seepage.federation.types import Transcript, Update
 from seepage.measure.metrics.membership import area_interval, area_under_curve
@@ -59,6 +61,8 @@ class Network:
     public: int = PUBLIC
     pixels: int | None = None
     """That images are enlarged to."""
+    drawn: str | None = None
+    """A layer whose weights are zero as built, and are drawn here."""
 
 
 NETWORKS = {
@@ -77,6 +81,10 @@ NETWORKS = {
     ),
     "vit_b_32": Network(
         Architecture("torchvision:vit_b_32"), "../shared/data/cifar10.npz", {}, r".*mlp\.0", "heads", 2, 220, 224
+    ),
+    "vit_b_32 with a head drawn": Network(
+        Architecture("torchvision:vit_b_32"), "../shared/data/cifar10.npz", {}, r".*mlp\.0", "heads", 2, 220, 224,
+        "heads.head",
     ),
 }  # fmt: skip
 
@@ -114,38 +122,53 @@ def federated(model: nn.Module, federation: str, network: Network, others: Batch
     return model
 
 
-def sent(model: nn.Module, batch: Batch, optimizer: str, shape: tuple[int, ...]) -> Transcript:
-    """One step between two checkpoints, as the server reads it."""
+def sent(model: nn.Module, batch: Batch, optimizer: str, shape: tuple[int, ...], steps: int = 1) -> Transcript:
+    """One step, or several, between two checkpoints, as the server reads it."""
     kind, step, lr = OPTIMIZERS[optimizer]
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     before = {name: p.detach().clone() for name, p in learned.items()}
     own = kind(learned.values(), lr=lr)
-    own.zero_grad()
-    F.cross_entropy(model.train()(batch.inputs), batch.labels).backward()
-    own.step()
+    for _ in range(steps):
+        own.zero_grad()
+        F.cross_entropy(model.train()(batch.inputs), batch.labels).backward()
+        own.step()
     moved = {name: p.detach() - before[name] for name, p in learned.items()}
     with torch.no_grad():
         for name, p in learned.items():
             p.copy_(before[name])
             p.grad = None
+    if steps > 1:
+        several = FedAvg(lr=lr, optimizer="adam" if optimizer == "Adam" else "sgd", epochs=steps)
+        return observe(model, Update(moved, "delta"), shape, batch_size=len(batch), client=several)
     update, _ = gradient_behind(before, Update(moved, "delta"), step, {})
     return observe(model, update, shape, batch_size=len(batch), client=FedSGD())
 
 
 def tested(
-    name: str, federation: str, optimizers: tuple[str, ...], sizes: tuple[int, ...], uses: tuple[str, ...], seed: int
+    name: str,
+    federation: str,
+    optimizers: tuple[str, ...],
+    sizes: tuple[int, ...],
+    uses: tuple[str, ...],
+    seed: int,
+    steps: int,
 ) -> Iterator[tuple[str, Row]]:
     """A row for each optimizer, size and test, all at the same weights."""
     network, fitted = NETWORKS[name], dict[str, MembershipInference]()
     others, public, private, shape, classes = examples(network, seed)
     with frozen_randomness(seed):
-        model = federated(build(network.use, shape, classes, seed=seed), federation, network, others)
+        model = build(network.use, shape, classes, seed=seed)
+        if network.drawn is not None:
+            model.get_submodule(network.drawn).reset_parameters()  # type: ignore[operator]
+        model = federated(model, federation, network, others)
     for optimizer, n in product(optimizers, sizes):
         batches = max(1, SIZES[n] // network.batches)
         both = [at(private, slice(2 * n * k, 2 * n * (k + 1))) for k in range(batches)]
-        seen = [sent(model, at(candidates, slice(n)), optimizer, shape) for candidates in both]
+        seen = [sent(model, at(candidates, slice(n)), optimizer, shape, steps) for candidates in both]
+        more = f", {steps} local steps" * (steps > 1)
         for use in uses:
             row: Row = {"test": use, "n": n, "optimizer": optimizer, "federation": federation, "seed": seed}
+            row |= {"steps": steps} if steps > 1 else {}
             row |= {"data": Path(network.data).name, "members": batches * n, "others": batches * n}
             begun = time.process_time()
             try:
@@ -153,12 +176,12 @@ def tested(
                     fitted[use] = MembershipInference(MEMBERSHIP_TESTS[use](), seen[0], public, seed=seed)
                 found = [fitted[use].of(one[0], candidates) for one, candidates in zip(seen, both, strict=True)]
             except Inapplicable as refused:
-                yield f"{name}, {federation}, {optimizer}, n = {n}", {**row, "refused": str(refused)}
+                yield f"{name}, {federation}, {optimizer}, n = {n}{more}", {**row, "refused": str(refused)}
                 continue
             statistics = torch.stack([part.statistics for part in found])
             named = torch.stack([part.identified(LEVEL) for part in found])
             row |= rates(statistics[:, :n], statistics[:, n:], named[:, :n], named[:, n:])
-            yield f"{name}, {federation}, {optimizer}, n = {n}", {**row, "cpu_s": time.process_time() - begun}
+            yield f"{name}, {federation}, {optimizer}, n = {n}{more}", {**row, "cpu_s": time.process_time() - begun}
 
 
 def rates(own: Tensor, rest: Tensor, named: Tensor, false: Tensor) -> Row:
@@ -241,13 +264,14 @@ def main(
     sizes: tuple[int, ...] = (32, 8, 1),
     seeds: tuple[int, ...] = (0, 1, 2),
     tests: tuple[str, ...] = ("layer_span", "matched_filter", "span_or_filter"),
+    steps: int = 1,
 ) -> None:
     for name, federation, seed in product(networks, federations, seeds):
         once = name in OTHERS and federation != federations[0]
         if once or (federation == "head" and not NETWORKS[name].head):
             continue
         alone = OTHERS.get(name)
-        rows = alone(seed) if alone else tested(name, federation, optimizers, sizes, tests, seed)
+        rows = alone(seed) if alone else tested(name, federation, optimizers, sizes, tests, seed, steps)
         for title, row in rows:
             shown = ("test", "seed", "auc", "identified", "false", "members", "cpu_s", "refused")
             print(title, {key: row[key] for key in shown if key in row}, flush=True)

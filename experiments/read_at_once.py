@@ -7,13 +7,15 @@ codes, an embedding for each; the distinct codes of a batch that are named, of s
 alone has. `tags` and `next tokens`: the classes of labels at places, and these labels with the right count, proven or
 estimated for the stated batch. `columns`:
 30 measurements of patients behind a batch norm; both values of two rows, else mean and deviation, right to 1 % of the
-column's range. False: named and not there; values of two rows that are further off than is said.
+column's range. `rows`: whole rows of these behind the norm and a layer of 256 neurons. False: named and not there;
+values that are further off than is said. `known columns`: rows of a batch, scaled to 0 to 1, of which 15 of the 30 are
+known, completed by the gradient of a layer of 64 neurons; false: of 20 others each, completed, too.
 """
 
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +25,13 @@ from torch import Tensor, nn
 
 from seepage import Batch, observe
 from seepage.attacks.exposure.analysis import UpdateAnalysis
+from seepage.attacks.exposure.attributes import completed_rows
+from seepage.attacks.exposure.columns import column_findings
 from seepage.attacks.exposure.running_statistics import batch_statistics, two_row_errors
 from seepage.attacks.exposure.text import code_findings
 from seepage.base.nn import frozen_randomness, generator
 from seepage.base.schema import Share
+from seepage.errors import Inapplicable
 from seepage.federation.clients import gradient_behind
 from seepage.federation.measured import Step
 from seepage.federation.types import Tensors, Transcript, Update
@@ -35,6 +40,8 @@ STUDY, SEEDS, BATCHES = "captured/at-once", 3, 10
 WIDTHS = (2, 7, 16, 30, 50)
 """Codes of each column."""
 TAGS, WORDS, PLACES = 9, 100, 12
+OTHERS = 20
+"""Strangers whose columns are known, too."""
 WITHIN = 0.01
 """Share of a column's range up to which a value is right."""
 RATE = {"SGD": 0.1, "AdamW": 1e-3}
@@ -164,15 +171,20 @@ def at_places(setting: Setting, seed: int, draw: torch.Generator) -> Counts:
     return (named & true).total(), true.total(), (named - true).total()
 
 
-def columns(setting: Setting, seed: int, draw: torch.Generator) -> Counts:
-    """Values of two rows, or mean and deviation of each column."""
+def patients(setting: Setting, seed: int, draw: torch.Generator, neurons: int) -> tuple[Batch, nn.Module, Tensor]:
+    """A batch of measurements, a network with a norm in front, and the range of each column."""
     table = load_breast_cancer()
     rows, labels = torch.tensor(table.data, dtype=torch.float32), torch.tensor(table.target)
-    places = torch.randperm(len(rows), generator=draw)[: setting.size]
-    inputs, span = rows[places], rows.amax(0) - rows.amin(0)
+    places, d = torch.randperm(len(rows), generator=draw)[: setting.size], rows.shape[1]
     with frozen_randomness(seed):
-        model = nn.Sequential(nn.BatchNorm1d(rows.shape[1]), nn.Linear(rows.shape[1], 16), nn.ReLU(), nn.Linear(16, 2))
-    own = after(model, Batch(inputs, labels[places]), setting.optimizer)
+        model = nn.Sequential(nn.BatchNorm1d(d), nn.Linear(d, neurons), nn.ReLU(), nn.Linear(neurons, 2))
+    return Batch(rows[places], labels[places]), model, rows.amax(0) - rows.amin(0)
+
+
+def columns(setting: Setting, seed: int, draw: torch.Generator) -> Counts:
+    """Values of two rows, or mean and deviation of each column."""
+    batch, model, span = patients(setting, seed, draw, 16)
+    own, inputs = after(model, batch, setting.optimizer), batch.inputs
     (found,) = batch_statistics(model, dict(model.named_buffers()), dict(own.named_buffers()))
     deviation = found.variance.clamp(min=0).sqrt()
     if setting.size == 2:
@@ -186,8 +198,50 @@ def columns(setting: Setting, seed: int, draw: torch.Generator) -> Counts:
     return int((error <= WITHIN * span).sum()), error.numel(), int((error > off).sum())
 
 
+def whole_rows(setting: Setting, seed: int, draw: torch.Generator) -> Counts:
+    """Whole rows behind a norm and a layer of 256 neurons."""
+    batch, model, span = patients(setting, seed, draw, 256)
+    own = after(model, batch, setting.optimizer)
+    (seen,) = (transcript := seen_step(model, own, tuple(batch.inputs.shape[1:]), setting))
+    seen = replace(seen, update=replace(seen.update, returned=dict(own.named_buffers())))
+    (found,) = column_findings(transcript.knowledge, seen, setting.size)
+    if "rows" not in found.evidence:
+        return 0, setting.size, 0
+    named, errors = (torch.tensor(found.evidence[name], dtype=torch.float64) for name in ("rows", "errors"))
+    gaps = (named[:, None] - batch.inputs.double()).abs()
+    near = (gaps <= WITHIN * span).all(2).any(0)
+    return int(near.sum()), setting.size, int((gaps > errors[:, None]).any(2).all(1).sum())
+
+
+def completed(setting: Setting, seed: int, draw: torch.Generator) -> Counts:
+    """Rows whose other columns follow from 15 that are known."""
+    table = torch.tensor(load_breast_cancer().data, dtype=torch.float32)
+    rows = (table - table.amin(0)) / (table.amax(0) - table.amin(0))
+    order, d = torch.randperm(len(rows), generator=draw), rows.shape[1]
+    inputs, labels = rows[order[: setting.size]], torch.tensor(load_breast_cancer().target)[order[: setting.size]]
+    with frozen_randomness(seed):
+        model = nn.Sequential(nn.Linear(d, 64), nn.Tanh(), nn.Linear(64, 2))
+    own = after(model, Batch(inputs, labels), setting.optimizer)
+    known = rows[order[: setting.size + OTHERS]].clone()
+    known[:, torch.randperm(d, generator=draw)[d // 2 :]] = torch.nan
+    try:
+        found = completed_rows(seen_step(model, own, (d,), setting), known)
+    except Inapplicable:
+        return 0, setting.size, 0
+    gaps = [None if one is None else (one.values - x).abs() for one, x in zip(found, inputs, strict=False)]
+    right = sum(gap is not None and bool((gap <= WITHIN).all()) for gap in gaps)
+    off = sum(gap is not None and bool((gap > one.errors).any()) for one, gap in zip(found, gaps, strict=False))
+    return right, setting.size, off + sum(one is not None for one in found[setting.size :])
+
+
 LABELS = ("tags", "tags with counts", "next tokens", "next tokens with counts")
-HOW = {"codes": codes, **dict.fromkeys(LABELS, at_places), "columns": columns}
+HOW = {
+    "codes": codes,
+    **dict.fromkeys(LABELS, at_places),
+    "columns": columns,
+    "rows": whole_rows,
+    "known columns": completed,
+}
 
 
 def settings() -> Iterator[Setting]:
@@ -201,6 +255,10 @@ def settings() -> Iterator[Setting]:
                 yield Setting(what, optimizer, size)
         for size in (2, 8, 32):
             yield Setting("columns", optimizer, size)
+        for size in (2, 3, 4, 8):
+            yield Setting("rows", optimizer, size)
+        for size in (1, 2, 4, 8):
+            yield Setting("known columns", optimizer, size)
 
 
 def main() -> None:

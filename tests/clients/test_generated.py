@@ -99,10 +99,6 @@ def dropping() -> nn.Module:
     return Small(lambda s, x: s.h(F.dropout(s.a(x).relu(), 0.5, s.training)), a=nn.Linear(30, 64), h=nn.Linear(64, 4))
 
 
-def columns() -> nn.Module:
-    return Small(lambda s, x: s.h(s.a(s.n(x)).relu()), n=nn.BatchNorm1d(6), a=nn.Linear(6, 32), h=nn.Linear(32, 3))
-
-
 def erasing() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(30, 16), nn.GroupNorm(16, 16), nn.ReLU(), nn.Linear(16, 2))
@@ -216,16 +212,6 @@ def test_dropout_in_the_code_is_seen(tmp_path: Path) -> None:
     assert facts(looked(tmp_path, "dropping", {"before": before, "after": after}))["dropout"][1] == "unknown"
     before, after, _ = step(plain(), drawn(3, 20), torch.tensor([0, 2, 4]))
     assert facts(looked(tmp_path, "plain", {"before": before, "after": after}))["dropout"][0].startswith("none")
-
-
-def test_the_statistics_of_raw_columns_are_told_and_of_two_rows_the_rows(tmp_path: Path) -> None:
-    x = drawn(2, 6, most=50)
-    before, after, _ = step(columns(), x, torch.tensor([0, 1]))
-    value, origin = facts(looked(tmp_path, "columns", {"before": before, "after": after}, batch_size=2))["columns"]
-    told = value.partition(": ")[2].partition(", to within")[0]
-    pairs = [[float(word) for word in pair.split(" and ")] for pair in told.split(", ")]
-    assert torch.allclose(torch.tensor(pairs), x.T.sort(1).values, atol=0.01)
-    assert origin == "read"
 
 
 def test_a_normalization_of_single_channels_is_no_batch_norm(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.network.outputs import outputs_of
-from seepage.base.nn import Table, as_inputs, in_mode, logits_in, logits_words, try_inputs
+from seepage.base.nn import Table, as_inputs, in_mode, logits_in, logits_words, on_meta, try_inputs
 from seepage.base.registry import is_network_file, models
 from seepage.errors import SeepageError
 from seepage.federation.models import build, trusted, warned_words
@@ -269,7 +269,7 @@ def _sketch(architecture: Architecture, heard: list[str], shapes: tuple[Shape, .
 def _on_meta(architecture: Architecture, shape: Shape, classes: int) -> nn.Module | None:
     """The network on the meta device, where nothing is allocated; None where it cannot be built there."""
     try:
-        with torch.device("meta"):
+        with on_meta():
             return build(architecture, shape, classes)
     except SeepageError:
         return None  # some networks read tensor values while they are built, which the meta device does not have

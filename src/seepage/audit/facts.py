@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ from seepage.attacks.exposure import Exposure, UpdateAnalysis
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, OPTIMIZER, UNKNOWN_LOSS, UNKNOWN_RATE
 from seepage.attacks.exposure.fingerprints import MIN_NOISE_SHARE, MIN_TAIL_VALUES
 from seepage.attacks.exposure.inference import infer_size
+from seepage.attacks.exposure.labels import MAX_NAMED_CLASSES
 from seepage.attacks.exposure.rules import sgd_words
 from seepage.attacks.exposure.running_statistics import STILL
 from seepage.attacks.network.outputs import draws
@@ -31,6 +32,8 @@ Origin = Literal["stated", "read", "inferred", "assumed", "unknown"]
 ADAPTIVE = "--client fedavg:optimizer"
 
 
+MOST_IN_ORDER = 24
+"""Tokens of a text that are listed."""
 FEWEST_SUMMED = 8
 """Entries of a last bias from which it is no chance that they add up to zero but for a thousandth."""
 
@@ -51,6 +54,16 @@ class Fact(JsonRecord):
     value: str
     origin: Origin
     option: str = ""
+
+
+def _listed(numbers: Sequence[int], most: int = MAX_NAMED_CLASSES) -> str:
+    """The first of them.
+
+    >>> _listed([3, 1, 4, 1], 2)
+    '3, 1 and 2 more'
+    """
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    return ", ".join(map(str, numbers[:most])) + more
 
 
 def facts_of(
@@ -394,17 +407,24 @@ class _Reader:
         zeros = 1 - float(live[:, moved].double().mean()) if bool(moved.any()) else 0.0
         if len(moved) * zeros ** len(live) > FALSE_ALARM:
             return
-        if 0 < (count := int(moved.sum())) < len(moved):
-            words = f"{len(moved) - count:,} of {len(moved):,} numbers are 0, or too small to show, in every example"
-            yield self._seen("inputs", f"{words}: columns of {layer.weight} that stood still", "inferred")
+        if not 0 < (count := int(moved.sum())) < len(moved):
+            return
+        words = f"{len(moved) - count:,} of {len(moved):,} numbers are 0, or too small to show, in every example"
+        yield self._seen("inputs", f"{words}: columns of {layer.weight} that stood still", "inferred")
+        for first, width in self.knowledge.blocks:
+            there = moved[first : first + width].nonzero().flatten().tolist()
+            yield self._seen(f"block {first}:{width}", f"words {_listed(there)} are there", "inferred")
 
     def _labels(self) -> Iterator[Fact]:
         for one in self.exposure.of("codes"):
             name = "tokens" if one.evidence["tokens"] else f"codes in {one.evidence['table'] or 'the table'}"
-            yield self._seen(name, one.message, "read" if one.evidence["all"] else "inferred")
-        for name in ("places", "bags"):
-            for one in self.exposure.of(name):
-                yield self._seen(name, one.message, "inferred")
+            words = f"{one.message}: {_listed(one.evidence['rows'])}"
+            yield self._seen(name, words, "read" if one.evidence["all"] else "inferred")
+        for one in self.exposure.of("places"):  # of one text the tokens, in order
+            text = [there[0] for there in one.evidence["tokens"] if one.examples]
+            yield self._seen("places", f"{one.message}{': ' * bool(text)}{_listed(text, MOST_IN_ORDER)}", "inferred")
+        for one in self.exposure.of("bags"):
+            yield self._seen("bags", one.message, "inferred")
         labels = self.look.told_labels
         source = None if labels is None else labels.source
         if source is not None and labels is not None:
@@ -420,3 +440,5 @@ class _Reader:
                     f"the last bias rose at {len(labels.present)} entries, as no cross-entropy of so few examples does"
                 )
             yield self._seen("labels", self.look.unread_head or none, "unknown")
+        for one in self.exposure.of("columns"):
+            yield self._seen("columns", one.lines[0], "read" if one.evidence.get("stated", True) else "inferred")

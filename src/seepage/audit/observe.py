@@ -33,7 +33,6 @@ from seepage.attacks.exposure.running_statistics import (
     STILL,
     BatchStatistics,
     batch_statistics,
-    column_words,
     scale_free,
     shown_range,
     statistics_words,
@@ -242,6 +241,8 @@ def _observe(
         doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr) if certain else None
         said |= {} if doubt is None else {ANOTHER_RATE: doubt}
     said |= {} if decay is None else {"weight decay": decay.words(None if UNKNOWN_RATE in said else lr)}
+    kept = {name: one for name, one in returned.items() if name in buffers and one.shape == buffers[name].shape}
+    update = replace(update, returned=kept)
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
         target=capture.target, value_range=capture.values or (0.0, 1.0), blocks=capture.blocks,
@@ -267,8 +268,6 @@ def _observe(
             said[VALUES] = f"from {low:g} to {high:g}, about: the values of {by} are from {least:.3g} to {most:.3g}"
     _check_sign(capture, transcript, said)
     said |= _of_batch_norms(statistics, rule, said)
-    columns = column_words(model, statistics, input_shape, transcript[0].batch_size)
-    said |= {} if columns is None else {"columns": columns}
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from seepage.base.adapters import inside_adapters
 from seepage.base.clock import look
@@ -53,6 +54,22 @@ def frozen_randomness(seed: int, device: torch.device | None = None) -> Iterator
             torch.manual_seed(seed)
         else:  # the same, without the stack trace that is kept for devices which never come
             torch.default_generator.manual_seed(seed)
+        yield
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws no normal numbers: the meta device has none, and to say so it loads PyTorch's compiler, for a second."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (nn.init.normal_, Tensor.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Build networks on the meta device, where nothing is allocated or drawn."""
+    with torch.device("meta"), _Undrawn():
         yield
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from seepage.audit.facts import Fact
     from seepage.cli.console import PlainConsole
 
-IN_FACTS = ("labels", "batch-norm")
+IN_FACTS = ("labels", "batch-norm", "columns")
 """Findings that the table of facts has as well."""
 MOST_NAMED = 4
 """Tensors of one kind that the table names; more are counted."""

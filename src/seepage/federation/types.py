@@ -135,6 +135,7 @@ class Update:
             With it the weights after training, and so each entry's error, follow from the gradient as with `rate`.
         rates: The rate of each tensor over `rate`, by name, where tensors have rates of their own; 1 of those missing.
             The tensors no longer contain it.
+        returned: Buffers that the client returned, by name, such as a batch norm's statistics; empty: not known.
     """
 
     tensors: Tensors
@@ -143,6 +144,7 @@ class Update:
     decayed: dict[str, float] = field(default_factory=dict, repr=False)
     step: Step | None = field(default=None, repr=False)
     rates: dict[str, float] = field(default_factory=dict, repr=False)
+    returned: Tensors = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         return f"<Update: {self.kind} of {plural(len(self.tensors), 'tensor')}>"

@@ -14,6 +14,7 @@ from seepage.attacks.base import Needs
 from seepage.attacks.exposure.adapters import adapter_findings
 from seepage.attacks.exposure.balance import Balance, balance_of
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_findings, batch_norm_leaks
+from seepage.attacks.exposure.columns import column_findings
 from seepage.attacks.exposure.decay import decay_of_directions
 from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.exposure.fingerprints import (
@@ -201,6 +202,10 @@ class Exposure:
         words += [
             f"the token at {one.evidence['known']} of {len(one.evidence['tokens'])} places" for one in self.of("places")
         ]
+        for one in self.of("columns"):
+            known = "both values" if "pairs" in one.evidence else "the mean"
+            known = f"{known} of {plural(len(one.evidence['mean']), 'column')}"
+            words += [one.message if "rows" in one.evidence else known] * (not one.examples)
         if self.vectors > self.examples:
             words.append(f"and inner features of {self.vectors}")
         words += [f"{'an' if self.or_more else 'its one'} example but for noise"] * bool(self.of("noisy-rows"))
@@ -820,6 +825,7 @@ class UpdateAnalysis:
         features, unsolved = self.solved_head
         indexed, unindexed = self._indexed()
         alone = OneRound(self.seen, self.t)
+        stated_size = None if "batch size" in self._guessed else self.observed.batch_size
         findings = (
             *([] if self.signs else adapter_findings(alone, self._read[0])),
             *layer_findings([replace(one, rated=self._at_one_rate(one)) for one in layers]),
@@ -827,11 +833,10 @@ class UpdateAnalysis:
             *batch_norm_findings(self._batch_norms()),
             *features,
             *([] if self.signs or self.rough else (*patch_findings(alone), *text_findings(alone))),
-            *code_findings(
-                knowledge, self.observed, None if "batch size" in self._guessed else self.observed.batch_size
-            ),
+            *code_findings(knowledge, self.observed, stated_size),
             *place_findings(knowledge, self.observed),
             *([] if self.signs or "batch size" in self._guessed else bag_findings(knowledge, self.observed)),
+            *column_findings(knowledge, self.observed, stated_size),
             *indexed_findings(indexed),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None

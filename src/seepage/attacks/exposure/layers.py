@@ -256,7 +256,7 @@ def layer_leaks(
         rows = gradient[weight].double()
         shifts = gradient[bias].double() if module.bias is not None and bias in gradient else None
         measured = _measured(observed, knowledge, weight, None if shifts is None else bias)
-        rank, full, more = _rank(rows, shifts, ends, measured)
+        rank, full, more = rank_of(rows, shifts, ends, measured)
         found, error = 0, None
         # At weights of zero examples of one label have one slope.
         full |= ends and not bool(observed.params[weight].any())
@@ -457,7 +457,7 @@ def _measured(observed: Round, knowledge: Knowledge, weight: str, bias: str | No
     return MeasuredRows.of(measured.value[weight].double(), measured.error[weight].double())
 
 
-def _rank(rows: Tensor, shifts: Tensor | None, ends: bool, measured: MeasuredRows | None) -> tuple[int, bool, bool]:
+def rank_of(rows: Tensor, shifts: Tensor | None, ends: bool, measured: MeasuredRows | None) -> tuple[int, bool, bool]:
     """Independent inputs, whether they are as many as there can be, and whether what is left is more than rounding.
 
     The bias counts as one more entry of every input, a one.

@@ -1,6 +1,5 @@
 """What the returned running statistics of batch norms reveal: the batch's own means and variances."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.base.nn import as_inputs, captured_calls, generator, in_mode, normalized_layers
+from seepage.base.nn import as_inputs, calls_in_pass, generator, normalized_layers
+from seepage.base.storage import Tensors
 
 STILL = "still batch norms"
 """Name of the fact that the batch norms' statistics were returned as they were sent."""
@@ -156,33 +156,6 @@ AROUND = 3.0
 """Deviations about the mean of a column within which its numbers are taken to lie."""
 ROUNDED = 1e-3
 """What rounding of the running statistics may add."""
-MOST_COLUMNS = 8
-"""Columns whose statistics are listed."""
-
-
-def column_words(
-    model: nn.Module, found: list[BatchStatistics], input_shape: tuple[int, ...], examples: int | None
-) -> str | None:
-    """The batch's statistics in the input's own units, where a norm reads the input as it is; else None.
-
-    With two rows a and b of a column, PyTorch keeps their mean and the unbiased variance `(a - b)^2 / 2`, so that both
-    are `mean +- (variance / 2)^(1/2)`. What is kept is rounded by a unit e of its last place, so that of a momentum m
-    both are off by `e / m`, and the root by the smaller of `(e / 2m)^(1/2)` and `e / (4 m root)`.
-
-    >>> norm = nn.BatchNorm1d(1)
-    >>> column_words(norm, [BatchStatistics("", torch.tensor([2.0]), torch.tensor([2.0]), 1)], (1,), 2)
-    'the values of both rows: 1 and 3, to within 6e-07'
-    """
-    raw = _of_raw_inputs(model, found, input_shape)
-    if raw is None:
-        return None
-    more = " …" if len(raw.mean) > MOST_COLUMNS else ""
-    pairs = list(zip(raw.mean.tolist(), raw.variance.clamp(min=0).tolist(), strict=True))[:MOST_COLUMNS]
-    if examples == 2 and len(input_shape) == 1:
-        values = [f"{mean - math.sqrt(var / 2):.5g} and {mean + math.sqrt(var / 2):.5g}" for mean, var in pairs]
-        off = max(two_row_errors(model.get_submodule(raw.norm), raw)[:MOST_COLUMNS].tolist())
-        return f"the values of both rows: {', '.join(values)}{more}, to within {off:.1g}"
-    return f"means of the input's own columns: {', '.join(f'{mean:.5g}' for mean, _ in pairs)}{more}"
 
 
 def shown_range(
@@ -198,7 +171,7 @@ def shown_range(
     >>> shown_range(norm, found, (2,)), shown_range(norm, [BatchStatistics("", *torch.full((2, 2), 0.4), 1)], (2,))
     ((0.0, 96.0), None)
     """
-    raw = _of_raw_inputs(model, found, input_shape)
+    raw = of_raw_inputs(model, found, input_shape)
     if raw is None:
         return None
     ends = raw.mean.aminmax()
@@ -208,25 +181,54 @@ def shown_range(
     return min(0.0, float((raw.mean - spread).min())), max(1.0, float((raw.mean + spread).max()))
 
 
-def _of_raw_inputs(
-    model: nn.Module, found: list[BatchStatistics], input_shape: tuple[int, ...]
+def of_raw_inputs(
+    model: nn.Module,
+    found: list[BatchStatistics],
+    input_shape: tuple[int, ...],
+    params: Tensors | None = None,
+    buffers: Tensors | None = None,
 ) -> BatchStatistics | None:
-    """The statistics of a norm that reads the input as it is, of one step; None where there is none."""
-    own = {one.norm: one for one in found if one.steps == 1}
-    like = next((p for p in model.parameters()), torch.zeros(()))
-    probe = torch.rand((2, *input_shape), generator=generator(0, "probe")).to(like)
-    if not own or as_inputs(model, probe) is not probe:
+    """The statistics of a norm that reads the input as it is, of one step; None where there is none.
+
+    Args:
+        model: The network.
+        found: The statistics of its norms.
+        input_shape: Shape of one example.
+        params: Its weights; None: its own.
+        buffers: Its buffers, likewise.
+    """
+    own, state = {one.norm: one for one in found if one.steps == 1}, params or dict(model.named_parameters())
+    if not own:
         return None
-    with torch.no_grad(), in_mode(model, training=False), captured_calls(model, own) as calls:
-        model(probe)
+    like = next(iter(state.values()), torch.zeros(()))
+    probe = torch.rand((2, *input_shape), generator=generator(0, "probe")).to(like)
+    if as_inputs(model, probe) is not probe:
+        return None
+    with torch.no_grad():
+        calls = calls_in_pass(model, own, state, probe, buffers=buffers)
     return next((own[n] for n, made in calls.items() if torch.equal(made[0].input.flatten(), probe.flatten())), None)
 
 
-def two_row_errors(norm: Any, raw: BatchStatistics) -> Tensor:
-    """`[k]` by how much the values of two rows may be off; the norm is at the state that was sent out."""
-    a = norm.momentum or 1 / (float(norm.num_batches_tracked) + 1)
+def rounding_of(norm: Any, raw: BatchStatistics) -> tuple[Tensor, Tensor]:
+    """`[k]` by how much mean and variance may be off.
+
+    A unit e of the last place of what is kept makes `e / momentum`; and in float32 the batch's own sums are off by
+    units of the last place of its values, about `|mean| + deviation`. The norm is at the state that was sent out.
+    """
+    a, unit = norm.momentum or 1 / (float(norm.num_batches_tracked) + 1), torch.finfo(torch.float32).eps
     pairs = (norm.running_mean, raw.mean), (norm.running_var, raw.variance)
-    kept = [torch.finfo(torch.float32).eps * ((1 - a) * old + a * own).abs() / a for old, own in pairs]
+    mean, variance = (unit * ((1 - a) * old.detach() + a * own).abs() / a for old, own in pairs)
+    deviation = raw.variance.clamp(min=0).sqrt()
+    own = 2 * unit * (raw.mean.abs() + deviation)
+    return mean + own, variance + 2 * deviation * own
+
+
+def two_row_errors(norm: Any, raw: BatchStatistics) -> Tensor:
+    """`[k]` by how much the values `mean +- (variance / 2)^(1/2)` of two rows may be off.
+
+    Of a variance that is off by e the root is by the smaller of `(e / 2)^(1/2)` and `e / (4 root)`.
+    """
+    mean, variance = rounding_of(norm, raw)
     root = (raw.variance.clamp(min=0) / 2).sqrt()
-    found: Tensor = kept[0] + torch.minimum((kept[1] / 2).sqrt(), kept[1] / (4 * root).clamp(min=1e-30))
+    found: Tensor = mean + torch.minimum((variance / 2).sqrt(), variance / (4 * root).clamp(min=1e-30))
     return found

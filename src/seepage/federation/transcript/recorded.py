@@ -23,7 +23,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
-from seepage.base.nn import vocabulary_of
+from seepage.base.nn import on_meta, vocabulary_of
 from seepage.base.registry import is_network_file
 from seepage.base.storage import (
     LARGEST_TENSORS,
@@ -147,6 +147,7 @@ class RecordedTranscript:
                 read_decayed(_under(tensors, "decayed"), parts["update"], path),
                 read_step(tensors, path),
                 read_rates(_under(tensors, "rates"), parts["update"], path),
+                like_model(_under(tensors, "returned"), like[1], path),
             ),
             batch_size=self._size(tensors),
             labels=self._labels(tensors, path),
@@ -157,9 +158,9 @@ class RecordedTranscript:
 
     @property
     def _most(self) -> int:
-        """Bytes that a round's file can have: an update, weights and buffers, in numbers of at most 8 bytes each."""
+        """Bytes that a round's file can have: weights and buffers, sent and returned, in numbers of 8 bytes at most."""
         params, buffers = self.first
-        return 2 * _bytes_of(params.values()) + _bytes_of(buffers.values())
+        return 2 * (_bytes_of(params.values()) + _bytes_of(buffers.values()))
 
     def indices(self, t: int) -> Tensor | None:
         """`[K]` indices of the samples of round `t`, without reading its update; None if the attacker lacks them."""
@@ -371,6 +372,7 @@ def update_facts(
 def _round_tensors(observed: Round, first: Round) -> Tensors:
     sent = observed.update
     tensors = _over("update", sent.tensors) | update_facts(sent.kind, sent.rate, sent.decayed, sent.step, sent.rates)
+    tensors |= _over("returned", sent.returned)
     if not same(observed.params, first.params):
         tensors |= _over("params", observed.params)
     if not same(observed.buffers, first.buffers):
@@ -555,7 +557,7 @@ class _TooLarge(SeepageError):
 def _sketch(architecture: Architecture, shape: tuple[int, ...], num_classes: int) -> torch.nn.Module | None:
     """The model on the meta device."""
     try:
-        with torch.device("meta"):
+        with on_meta():
             return build(architecture, shape, num_classes)
     except _TooLarge:
         raise
