@@ -226,6 +226,9 @@ def test_the_statistics_of_raw_columns_are_told_and_of_two_rows_the_rows(tmp_pat
     pairs = [[float(word) for word in pair.split(" and ")] for pair in told.split(", ")]
     assert torch.allclose(torch.tensor(pairs), x.T.sort(1).values, atol=0.01)
     assert origin == "read"
+    value, origin = facts(looked(tmp_path, "columns", {"before": before, "after": after}))["columns"]
+    assert "if those are all" in value, "a rank of two may be that of more rows"
+    assert origin == "inferred"
 
 
 def test_a_normalization_of_single_channels_is_no_batch_norm(tmp_path: Path) -> None:

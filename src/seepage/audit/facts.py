@@ -117,7 +117,8 @@ class _Reader:
         yield self._precision()
         yield self._batch_norm()
         if "columns" in self.said:
-            yield self._seen("columns", self.said["columns"], "read")
+            if_all = "if those are all" in self.said["columns"]
+            yield self._seen("columns", self.said["columns"], "inferred" if if_all else "read")
         yield self._dropout()
         yield from self._inputs()
         yield from self._labels()

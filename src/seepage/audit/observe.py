@@ -268,7 +268,10 @@ def _observe(
     _check_sign(capture, transcript, said)
     said |= _of_batch_norms(statistics, rule, said)
     columns = column_words(model, statistics, input_shape, transcript[0].batch_size)
-    said |= {} if columns is None else {"columns": columns}
+    if columns is not None:  # a rank that says two may be that of more
+        said["columns"] = (
+            columns.replace("both rows", "both rows, if those are all") if "batch size" in said else columns
+        )
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown)

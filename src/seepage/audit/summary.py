@@ -354,6 +354,9 @@ def _numbered(whole: Batch, knowledge: Knowledge) -> Batch:
         outputs = output_shape(knowledge.model, dict(knowledge.model.named_parameters()), None, knowledge.input_shape)
         return with_inputs(whole, outputs)
     numbers = whole.labels.reshape(-1)
+    if knowledge.target == "map" and whole.labels.ndim == 1:  # one place, as of `[n, classes, 1]`
+        outputs = output_shape(knowledge.model, dict(knowledge.model.named_parameters()), None, knowledge.input_shape)
+        return replace(whole, labels=numbers.reshape(-1, *outputs[1:])) if set(outputs[1:]) == {1} else whole
     if knowledge.target == "class" and len(numbers) == len(whole) and bool((numbers == numbers.round()).all()):
         return replace(whole, labels=numbers.long())
     return whole
