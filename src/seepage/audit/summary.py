@@ -30,6 +30,7 @@ from seepage.audit.caveats import (
     contradicts,
     normalization_of_truth,
     refusals,
+    up_to_a_factor,
     weak_claims,
 )
 from seepage.audit.measured import epsilon_row, rounds_taken
@@ -211,7 +212,7 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
     rows, lines = [], []
     compares = source.recipe is None and transcript.knowledge.client.linear_in_gradient
     brought = truth.of_round(0) if truth is not None and compares else None
-    off = None if brought is None else _of_own_loss(compared_to_sent, transcript, brought)
+    off = None if brought is None else up_to_a_factor(_of_own_loss(compared_to_sent, transcript, brought), said)
     under = normalization_of_truth(transcript, brought) if brought is not None and contradicts(off) else None
     flags += [Diagnostic(case=source.name, **_table(one)) for one in contradiction_flags(transcript, off, said)]
     yardstick = _yardstick(source, transcript, truth, recipe)
