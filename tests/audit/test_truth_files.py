@@ -99,3 +99,14 @@ def test_labels_of_several_heads_are_taken_as_they_are(tmp_path: Path) -> None:
     (batch,) = _opened(tmp_path / "truth.npz", seen.knowledge).batches
     assert torch.equal(batch.labels, y)
     assert _of_own_loss(compared_to_sent, seen, batch) is None
+
+
+def test_a_class_at_one_place_is_a_class(tmp_path: Path) -> None:
+    """Logits `[n, classes, 1]` refused a class for each example."""
+    x, y = torch.rand(2, 12), torch.tensor([0, 2])
+    model = nn.Sequential(nn.Linear(12, 3), nn.Unflatten(1, (3, 1)))
+    seen = record(model, Batch(x, y[:, None]))
+    seen = replace(seen, knowledge=replace(seen.knowledge, target="map"))
+    np.savez(tmp_path / "truth.npz", x=x.numpy(), y=y.numpy())
+    (batch,) = _opened(tmp_path / "truth.npz", seen.knowledge).batches
+    assert torch.equal(batch.labels, y[:, None])

@@ -256,6 +256,15 @@ def contradicts(off: tuple[float, float] | None) -> bool:
     return off is not None and max(off[0], abs(off[1] - 1)) > FITS
 
 
+def up_to_a_factor(off: tuple[float, float] | None, said: Mapping[str, str]) -> tuple[float, float] | None:
+    """What `compared_to_sent` gives, where nothing tells the rate without the multiple, which contradicts nobody.
+
+    >>> contradicts((0.0, 0.05)), contradicts(up_to_a_factor((0.0, 0.05), {"unknown rate": "not known"}))
+    (True, False)
+    """
+    return off if off is None or UNKNOWN_RATE not in said else (off[0], 1.0)
+
+
 def normalization_of_truth(view: Transcript, batch: Batch) -> str | None:
     """The stated statistics under which these pictures give the update that was sent; None: under none of them."""
     own, shape = view.knowledge.architecture, view.knowledge.input_shape

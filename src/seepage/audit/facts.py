@@ -129,8 +129,6 @@ class _Reader:
         yield from self._compression()
         yield self._precision()
         yield self._batch_norm()
-        if "columns" in self.said:
-            yield self._seen("columns", self.said["columns"], "read")
         yield self._dropout()
         yield from self._inputs()
         yield from self._labels()

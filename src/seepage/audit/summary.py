@@ -29,6 +29,7 @@ from seepage.audit.caveats import (
     contradicts,
     normalization_of_truth,
     refusals,
+    up_to_a_factor,
     weak_claims,
 )
 from seepage.audit.measured import epsilon_row, rounds_taken
@@ -208,7 +209,7 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
     rows, lines = [], []
     compares = source.recipe is None and transcript.knowledge.client.linear_in_gradient
     brought = truth.of_round(0) if truth is not None and compares else None
-    off = None if brought is None else _of_own_loss(compared_to_sent, transcript, brought)
+    off = None if brought is None else up_to_a_factor(_of_own_loss(compared_to_sent, transcript, brought), said)
     under = normalization_of_truth(transcript, brought) if brought is not None and contradicts(off) else None
     flags += [one.of(source.name) for one in contradiction_flags(transcript, off, said)]
     yardstick = _yardstick(source, transcript, truth, recipe)
@@ -347,6 +348,9 @@ def _numbered(whole: Batch, knowledge: Knowledge) -> Batch:
         outputs = output_shape(knowledge.model, dict(knowledge.model.named_parameters()), None, knowledge.input_shape)
         return with_inputs(whole, outputs)
     numbers = whole.labels.reshape(-1)
+    if knowledge.target == "map" and whole.labels.ndim == 1:  # one place, as of `[n, classes, 1]`
+        outputs = output_shape(knowledge.model, dict(knowledge.model.named_parameters()), None, knowledge.input_shape)
+        return replace(whole, labels=numbers.reshape(-1, *outputs[1:])) if set(outputs[1:]) == {1} else whole
     if knowledge.target == "class" and len(numbers) == len(whole) and bool((numbers == numbers.round()).all()):
         return replace(whole, labels=numbers.long())
     return whole
