@@ -295,7 +295,7 @@ def _levels(fingerprints: Sequence[Fingerprint]) -> Finding | None:
         return Finding(
             name="quantized",
             message=f"looks quantized: every entry lies on evenly spaced levels of {bits} bits"
-            + ", as several steps of signs leave them, too" * (bits in (2, 3)),
+            + ", as steps of signs leave them, too" * (bits <= 3),
             evidence={"bits": bits},
             limit="Levels that are not evenly spaced are not looked for.",
         )
