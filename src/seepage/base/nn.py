@@ -48,9 +48,10 @@ def frozen_randomness(seed: int, device: torch.device | None = None) -> Iterator
         seed: Seeds them.
         device: Where the code draws beside the CPU; None: nowhere, as layers are initialized.
     """
-    own = device is not None and device.type not in ("cpu", "meta")
+    there = torch.accelerator.is_available()
+    own = there and device is not None and device.type not in ("cpu", "meta")
     with torch.random.fork_rng(devices=[device] if own else [], device_type=device.type if device and own else "cuda"):
-        if torch.accelerator.is_available():
+        if there:
             torch.manual_seed(seed)
         else:  # the same, without the stack trace that is kept for devices which never come
             torch.default_generator.manual_seed(seed)
