@@ -463,21 +463,21 @@ def try_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> None:
 
 def _bare_rows(model: nn.Module, input_shape: tuple[int, ...]) -> int | None:
     """Rows of the parameter that a network without tables indexes by its inputs; None: it takes numbers."""
-
-    def takes(values: Tensor) -> bool:
-        try:
-            with torch.no_grad(), in_mode(model, training=False):
-                model(values)
-        except Exception:  # user code may raise anything
-            return False
-        return True
-
     like = next(model.parameters())
     rows = sorted({len(p) for p in model.parameters() if p.ndim > 1}, reverse=True)
     zeros = like.new_zeros((2, *input_shape))
-    if not rows or takes(zeros) or not takes(zeros.long()):
+    if not rows or _takes(model, zeros) or not _takes(model, zeros.long()):
         return None
-    return next((one for one in rows if takes(torch.full_like(zeros, one - 1).long())), None)
+    return next((one for one in rows if _takes(model, torch.full_like(zeros, one - 1).long())), None)
+
+
+def _takes(model: nn.Module, values: Tensor) -> bool:
+    try:
+        with torch.no_grad(), in_mode(model, training=False):
+            model(values)
+    except Exception:  # user code may raise anything
+        return False
+    return True
 
 
 MOST_COLUMNS = 64
@@ -489,16 +489,7 @@ def _codes(model: nn.Module, probes: Tensor, rows: int) -> tuple[int, ...] | Non
 
     Several fields that share a table behind offsets, and tables of unlike length, take fewer.
     """
-
-    def takes(values: Tensor) -> bool:
-        try:
-            with torch.no_grad(), in_mode(model, training=False):
-                model(values)
-        except Exception:  # user code may raise anything
-            return False
-        return True
-
-    if probes.ndim != 2 or probes.shape[1] > MOST_COLUMNS or takes(torch.full_like(probes, rows - 1)):
+    if probes.ndim != 2 or probes.shape[1] > MOST_COLUMNS or _takes(model, torch.full_like(probes, rows - 1)):
         return None
     found, most = list[int](), max(one.num_embeddings for one in model.modules() if isinstance(one, Table))
     for place in range(probes.shape[1]):
@@ -506,7 +497,7 @@ def _codes(model: nn.Module, probes: Tensor, rows: int) -> tuple[int, ...] | Non
         while high - low > 1:
             values = torch.zeros_like(probes)
             values[:, place] = (low + high) // 2 - 1
-            low, high = ((low + high) // 2, high) if takes(values) else (low, (low + high) // 2)
+            low, high = ((low + high) // 2, high) if _takes(model, values) else (low, (low + high) // 2)
         found.append(low)
     return tuple(found)
 
