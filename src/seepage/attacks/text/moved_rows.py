@@ -81,7 +81,7 @@ def moved_rows(change: Tensor, before: Tensor | None = None, like: MovedRows | N
     shrunk = _by_share(start, change, unit, filled)
     # Equality decides where it explains at least half as many rows as decay does.
     if exact[filled].any() and (shrunk is None or 2 * int(exact[filled].sum()) >= shrunk.still):
-        return _by_equality(beyond, start, exact, (beyond.abs() <= 1.5 * unit).all(1))
+        return _by_equality(beyond, start, exact, (beyond.abs() <= 1.5 * unit.amax(1, keepdim=True)).all(1))
     return _by_another(start, change, unit, like) if shrunk is None and like is not None else shrunk
 
 
@@ -100,7 +100,7 @@ def _by_equality(beyond: Tensor, start: Tensor | None, exact: Tensor, barely: Te
         one_way &= (signs == 0).any(1)
     moved = ~exact & ~one_way
     if barely is not None and bool((barely & ~exact & ~moved).any()):
-        # Faint noise that is lost in rounding moves single numbers by a unit of the last place, some rows' both ways.
+        # Faint noise that is lost in rounding moves single numbers by a unit of their row's last place, some both ways.
         moved &= ~barely | _no_single_numbers(beyond.bool(), beyond.bool()[~moved].double().mean())
     return MovedRows(moved, moved & _no_single_numbers(beyond.bool()), int(exact.sum()), 0.0, 0.0)
 
