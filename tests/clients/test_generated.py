@@ -22,7 +22,7 @@ from seepage.federation.models.weights import read_state
 from seepage.federation.types import Architecture
 
 
-def false_in(seeds: range) -> list[str]:
+def false_in(seeds: Iterable[int]) -> list[str]:
     return [f"{d.seed}: {one}" for d, verdict in checked(seeds) for one in verdict.false]
 
 
