@@ -15,7 +15,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -596,7 +596,7 @@ _FACTS: dict[str, Callable[[Truth, str, str], bool | None]] = {
 }  # fmt: skip
 
 
-def checked(seeds: range, all_are: str = "") -> Iterator[tuple[Drawn, Verdict]]:
+def checked(seeds: Iterable[int], all_are: str = "") -> Iterator[tuple[Drawn, Verdict]]:
     """Each drawn client with its verdict; a traceback or a refusal is a false statement too."""
     for seed in seeds:
         d = describe(seed, all_are)
