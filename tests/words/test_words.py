@@ -35,10 +35,10 @@ class Sentences(ast.NodeVisitor):
             self.add(node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        parts = [
-            part.value if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}" for part in node.values
-        ]
-        self.add("".join(map(str, parts)))
+        # Which quotes stand within quotes depends on Python's version.
+        own = [part if isinstance(part, ast.Constant) else ast.unparse(part.value) for part in node.values]
+        parts = ["{" + one.replace('"', "'") + "}" if isinstance(one, str) else str(one.value) for one in own]
+        self.add("".join(parts))
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
                 self.visit(part.value)
