@@ -353,7 +353,7 @@ def factored(moved: Mapping[str, Tensor], weights: Mapping[str, Tensor], formats
         return None
     equations, unknown = (sum(counts) for counts in zip(*((one[1], one[2]) for one in told), strict=True))
     return (
-        f"as one step of Adafactor leaves it: one number for each column or row weighs out the squares of a matrix, in "
+        f"as Adafactor leaves it: one number for each column or row weighs out the squares of a matrix, in "
         f"{equations} equations of {unknown} unknowns"
     )
 
