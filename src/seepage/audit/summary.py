@@ -231,10 +231,10 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
     return case, rows, flags, lines, look
 
 
-Measured = TypeVar("Measured")
+T = TypeVar("T")
 
 
-def _of_own_loss(measure: Callable[[Transcript, Any], Measured], transcript: Transcript, truth: Any) -> Measured | None:
+def _of_own_loss(measure: Callable[[Transcript, Any], T], transcript: Transcript, truth: Any) -> T | None:
     """What a loss gives on the truth; None of a user's own that takes more than logits, as of several outputs."""
     try:
         return measure(transcript, truth)

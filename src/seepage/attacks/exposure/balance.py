@@ -43,10 +43,8 @@ FEWEST_NEURONS = 48
 """Neurons that tell one step: two examples switch no neuron of n on that is the same by a chance of `(3/4)^n`."""
 OWN_RATES = 1.1
 """How many times one rate must be another to be one of its own: several steps bend sums by some hundredths."""
-PROBED = 4
+PROBED = 2
 """Made-up examples by which the layers that neurons stand between are found."""
-NORMED = 0.01
-"""Share of its terms up to which a row's sum vanishes where a norm follows."""
 WORSE = 20.0
 """How many times worse every other share must meet the balance for one to be right; a twentieth off is another one."""
 
@@ -89,7 +87,14 @@ def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[Ho
     >>> homogeneous_pairs(net, (4,))
     [HomogeneousPair(weight='0.weight', bias='0.bias', after='2.weight')]
     """
-    terms = _terms(model, input_shape, training=False)
+    own = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    draw = generator(0, "balance")
+    noise = torch.rand((PROBED, *input_shape), generator=draw, dtype=torch.float64).to(next(iter(own.values())))
+    with torch.enable_grad(), in_mode(model, training=False):
+        outputs = forward(model, own, as_inputs(model, noise))
+        loss = (outputs * torch.rand(outputs.shape, generator=draw).to(outputs)).sum()
+        slopes = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
+    terms = {name: (p * g).detach() for (name, p), g in zip(own.items(), slopes, strict=True) if g is not None}
     found, before = list[HomogeneousPair](), dict[str, tuple[Tensor, Tensor]]()
     for prefix in (name.removesuffix("weight") for name in terms if name.endswith("weight") and terms[name].ndim):
         weight, bias = f"{prefix}weight", f"{prefix}bias"
@@ -107,32 +112,6 @@ def homogeneous_pairs(model: nn.Module, input_shape: tuple[int, ...]) -> list[Ho
     return found
 
 
-def normalized_rows(model: nn.Module, input_shape: tuple[int, ...]) -> list[HomogeneousPair]:
-    """Layers whose rows a norm that follows takes the scale of, in train mode.
-
-    >>> net = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-    >>> [pair.names for pair in normalized_rows(net, (4,))]
-    [('0.weight',)]
-    """
-    terms = {name: each for name, each in _terms(model, input_shape, training=True).items() if each.ndim > 1}
-    rows = {name: each.reshape(len(each), -1) for name, each in terms.items()}
-    # The norm's own constant beside the variance leaves a small part of the scale.
-    free = {name: _vanish(each.sum(1), each.abs().sum(1), NORMED) for name, each in rows.items()}
-    return [HomogeneousPair(name, None, None) for name in free if free[name]]
-
-
-def _terms(model: nn.Module, input_shape: tuple[int, ...], *, training: bool) -> dict[str, Tensor]:
-    """Each parameter times its made-up gradient, of those that have one."""
-    own = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    draw = generator(0, "balance")
-    noise = torch.rand((PROBED, *input_shape), generator=draw, dtype=torch.float64).to(next(iter(own.values())))
-    with torch.enable_grad(), in_mode(model, training=training):
-        outputs = forward(model, own, as_inputs(model, noise))
-        loss = (outputs * torch.rand(outputs.shape, generator=draw).to(outputs)).sum()
-        slopes = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
-    return {name: (p * g).detach() for (name, p), g in zip(own.items(), slopes, strict=True) if g is not None}
-
-
 def _columns(terms: Tensor, neurons: int) -> Tensor | None:
     """`[neurons, columns of each and rows]` of a layer behind; None where it cannot read so many."""
     if terms.shape[1] % neurons:
@@ -140,9 +119,9 @@ def _columns(terms: Tensor, neurons: int) -> Tensor | None:
     return terms.movedim(1, 0).reshape(neurons, -1)
 
 
-def _vanish(sums: Tensor, sizes: Tensor, within: float = FLOAT32_NETWORK) -> bool:
+def _vanish(sums: Tensor, sizes: Tensor) -> bool:
     live = sizes > 0
-    return int(live.sum()) >= NEURONS and bool((sums[live].abs() <= within * sizes.max()).all())
+    return int(live.sum()) >= NEURONS and bool((sums[live].abs() <= FLOAT32_NETWORK * sizes.max()).all())
 
 
 def balance_of(

@@ -203,9 +203,8 @@ def _candidates(
     if size in (None, 2) and bool(known.any(0).all()):
         told = known.any(1)
         fit = weighted_low_rank(MeasuredRows.of(rows[told], off[told]), 1)
-        error = (
-            (fit.parts / off[told]).square().sum(0).rsqrt()
-        )  # of the mean of all rows over their shares, by their errors
+        # Of the mean of all rows over their shares, weighed by their errors.
+        error = (fit.parts / off[told]).square().sum(0).rsqrt()
         scale = fit.basis[0].abs().median().clamp(min=1e-300)
         yield torch.stack([fit.basis[0], -fit.basis[0]]) / scale, error.expand(2, -1) / scale
     ratios = rows / bias[:, None]

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from seepage.attacks.exposure.balance import HomogeneousPair, homogeneous_pairs, normalized_rows, shares_of_neurons
+from seepage.attacks.exposure.balance import HomogeneousPair, homogeneous_pairs, shares_of_neurons
 from seepage.attacks.text.moved_rows import LEAST_EXPLAINED
-from seepage.base.nn import generator, last_linear
+from seepage.base.nn import generator, last_linear, normalized_layers
 from seepage.base.rounding import DEVIATIONS
 from seepage.federation.types import Tensors
 
@@ -111,7 +111,9 @@ def infer_weight_decay(
         spared = set()
 
     def pairs() -> list[HomogeneousPair]:
-        return [*homogeneous_pairs(model, input_shape), *normalized_rows(model, input_shape)]
+        normed = set(normalized_layers(model, before, input_shape).values())
+        rows = [HomogeneousPair(f"{layer}.weight".removeprefix("."), None, None) for layer in normed]
+        return [*homogeneous_pairs(model, input_shape), *rows]
 
     return decay_of_rows(last_linear(model, num_classes), before, delta, spared, pairs)
 
