@@ -274,7 +274,6 @@ def test_without_a_cluster_one_is_started_and_ended(home: Path, environment: dic
 
 def test_an_attack_travels_without_truth_and_recipe(home: Path) -> None:
     task = task_of(home)
-    assert task.source.recipe is not None
     parcel = task.serialized()
     sent = pickle.dumps((parcel, parcel.load()))
     task.run(1)
@@ -291,9 +290,17 @@ def test_an_attack_travels_without_truth_and_recipe(home: Path) -> None:
 def task_of(home: Path, recipe: str = "tiny.toml") -> Task:
     recipes = resolve_cases(read_recipe(find_recipe(recipe)))[:1]
     record_cases(recipes, home / "run")
-    source = own_source(recipes[0], recipes, home / "run").for_attack()
+    source = own_source(recipes[0], recipes, home / "run")
+    assert source.recipe is not None  # Whose seed would draw the truth again.
     return Task(
-        case="case", name="linear", part=Spec("linear"), t=0, seed=0, device="cpu", source=source, folder=home / "run"
+        case="case",
+        name="linear",
+        part=Spec("linear"),
+        t=0,
+        seed=0,
+        device="cpu",
+        source=source.for_attack(),
+        folder=home / "run",
     )
 
 
