@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from seepage import (
     Architecture,
@@ -25,9 +25,10 @@ from seepage import (
     record,
 )
 from seepage.attacks.exposure import Exposure, fingerprint, fingerprints
-from seepage.attacks.exposure.fingerprints import noise_of
-from seepage.attacks.exposure.layers import closed_form
+from seepage.attacks.exposure.fingerprints import clipped, noise_of
+from seepage.attacks.exposure.layers import closed_form, read_alone
 from seepage.attacks.exposure.running_statistics import batch_statistics, two_row_errors
+from seepage.attacks.reading.rows import MeasuredRows
 from seepage.base.nn import next_tokens
 from seepage.federation.defenses import Quantize
 
@@ -184,6 +185,36 @@ def test_mixtures_are_no_inputs(n: int, seed: int) -> None:
     assert closed_form(slopes @ inputs, slopes.sum(1)) == 0
     slopes[:3, 1:] = 0
     assert closed_form(slopes @ inputs, slopes.sum(1)) == 1
+
+
+@pytest.mark.parametrize("values", [(1.0,), (0.0, 1.0), (-1.0, 1.0)], ids=["color", "black and white", "signs"])
+@pytest.mark.parametrize("measured", [False, True])
+def test_rows_of_one_size_are_signs_and_no_input(values: tuple[float, ...], measured: bool) -> None:
+    """Three steps of LAMB behind dropout left rows of 1.09, and 1.09 was called an example."""
+    generator = draw(3)
+    x = torch.tensor(values).double()[torch.randint(len(values), (20,), generator=generator)]
+    signs = torch.tensor([1.0, -1, 1, 1, -1, 1, 1, 1]).double()
+
+    def found(slopes: Tensor) -> int:
+        rows, bias = slopes[:, None] * x, slopes
+        if not measured:
+            return closed_form(rows, bias)
+        whole = torch.cat([rows, bias[:, None]], 1)
+        return read_alone(MeasuredRows.of(whole, torch.full_like(whole, 1e-5)))
+
+    assert found(1e-1 * signs) == 0
+    assert found(torch.rand(8, generator=generator).double() + 0.1) == (len(values) > 1)  # an input of black and white
+
+
+def test_chance_seldom_makes_a_round_norm() -> None:
+    """A norm of 0.95 was one that somebody clipped to."""
+    norms = (10 ** (5 * torch.rand(200_000, generator=draw(0), dtype=torch.float64) - 3)).tolist()
+    assert sum(clipped(norm) is not None for norm in norms) < 20
+    for norm in (0.001, 0.5, 1.0, 1.5, 2.5, 10.0):
+        for before in (1.001 * norm, 2 * norm, 100 * norm):
+            found = clipped(before * norm / (before + 1e-6))
+            assert (found is not None and found.evidence["norm"] == pytest.approx(norm)) or norm < 0.1
+    assert clipped(0.95) is None
 
 
 def test_number_formats_are_told() -> None:

@@ -39,8 +39,9 @@ MIN_TAIL_VALUES = 24
 NOISE_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Quantiles at which a tail of singular values is compared with the law of noise."""
 ROUND_NORM = 1e-5
-"""Relative distance below a round norm up to which an update was clipped to it: 18 numbers in each factor of ten, whose
-windows of 1.1e-5 are 9e-5 of it."""
+"""Relative distance below a round norm up to which an update was clipped to it, at most."""
+ROUND_DIGITS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
+"""First digits of norms that people clip to: their windows are 3e-5 of the norms between 0.001 and 100."""
 CHANGES_VALUES = frozenset({"noised", "quantized", "sparsified", "adaptive"})
 """Fingerprints of defenses that change an update in more than its length."""
 FORMAT_OR_DEFENSE = "A number format to save bytes looks the same as a defense."
@@ -259,7 +260,7 @@ def defense_findings(
     # Rounding to levels leaves errors like noise, and zeros.
     quantized = levels is not None and levels.name == "quantized"
     found = [levels] if quantized else [_noised(fingerprints, last_bias), levels, _sparsified(fingerprints)]
-    return [finding for finding in (*found, _clipped(norm)) if finding is not None]
+    return [finding for finding in (*found, clipped(norm)) if finding is not None]
 
 
 def _noised(fingerprints: Sequence[Fingerprint], last_bias: Tensor | None) -> Finding | None:
@@ -369,20 +370,21 @@ def _norm_of(flat: Tensor) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))
 
 
-def _clipped(norm: float) -> Finding | None:
-    """A norm of one digit, or of one and a half, as people choose.
+def clipped(norm: float) -> Finding | None:
+    """A norm as people choose.
 
-    Clipping to C divides by `norm / C`, or multiplies by `C / (norm + 1e-6)`, so that it leaves C or slightly less.
+    Clipping to C divides by `norm / C`, or multiplies by `C / (norm + 1e-6)` with a norm above C, so that it leaves C
+    or less by at most `1e-6 / C` of it.
     """
     if not norm > 0:
         return None
-    scale = 10.0 ** math.floor(math.log10(norm * (1 + ROUND_NORM))) / 2
-    near = round(norm / scale) * scale
-    if not -ROUND_NORM < norm / near - 1 < FLOAT32_SUM:
+    scale = 10.0 ** math.floor(math.log10(norm * (1 + ROUND_NORM)))
+    near = scale * min(ROUND_DIGITS, key=lambda digit: abs(norm / scale - digit))
+    if not -min(ROUND_NORM, 1e-6 / near) - FLOAT32_SUM < norm / near - 1 < FLOAT32_SUM:
         return None
     return Finding(
         name="clipped",
         message=f"looks clipped: the norm of the update is {near:.2g}, a round number, if nothing else made it so",
         evidence={"norm": near},
-        limit="Chance gives one update in ten thousand such a norm.",
+        limit="Chance gives one update in thirty thousand such a norm.",
     )

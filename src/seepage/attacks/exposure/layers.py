@@ -330,8 +330,9 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
     for row in left.nonzero().squeeze(1).tolist():
         if left[row]:
             gaps = (ratios - ratios[row]).norm(dim=1) / sizes[row]  # [k]
-            if int((gaps <= MAX_ROW_DISTANCE).sum()) >= LEAST_ALIKE:  # itself among them
-                found += 1
+            same = gaps <= MAX_ROW_DISTANCE  # itself among them
+            if int(same.sum()) >= LEAST_ALIKE:
+                found += not _of_one_size(ratios[row], shifts[live[same]])
                 left &= gaps > LinearLeak.same
     return found
 
@@ -439,8 +440,20 @@ def _groups_alone(rows: MeasuredRows) -> list[RowGroup]:
         logs = torch.lgamma(many + 1) - torch.lgamma(many - r + 1) - math.lgamma(r + 1) + (r - 1) * (worst / gaps).log()
         sure = r >= LEAST_ALIKE and (not len(gaps) or float(logs.max()) < math.log(CHANCE_ALONE))
         if sure and 2 * float(off / size) + 2 * group.scale_error + 2 * worst < EXACT_SHARE:
-            found.append(group)
+            found += [group] * (not _of_one_size(group.example, group.slopes))
     return found
+
+
+def _of_one_size(example: Tensor, slopes: Tensor) -> bool:
+    """Whether rows may be signs alone, which agree whatever the examples: they prove no example.
+
+    A rule that divides each entry by its size leaves `W_jk = c sign(g_jk)`: entries of one size or zero, and rows of
+    one size c. An example of black and white pixels has such entries too, in rows as different as its slopes; where all
+    entries are one value, rows that were divided in different steps look so as well.
+    """
+    sizes, rows = example.abs() / example.abs().max(), slopes.abs() / slopes.abs().max()
+    one_value = bool((example / example[0] - 1).abs().max() < EXACT_SHARE)
+    return one_value or bool(((sizes < EXACT_SHARE) | (sizes > 1 - EXACT_SHARE)).all() and rows.min() > 1 - EXACT_SHARE)
 
 
 def _measured(observed: Round, knowledge: Knowledge, weight: str, bias: str | None) -> MeasuredRows | None:
