@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seepage import Architecture, Batch, SeepageError, attack, build, record
 from seepage.attacks.text import TokenSequences
@@ -200,6 +200,52 @@ class TestAttack:
         seen = rounded(record(build(GPT, (6,), 100), batch), torch.float16)
         found = TokenSequences()(seen, seed=0)
         assert score_text(found, batch).rouge_1 >= 0.8
+
+
+class Attention(nn.Module):
+    """A transformer of PyTorch's own layers, whose query, key and value are one matrix and which take no padding."""
+
+    def __init__(self, classes: int = 0, *, tied: bool = False, batch_first: bool = True, norm_first: bool = False):
+        super().__init__()
+        self.classes, self.batch_first = classes, batch_first
+        self.words, self.places = nn.Embedding(150, 32), nn.Embedding(8, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 48, 0.0, batch_first=batch_first, norm_first=norm_first)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, classes or 150, bias=not tied)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x) + self.places(torch.arange(x.shape[1]))
+        h = h if self.batch_first else h.transpose(0, 1)
+        mask = None if self.classes else nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        h = self.body(h, mask=mask, is_causal=mask is not None)
+        h = h if self.batch_first else h.transpose(0, 1)
+        out: Tensor = self.head(h.mean(1)) if self.classes else self.head(h).transpose(1, 2)
+        return out
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(("batch_first", "norm_first"), [(True, False), (False, True)])
+def test_decoders_of_pytorchs_own_layers_are_read_to_the_last_token(
+    tied: bool, batch_first: bool, norm_first: bool
+) -> None:
+    torch.manual_seed(0)
+    batch = texts(2, 8, 150)
+    found = TokenSequences()(
+        record(Attention(tied=tied, batch_first=batch_first, norm_first=norm_first), batch), seed=0
+    )
+    assert as_set(found.inputs) == as_set(batch.inputs)
+    assert found.certified.all()
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_encoders_of_pytorchs_own_layers_are_read_with_their_labels(batch_first: bool) -> None:
+    torch.manual_seed(0)
+    batch = Batch(texts(2, 8, 150).inputs, torch.tensor([4, 1]))
+    found = TokenSequences()(record(Attention(5, batch_first=batch_first), batch), seed=0)
+    assert as_set(found.inputs) == as_set(batch.inputs)
+    assert found.certified.all()
 
 
 class TestTransformers:

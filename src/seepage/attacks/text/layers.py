@@ -6,6 +6,7 @@ code.
 so the gradient's columns, on the side of the layer's input, span what the layer reads of all tokens.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class Reader:
         alone, before = (torch.where(torch.arange(length) == place, base, other), base.clone())
         before[place + 1 :] = other[place + 1 :]
         ids = torch.stack([base, alone, before]).to(self.device)
-        names = {id(p): name for name, p in model.named_parameters()}
+        names = own_weights(model)
         with linear_calls(model) as calls, torch.no_grad():
             self.attacked.forward(ids)
         grouped: list[tuple[Tensor, str, list[tuple[str, int]]]] = []
@@ -137,12 +138,18 @@ def _token_layer(read: Tensor, name: str, weights: list[tuple[str, int]], place:
 def _before(module: nn.Module, name: str, seen: dict[str, Tensor], last: bool) -> Any:
     """Keep what a module is given, and end the pass at the last one."""
 
-    def keep(_: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
-        seen[name] = args[0] if args else next(iter(kwargs.values()))
+    def keep(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
+        seen[name] = _read(module, args, kwargs)
         if last:
             raise _Enough
 
     return module.register_forward_pre_hook(keep, with_kwargs=True)
+
+
+def own_weights(model: nn.Module) -> dict[int, str]:
+    """Names of the parameters that one module alone holds, by identity: the gradient of others is a sum of several."""
+    holders = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    return {id(p): name for name, p in model.named_parameters() if holders[id(p)] == 1}
 
 
 @contextmanager
@@ -150,6 +157,7 @@ def linear_calls(model: nn.Module) -> Iterator[list[tuple[str, nn.Parameter, Ten
     """The first call of every fully connected layer: its name, its weight, what it reads, and the weight's input axis.
 
     A layer is known by what it does: it has a matrix, and maps vectors of the size of one side to that of the other.
+    PyTorch's own attention has those of query, key and value in one, if all three are as wide.
     """
     calls: list[tuple[str, nn.Parameter, Tensor, int]] = []
     done: set[str] = set()
@@ -157,7 +165,7 @@ def linear_calls(model: nn.Module) -> Iterator[list[tuple[str, nn.Parameter, Ten
     def hook(name: str, weight: nn.Parameter) -> Any:
         # The parameter itself is kept: while the network runs at other weights, the module holds those.
         def keep(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], output: Tensor) -> None:
-            read = args[0] if args else next(iter(kwargs.values()))
+            read = _read(module, args, kwargs)
             axis = _input_axis(module, read, output)
             if axis is not None and name not in done:
                 done.add(name)
@@ -167,14 +175,23 @@ def linear_calls(model: nn.Module) -> Iterator[list[tuple[str, nn.Parameter, Ten
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
-            weight = getattr(module, "weight", None)
+            weight = getattr(module, "in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight", None)
             if isinstance(weight, nn.Parameter) and weight.ndim == 2 and not isinstance(module, nn.Embedding):
                 hooks.callback(module.register_forward_hook(hook(name, weight), with_kwargs=True).remove)
         yield calls
 
 
+def _read(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> Tensor:
+    """`[n, tokens, d]` what a module is given: its first argument, which for attention is the query."""
+    read = args[0] if args else next(iter(kwargs.values()))
+    places_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
+    return read.transpose(0, 1) if places_first and read.ndim == 3 else read
+
+
 def _input_axis(module: nn.Module, read: object, output: object) -> int | None:
     """Which axis of a layer's matrix its input is on: 1 in PyTorch's own, 0 in the transposed one of GPT-2."""
+    if isinstance(module, nn.MultiheadAttention):
+        return 1
     weight = module.weight
     assert isinstance(weight, Tensor)
     if not isinstance(read, Tensor) or not isinstance(output, Tensor) or not read.is_floating_point():

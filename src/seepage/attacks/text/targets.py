@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.network import AttackedRound
-from seepage.attacks.text.layers import linear_calls
+from seepage.attacks.text.layers import linear_calls, own_weights
 
 SHORTLIST = 16
 """Targets, the largest by their product with what is left, among which the nearest is taken."""
@@ -55,13 +55,12 @@ def targets_by_errors(attacked: AttackedRound, ids: Tensor, places: Tensor | Non
 def _top(attacked: AttackedRound, ids: Tensor) -> tuple[str, str, int] | None:
     """The last fully connected layer whose weight nothing else uses: its name, its weight's, and the input axis."""
     model = attacked.model
-    names = {id(p): name for name, p in model.named_parameters()}
-    holders = [id(p) for module in model.modules() for p in module.parameters(recurse=False)]
+    names = own_weights(model)
     with linear_calls(model) as calls, torch.no_grad():
         attacked.forward(ids[:1])
     for name, parameter, _, axis in reversed(calls):
         weight = names.get(id(parameter))
-        if weight in attacked.gradient and weight is not None and holders.count(id(parameter)) == 1:
+        if weight in attacked.gradient and weight is not None:
             return name, weight, axis
     return None
 

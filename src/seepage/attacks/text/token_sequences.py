@@ -131,7 +131,8 @@ class TokenSequences(Attack):
         else:
             found = assemble(seen.reader, seen.deeper, places, wanted, progress)
         if not seen.reader.takes_shorter:
-            found = [row for row in found if len(row) == length]
+            # No layer reads a decoder's last token, which is open and not missing.
+            found = [row for row in found if len(row) >= length - seen.causal]
         if not found:
             return Reconstruction(
                 torch.empty(0, length, dtype=torch.int64, device=seen.reader.device), notes=tuple(notes)
@@ -213,13 +214,14 @@ def _completed(seen: TokenGradients, ids: Tensor) -> Batch | None:
     lengths = (ids >= 0).sum(1)
     one_label = not seen.causal or _one_label(attacked)
     places, count = (None, len(ids)) if one_label else (lengths - 1, int(lengths.sum()))
-    if inside_adapters(attacked.model):
-        found: Tensor | None = targets_by_direction(attacked, ids, places)
-    else:
-        found = targets_by_errors(attacked, ids, places, count)
+    # What stands at open places moves nothing that a decoder makes of the others.
+    run = ids if seen.reader.takes_shorter else ids.clamp(min=0)
+    found = None if inside_adapters(attacked.model) else targets_by_errors(attacked, run, places, count)
+    if found is None:
+        found = targets_by_direction(attacked, run, places, None if one_label else next_tokens(ids))
     if one_label:
-        return None if found is None else Batch(ids, found)
-    if found is None or not (lengths < ids.shape[1]).all():
+        return Batch(ids, found)
+    if not (lengths < ids.shape[1]).all():
         return None
     ids = ids.clone()
     ids[torch.arange(len(ids)), lengths] = found

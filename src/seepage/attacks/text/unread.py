@@ -1,4 +1,4 @@
-"""Targets that no layer reads, where the last layer's own gradient was not sent, as with adapters: by direction.
+"""Targets that no layer reads, where the last layer's own gradient was not sent or is another's as well: by direction.
 
 The gradient of a sum of cross-entropies is `sum_i J_i^T (softmax(z_i) - onehot(y_i))`, with J_i the derivative of the
 logits z_i in what is trained. All of it is known but for the unknown targets, so what is left of the update is
@@ -14,16 +14,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seepage.attacks.network import AttackedRound
 from seepage.attacks.text.targets import SHORTLIST
-from seepage.base.nn import forward, in_mode, next_tokens
+from seepage.base.nn import forward, in_mode
 
 
-def targets_by_direction(attacked: AttackedRound, ids: Tensor, places: Tensor | None) -> Tensor:
+def targets_by_direction(attacked: AttackedRound, ids: Tensor, places: Tensor | None, targets: Tensor | None) -> Tensor:
     """`[n]` the unknown target of each sequence.
 
     Args:
         attacked: The round, whose loss is a mean over all targets.
         ids: `[n, tokens]`.
         places: `[n]` for logits of every token, which of them has the unknown target; None: logits of sequences.
+        targets: `[n, tokens]` those that are known, where logits are of every token; -100: none.
     """
     knowledge, observed, gradient = attacked.knowledge, attacked.observed, attacked.gradient
     names = list(gradient)
@@ -36,8 +37,8 @@ def targets_by_direction(attacked: AttackedRound, ids: Tensor, places: Tensor | 
         chosen = logits if places is None else logits[rows, :, places.to(ids.device)]  # [n, classes]
         known = chosen.new_zeros(())
         count = len(ids)
-        if places is not None:
-            known = knowledge.client.loss_of(logits, next_tokens(ids), reduction="sum")
+        if places is not None and targets is not None:
+            known = knowledge.client.loss_of(logits, targets, reduction="sum")
             count = int((places + 1).sum())
         # d/dz of <softmax(z), z> with the softmax held constant is softmax(z): the half of each error that is known.
         total = known + (chosen.softmax(1).detach() * chosen).sum()
