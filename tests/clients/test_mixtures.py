@@ -327,6 +327,41 @@ def apart(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.l1_loss(outputs, targets)
 
 
+class Window(nn.Module):
+    """Values of the last of a window's vectors."""
+
+    def __init__(self, outputs: int = 3) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(3, 16, batch_first=True), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x)[0][:, -1])
+        return out
+
+
+class Doubled(Window):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("made", "size", "rule"),
+    [(Window, 1, SGD), (Window, 2, SGD), (Doubled, 1, SGD), (Window, 1, partial(torch.optim.Adam, lr=0.1))],
+    ids=["one example", "two examples", "scaled outputs", "adam"],
+)
+def test_the_targets_of_one_example_are_read_off_a_last_layer(
+    tmp_path: Path, made: type[nn.Module], size: int, rule: Callable[..., torch.optim.Optimizer]
+) -> None:
+    batch = rows(size).reshape(size, -1)[:, :12].reshape(size, 4, 3), torch.tensor([[0.7, -2.0, 31.5]] * size)
+    squares = lambda model, x, y: F.mse_loss(model(x), y)  # noqa: E731
+    stated = {"client": Spec("fedsgd", {"loss": "mse"}), "target": "value", "lr": 0.1, "batch_size": size}
+    found = checked(tmp_path, made, batch, squares, rule=rule, **stated).exposure.of("targets")
+    if made is Window and size == 1 and rule is SGD:
+        assert found[0].evidence["targets"] == pytest.approx([0.7, -2.0, 31.5], rel=1e-4)
+    else:
+        assert not found
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_loss_of_values_of_ones_own_names_no_labels(seed: int) -> None:
     """Where all outputs were above zero, an absolute error pulled up those of drawn labels alone."""

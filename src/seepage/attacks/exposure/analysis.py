@@ -1,7 +1,7 @@
 """What an update reveals by itself, with no attack run: in closed form, layer by layer."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +42,7 @@ from seepage.attacks.exposure.labels import (
     names_labels,
     signed_label_leak,
     sums_to_zero,
+    target_findings,
 )
 from seepage.attacks.exposure.layers import ONE_RATE, LayerLeak, hidden_layers, layer_findings, layer_leaks
 from seepage.attacks.exposure.patches import patch_findings
@@ -830,6 +831,7 @@ class UpdateAnalysis:
             *([] if self.signs else adapter_findings(alone, self._read[0])),
             *layer_findings([replace(one, rated=self._at_one_rate(one)) for one in layers]),
             *label_findings(self.told_labels, self._map_head or last_linear(knowledge.model, knowledge.num_outputs)),
+            *self._targets(layers),
             *batch_norm_findings(self._batch_norms()),
             *features,
             *([] if self.signs or self.rough else (*patch_findings(alone), *text_findings(alone))),
@@ -854,6 +856,17 @@ class UpdateAnalysis:
             stated=stated,
             or_more="batch size" in self._guessed,
         )
+
+    def _targets(self, layers: Sequence[LayerLeak]) -> list[ClosedForm]:
+        """The values that a lone example was to have, where the loss is a squared error of the last layer's outputs."""
+        guessed = {"batch size", UNKNOWN_RATE, ANOTHER_RATE, UNKNOWN_LOSS} & set(self._guessed)
+        last = next((one for one in layers if one.last and one.found == 1), None)
+        if last is None or last.bias is None or guessed or self.observed.batch_size != 1 or self.observed.update.step:
+            return []
+        plain = self.knowledge.client.loss == "mse" and not (self.changed or self.signs or self.rough)
+        if not plain or self.head is None or not self.head.same or self.head.places > 1:
+            return []
+        return target_findings((last.weight, last.bias), self._read[0], self.observed.params)
 
     def _at_one_rate(self, layer: LayerLeak) -> bool:
         """Whether a layer's weight and bias moved by one rate, as was stated or as the balance of neurons proves."""

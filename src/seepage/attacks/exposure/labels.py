@@ -488,3 +488,23 @@ def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) 
             lines=(f"labels: {leak.words}",),
         )
     ]
+
+
+def target_findings(
+    names: tuple[str, str], gradient: Mapping[str, Tensor], params: Mapping[str, Tensor]
+) -> list[ClosedForm]:
+    """The values that a lone example was to have, under a squared error that is the mean of a last layer's outputs.
+
+    Of outputs `o = W x + b` the bias's gradient is `g = 2 (o - y) / d` and the weight's `g x^T`: so x, o, and with them
+    the targets `y = o - d g / 2`.
+
+    Args:
+        names: Of the last layer's weight `[d, k]` and bias.
+        gradient: Of these, in its own size.
+        params: Their values.
+    """
+    (weight, bias), (rows, g) = ([one[name].double() for name in names] for one in (params, gradient))
+    values = (weight @ (g @ rows / (g @ g)) + bias - len(g) * g / 2).tolist()
+    words = ", ".join(f"{value:.3g}" for value in values[:MAX_NAMED_CLASSES]) + ", …" * (len(g) > MAX_NAMED_CLASSES)
+    message = f"the target{'s' * (len(g) > 1)} of its example: {words}, if one step of SGD at this rate made it"
+    return [ClosedForm(name="targets", message=message, evidence={"targets": values}, tensors=names)]
