@@ -21,6 +21,7 @@ from seepage.audit.recipe.resolve import run_name
 from seepage.audit.recipe.trust import refuse_code
 from seepage.audit.retry import reopened, unfinished
 from seepage.audit.summary import looks_of, summarize
+from seepage.base.adapters import adapted_layers
 from seepage.base.clock import check_minutes, deadline
 from seepage.base.executor import Executor
 from seepage.base.hashing import Hasher
@@ -93,9 +94,10 @@ class AttackRequest:
         """The attacks."""
         return tuple(map(Spec.of, self.attacks))
 
-    def of_texts(self) -> "AttackRequest":
-        """A copy for texts: with the attacks on texts, if none were chosen."""
-        return replace(self, attacks=[{"use": name} for name in OF_TEXT]) if self.default else self
+    def suited(self, *, texts: bool, adapters: bool) -> "AttackRequest":
+        """A copy with the attacks on texts, or the one on adapters before the others, if none were chosen."""
+        own = [{"use": name} for name in OF_TEXT] if texts else [*[{"use": "lora"}] * adapters, *self.attacks]
+        return replace(self, attacks=own) if self.default else self
 
     def check(self) -> None:
         """Raise `SeepageError` for a device that cannot be used, unknown attacks and options that do not fit them."""
@@ -145,13 +147,14 @@ def attack_only(
         all_attacks=request.all_attacks,
     )
     sources = _foreign_sources(recorded, trust=request.trust)
-    texts = True
+    texts, adapters = True, False
     for source in sources:
         # A damaged folder is refused before anything is written, and a file of absurd size before it is hashed.
         transcript = source.open("cpu")
         read_through(transcript)
         texts = texts and vocabulary_of(transcript.knowledge.model) is not None
-    request = request.of_texts() if texts else request
+        adapters = adapters or bool(adapted_layers(transcript.knowledge.model))
+    request = request.suited(texts=texts, adapters=adapters)
     content = fingerprint([source.observed for source in sources])
     recorded = recorded.model_copy(update={"attacks": list(map(dict, request.attacks)), "content": content})
     text = recorded.text
