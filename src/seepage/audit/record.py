@@ -244,7 +244,7 @@ def named_case(recipe: Recipe) -> Case:
     # If the cases differ in their defense, the undefended one is named as such.
     undefended = ["no defense"] if "defense" in recipe.varied else []
     words += map(str, recipe.defense) if recipe.defense else undefended
-    words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.known else []
+    words += ["its defense known to the attacker"] if recipe.defense and "defense" in recipe.knowledge.known else []
     if recipe.auxiliary is not None:
         use = recipe.auxiliary.use
         source = str(recipe.auxiliary) if use is None or recipe.score.names else kind_of(use)
