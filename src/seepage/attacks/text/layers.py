@@ -167,7 +167,10 @@ def linear_calls(model: nn.Module) -> Iterator[list[tuple[str, nn.Parameter, Ten
         def keep(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], output: Tensor) -> None:
             read = _read(module, args, kwargs)
             axis = _input_axis(module, read, output)
-            if axis is not None and name not in done:
+            # Keys and values of another text are in the same matrix's gradient.
+            given = [*args[:3], *(kwargs[part] for part in ("query", "key", "value") if part in kwargs)]
+            crossed = isinstance(module, nn.MultiheadAttention) and any(one is not given[0] for one in given)
+            if axis is not None and name not in done and not crossed:
                 done.add(name)
                 calls.append((name, weight, read, axis))
 
