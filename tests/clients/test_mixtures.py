@@ -327,6 +327,38 @@ def apart(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.l1_loss(outputs, targets)
 
 
+class Routed(nn.Module):
+    """Experts whose outputs are added up by a gate's shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(20, 3), nn.ModuleList(nn.Linear(20, 7) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.gate(x).softmax(1)
+        return torch.stack([shares[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
+
+
+class Lifted(nn.Sequential):
+    """Outputs behind an activation that rises."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 7), nn.Softplus())
+
+
+@pytest.mark.parametrize("made", [Routed, Lifted])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_last_bias_whose_outputs_rise_with_it_names_classes(tmp_path: Path, made: type[nn.Module], seed: int) -> None:
+    """Of a mixture of experts "the network changes what it returns, as a ReLU does" hid both labels."""
+    labels = torch.randint(7, (3,), generator=torch.Generator().manual_seed(seed))
+    found = checked(tmp_path, made, (rows(3, seed), labels), softmax, batch_size=3, lr=0.1)
+    (labelled,) = found.exposure.of("labels")
+    assert set(labelled.evidence["present"]) == set(labels.tolist())
+    assert labelled.evidence["signed"]
+    assert "softmax" in labelled.evidence["condition"]
+    assert not found.exposure.of("features")
+
+
 class Window(nn.Module):
     """Values of the last of a window's vectors."""
 

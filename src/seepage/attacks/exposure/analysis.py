@@ -518,7 +518,7 @@ class UpdateAnalysis:
             return signed_label_leak(moved, self.observed.params, self.knowledge, self.most_labels)
         if self.one_size:
             return None
-        if self.signs and kind in ("outputs", "rises"):
+        if kind == "rises" or (self.signs and kind == "outputs"):
             return signed_label_leak(gradient, self.observed.params, self.knowledge, self.most_labels)
         if self.signs or kind != "outputs":
             return None
@@ -646,13 +646,10 @@ class UpdateAnalysis:
     @property
     def unread_head(self) -> str | None:
         """Why nothing is read off the last bias of a cross-entropy, in words; None where something can be."""
-        if not self.knowledge.softmax_labels or self.head is None or self.head.kind == "outputs":
-            return None
-        if self.signs and self.head.kind == "rises":
+        if not self.knowledge.softmax_labels or self.head is None or self.head.kind != "other":
             return None
         assert self._last_bias is not None  # as there is a head
-        layer, such = self._last_bias.rpartition(".")[0], ", as a ReLU does" * (self.head.kind == "rises")
-        return f"the network changes what {layer or 'its last layer'} returns{such}"
+        return f"the network changes what {self._last_bias.rpartition('.')[0] or 'its last layer'} returns"
 
     @cached_property
     def _guessed(self) -> Collection[str]:
@@ -907,6 +904,7 @@ class UpdateAnalysis:
         readable = (
             self._read[1]
             and self.labels is not None
+            and (self.head is None or self.head.kind == "outputs")
             and not self.changed
             and not self.rough
             and observed.update.kind != "delta"

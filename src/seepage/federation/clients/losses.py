@@ -128,7 +128,8 @@ def check_target(loss: str, target: Target, num_classes: int, class_weights: Seq
     if loss == "cross_entropy" and target in ("class", "map") and num_classes == 1:
         what, place = ("one output", "") if target == "class" else ("one output for each pixel", " at each pixel")
         remedy = (
-            "add --loss binary where it is the logit of two classes, or --loss mse where it is a value"
+            "add --loss binary where it is the logit of two classes, --loss mse where it is a value, or --loss "
+            "module:function, your own loss"
             if target == "class"
             else "add --loss mse --target value where it is a number, or --loss module:function, your own loss of "
             "these outputs and of the maps"
