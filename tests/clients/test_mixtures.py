@@ -9,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seepage import Architecture
 from seepage.attacks.exposure.inference import infer_steps
 from seepage.attacks.exposure.labels import names_labels
 from seepage.audit.capture import Capture
+from seepage.audit.captured import attack_captured
 from seepage.audit.checking import Check, Look, check_capture
+from seepage.audit.recorded import AttackRequest
 from seepage.base.registry import Spec
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -337,6 +340,58 @@ class Routed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shares = self.gate(x).softmax(1)
         return torch.stack([shares[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
+
+
+class Gated(nn.Module):
+    """Experts behind a gate of few neurons, which is called first; all of them read the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(20, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(20, 96), nn.ReLU(), nn.Linear(96, 7)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.gate(x).softmax(1)
+        return torch.stack([shares[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
+
+
+class Wide(nn.Module):
+    """A wide layer from input to outputs beside a deep part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.deep = nn.Linear(20, 7), nn.Sequential(nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.wide(x) + self.deep(x)
+        return out
+
+
+@pytest.mark.parametrize("made", [Gated, Wide])
+def test_of_several_layers_that_read_the_input_that_of_most_neurons_is_read(
+    tmp_path: Path, made: type[nn.Module]
+) -> None:
+    """Only the first that is called was looked at, and nothing proved of two examples that each expert shows."""
+    labels = torch.tensor([3, 5])
+    found = checked(tmp_path, made, (rows(2), labels), softmax, batch_size=2, lr=0.1, client=Spec("fedsgd"))
+    reads = {one.evidence["layer"]: one.evidence for one in found.exposure.of("layer")}
+    narrow, *others = [name for name, one in reads.items() if one["reads"] == "input"]
+    assert found.exposure.examples == 2
+    assert reads[narrow]["found"] == 0
+    assert all(reads[other]["found"] == 2 for other in others[:1])
+    assert others == (["deep.0"] if made is Wide else ["experts.0.0", "experts.1.0", "experts.2.0"])
+    capture = Capture(
+        before=tmp_path / "before.pt",
+        after=tmp_path / "after.pt",
+        architecture=Architecture(f"{HERE}:{made.__name__}"),
+        input_shape=(20,),
+        lr=0.1,
+        batch_size=2,
+    )
+    run = attack_captured(capture, AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "run", jobs=1))
+    (row,) = run.result.rows
+    assert row.certified is not None
+    assert row.certified.n == 2
 
 
 class Lifted(nn.Sequential):

@@ -582,34 +582,42 @@ def next_tokens(ids: Tensor) -> Tensor:
 
 
 def input_layer(model: nn.Module, params: Tensors, input_shape: tuple[int, ...]) -> InputLayer | None:
-    """Find the fully connected layer that reads the input directly, or None.
+    """The fully connected layer that reads the input directly, or None; of several that of most neurons."""
+    return next(iter(input_layers(model, params, input_shape)), None)
 
-    The layer's input is measured at three probes; it must be the flattened model input, each entry scaled and
-    shifted (a normalization). So this works on any module, whatever its code looks like.
+
+def input_layers(model: nn.Module, params: Tensors, input_shape: tuple[int, ...]) -> list[InputLayer]:
+    """The fully connected layers that read the input directly, those of most neurons first.
+
+    The input of the first module is measured at three probes; it must be the flattened model input, each entry scaled
+    and shifted (a normalization). So this works on any module, whatever its code looks like. Others read the same.
     """
     own = [n for n, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None]
     norms = [n for n, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
     names = list(dict.fromkeys([*own, *norms]))
     if not any(isinstance(model.get_submodule(n), nn.Linear) for n in names) or vocabulary_of(model) is not None:
-        return None
+        return []
     like = next(iter(params.values()))
     probe = torch.rand((1, *input_shape), generator=generator(0, "probe"), dtype=torch.float64)
     probes = torch.cat([torch.zeros_like(probe), torch.ones_like(probe), probe]).to(like)
     with torch.no_grad():
-        first = next(iter(calls_in_pass(model, names, params, probes).items()), None)
-    if first is None or len(first[1]) != 1 or first[1][0].input.shape != (3, probes[0].numel()):
-        return None
-    name, calls = first
-    layer = model.get_submodule(name)
-    if not isinstance(layer, nn.Linear):
-        return None
-    zero, one, at_probe = calls[0].input.double()
+        calls = calls_in_pass(model, names, params, probes)
+    first, found = next(iter(calls.values()), []), list[tuple[int, InputLayer]]()
+    if len(first) != 1 or first[0].input.shape != (3, probes[0].numel()):
+        return []
+    zero, one, at_probe = first[0].input.double()
     scale, shift = one - zero, zero
     expected = shift + scale * probes[2].flatten().double()
     if not torch.allclose(at_probe, expected, rtol=1e-4, atol=1e-4) or (scale.abs() < 1e-12).any():
-        return None
-    prefix = f"{name}." if name else ""
-    return InputLayer(f"{prefix}weight", f"{prefix}bias" if layer.bias is not None else None, scale, shift)
+        return []
+    for name, own_calls in calls.items():
+        layer, prefix = model.get_submodule(name), f"{name}." if name else ""
+        if isinstance(layer, nn.Linear) and len(own_calls) == 1 and torch.equal(own_calls[0].input, first[0].input):
+            bias = f"{prefix}bias" if layer.bias is not None else None
+            found.append((layer.out_features, InputLayer(f"{prefix}weight", bias, scale, shift)))
+        elif not found:
+            return []  # a norm, whose statistics may be the batch's
+    return [layer for _, layer in sorted(found, key=lambda one: -one[0])]
 
 
 def last_linear(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:

@@ -54,7 +54,7 @@ from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.reading.head import head_features
 from seepage.attacks.reading.head.features import CONTRADICTED, SIZE_REMEDY
 from seepage.attacks.text.token_set import looked_up
-from seepage.base.nn import at_state, last_linear, token_table
+from seepage.base.nn import at_state, input_layer, last_linear, token_table
 from seepage.base.rounding import DEVIATIONS, FLOAT32_NETWORK, FLOAT32_SAME
 from seepage.base.schema import Finding
 from seepage.base.storage import LazyTensors
@@ -748,8 +748,8 @@ class UpdateAnalysis:
     def _loss_known(self) -> bool:
         """Whether the loss is one of this package's, which was stated or which the sum of the last bias bears out."""
         loss, labels = self.knowledge.client.loss, self.labels
-        if loss != "cross_entropy" or not self._guessed:  # of which nothing was guessed, all was stated
-            return loss in LOSSES
+        if loss != "cross_entropy" or not {ASSUMED_LOSS, UNKNOWN_LOSS} & set(self._guessed):
+            return loss in LOSSES and (labels is None or labels.sound)
         return UNKNOWN_LOSS not in self._guessed and labels is not None and labels.sound and not labels.signed
 
     @cached_property
@@ -875,9 +875,12 @@ class UpdateAnalysis:
 
         A row that no other row agrees with may still be one example's: its own backward pass must give what was sent.
         """
-        classes = self.knowledge.num_classes
+        knowledge, classes = self.knowledge, self.knowledge.num_classes
         too_large = layer.neurons * classes > MAX_CERTIFIED_SIZE
         if layer.reads != "input" or layer.bias is None or too_large:
+            return layer
+        own = input_layer(knowledge.model, self.observed.params, knowledge.input_shape)
+        if own is None or own.weight != layer.weight:  # of several the attack reads one
             return layer
         # With two classes one number decides, which a mixture meets by chance: about as often as the tolerance is wide.
         attack = LinearLeak(tolerance=FLOAT32_SAME) if classes == 2 else LinearLeak()

@@ -185,7 +185,8 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
     tells = inputs or [layer for layer in found.layers if layer.reads == "features" and layer.examples == found.rank]
     bound = [layer for layer in tells if layer.full or layer.rank in (layer.neurons, layer.width)]
     # Of two classes the last layer has rank one whatever comes in; what is in front of its features has its own.
-    tells = [layer for layer in tells if layer not in bound or not layer.last] or tells
+    tells = [layer for layer in tells if layer not in bound or not (layer.last or inputs)] or tells
+    tells.sort(key=lambda layer: -layer.examples)  # of inputs that several layers read each is bound by itself
     full = next((layer for layer in tells if layer in bound), None)
     if full is None and tells[0].examples < found.rank:
         return None, "the ranks of the layers contradict one another"

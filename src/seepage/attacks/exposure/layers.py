@@ -24,7 +24,7 @@ from seepage.base.nn import (
     forward,
     generator,
     in_mode,
-    input_layer,
+    input_layers,
     last_linear,
     normalized_layers,
 )
@@ -191,7 +191,7 @@ def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
 
 def hidden_layers(observed: Round, knowledge: Knowledge) -> list[LayerLeak]:
     """The same layers where entries are known too roughly for any of it."""
-    first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
+    first = {one.weight for one in input_layers(knowledge.model, observed.params, knowledge.input_shape)}
     last = last_linear(knowledge.model, knowledge.num_outputs)
     leaks = []
     for name, (module, positions, mixes) in _linear_layers(observed, knowledge).items():
@@ -199,7 +199,7 @@ def hidden_layers(observed: Round, knowledge: Knowledge) -> list[LayerLeak]:
         weight, bias = f"{prefix}weight", f"{prefix}bias"
         if weight in observed.update.tensors:
             inner: Literal["positions", "features"] = "positions" if positions > 1 else "features"
-            reads = "input" if first is not None and first.weight == weight else inner
+            reads = "input" if weight in first else inner
             sent, ends = bias if bias in observed.update.tensors else None, last is not None and last[0] == weight
             m, d = module.out_features, module.in_features
             leak = LayerLeak(name, weight, sent, reads, m, d, 0, True, 0, None, ends, mixes=mixes)
@@ -235,7 +235,7 @@ def layer_leaks(
         size_known: Somebody stated the number of examples; else it was taken from the rank of a layer.
     """
     last = last_linear(knowledge.model, knowledge.num_outputs)
-    first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
+    first = {one.weight for one in input_layers(knowledge.model, observed.params, knowledge.input_shape)}
     centered = set[str]()
     if knowledge.client.batch_coupled(knowledge.model):
         model, shape = knowledge.model, knowledge.input_shape
@@ -251,7 +251,7 @@ def layer_leaks(
             continue
         ends = last is not None and last[0] == weight
         reads: Literal["input", "features", "positions"] = "positions" if positions > 1 else "features"
-        if first is not None and first.weight == weight:
+        if weight in first:
             reads = "input"
         rows = gradient[weight].double()
         shifts = gradient[bias].double() if module.bias is not None and bias in gradient else None

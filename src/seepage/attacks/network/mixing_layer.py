@@ -1,6 +1,6 @@
 """The fully connected layer whose weight gradient mixes the batch: its choice, and its input."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
 from seepage.base.adapters import inside_adapters
-from seepage.base.nn import InputLayer, LayerCall, as_inputs, calls_in_pass, generator, input_layer
+from seepage.base.nn import InputLayer, LayerCall, as_inputs, calls_in_pass, generator, input_layers
 from seepage.federation.sent_tensors import not_sent
 from seepage.federation.types import Knowledge, Round
 
@@ -42,7 +42,7 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
         Inapplicable: Where there is no such layer, or its gradient is not sent.
     """
     model = knowledge.model
-    reads = input_layer(model, observed.params, knowledge.input_shape)
+    reads = {one.weight: one for one in input_layers(model, observed.params, knowledge.input_shape)}
     modules = dict(model.named_modules())
     if name is not None and name not in modules:
         raise Inapplicable(
@@ -59,8 +59,9 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
     if not sent or (name is not None and name not in sent):
         raise not_sent(_weight_of(name or _linear_names(model)[0]), [*observed.params, *observed.personal])
     names = [name] if name is not None else sent
-    if name is None and reads is not None and reads.weight == _weight_of(names[0]):
-        return _described(names[0], knowledge, observed, reads, sparse=False)
+    own = next((one.rpartition(".")[0] for one in reads if one in observed.update.tensors), None)
+    if name is None and own is not None:
+        return _described(own, knowledge, observed, reads, sparse=False)
     inputs = _probed(sent, knowledge, observed)
     # Of a layer that reads tokens or places the gradient mixes these, and not the examples.
     flat = [one for one in names if one in inputs]
@@ -83,11 +84,11 @@ def _linear_names(model: nn.Module) -> list[str]:
 
 
 def _described(
-    name: str, knowledge: Knowledge, observed: Round, reads: InputLayer | None, *, sparse: bool
+    name: str, knowledge: Knowledge, observed: Round, reads: Mapping[str, InputLayer], *, sparse: bool
 ) -> MixingLayer:
     weight = _weight_of(name)
     bias = f"{weight.removesuffix('weight')}bias"  # frozen or withheld, it is as good as not there
-    own = reads if reads is not None and reads.weight == weight else None
+    own = reads.get(weight)
     return MixingLayer(name, weight, bias if bias in observed.update.tensors else None, own, own is None and sparse)
 
 
