@@ -204,7 +204,7 @@ class LayerSpan(MembershipTest):
         layers = _layers(knowledge, observed, reference, buffers)
         if not layers:
             known = f" and that reads nothing of the client's own {len(observed.personal)} parameters"
-            raise refuse("no_linear_layer")(
+            raise refuse("own_weights" if observed.personal else "no_linear_layer")(
                 f"the span test needs a fully connected layer whose weight was sent{known * bool(observed.personal)}, "
                 "and there is none",
                 "observe a round whose weights are all known" if observed.personal else "use matched_filter",
