@@ -222,7 +222,7 @@ def _board(tokens: PatchTokens, shape: tuple[int, ...]) -> tuple[Tensor, Tensor,
     whole = torch.equal(pixels.flatten().sort().values, torch.arange(channels * height * width))
     even = tokens.scaled_alike and bool((inside == inside[0]).all())
     if not whole or not even or channels * down * across != pixels.shape[1] or height % down or width % across:
-        raise refuse("patches_irregular")(
+        raise refuse("no_patches")(
             "the patches are no rectangles that cover the image once, all scaled alike, so no borders tell their order",
             "use gradient_matching",
         )

@@ -269,7 +269,7 @@ def _by_softmax(
     if len(labels) ** 3 * len(equations.weight) > most:
         if before is not None:
             return before
-        raise refuse("too_few_zeros")(
+        raise refuse("too_few_equations")(
             f"the features have too few zeros to tell {len(labels)} examples apart, and the softmax equations are too "
             "many",
             "record a smaller batch",
