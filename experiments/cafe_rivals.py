@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Inapplicable, Progress
+from seepage.attacks.base import Progress, refuse
 from seepage.attacks.cafe.published import PublishedCafe, PublishedRun
 from seepage.attacks.cafe.row_adam import RowAdam
 from seepage.attacks.cafe.steps import SeenRounds, open_rounds
@@ -52,7 +52,7 @@ def rival_check(objective: Objective, transcript: Transcript) -> None:
         Inapplicable: For `batch_norm` without batch norms, and for `cosine` and `group` on images without neighbors.
     """
     if objective not in OBJECTIVES:
-        raise Inapplicable(f"there is no objective {objective!r}", "take one of " + ", ".join(OBJECTIVES))
+        raise refuse("no_objective")(f"there is no objective {objective!r}", "take one of " + ", ".join(OBJECTIVES))
     if objective == "batch_norm":
         STATISTICS.check(transcript.knowledge, transcript[0])
     if objective in PRIORS:

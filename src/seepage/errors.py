@@ -3,8 +3,9 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Self
 
 
@@ -16,17 +17,24 @@ class Inapplicable(SeepageError):
     """An attack does not apply to this transcript. A result row, never a crash.
 
     Args:
-        reason: What is missing or in the way.
+        name: What is in the way, in a word such as `no_bias`: the same for every attack that it is in the way of.
+        reason: The same in a sentence, with its numbers.
         remedy: What would make the attack apply, or what to use instead.
     """
 
-    def __init__(self, reason: str, remedy: str) -> None:
+    def __init__(self, name: str, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
+        self.name = name
         self.reason = reason
         self.remedy = remedy
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
-        return type(self), (self.reason, self.remedy)  # so that it survives the way back from a worker
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, str]]:
+        return type(self), (self.name, self.reason, self.remedy)  # so that it survives the way back from a worker
+
+
+def refuse(name: str) -> Callable[[str, str], Inapplicable]:
+    """The refusal of this name, which so stands on the line of the call; its reason and its remedy follow."""
+    return partial(Inapplicable, name)
 
 
 class NotFinite(SeepageError):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from seepage.attacks.base import Checkpoint
-from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, open_attempt, save_attempt
-from seepage.errors import SeepageError
+from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, open_attempt, save_attempt, tried
+from seepage.audit.membership import Judgment, make_membership_row, open_judgment, save_judgment
+from seepage.errors import SeepageError, refuse
 from seepage.federation.types import Reconstruction
 
 FULL = Reconstruction(
@@ -39,12 +40,23 @@ def test_a_reconstruction_comes_back_as_it_was(found: Reconstruction, tmp_path: 
         assert getattr(again.reconstruction, name) == getattr(found, name)
 
 
-def test_an_attack_that_does_not_apply_leaves_its_reason(tmp_path: Path) -> None:
+def test_an_attack_that_does_not_apply_leaves_its_reason_and_its_name(tmp_path: Path) -> None:
+    refused = Attempt("inapplicable", "Attack()", None, "no bias; use another", refusal="no_bias")
     assert not has_attempt(tmp_path / "000003")
-    save_attempt(Attempt("inapplicable", "Attack()", None, "no bias; use another"), tmp_path / "000003")
+    save_attempt(refused, tmp_path / "000003")
     assert has_attempt(tmp_path / "000003")
     assert [path.name for path in tmp_path.iterdir()] == ["000003.json"]
-    assert open_attempt(tmp_path / "000003") == Attempt("inapplicable", "Attack()", None, "no bias; use another")
+    assert open_attempt(tmp_path / "000003") == refused
+
+
+def test_a_membership_test_that_does_not_apply_leaves_the_name_in_its_row(tmp_path: Path) -> None:
+    def refuses() -> None:
+        raise refuse("no_bias")("no bias", "use another")
+
+    _, status, reason, refusal, _ = tried(refuses)
+    save_judgment(Judgment(status, "Test()", reason=reason, refusal=refusal), tmp_path / "test")
+    row = make_membership_row("case", "test", open_judgment(tmp_path / "test"), [], 0.05, seed=0)
+    assert (row.status, row.reason, row.refusal) == ("inapplicable", "no bias; use another", "no_bias")
 
 
 def test_an_outcome_is_whole_only_with_its_json(tmp_path: Path) -> None:

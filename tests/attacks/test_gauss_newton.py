@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from refusals import refusal
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -600,16 +601,16 @@ def test_nothing_is_certified_that_is_not_there(null: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "words"),
+    ("case", "name"),
     [
-        ("as many as classes", "more classes than examples"),
-        ("unknown size", "the batch size is unknown"),
-        ("train mode", "batch norm in train mode"),
-        ("no head", "ended by a fully connected layer of one output per class"),
-        ("a head of zeros", "no gradient passes from the head"),
+        ("as many as classes", "too_few_classes"),
+        ("unknown size", "no_batch_size"),
+        ("train mode", "batch_norm"),
+        ("no head", "network"),
+        ("a head of zeros", "zero_gradient"),
     ],
 )
-def test_what_it_refuses_it_refuses_with_a_reason(case: str, words: str) -> None:
+def test_what_it_refuses_it_refuses_with_a_reason(case: str, name: str) -> None:
     if case == "no head":
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         seen: Transcript = record(model, Batch(torch.rand(1, 1, 8, 8, generator=draws()), torch.tensor([1])))
@@ -624,7 +625,7 @@ def test_what_it_refuses_it_refuses_with_a_reason(case: str, words: str) -> None
         seen, _ = planted(n=4 if case == "as many as classes" else 2)
     if case == "unknown size":
         seen = Changed(seen, lambda observed: replace(observed, batch_size=None))
-    with pytest.raises(Inapplicable, match=words):
+    with refusal(name):
         GaussNewton().check(seen)
 
 

@@ -132,7 +132,7 @@ def test_a_round_that_an_attack_refuses_does_not_end_the_scoring_of_others() -> 
     class Refuses(GuidedMatching):
         def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float:
             if len(inputs) == 1:
-                raise Inapplicable("one example", "send two")
+                raise Inapplicable("single_example", "one example", "send two")
             return 0.25
 
     one = Batch(batch.inputs[:1], batch.labels[:1])

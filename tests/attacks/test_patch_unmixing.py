@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor
 
 import seepage.federation.data
@@ -11,7 +12,6 @@ from seepage import Architecture, Batch, GaussianNoise, Transcript, attack, buil
 from seepage.attacks import PatchUnmixing
 from seepage.attacks.patches.borders import Board, ordered
 from seepage.attacks.patches.unmixing import PatchMixture, likeliest
-from seepage.errors import Inapplicable
 
 FOUR = {"patch": 32, "width": 32, "depth": 1, "heads": 2, "hidden": 32}
 
@@ -67,17 +67,17 @@ def test_patches_of_several_images_are_put_in_their_order() -> None:
 
 
 def test_one_image_too_many_images_and_noise_are_refused() -> None:
-    with pytest.raises(Inapplicable, match="mixed with no other"):
+    with refusal("single_example"):
         PatchUnmixing().check(seen(1))
-    with pytest.raises(Inapplicable, match="at most 3"):
+    with refusal("too_many_examples", 4, 3):
         PatchUnmixing().check(seen(4, width=12, heads=2))
-    with pytest.raises(Inapplicable, match="208 patches of 768 values"):
+    with refusal("too_few_equations", 208, 768):
         PatchUnmixing().check(seen(13, patch=16, width=208))
     model = build(Architecture("vit", FOUR), (3, 64, 64), 13)
-    with pytest.raises(Inapplicable, match="weakest direction"):
+    with refusal("too_noisy"):
         PatchUnmixing().check(record(model, photographs(2), defense=GaussianNoise(sigma=1e-2)))
     unknown = replace(seen(2)[0], batch_size=None)
-    with pytest.raises(Inapplicable, match="--batch-size"):
+    with refusal("no_batch_size", "--batch-size"):
         PatchUnmixing().check(replace(seen(2), make_round=lambda t: unknown))
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refusal
 from torch import nn
 
 from seepage import SeepageError, record
@@ -47,21 +48,22 @@ def test_a_delta_that_makes_no_sense_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "defense", "words"),
+    ("model", "defense", "name", "values"),
     [
         (
             nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3)),
             DPSGD(sigma=1.0),
-            "batch norm in train mode.*use a model with group norm",
+            "batch_norm",
+            ["'eval'"],
         ),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), Soteria(ratio=0.5), "none behind the first layer; name one"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), Soteria(ratio=0.5, layer="9"), "none called '9'; name one"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), Soteria(ratio=0.5), "no_linear_layer", ["1"]),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), Soteria(ratio=0.5, layer="9"), "no_linear_layer", ["'9'"]),
     ],
 )
 def test_a_model_that_a_defense_cannot_handle_is_refused_with_the_remedy(
-    model: nn.Module, defense: DPSGD | Soteria, words: str
+    model: nn.Module, defense: DPSGD | Soteria, name: str, values: list[str]
 ) -> None:
     transcript = record(model, Batch(torch.rand(2, 1, 8, 8), torch.tensor([0, 1])), defense=defense)
-    with pytest.raises(SeepageError, match=words) as caught:
+    with refusal(name, *values) as caught:
         transcript[0]
     assert "\n" not in str(caught.value)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refusal
 from torch import nn
 
 import seepage
 from seepage import (
     Batch,
-    Inapplicable,
     LinearLeak,
     SeepageError,
     Update,
@@ -138,7 +138,7 @@ def test_an_observed_update_knows_only_what_it_is_given() -> None:
     seen = observe(MODEL, update, (1, 8, 8))
     assert (seen.knowledge.known, seen[0].batch_size, seen[0].labels) == (frozenset(), None, None)
     assert seen.knowledge.num_classes == 4
-    with pytest.raises(Inapplicable, match="--batch-size"):
+    with refusal("no_batch_size", "--batch-size"):
         attack(seen, "inverting_gradients")
     known = observe(MODEL, update, (1, 8, 8), batch_size=1, labels=torch.tensor([2]))
     assert known.knowledge.known == frozenset({"labels"})

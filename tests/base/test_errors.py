@@ -1,17 +1,18 @@
 """Errors are sentences, and survive the way back from a worker."""
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 
-from seepage.errors import Inapplicable, Problems, SeepageError, unknown
+from seepage.errors import Inapplicable, Problems, SeepageError, refuse, unknown
 
 
 @pytest.mark.parametrize(
     "error",
     [
         SeepageError("a; b"),
-        Inapplicable("no bias", "use another"),
+        Inapplicable("no_bias", "no bias", "use another"),
         Problems("two:", ["x", "y"]),
         unknown("a", "b", ["c"]),
     ],
@@ -24,9 +25,11 @@ def test_an_error_can_be_sent_between_processes(error: SeepageError) -> None:
     assert vars(again) == vars(error)
 
 
-def test_inapplicable_has_a_reason_and_a_remedy() -> None:
-    error = Inapplicable("no bias", "use another")
-    assert (error.reason, error.remedy, str(error)) == ("no bias", "use another", "no bias; use another")
+@pytest.mark.parametrize("make", [Inapplicable, lambda name, *words: refuse(name)(*words)], ids=["made", "refused"])
+def test_inapplicable_has_a_name_a_reason_and_a_remedy(make: Callable[..., Inapplicable]) -> None:
+    error = make("no_bias", "no bias", "use another")
+    assert (error.name, error.reason, error.remedy) == ("no_bias", "no bias", "use another")
+    assert str(error) == "no bias; use another", "the name is for programs"
 
 
 def test_one_problem_is_one_line_and_several_are_a_list() -> None:

@@ -4,9 +4,10 @@ import copy
 
 import pytest
 import torch
+from refusals import refusal
 from scripts import script
 
-from seepage.attacks.base import Checkpoint, Inapplicable, Silent
+from seepage.attacks.base import Checkpoint, Silent
 from seepage.attacks.cafe import Cafe, InversionSettings
 from seepage.attacks.cafe.invert import gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.published import PublishedCafe, PublishedRun, RowAdam
@@ -167,7 +168,7 @@ def test_published_equation_nine_with_gradients_runs_and_guesses_labels():
 
 def test_a_rate_that_diverges_is_refused():
     victim = digits(30, 8, 20, parties=2, channels=2)
-    with pytest.raises(Inapplicable, match="diverges"):
+    with refusal("step_diverges", 0.06):
         PublishedCafe(lr_one=0.06).check(victim.transcript())
 
 
@@ -379,9 +380,9 @@ def test_the_rivals_objectives_are_their_formulas():
 
 def test_a_rival_that_does_not_apply_is_refused():
     victim = digits(6, 8, 2, parties=2, channels=2)
-    with pytest.raises(Inapplicable, match="no BatchNorm"):
+    with refusal("no_batch_norm"):
         cafe_rivals.RivalCafe(objective="batch_norm").check(victim.transcript())
-    with pytest.raises(Inapplicable, match="'best'"):
+    with refusal("no_objective", "'best'"):
         cafe_rivals.RivalCafe(objective="best").check(victim.transcript())
 
 

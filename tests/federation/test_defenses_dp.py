@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import refusal
 from scipy import optimize, stats
 from torch import nn
 
 from seepage.base.nn import frozen_randomness, generator, state_of
-from seepage.errors import Inapplicable, SeepageError
+from seepage.errors import SeepageError
 from seepage.federation.clients import FedSGD
 from seepage.federation.defenses import DPSGD
 from seepage.federation.defenses.dp_sgd import example_gradients
@@ -131,7 +132,7 @@ def test_no_example_weighs_more_than_the_clip() -> None:
 
 
 def test_batch_norm_in_train_mode_is_refused_with_the_remedy() -> None:
-    with pytest.raises(Inapplicable, match=r"batch norm.*group norm.*eval"):
+    with refusal("batch_norm", "'eval'"):
         defended(client_of(network(nn.BatchNorm2d)), DPSGD(sigma=1.0))
 
 

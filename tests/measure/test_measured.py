@@ -54,10 +54,10 @@ def views(transcript: Any) -> list[OneRound]:
 def test_a_batch_without_a_reconstruction_counts_as_not_recovered() -> None:
     transcript, truth = tiny()
     first = Reconstruction(truth[0].inputs, labels=torch.tensor([0]), certified=torch.tensor([True]))
-    outcomes = [Attempt("ok", "X()", first), Attempt("inapplicable", "X()", None, "why")]
+    outcomes = [Attempt("ok", "X()", first), Attempt("inapplicable", "X()", None, "why", refusal="no_bias")]
     scores = scores_of(outcomes, truth, Yardstick())
     found = written("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
-    assert (found["status"], found["reason"]) == ("ok", "on 1 of 2 batches: why")
+    assert (found["status"], found["reason"], found["refusal"]) == ("ok", "on 1 of 2 batches: why", "no_bias")
     assert (found["exact"], found["outcome"], found["certified"], found["false_certificates"]) == (
         0.5, "1/2 exact", 0.5, 0
     )  # fmt: skip
@@ -65,11 +65,11 @@ def test_a_batch_without_a_reconstruction_counts_as_not_recovered() -> None:
 
 def test_an_attack_that_gave_nothing_at_all_has_no_scores() -> None:
     transcript, truth = tiny()
-    outcomes = [Attempt("inapplicable", "X()", None, "why")] * 2
+    outcomes = [Attempt("inapplicable", "X()", None, "why", refusal="no_bias")] * 2
     assert scores_of(outcomes, truth, Yardstick()) is None
     found = written("a", "x", outcomes, views(transcript), truth, None, LinearLeak())
-    assert (found["status"], found["reason"], found["psnr"], found["outcome"]) == (
-        "inapplicable", "why", None, "does not apply"
+    assert (found["status"], found["reason"], found["refusal"], found["psnr"], found["outcome"]) == (
+        "inapplicable", "why", "no_bias", None, "does not apply"
     )  # fmt: skip
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor
 
-from seepage.errors import Inapplicable, SeepageError
+from seepage.errors import SeepageError
 from seepage.federation.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, LaplaceNoise
 from seepage.measure.privacy.accounting import epsilon
 from seepage.measure.privacy.measured import Batched, MeasuredEpsilon, Measurement, measure_defense
@@ -225,5 +226,5 @@ def test_a_filter_that_returns_something_else_is_said() -> None:
 def test_a_defense_that_looks_at_examples_is_refused() -> None:
     from seepage.federation.defenses import Soteria
 
-    with pytest.raises(Inapplicable):
+    with refusal("needs_examples"):
         measure_defense(Soteria(ratio=0.5), Measurement(delta=DELTA, calls=1000))

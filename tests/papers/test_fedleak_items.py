@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refusal
 from torch import Generator, nn
 
 from seepage import Architecture, Batch, SeepageError, build, record
@@ -10,7 +11,6 @@ from seepage.attacks.search.distances import L1, L2, Cosine
 from seepage.audit.simulate.partition import FeatureSkew
 from seepage.base.nn import frozen_randomness
 from seepage.base.progress import no_progress
-from seepage.errors import Inapplicable
 from seepage.papers.special.ablation import fedleak_without_cosine, fedleak_without_l1
 from seepage.papers.special.convergence import figure_1, figure_6, problem_of, safe_step, similarity
 from seepage.papers.special.descent import descend, figure_10
@@ -90,7 +90,7 @@ def test_sensitivity_agrees_with_differences() -> None:
 
 
 def test_sensitivity_needs_a_last_linear_layer() -> None:
-    with pytest.raises(Inapplicable, match="no last linear layer"):
+    with refusal("no_head"):
         sensitivity(nn.Flatten(), torch.rand(1, 1, 2, 2), torch.tensor([0]), 3)
 
 

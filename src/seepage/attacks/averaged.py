@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, SingleRound
+from seepage.attacks.base import Attack, Needs, Progress, SingleRound, refuse
 from seepage.attacks.search.adaptive import known_noise
 from seepage.base.nn import norm
 from seepage.base.registry import Spec, attacks
@@ -115,9 +115,11 @@ def _average(transcript: Transcript) -> _OneOfMany:
     """
     knowledge, count = transcript.knowledge, len(transcript)
     if count < 2:
-        raise Inapplicable("there is one round only, so there is nothing to average", "use the inner attack by itself")
+        raise refuse("too_few_rounds")(
+            "there is one round only, so there is nothing to average", "use the inner attack by itself"
+        )
     if "indices" not in knowledge.known:
-        raise Inapplicable(
+        raise refuse("no_indices")(
             "whether the rounds hold the same examples is not known",
             "use a recipe with [rounds] design = 'whole', and tell the indices",
         )
@@ -172,12 +174,12 @@ def _check_same(first: Round, seen: Round) -> None:
     assert first.indices is not None
     assert seen.indices is not None
     if not torch.equal(first.indices.sort().values, seen.indices.sort().values):
-        raise Inapplicable(
+        raise refuse("rounds_differ")(
             f"rounds 0 and {seen.t} hold different examples, whose mean is no round of either",
             "use cafe, which takes batches apart, or [rounds] design = 'whole'",
         )
     if seen.update.tensors.keys() != first.update.tensors.keys():
-        raise Inapplicable(
+        raise refuse("rounds_differ")(
             f"rounds 0 and {seen.t} sent different tensors, whose mean is no update of either",
             "attack the rounds one by one",
         )

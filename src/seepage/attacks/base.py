@@ -10,11 +10,11 @@ from torch import Tensor
 from seepage.base.blocks import settled
 from seepage.base.checkpoint import Checkpoint, Resumable, run_steps
 from seepage.base.nn import input_layer, token_table, vocabulary_of
-from seepage.errors import Inapplicable, short
+from seepage.errors import Inapplicable, refuse, short
 from seepage.federation.sent_tensors import not_sent
 from seepage.federation.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
-__all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent", "ignore", "run_resumable"]
+__all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent", "ignore", "refuse", "run_resumable"]
 
 MATCHING = "a matching attack such as inverting_gradients"
 """What most refusals recommend: it applies to any model and any rule."""
@@ -179,7 +179,7 @@ class Needs:
         self.check_rule(knowledge, observed)
         self._check_side_information(observed)
         if not any(bool(tensor.any()) for tensor in observed.update.tensors.values()):
-            raise Inapplicable(
+            raise refuse("zero_update")(
                 "the update is zero everywhere, so there is nothing to attack",
                 "check that the client trained, or use another round",
             )
@@ -188,12 +188,12 @@ class Needs:
         if self.input_layer:
             layer = input_layer(knowledge.model, observed.params, knowledge.input_shape)
             if layer is None:
-                raise Inapplicable(
+                raise refuse("input_not_read")(
                     "the model's first layer is not a fully connected one that reads the input itself",
                     f"use {self.instead}",
                 )
             if self.bias is not None and layer.bias is None:
-                raise Inapplicable(
+                raise refuse("no_bias")(
                     f"the model's first fully connected layer has no bias {self.bias}", f"use {self.instead}"
                 )
             for name in [layer.weight] if self.bias is None or layer.bias is None else [layer.weight, layer.bias]:
@@ -202,27 +202,27 @@ class Needs:
         self._check_sent(knowledge, observed)
         if self.images is not None and len(knowledge.input_shape) != 3:
             shape = knowledge.input_shape
-            raise Inapplicable(
+            raise refuse("no_images")(
                 f"{self.images} needs images (channels, height, width), and an example here has shape {shape}",
                 f"use {self.instead}",
             )
         if self.differentiable and vocabulary_of(knowledge.model) is not None:
             table = token_table(knowledge.model)
             named = "a parameter that the network indexes" if table is None else f"the table {table[0]!r}"
-            raise Inapplicable(f"{named} looks up whole numbers, which have no gradient to follow", TOKENS_INSTEAD)
+            raise refuse("tokens")(f"{named} looks up whole numbers, which have no gradient to follow", TOKENS_INSTEAD)
 
     def _check_sent(self, knowledge: Knowledge, observed: Round) -> None:
         if self.every_tensor is not None:
             own = [name for name, _ in knowledge.model.named_parameters()]
             absent = [name for name in own if name not in observed.update.tensors]
             if absent:
-                raise Inapplicable(
+                raise refuse("not_sent")(
                     f"{len(absent)} of {len(own)} tensors were not sent, such as {short(absent[0])}, and "
                     f"{self.every_tensor}",
                     f"use {MATCHING}, which matches what was sent",
                 )
         if self.weights is not None and observed.personal:
-            raise Inapplicable(
+            raise refuse("own_weights")(
                 f"the weights of {len(observed.personal)} parameters, such as {short(min(observed.personal))}, are the "
                 f"client's own and were never seen, so {self.weights}",
                 "use linear, which reads the first layer alone, or observe a round whose weights are all known",
@@ -232,37 +232,38 @@ class Needs:
         """The same for the client's rule alone, whatever the model is and the attacker knows."""
         lost = self.linear_in_gradient or ("there is no slope to follow" if self.differentiable else None)
         if lost is not None and knowledge.client.sign_only:
-            raise Inapplicable(
-                f"the update holds hardly more than the sign of each entry of a gradient, so {lost}",
-                SIGNS_LEAVE,
+            raise refuse("signs_only")(
+                f"the update holds hardly more than the sign of each entry of a gradient, so {lost}", SIGNS_LEAVE
             )
         if self.linear_in_gradient is not None and not knowledge.client.linear_in_gradient:
-            raise Inapplicable(
+            raise refuse("divided_entries")(
                 f"the client's optimizer divides each entry by a size of its own, so {self.linear_in_gradient}",
                 f"use {self.instead}",
             )
         if self.gradient is not None and observed.update.kind == "delta":
-            raise Inapplicable(
+            raise refuse("weight_difference")(
                 f"a difference of weights {self.gradient}",
                 f"observe one SGD step with its learning rate, or use {self.instead}",
             )
         if self.uncoupled is not None and knowledge.client.batch_coupled(knowledge.model):
-            raise Inapplicable(f"batch norm in train mode makes {self.uncoupled}", f"use {self.instead}")
+            raise refuse("batch_norm")(f"batch norm in train mode makes {self.uncoupled}", f"use {self.instead}")
         if self.classes is not None and knowledge.target != "class":
-            raise Inapplicable(
+            raise refuse("no_classes")(
                 f"the targets are {TARGETS[knowledge.target]}, and {self.classes}", f"use {self.instead}"
             )
         if self.softmax_gradient is not None and not knowledge.softmax_labels:
             why = "the client's loss is no plain cross-entropy"
             if knowledge.target != "class":
                 why = f"the targets are {TARGETS[knowledge.target]}"
-            raise Inapplicable(f"{why}, and {self.softmax_gradient}", f"use {self.instead}")
+            raise refuse("no_softmax_gradient")(f"{why}, and {self.softmax_gradient}", f"use {self.instead}")
 
     def _check_side_information(self, observed: Round) -> None:
         if self.batch_size is not None and observed.batch_size is None:
-            raise Inapplicable(f"the batch size is unknown, and {self.batch_size}", "name it with --batch-size")
+            raise refuse("no_batch_size")(
+                f"the batch size is unknown, and {self.batch_size}", "name it with --batch-size"
+            )
         if self.single_example is not None and observed.batch_size != 1:
-            raise Inapplicable(
+            raise refuse("several_examples")(
                 f"{self.single_example}, and {observed.batch_size or 'an unknown number'} are mixed in this update",
                 f"use {self.instead}",
             )
@@ -292,7 +293,7 @@ class Attack(ABC):
 
     @final
     def check(self, transcript: Transcript) -> None:
-        """Raise `Inapplicable(reason, remedy)` where this attack cannot say anything about this transcript."""
+        """Raise `Inapplicable(name, reason, remedy)` where this attack cannot say anything about this transcript."""
         self.prepare(transcript)
 
     @final
@@ -307,14 +308,13 @@ class Attack(ABC):
                 self.needs.check(transcript.knowledge, transcript[0])
             return self.examine(transcript)
         except Inapplicable as refused:
-            matching = any(name in refused.remedy for name in MATCHING_NAMES)
-            if not matching:
+            if not any(name in refused.remedy for name in MATCHING_NAMES):
                 raise
             # The attack that most refusals recommend would refuse in turn.
             if vocabulary_of(transcript.knowledge.model) is not None:
-                raise Inapplicable(refused.reason, TOKENS_INSTEAD) from None
+                raise Inapplicable(refused.name, refused.reason, TOKENS_INSTEAD) from None
             if transcript.knowledge.client.sign_only:
-                raise Inapplicable(refused.reason, SIGNS_LEAVE) from None
+                raise Inapplicable(refused.name, refused.reason, SIGNS_LEAVE) from None
             raise
 
     @final

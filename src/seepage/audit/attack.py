@@ -218,14 +218,14 @@ class Task:
             return found
 
         try:
-            found, ended, reason, spent = tried(attacked)
+            found, ended, reason, refusal, spent = tried(attacked)
         except KeyboardInterrupt:
             if not limit.over:
                 raise
             return Attempt("not_tried", repr(attack), None, NO_GUESS_YET, stopped=NO_GUESS)
         status: Status = ended if found is None else found.status
         stopped = limit.steps if limit.over and status == "interrupted" else None
-        return Attempt(status, repr(attack), found, reason, *spent, stopped=stopped)
+        return Attempt(status, repr(attack), found, reason, *spent, refusal, stopped)
 
     def serialized(self) -> "SerializedAttack":
         """The attack with the files it may read."""

@@ -20,6 +20,7 @@ from seepage.federation.types import Ambiguity, Reconstruction, Space, Tensors
 from seepage.federation.types import Status as SearchStatus
 
 T = TypeVar("T")
+Ended = Literal["ok", "inapplicable", "error"]
 Spent = tuple[float, float]
 """Wall and processor seconds."""
 
@@ -35,6 +36,7 @@ class Attempt:
         seconds: Wall time of the attack alone.
         cpu_seconds: Processor time of the attack alone; unlike wall time, hardly affected by other load.
         attack: The attack's `repr`.
+        refusal: The name of what is in the way where the attack does not apply.
         stopped: Steps after which the clock stopped it, with its checkpoint kept; None: it ended by itself.
     """
 
@@ -44,14 +46,15 @@ class Attempt:
     reason: str | None = None
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+    refusal: str | None = None
     stopped: int | None = None
 
 
-def tried(call: Callable[[], T]) -> tuple[T | None, Literal["ok", "inapplicable", "error"], str | None, Spent]:
+def tried(call: Callable[[], T]) -> tuple[T | None, Ended, str | None, str | None, Spent]:
     """What a call of an attack or a test, which may be user code, returns; its status, or why it returns nothing.
 
     Returns:
-        The result, the status, the reason where there is no result, and the wall and processor seconds of one.
+        The result, the status, the reason and a refusal's name where there is none, and the wall and processor seconds.
 
     Raises:
         SeepageError: For mistakes of the user; any other error is an outcome.
@@ -59,15 +62,15 @@ def tried(call: Callable[[], T]) -> tuple[T | None, Literal["ok", "inapplicable"
     clocks = time.perf_counter(), time.process_time()
     try:
         found = call()
-        return found, "ok", None, (time.perf_counter() - clocks[0], time.process_time() - clocks[1])
+        return found, "ok", None, None, (time.perf_counter() - clocks[0], time.process_time() - clocks[1])
     except Inapplicable as error:
-        return None, "inapplicable", str(error), (0.0, 0.0)
+        return None, "inapplicable", str(error), error.name, (0.0, 0.0)
     except SeepageError:
         raise
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
-        return None, "error", reason, (0.0, 0.0)
+        return None, "error", reason, None, (0.0, 0.0)
 
 
 def save_attempt(outcome: Attempt, path: Path) -> None:
@@ -80,6 +83,7 @@ def save_attempt(outcome: Attempt, path: Path) -> None:
         "reason": outcome.reason,
         "seconds": round(outcome.seconds, 3),
         "cpu_seconds": round(outcome.cpu_seconds, 3),
+        "refusal": outcome.refusal,
         "stopped": outcome.stopped,
     }
     if found is not None:
@@ -105,6 +109,7 @@ class _Facts(JsonRecord):
     reason: str | None
     seconds: float
     cpu_seconds: float
+    refusal: str | None = None
     stopped: int | None = None
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seepage.attacks.base import Progress
 from seepage.attacks.membership import MembershipInference, MembershipTest, p_values
-from seepage.audit.attempt import tried
+from seepage.audit.attempt import Ended, tried
 from seepage.audit.candidates import open_candidates
 from seepage.audit.row import MembershipRow
 from seepage.base.schema import Share
@@ -36,9 +36,10 @@ class Judgment:
         reason: Why there is no result, and what to change.
         seconds: Wall time.
         cpu_seconds: Processor time.
+        refusal: The name of what is in the way where the test does not apply.
     """
 
-    status: Literal["ok", "inapplicable", "error"]
+    status: Ended
     test: str
     statistics: Sequence[Tensor] = ()
     calibration: Sequence[Tensor] = ()
@@ -46,9 +47,10 @@ class Judgment:
     reason: str | None = None
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+    refusal: str | None = None
 
 
-FACTS = ("status", "test", "reason", "reference", "seconds", "cpu_seconds")
+FACTS = ("status", "test", "reason", "reference", "seconds", "cpu_seconds", "refusal")
 """What of a judgment is no tensor."""
 
 
@@ -76,9 +78,9 @@ def judge_members(
             found.append(inference.of(seen, batch, progress=progress))
         return found
 
-    found, status, reason, (seconds, cpu_seconds) = tried(inferred)
+    found, status, reason, refusal, (seconds, cpu_seconds) = tried(inferred)
     if found is None:
-        return Judgment(status, repr(test), reason=reason)
+        return Judgment(status, repr(test), reason=reason, refusal=refusal)
     statistics, calibration = [one.statistics for one in found], [one.calibration for one in found]
     return Judgment(
         "ok", repr(test), statistics, calibration, found[0].reference, seconds=seconds, cpu_seconds=cpu_seconds
@@ -133,6 +135,7 @@ def make_membership_row(
         options=judgment.test,
         status=judgment.status,
         reason=judgment.reason,
+        refusal=judgment.refusal,
         level=level,
         members=sum(int(part.sum()) for part in members),
         others=sum(int((~part).sum()) for part in members),

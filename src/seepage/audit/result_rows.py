@@ -22,6 +22,7 @@ class MembershipRow(JsonRecord):
         options: The test's `repr`.
         status: `ok`, `inapplicable`, or `error` for an exception in its code.
         reason: Why there is no result, and what to change.
+        refusal: The name of what is in the way where it is inapplicable.
         members: Number of candidates that were in a batch.
         others: Number of candidates that were not.
         auc: P(a member's statistic exceeds another's); 0.5 is chance.
@@ -44,6 +45,7 @@ class MembershipRow(JsonRecord):
     options: str = ""
     status: Literal["ok", "inapplicable", "error"] = "ok"
     reason: str | None = None
+    refusal: str | None = None
     members: int | None = None
     others: int | None = None
     auc: float | None = None

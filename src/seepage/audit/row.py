@@ -99,6 +99,7 @@ class Row(JsonRecord):
         status: The worst status of the batches with a result; if no batch has one, the worst of all.
         outcome: The code of the result.
         reason: Why some or all batches have no result.
+        refusal: The name of what is in the way of the first batch that the attack does not apply to.
         known: What the attacker knows: the protocol and the side information.
         side_information: Side information: what the attacker knows beyond the protocol.
         examples: Number of private examples.
@@ -129,6 +130,7 @@ class Row(JsonRecord):
     status: Status = "ok"
     outcome: Outcome = Field(strict=False)
     reason: str | None = None
+    refusal: str | None = None
     known: list[str] = []
     side_information: list[str] = []
     examples: int | None = None

@@ -244,6 +244,7 @@ def make_row(
             certified=0 if certified is None else certified.n,
         ),
         reason=_reason(attempts),
+        refusal=next((attempt.refusal for attempt in attempts if attempt.refusal), None),
         known=[*known, *shown, *side],
         side_information=side,
         examples=_examples(views, truth),

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from seepage.base.adapters import inside_adapters
 from seepage.base.clock import look
 from seepage.base.storage import Tensors
-from seepage.errors import Inapplicable, SeepageError
+from seepage.errors import SeepageError, refuse
 
 ONE_VALUE = "Expected more than 1 value per channel when training"
 """What PyTorch's batch norm says where a channel's variance cannot be taken."""
@@ -191,7 +191,7 @@ def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
                 f"{len(inputs)} example of shape {tuple(inputs.shape[1:])}"
             )
             if not has_batch_norm(model):  # what attacks that run examples one by one meet
-                raise Inapplicable(
+                raise refuse("normalized_away")(
                     f"a normalization of one channel at a time {given}, of which it would leave nothing",
                     "use gradient_matching, which runs the batch as a whole, at a --batch-size of 2 or more",
                 ) from error

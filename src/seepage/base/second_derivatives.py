@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 
 NO_RULE = re.compile(r"derivative for (?:aten::)?(\w+) is not implemented")
 """What PyTorch says of an operation that it cannot differentiate; the operation is usually a `..._backward`."""
@@ -66,7 +66,7 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
             missing = NO_RULE.search(str(error))
             if missing is None:
                 raise
-            raise Inapplicable(
+            raise refuse("no_derivatives")(
                 f"the model uses an operation whose gradient PyTorch cannot differentiate ({missing[1]}), and matching "
                 "gradients needs their derivative",
                 "write that layer with other operations, or use an attack in closed form, such as linear, "

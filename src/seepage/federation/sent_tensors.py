@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from seepage.errors import Inapplicable, NotFinite, SeepageError, short
+from seepage.errors import Inapplicable, NotFinite, SeepageError, refuse, short
 
 
 class SentTensors(dict[str, Tensor]):
@@ -30,7 +30,7 @@ such as inverting_gradients, which matches what was sent
 def not_sent(name: str, trained: Collection[str]) -> Inapplicable:
     """The refusal of what needs a tensor that did not come, with the reason why it did not."""
     why = "trained, and withheld" if name in trained else "frozen, so nobody has one"
-    return Inapplicable(
+    return refuse("not_sent")(
         f"the gradient of {short(name)} was not sent ({why})",
         "use a matching attack such as inverting_gradients, which matches what was sent",
     )

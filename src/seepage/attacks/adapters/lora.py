@@ -7,7 +7,7 @@ import torch
 
 from seepage.attacks.adapters.tokens import AdapterTokens
 from seepage.attacks.adapters.vectors import AdapterInputs, Fit
-from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import MATCHING, Attack, Needs, Progress, refuse
 from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, best_labels, in_range, vouch
 from seepage.base.adapters import AdaptedLayer, adapted_layers
 from seepage.base.nn import input_layer
@@ -66,10 +66,10 @@ class LoraLeak(Attack):
         layers = [layer for layer in every if layer.down in sent and layer.up in sent]
         if not layers:
             what = "both factors of no low-rank adapter were sent" if every else "the model has no low-rank adapter"
-            raise Inapplicable(what, f"use {MATCHING}")
+            raise refuse("not_sent" if every else "no_adapter")(what, f"use {MATCHING}")
         if not any(bool(sent[layer.down].any()) for layer in layers):
             r = max(len(observed.params[layer.down]) for layer in layers)
-            raise Inapplicable(
+            raise refuse("zero_gradient")(
                 f"B is zero, as in the first round, so the update shows A x alone, {r} numbers of each input", LATER
             )
         n = observed.batch_size
@@ -126,7 +126,7 @@ class LoraLeak(Attack):
 def _check_rank(layer: AdaptedLayer, observed: Round, n: int) -> None:
     rank = len(observed.params[layer.down])
     if n > rank:
-        raise Inapplicable(
+        raise refuse("rank_too_small")(
             f"{n} examples are behind an adapter of rank {rank}, whose two gradients hold no more than {rank}",
             f"attack a smaller batch, or use {MATCHING}",
         )

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.attacks.base import MATCHING, Inapplicable
+from seepage.attacks.base import MATCHING, Inapplicable, refuse
 from seepage.attacks.network import AttackedRound
 from seepage.base.adapters import AdaptedLayer
 from seepage.base.algebra.lowrank import INDEPENDENT, low_rank
@@ -81,14 +81,13 @@ class AdapterTokens:
             raise _elsewhere()
         if attacked.observed.batch_size != 1:
             count = attacked.observed.batch_size or "an unknown number"
-            raise Inapplicable(
-                f"the tokens of one image are solved for, and {count} are mixed in this update",
-                f"use {MATCHING}",
+            raise refuse("several_examples")(
+                f"the tokens of one image are solved for, and {count} are mixed in this update", f"use {MATCHING}"
             )
         rows = torch.cat([attacked.gradient[layer.down].double() for layer in behind])  # [sum r, w]
         tokens = normed.input.shape[1]
         if len(rows) < tokens:
-            raise Inapplicable(
+            raise refuse("rank_too_small")(
                 f"the adapters behind the first layer norm have {len(rows)} ranks together and read {tokens} tokens, "
                 "whose span is larger",
                 f"attack an update with ranks of {-(-tokens // len(behind))} or more, or use {MATCHING}",
@@ -129,7 +128,7 @@ class AdapterTokens:
         values = torch.linalg.svdvals(equations)
         known, unknowns = int((values > INDEPENDENT * values[0]).sum()), equations.shape[1]
         if known < unknowns:
-            raise Inapplicable(
+            raise refuse("too_few_equations")(
                 f"a patch has {unknowns} unknowns, and the span of {len(span)} of {width} dimensions leaves {known} "
                 "equations for them",
                 f"use {MATCHING}",
@@ -154,7 +153,7 @@ class AdapterTokens:
 
 
 def _elsewhere() -> Inapplicable:
-    return Inapplicable(
+    return refuse("input_not_read")(
         "no adapted layer reads the input itself, or the normalized tokens of image patches in a first block",
         f"use {MATCHING}",
     )

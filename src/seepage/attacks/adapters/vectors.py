@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Inapplicable, Progress, SingleRound
+from seepage.attacks.base import Progress, SingleRound, refuse
 from seepage.attacks.cpa import CocktailParty
 from seepage.attacks.network import AttackedRound, best_labels, in_range, relative_mismatch
 from seepage.base.adapters import AdaptedLayer, lifted
@@ -81,7 +81,7 @@ class AdapterInputs:
         seen: Transcript = SingleRound(replace(self.attacked.knowledge, client=rule), self.whole)
         found = party(seen, seed=seed, progress=progress).inputs.double()
         if len(found) != self.n:
-            raise Inapplicable(
+            raise refuse("examples_missing")(
                 f"unmixing gives {len(found)} of {self.n} examples", "use a matching attack such as inverting_gradients"
             )
         # Images were stretched to the value range; of what the layer reads of them only the row space is kept.

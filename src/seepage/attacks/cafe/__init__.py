@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Needs, Progress, refuse
 from seepage.attacks.cafe import closed_form, defense_aware, subspaces
 from seepage.attacks.cafe.invert import CERTAIN, InversionSettings
 from seepage.attacks.cafe.label_inference import infer_labels
@@ -107,7 +107,7 @@ class Cafe(Attack):
         moving = weights_move(transcript)
         repeats = len(opening.batches) - len(fresh)
         if moving and unforged:
-            raise Inapplicable(
+            raise refuse("weights_change")(
                 "the weights move, and entries='unforged' takes them as fixed", "use rounds of one model"
             )
         if moving and self.mode == "auto":
@@ -168,7 +168,7 @@ class Cafe(Attack):
         notes = _notes(view, found, inferred)
         chosen = identifiable(found).nonzero().squeeze(1)
         if not len(chosen):
-            raise Inapplicable(
+            raise refuse("too_few_rounds")(
                 f"the rounds determine none of {view.samples} samples at all {len(view.layers)} parties",
                 "record more rounds (three epochs, each shuffled anew, are enough)",
             )
@@ -213,7 +213,7 @@ def _refuse_training(transcript: Transcript, first: Tensors, last: int) -> None:
     change = sum(float((params[name] - p).pow(2).sum()) for name, p in first.items())
     drift = (change / sum(float(p.pow(2).sum()) for p in first.values())) ** 0.5
     if drift > MAX_DRIFT:
-        raise Inapplicable(
+        raise refuse("weights_change")(
             f"the weights change by {drift:.0%} between round 0 and round {last}, too much to follow",
             "use a window of fewer rounds (few_rounds needs two or three epochs)",
         )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import refuse
 from seepage.attacks.cafe.steps import (
     Recovered,
     SeenRounds,
@@ -43,7 +43,7 @@ def solve(seen: SeenRounds, *, weight_rounds: int = 1) -> list[Recovered]:
         one.zero_gradient = zero_rows(one.v, one.v_known)
         found.append(one)
     if not bool(found[0].v_known.any()):
-        raise Inapplicable(
+        raise refuse("too_few_rounds")(
             f"the index vectors of {len(seen)} rounds have a rank that determines none of {samples} samples",
             f"record about {samples + samples // 40 + 1} rounds, or use mode='few_rounds'",
         )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import refuse
 from seepage.attacks.cafe.steps import Recovered, SeenRounds, cover, mean_table
 from seepage.federation.defenses.fake_gradients import plausible
 
@@ -45,7 +45,7 @@ def solve(seen: SeenRounds) -> list[Recovered]:
     solved = [_columns(table, bias) for bias in seen.biases()]
     short = min(int(known.sum()) for _, known in solved)
     if short < 2 * largest:
-        raise Inapplicable(
+        raise refuse("too_few_rounds")(
             f"only {short} neurons have enough rounds with a plausible bias gradient, and batches of {largest} need "
             f"{2 * largest}",
             f"record more rounds than {len(seen)} (about four times the number of samples)",

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
+from seepage.attacks.base import Attack, Needs, Progress, refuse, run_resumable
 from seepage.attacks.cafe.row_adam import RowAdam
 from seepage.attacks.cafe.steps import SeenRounds, gradients, open_rounds, params_of
 from seepage.attacks.cafe.table_9 import TABLE_9, TABLE_9_BATCH, TABLE_9_TILE, Constants
@@ -116,12 +116,11 @@ class PublishedCafe(Attack):
         opening = open_rounds(transcript, self.samples)
         largest = max(len(batch) for batch in opening.batches)
         if len({len(batch) for batch in opening.batches}) > 1:
-            raise Inapplicable("batches differ in size and V holds v / K", "drop the odd batches, or use Cafe")
+            raise refuse("batch_sizes")("batches differ in size and V holds v / K", "drop the odd batches, or use Cafe")
         lr_one = self.constants_at(largest, 1.0)["lr_one"]
         if lr_one * largest >= 1:
-            raise Inapplicable(
-                f"step I diverges with lr_one={lr_one:g} and batches of {largest}",
-                f"set lr_one below {1 / largest:g}",
+            raise refuse("step_diverges")(
+                f"step I diverges with lr_one={lr_one:g} and batches of {largest}", f"set lr_one below {1 / largest:g}"
             )
         return opening
 

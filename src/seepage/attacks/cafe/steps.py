@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import refuse
 from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
 from seepage.base.rounding import FLOAT32_ZERO, FLOAT64_FLOOR
 from seepage.federation.types import Knowledge, Tensors, Transcript
@@ -51,7 +51,7 @@ def gradients(transcript: Transcript, t: int, names: Collection[str]) -> Tensors
         found = {name: whole[name] for name in names}
     for name, tensor in found.items():
         if not torch.isfinite(tensor).all():
-            raise Inapplicable(
+            raise refuse("not_finite")(
                 f"round {t} holds NaN or infinite values in {name!r}", "record the round again, or leave it out"
             )
     return found
@@ -67,19 +67,19 @@ def read_indices(transcript: Transcript, rounds: Sequence[int], samples: int | N
     for t in rounds:
         chosen = transcript.indices(t) if isinstance(transcript, Selective) else transcript[t].indices
         if chosen is None:
-            raise Inapplicable(
+            raise refuse("no_indices")(
                 f"round {t} does not show which samples its batch holds, and CAFE is built on that",
                 "record with the indices known (vertical FL always shows them), or use a matching attack",
             )
         chosen = chosen.long().cpu()
         if len(chosen) == 0 or chosen.unique().numel() != chosen.numel():
-            raise Inapplicable(
+            raise refuse("wrong_indices")(
                 f"round {t} names a sample twice or holds none", "draw batches without repeats, or leave the round out"
             )
         batches.append(chosen)
     low, high = min(int(b.min()) for b in batches), max(int(b.max()) for b in batches)
     if low < 0 or (samples is not None and high >= samples):
-        raise Inapplicable(
+        raise refuse("wrong_indices")(
             f"a batch names sample {low if low < 0 else high}, outside 0..{(samples or high + 1) - 1}",
             "number the samples from 0, or set samples to the size of the data set",
         )
@@ -132,18 +132,18 @@ def open_rounds(transcript: Transcript, samples: int | None) -> SeenRounds:
             or where no round says anything of the layers.
     """
     if not len(transcript):
-        raise Inapplicable("there are no rounds", "record the training")
+        raise refuse("too_few_rounds")("there are no rounds", "record the training")
     batches, samples = read_indices(transcript, range(len(transcript)), samples)
     first = transcript[0]
     layers = find_target_layers(transcript.knowledge, first.params)
     if all(len(batch) >= samples for batch in batches):
-        raise Inapplicable(
+        raise refuse("whole_batches")(
             f"every batch holds all {samples} samples, so all rounds show the same sum",
             "CAFE needs batches smaller than the data set",
         )
     names = [layer.bias for layer in layers]
     if not any(bool(tensor.any()) for t in range(len(batches)) for tensor in gradients(transcript, t, names).values()):
-        raise Inapplicable(
+        raise refuse("zero_gradient")(
             "every update is zero at the parties' first layers", "check that the clients trained, and record again"
         )
     return SeenRounds(transcript, range(len(batches)), batches, samples, layers, first.params, first.buffers)

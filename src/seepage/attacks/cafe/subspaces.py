@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import refuse
 from seepage.attacks.cafe.split import split
 from seepage.attacks.cafe.steps import Recovered, SeenRounds, groups
 from seepage.base.nn import generator
@@ -113,7 +113,7 @@ def solve(seen: SeenRounds, *, moving: bool = False) -> list[Recovered]:
         Inapplicable: Where no sample is in two rounds, or the layer is too narrow for the batch.
     """
     if not any(cohort.meets for cohort in find_cohorts(seen.batches, seen.samples)):
-        raise Inapplicable(
+        raise refuse("too_few_rounds")(
             f"no sample of the {len(seen)} rounds is in two of them with fewer than {MAX_COHORT} others "
             "in all the same rounds",
             "record two or three epochs, each shuffled anew",
@@ -188,7 +188,7 @@ def _solve_site(
     d2, d1 = rounds_seen[0].left.shape[0], rounds_seen[0].core.shape[1]
     widest = max(shape.left.shape[1] for shape in rounds_seen)
     if widest >= min(d1, d2) and widest > 1:
-        raise Inapplicable(
+        raise refuse("full_span")(
             f"batches fill all {min(d1, d2)} dimensions of the first fully connected layer ({d2} x {d1}), so their "
             "spans say nothing",
             "use rounds with a smaller batch, or mode='least_squares' with at least as many rounds as samples",

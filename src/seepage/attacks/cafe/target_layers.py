@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import refuse
 from seepage.base.nn import calls_in_pass, captured_calls, forward, in_mode
 from seepage.federation.models.vertical import Block, VerticalModel
 from seepage.federation.types import Knowledge, Tensors
@@ -54,7 +54,7 @@ def find_target_layers(knowledge: Knowledge, params: Mapping[str, Tensor]) -> li
     else:
         first = next((name for name, module in model.named_modules() if isinstance(module, nn.Linear)), None)
         if first is None:
-            raise Inapplicable(
+            raise refuse("no_linear_layer")(
                 "the model has no fully connected layer, and CAFE reads the gradients of the first one",
                 "use a matching attack such as inverting_gradients",
             )
@@ -64,7 +64,7 @@ def find_target_layers(knowledge: Knowledge, params: Mapping[str, Tensor]) -> li
         prefix = f"{name}." if name else ""
         layer = TargetLayer(f"{prefix}weight", f"{prefix}bias", block, before or None, name)
         if layer.bias not in params or layer.weight not in params:
-            raise Inapplicable(
+            raise refuse("no_bias")(
                 f"the first fully connected layer {name!r} has no trained bias, whose gradient CAFE's step I reads",
                 "use a model with a bias there, or a matching attack",
             )
@@ -95,7 +95,7 @@ def _below(tensors: Tensors, prefix: str) -> Tensors:
 def _seen_by(model: nn.Module, layer: str, params: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
     calls = calls_in_pass(model, [layer], params, inputs, buffers=buffers or None).get(layer, [])
     if len(calls) != 1 or calls[0].input.shape[0] != len(inputs) or calls[0].input.ndim != 2:
-        raise Inapplicable(
+        raise refuse("not_called_once")(
             f"the layer {layer!r} is not called once per example with a flat input",
             "CAFE needs a fully connected layer on flat features; use a matching attack",
         )

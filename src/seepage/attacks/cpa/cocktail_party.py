@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress, run_resumable
+from seepage.attacks.base import MATCHING, Attack, Needs, Progress, refuse, run_resumable
 from seepage.attacks.cpa.fast import FastRun, Mixed
 from seepage.attacks.cpa.ica import (
     EMBEDDINGS,
@@ -72,19 +72,21 @@ class CocktailParty(Attack):
         layer = find_layer(knowledge, observed, self.layer)
         weight = attacked.gradient[layer.weight]
         if not weight.abs().max() > 0:
-            raise Inapplicable(
+            raise refuse("zero_gradient")(
                 f"the gradient of {layer.weight} is zero everywhere (no unit is active, or the loss is zero)",
                 "there is nothing to unmix; use another round",
             )
         _check_centered(knowledge, observed, layer)
         if self.mode == "published" and observed.batch_size is None:
-            raise Inapplicable("the published method must know the batch size", "name it, or use mode='fast'")
+            raise refuse("no_batch_size")(
+                "the published method must know the batch size", "name it, or use mode='fast'"
+            )
         last = last_linear(knowledge.model, knowledge.num_outputs)
         # The rows of the layer of the classes add up to zero, as softmax minus label does.
         ends = knowledge.softmax_labels and last is not None and last[0] == layer.weight
         most, n = len(weight) - ends, observed.batch_size
         if n is not None and n > most:
-            raise Inapplicable(
+            raise refuse("too_many_examples")(
                 f"{n} examples are mixed into the {len(weight)} rows of {layer.weight} and at most {most} can be "
                 "distinguished",
                 "attack a smaller batch or a wider layer, or use a matching attack",
@@ -137,7 +139,7 @@ def _check_centered(knowledge: Knowledge, observed: Round, layer: MixingLayer) -
         return
     norms = normalized_layers(model, observed.params, knowledge.input_shape, buffers=observed.buffers)
     if layer.name in norms.values():
-        raise Inapplicable(
+        raise refuse("batch_norm")(
             f"a batch norm in train mode follows {layer.name or 'the layer'}, so the gradient of its bias, which gives "
             "each unmixed example its scale, is rounding alone, and each row mixes the whole batch",
             f"read the batch's own statistics, which the batch norms reveal, or use {MATCHING}",
@@ -147,7 +149,7 @@ def _check_centered(knowledge: Knowledge, observed: Round, layer: MixingLayer) -
 def _check_unknown_size(layer: MixingLayer, weight: Tensor, *, ends: bool) -> None:
     """Raise `Inapplicable` where nothing says how many examples are mixed in the layer, not even its rank."""
     if layer.reads_input is None:
-        raise Inapplicable(
+        raise refuse("no_batch_size")(
             "the batch size is unknown, and what an inner layer reads tells it only where its rank is clear, which it "
             "is not here (local steps, few rows, rounding)",
             "name it with --batch-size",
@@ -155,7 +157,7 @@ def _check_unknown_size(layer: MixingLayer, weight: Tensor, *, ends: bool) -> No
     live = int(weight.abs().amax(1).count_nonzero())
     rank = low_rank(weight).rank
     if rank >= live - ends:
-        raise Inapplicable(
+        raise refuse("no_batch_size")(
             f"the batch size is unknown, and all {live} active rows of {layer.weight} are independent, so there may be "
             "more examples than rows to unmix them by",
             "name it with --batch-size",

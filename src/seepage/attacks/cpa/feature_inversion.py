@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Checkpoint, Needs, Progress, refuse
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.cpa.fast import Mixed
 from seepage.attacks.cpa.feature_distance import Embedding, FeatureDistance, NormalPixels
@@ -68,15 +68,15 @@ class FeatureInversion(Attack):
     def examine(self, transcript: Transcript) -> Mixed:
         attacked, layer = self.source.prepare(transcript)
         if layer.reads_input is not None:
-            raise Inapplicable(
+            raise refuse("no_embedding")(
                 "the fully connected layer reads the input itself, so there is no embedding to invert",
                 "use cocktail_party alone",
             )
         observed = attacked.observed
         if self.matching > 0 and observed.batch_size is None:
-            raise Inapplicable("matching the gradient needs the batch size", "name it, or set matching to 0")
+            raise refuse("no_batch_size")("matching the gradient needs the batch size", "name it, or set matching to 0")
         if self.matching > 0 and LABEL_RULES["auto"](observed, attacked.knowledge) is None:
-            raise Inapplicable("no rule can read this batch's labels to match its gradient", "set matching to 0")
+            raise refuse("no_labels")("no rule can read this batch's labels to match its gradient", "set matching to 0")
         return attacked, layer
 
     def run(self, mixed: Mixed, *, seed: int, progress: Progress) -> Reconstruction:

@@ -21,7 +21,7 @@ from seepage.attacks.exposure.layers import rank_of
 from seepage.attacks.reading.rows import MeasuredRows
 from seepage.base.nn import input_layer
 from seepage.base.rounding import DEVIATIONS, FALSE_ALARM, FLOAT32_SUM
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.types import Knowledge, Round, Transcript
 
 FEWER = "ask for it of updates of fewer examples"
@@ -72,7 +72,9 @@ def completed_rows(transcript: Transcript, known: Tensor, *, t: int = 0) -> list
     value, told = rows.value.double(), error.isfinite().all(1)
     rank, full, _ = rank_of(value[:, :-1], value[:, -1], False, replace(rows, error=error))
     if not rank or full:
-        raise Inapplicable("the layer that reads the columns has no more of them than there are examples", FEWER)
+        raise refuse("too_many_examples")(
+            "the layer that reads the columns has no more of them than there are examples", FEWER
+        )
     left, sizes, basis = torch.linalg.svd(value[told], full_matrices=False)
     # A direction is off by the entries' errors along its left one, over its size (Wedin 1972): variances [r, d + 1].
     scatter = left[:, :rank].T.square() @ error[told].square() / sizes[:rank, None].square()
@@ -93,7 +95,9 @@ def _reads(knowledge: Knowledge, observed: Round) -> tuple[tuple[str, str], Tens
         return (first.weight, first.bias), scale, shift, torch.zeros_like(shift)
     behind = read_by_norm(knowledge, observed)
     if behind is None:
-        raise Inapplicable("no fully connected layer with a bias reads the columns of a row, at a known scale", LAYER)
+        raise refuse("input_not_read")(
+            "no fully connected layer with a bias reads the columns of a row, at a known scale", LAYER
+        )
     return behind
 
 

@@ -11,7 +11,7 @@ from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.network.evidence import READ
 from seepage.base.nn import normalized_layers
 from seepage.base.rounding import FLOAT32_NETWORK, ROUNDINGS
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.types import Knowledge, Round, Tensors
 
 MOST_LISTED = 4
@@ -75,7 +75,7 @@ def batch_norm_leaks(observed: Round, knowledge: Knowledge) -> list[BatchNormLea
     gradient = observed.gradient(knowledge.client)
     pairs, states = _pairs(observed, knowledge), {**observed.buffers, **observed.params}
     if not pairs:
-        raise Inapplicable(
+        raise refuse("no_batch_norm")(
             "the model has no batch norm right after a trained convolution or fully connected layer",
             "use a model with batch norm, or another probe",
         )

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, run_resumable
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, refuse, run_resumable
 from seepage.attacks.gauss_newton.alone import AloneSearch, ReadAlone
 from seepage.attacks.gauss_newton.levels import LEVELS, to_levels
 from seepage.attacks.gauss_newton.search import Search
@@ -139,14 +139,14 @@ class GaussNewton(Attack):
             features = of_block
         attacked = attacked.over(features.share)
         if not bool(features.known.any()):
-            raise Inapplicable(
+            raise refuse("features_unknown")(
                 f"the features of no example could be solved from the head: {features.doubt}",
                 "look at the update of an earlier round, or at a smaller batch",
             )
         like = attacked.like()
         known = known_of(features, structure, like)
         if not bool(known.signal.any()):
-            raise Inapplicable(
+            raise refuse("zero_gradient")(
                 "no gradient passes from the head to the layers in front: its weights are zero, or no unit is on",
                 "look at the update of a later round",
             )
@@ -160,7 +160,7 @@ class GaussNewton(Attack):
                 return replace(seen, structure=structure, head=features, known=known, held=held)
             # Pooled features alone leave images open.
             if len(features.labels) >= knowledge.num_classes:
-                raise Inapplicable(
+                raise refuse("too_few_classes")(
                     "there are as many examples as classes, or more, and the last block's activations lead no further",
                     "record a smaller batch",
                 )
@@ -177,7 +177,7 @@ class GaussNewton(Attack):
         middle = torch.rand((1, *knowledge.input_shape), generator=generator(0, "probe image"))
         structure = None if head is None else Structure.of(network, head[0], middle, self.layers)
         if head is None or structure is None:
-            raise Inapplicable(
+            raise refuse("network")(
                 "the model is no chain of convolutions ended by a fully connected layer of one output per class (a "
                 "transformer, a mixer or ConvNeXt has fully connected layers at each position)",
                 "use patch_embedding for one image of a vision transformer, linear or cocktail_party where the first "

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, ignore, run_resumable
+from seepage.attacks.base import Attack, Needs, Progress, ignore, refuse, run_resumable
 from seepage.attacks.gauss_newton.gauss_newton import HEAD_NEEDS, GaussNewton
 from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
@@ -79,17 +79,22 @@ class LocalSteps(Attack):
         assert examples is not None
         local = attacked.knowledge.client.batches(examples)
         if len(local) < 2:
-            raise Inapplicable("the client makes a single step, which has no drift", "use gauss_newton")
+            raise refuse("single_step")("the client makes a single step, which has no drift", "use gauss_newton")
         network, head, structure = GaussNewton().cut(attacked)
-        lacking = None
         if any(len(places) != examples for places in local):
-            lacking = "local steps hold different examples, in an order that is not known"
-        elif structure.activation is None or structure.slope != 0 or not structure.direct:
-            lacking = "the head does not read a ReLU behind a layer, so that features do not say which units are on"
-        elif attacked.knowledge.num_classes <= examples:
-            lacking = "there are as many examples as classes, or more, so that features do not follow from the head"
-        if lacking is not None:
-            raise Inapplicable(lacking, "use gradient_matching")
+            raise refuse("order_unknown")(
+                "local steps hold different examples, in an order that is not known", "use gradient_matching"
+            )
+        if structure.activation is None or structure.slope != 0 or not structure.direct:
+            raise refuse("no_relu")(
+                "the head does not read a ReLU behind a layer, so that features do not say which units are on",
+                "use gradient_matching",
+            )
+        if attacked.knowledge.num_classes <= examples:
+            raise refuse("too_few_classes")(
+                "there are as many examples as classes, or more, so that features do not follow from the head",
+                "use gradient_matching",
+            )
         _ = [attacked.gradient[name] for name in (*structure.names, head[0])]  # refuses withheld ones
         matching = attacks.build(Spec("gradient_matching", {"steps": self.steps}))
         return _CutRound(attacked, network, head, structure, matching, matching.prepare(transcript))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import Inapplicable, refuse
 from seepage.attacks.gauss_newton.contrast import with_contrast
 from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.network import EXACT, AttackedRound, vouch
@@ -131,7 +131,7 @@ class SeenTogether(Seen):
         try:
             found = inner_activations(attacked.observed, attacked.knowledge)
         except Inapplicable as refused:
-            raise Inapplicable(
+            raise refuse("batch_norm")(
                 "batch norm in train mode makes each example's features depend on the whole batch, and "
                 f"{refused.reason}",
                 refused.remedy,

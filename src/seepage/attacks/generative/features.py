@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Needs, Progress, refuse
 from seepage.attacks.generative.prior import digest_of, own_images, remembered
 from seepage.attacks.generative.training import train_inverter
 from seepage.attacks.reading.head import HeadFeatures, head_features
@@ -95,7 +95,7 @@ class FeatureDecoder(Attack):
         own_images(knowledge)
         found = head_features(observed, knowledge)
         if not bool(found.known.any()):
-            raise Inapplicable(f"no example's features are known: {found.doubt}", "use gradient_matching")
+            raise refuse("features_unknown")(f"no example's features are known: {found.doubt}", "use gradient_matching")
         return knowledge, observed, found
 
     def run(self, seen: Seen, *, seed: int, progress: Progress) -> Reconstruction:
@@ -171,7 +171,7 @@ def _read(knowledge: Knowledge, observed: Round, head: str, images: Tensor, size
                 forward(model, observed.params, images[start : start + size], buffers=observed.buffers)
             read = calls[head][0].input.flatten(1)
             if len(calls[head]) != 1 or len(read) != min(size, len(images)):
-                raise Inapplicable("the head is not called once for each batch", "use gradient_matching")
+                raise refuse("not_called_once")("the head is not called once for each batch", "use gradient_matching")
             found.append(read[first - start :])
     return torch.cat(found)
 

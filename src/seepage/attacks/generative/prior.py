@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import refuse
 from seepage.attacks.generative.training import settled, train_decoder
 from seepage.attacks.search.parameters import check_images
 from seepage.base.nn import frozen_randomness
@@ -119,7 +119,7 @@ def own_images(knowledge: Knowledge) -> Tensor:
     images = knowledge.auxiliary
     count = 0 if images is None else len(images)
     if images is None or count < FEWEST_IMAGES:
-        raise Inapplicable(
+        raise refuse("too_few_images")(
             f"the attacker has {count or 'no'} images of their own and a network is trained on {FEWEST_IMAGES} or more",
             'give some with [auxiliary] use = "photos", or a trained network with generator = "module:factory"',
         )

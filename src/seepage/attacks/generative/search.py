@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, run_resumable
+from seepage.attacks.base import Attack, Checkpoint, Progress, refuse, run_resumable
 from seepage.attacks.generative.latent import Latent
 from seepage.attacks.search.distances import Distance
 from seepage.attacks.search.engine import GradientMatching, has_settled
@@ -62,7 +62,7 @@ class LatentSearch(Attack):
 
     def examine(self, transcript: Transcript) -> Transcript:
         if find_spec("cmaes") is None:
-            raise Inapplicable(
+            raise refuse("not_installed")(
                 "the package cmaes, which makes the guesses, is not installed",
                 "run: pip install 'seepage[generative]'; or set search = 'adam'",
             )
@@ -71,7 +71,7 @@ class LatentSearch(Attack):
             distance=self.distance, optimizer=Adam(lr=1.0), steps=1, labels=self.labels, parameters=self.parameters
         ).check(transcript)
         if self.labels(transcript[0], transcript.knowledge) is None:
-            raise Inapplicable(
+            raise refuse("no_derivatives")(
                 "labels cannot be optimized without derivatives", "set search = 'adam', or another labels rule"
             )
         return transcript

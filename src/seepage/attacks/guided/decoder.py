@@ -7,7 +7,7 @@ from torch import Tensor
 
 from seepage.attacks.reading.decoding import AT_ONCE, Decoder
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.types import Knowledge, Round
 
 
@@ -27,7 +27,7 @@ def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int) ->
         Inapplicable: For inputs that are no images, and where the layer is not called once.
     """
     if len(knowledge.input_shape) != 3:
-        raise Inapplicable("a decoder of features makes images", "use inverting_gradients")
+        raise refuse("no_images")("a decoder of features makes images", "use inverting_gradients")
     like, (low, high) = next(iter(observed.params.values())), knowledge.value_range
     shape: tuple[int, int, int] | None = None
 
@@ -71,5 +71,5 @@ def layer_input(calls: Sequence[LayerCall]) -> Tensor:
         Inapplicable: Where it was not called once, or with something else than one vector or map per example.
     """
     if len(calls) != 1 or calls[0].input.ndim not in (2, 4):
-        raise Inapplicable("the layer is not called once for each batch", "use inverting_gradients")
+        raise refuse("not_called_once")("the layer is not called once for each batch", "use inverting_gradients")
     return calls[0].input.flatten(1)

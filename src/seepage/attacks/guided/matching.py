@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, SingleRound
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, SingleRound, refuse
 from seepage.attacks.guided.decoder import fit_decoder, layer_input
 from seepage.attacks.guided.inversion import invert_activations
 from seepage.attacks.network.evidence import multiple_words
@@ -192,12 +192,12 @@ class GuidedMatching(Attack):
         inferred = isinstance(self.search.labels, Auto)
         labels = None if inferred else self.search.labels(observed, knowledge)
         if last_linear(knowledge.model, knowledge.num_outputs) is None:
-            raise Inapplicable("the model has no last linear layer", "use inverting_gradients")
+            raise refuse("no_head")("the model has no last linear layer", "use inverting_gradients")
         if labels is None and not inferred:
-            raise Inapplicable("the labels are searched for", "use inverting_gradients")
+            raise refuse("no_labels")("the labels are searched for", "use inverting_gradients")
         found = head_features(observed, knowledge, labels)
         if not found.known.any():
-            raise Inapplicable(found.doubt or "none of them is known", "use inverting_gradients")
+            raise refuse("features_unknown")(found.doubt or "none of them is known", "use inverting_gradients")
         return found
 
     def _agreement(self, known: HeadFeatures, like: Tensor) -> tuple[FeatureAgreement, ...]:

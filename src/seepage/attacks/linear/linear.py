@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import MATCHING, Attack, Needs, Progress, refuse
 from seepage.attacks.linear.certificate import (
     SUM_TOLERANCE,
     account_for_all,
@@ -107,12 +107,14 @@ class LinearLeak(Attack):
         assert size is not None
         # One example alone is not coupled to any other, whatever the batch norm does.
         if size > 1 and attacked.knowledge.client.batch_coupled(attacked.model):
-            raise Inapplicable("batch norm in train mode makes every row a mixture of the batch", f"use {MATCHING}")
+            raise refuse("batch_norm")(
+                "batch norm in train mode makes every row a mixture of the batch", f"use {MATCHING}"
+            )
         weight, bias = attacked.gradient[layer.weight].double(), attacked.gradient[layer.bias].double()
         seen = FirstLayer(attacked, layer, weight, bias, size)
         # Where every class is there as often as it is likely, softmax regression has none either.
         if not bias.abs().max() > 0 and class_sums(seen) is None:
-            raise Inapplicable(
+            raise refuse("zero_gradient")(
                 "the first layer's bias gradient is zero everywhere (no neuron is active, or the loss is zero)",
                 "nothing can be divided; use another round",
             )
@@ -121,7 +123,7 @@ class LinearLeak(Attack):
     def run(self, seen: FirstLayer, *, seed: int, progress: Progress) -> Reconstruction:
         observed = seen.attacked.observed
         if observed.personal and seen.batch_size > 1:
-            raise Inapplicable(
+            raise refuse("own_weights")(
                 f"{len(observed.personal)} parameters are the client's own, so no row can be distinguished from a "
                 "mixture by the network's own backward pass",
                 "attack an update of one example, or observe a round whose weights are all known",

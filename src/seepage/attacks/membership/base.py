@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Progress, ignore
 from seepage.base.nn import NO_TARGET, generator
-from seepage.errors import Inapplicable, SeepageError
+from seepage.errors import SeepageError, refuse
 from seepage.federation.types import Batch, Knowledge, Round, Transcript
 
 Done = Callable[[], None]
@@ -185,7 +185,7 @@ class MembershipInference:
                 f"round {observed.t} starts from other weights than round {self._first.t}; make an inference for each"
             )
         if not any(bool(tensor.any()) for tensor in observed.update.tensors.values()):
-            raise Inapplicable(
+            raise refuse("zero_update")(
                 "the update is zero everywhere, so it says nothing about anybody",
                 "check that the client trained, or use another round",
             )

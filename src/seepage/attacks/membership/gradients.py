@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.membership.noise import example_clip
 from seepage.base.nn import captured_calls, forward, generator, in_mode, norm
-from seepage.errors import Inapplicable, short
+from seepage.errors import refuse, short
 from seepage.federation.types import Batch, Knowledge, Round, Tensors
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -59,7 +59,7 @@ class ExampleGradients:
             Inapplicable: Where some weights are the client's own: the network cannot be run.
         """
         if observed.personal:
-            raise Inapplicable(
+            raise refuse("own_weights")(
                 f"the weights of {len(observed.personal)} parameters, such as {short(min(observed.personal))}, are the "
                 "client's own and were never seen, so no candidate's gradient can be computed",
                 "use layer_span for layers in front of these, or a round whose weights are all known",

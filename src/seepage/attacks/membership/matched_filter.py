@@ -12,7 +12,7 @@ from seepage.attacks.membership.noise import KnownNoise
 from seepage.attacks.membership.shrinkage import ledoit_wolf
 from seepage.attacks.search.adaptive import known_noise
 from seepage.base.registry import membership_tests
-from seepage.errors import Inapplicable, SeepageError
+from seepage.errors import SeepageError, refuse
 from seepage.federation.types import Batch, Knowledge, Round
 
 SCALE_FLOOR = 1e-3
@@ -71,7 +71,7 @@ class Whitening:
         gram = (gradients @ gradients.T).double()  # [m, m] = Z Z'
         mu = float(gram.diagonal().sum() / m / d)
         if mu == 0:
-            raise Inapplicable(
+            raise refuse("gradients_alike")(
                 "the gradients of all public examples are the same (zero, where a network has died), so a member's "
                 "does not stand out",
                 "look at the update of a network that still learns",

@@ -26,7 +26,7 @@ from seepage.attacks.text.layers import linear_calls
 from seepage.base.algebra.lowrank import INDEPENDENT, low_rank
 from seepage.base.nn import captured_calls, forward, in_mode
 from seepage.base.registry import membership_tests
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.measured import Measured
 from seepage.federation.types import Batch, Knowledge, Round, Tensors
 
@@ -116,7 +116,7 @@ class _Span(Detector):
                 vectors = part.reshape(len(both), -1, layer.width)
                 columns.append(-0.5 * _unexplained(vectors, *span).double().log10().mean(1))
         if not columns:
-            raise Inapplicable(
+            raise refuse("full_span")(
                 "no fully connected layer's update leaves room outside its row space: it is zero, or its rank is as "
                 "large as what the layer reads, so that the span holds every vector",
                 "use matched_filter, or a batch smaller than the layers are wide",
@@ -204,7 +204,7 @@ class LayerSpan(MembershipTest):
         layers = _layers(knowledge, observed, reference, buffers)
         if not layers:
             known = f" and that reads nothing of the client's own {len(observed.personal)} parameters"
-            raise Inapplicable(
+            raise refuse("own_weights" if observed.personal else "no_linear_layer")(
                 f"the span test needs a fully connected layer whose weight was sent{known * bool(observed.personal)}, "
                 "and there is none",
                 "observe a round whose weights are all known" if observed.personal else "use matched_filter",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.base import MATCHING, Inapplicable
+from seepage.attacks.base import MATCHING, refuse
 from seepage.attacks.network.attacked_round import AttackedRound, in_float64
 from seepage.base.nn import as_inputs, forward, in_mode
 from seepage.federation.types import Tensors
@@ -77,7 +77,7 @@ class NetworkCut:
             if len(like) == 1:
                 raise
             # Rows of this layer beside one row of another.
-            raise Inapplicable(
+            raise refuse("not_separable")(
                 f"the network behind layer {self.layer!r} is no function of its outputs alone: other layers' outputs, "
                 f"or as many examples, are wanted beside them ({error})",
                 f"use cocktail_party, or {MATCHING}",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.base import MATCHING, Inapplicable
+from seepage.attacks.base import MATCHING, refuse
 from seepage.base.adapters import inside_adapters
 from seepage.base.nn import InputLayer, LayerCall, as_inputs, calls_in_pass, generator, input_layers
 from seepage.federation.sent_tensors import not_sent
@@ -45,17 +45,17 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
     reads = {one.weight: one for one in input_layers(model, observed.params, knowledge.input_shape)}
     modules = dict(model.named_modules())
     if name is not None and name not in modules:
-        raise Inapplicable(
+        raise refuse("wrong_layer")(
             f"the model has no layer {name!r}", f"name one of {', '.join(_linear_names(model)) or 'none'}"
         )
     if name is not None and not isinstance(modules[name], nn.Linear):
-        raise Inapplicable(
+        raise refuse("wrong_layer")(
             f"layer {name!r} is a {type(modules[name]).__name__} and no fully connected layer",
             f"name one of {', '.join(_linear_names(model)) or 'none'}",
         )
     sent = [one for one in _linear_names(model) if _weight_of(one) in observed.update.tensors]
     if not _linear_names(model):
-        raise Inapplicable("the model has no fully connected layer", f"use {MATCHING}")
+        raise refuse("no_linear_layer")("the model has no fully connected layer", f"use {MATCHING}")
     if not sent or (name is not None and name not in sent):
         raise not_sent(_weight_of(name or _linear_names(model)[0]), [*observed.params, *observed.personal])
     names = [name] if name is not None else sent
@@ -67,7 +67,7 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
     flat = [one for one in names if one in inputs]
     if not flat:
         what = f"layer {name!r} does not read" if name is not None else "no fully connected layer of the model reads"
-        raise Inapplicable(
+        raise refuse("not_called_once")(
             f"{what} one vector per example, once in a pass (but tokens or positions, or its weight is used without a "
             "call of it), so the rows of its gradient do not mix the examples",
             f"name one of {', '.join(inputs)}" if inputs else f"use {MATCHING}",

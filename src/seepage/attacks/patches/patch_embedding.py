@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, refuse
 from seepage.attacks.network import EXACT, AttackedRound, vouch
 from seepage.attacks.patches.grid import on_grid
 from seepage.attacks.patches.solve import MeasuredImage, SolvedImage, solve
@@ -151,7 +151,7 @@ class PatchEmbedding(Attack):
         tokens = PatchTokens.of(attacked)
         if attacked.observed.batch_size != 1:  # which no network without patches need to know
             mixed = attacked.observed.batch_size or "an unknown number"
-            raise Inapplicable(
+            raise refuse("several_examples")(
                 f"the patches of one image are solved for, and {mixed} are mixed in this update",
                 "use patch_unmixing for several images, or gradient_matching",
             )

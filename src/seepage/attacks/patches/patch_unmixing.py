@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Needs, Progress, refuse
 from seepage.attacks.network import AttackedRound, vouch
 from seepage.attacks.patches.borders import Board, leveled, ordered
 from seepage.attacks.patches.newton import SummedTokens, sharpened
@@ -85,7 +85,7 @@ class PatchUnmixing(Attack):
         knowledge, images = attacked.knowledge, attacked.observed.batch_size
         assert images is not None
         if images == 1:
-            raise Inapplicable("a single image is mixed with no other", "use patch_embedding")
+            raise refuse("single_example")("a single image is mixed with no other", "use patch_embedding")
         tokens = PatchTokens.of(attacked)
         errors, products = tokens.equations(attacked.gradient)
         pixels, order, inside, grid = _board(tokens, knowledge.input_shape)
@@ -93,13 +93,13 @@ class PatchUnmixing(Attack):
         # The rows of D_1 to D_n span n P dimensions, P of them those of S: (n - 1) P directions must fit into the
         # width - P outside of it.
         if images > width // count:
-            raise Inapplicable(
+            raise refuse("too_many_examples")(
                 f"{images} images of {count} patches are mixed in tokens of {width} numbers, and at most "
                 f"{width // count} can be distinguished",
                 "observe a smaller batch, or use gradient_matching",
             )
         if size < LEAST_VALUES * images * count:
-            raise Inapplicable(
+            raise refuse("too_few_equations")(
                 f"{images * count} patches of {size} values are mixed, and fewer than {LEAST_VALUES} values for each "
                 "say too little to unmix them by",
                 "observe a smaller batch, or use gradient_matching",
@@ -110,7 +110,7 @@ class PatchUnmixing(Attack):
         # Each patch is read as scale * x + shift, so G - S^T shift = (sum_i D_i^T X_i) diag(scale).
         mixture, clear = PatchMixture.of(errors, (products - errors.T @ shift) / scale[0], images, grid)
         if clear < LEAST_CLEARANCE:
-            raise Inapplicable(
+            raise refuse("too_noisy")(
                 f"the weakest direction of the images' differences stands {clear:.1f} times above the noise of the "
                 f"update, and {LEAST_CLEARANCE:g} are needed (it was quantized or noised, or images are the same in a "
                 "patch)",
@@ -222,7 +222,7 @@ def _board(tokens: PatchTokens, shape: tuple[int, ...]) -> tuple[Tensor, Tensor,
     whole = torch.equal(pixels.flatten().sort().values, torch.arange(channels * height * width))
     even = tokens.scaled_alike and bool((inside == inside[0]).all())
     if not whole or not even or channels * down * across != pixels.shape[1] or height % down or width % across:
-        raise Inapplicable(
+        raise refuse("no_patches")(
             "the patches are no rectangles that cover the image once, all scaled alike, so no borders tell their order",
             "use gradient_matching",
         )

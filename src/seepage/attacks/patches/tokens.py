@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import refuse
 from seepage.attacks.network import AttackedRound
 from seepage.base.algebra.rows import same_rows
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode
@@ -70,13 +70,13 @@ class PatchTokens:
             if position is None and _overlap(entries[0]):
                 continue  # an ordinary convolution
             if position is None:
-                raise Inapplicable(
+                raise refuse("no_positions")(
                     f"{name} embeds the image's patches and no trained parameter is added to them (frozen, sinusoidal, "
                     "rotary or relative positions, or a normalization in between), so their gradients are not sent",
                     REMEDY,
                 )
             return cls(f"{name}.weight", *position, *entries)
-        raise Inapplicable(
+        raise refuse("no_patches")(
             "no layer reads the image's pixels patch by patch (the network is no vision transformer, or has a stem of "
             "several convolutions)",
             REMEDY,
@@ -95,7 +95,7 @@ class PatchTokens:
         """
         errors, products = self.errors(gradient), gradient[self.weight].double().cpu().flatten(1)
         if not bool(errors.any()) or not bool(products.any()):
-            raise Inapplicable(
+            raise refuse("zero_gradient")(
                 "the gradient of the position or the patch embedding is zero (the head is still zero, or they are "
                 "frozen or withheld)",
                 "look at the update of a later round",

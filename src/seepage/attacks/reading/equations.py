@@ -11,7 +11,7 @@ from seepage.attacks.network.linearize import ForwardPass, LayerUse, VictimNetwo
 from seepage.base.algebra.derivative import Derivative
 from seepage.base.algebra.lowrank import CLEAR, INDEPENDENT
 from seepage.base.rounding import FLOAT32_NETWORK
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 
 ROUNDED_FLOOR = 5e-3
 """Floor of the whitening where the update was rounded: its errors are then about as large as those of the features.
@@ -104,7 +104,7 @@ class Structure:
             for place, one in enumerate(seen.activations):
                 if one.slope == 0 and one.output.shape == read.shape and torch.equal(one.output, read):
                     return cls(names.index(weight), place, 0.0, 0, True, (), (), tuple(read.shape[1:]))
-        raise Inapplicable(f"what {weight} reads is not behind a ReLU", "use gradient_matching")
+        raise refuse("no_relu")(f"what {weight} reads is not behind a ReLU", "use gradient_matching")
 
     def known(self, seen: ForwardPass) -> Tensor:
         """`[n, *shape]` the quantity whose value is known: what the last activation reads, or the features."""

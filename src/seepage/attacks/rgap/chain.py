@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import refuse
 from seepage.base.nn import as_inputs, calls_in_pass
 from seepage.base.rounding import FLOAT32_NETWORK
 from seepage.federation.types import Tensors
@@ -218,7 +218,7 @@ class Chain:
         places = [i for i, (_, step) in enumerate(steps) if isinstance(step, nn.Linear | nn.Conv2d)]
         if not places:
             inside = any(isinstance(module, nn.Linear | nn.Conv2d) for module in model.modules())
-            raise Inapplicable(
+            raise refuse("network")(
                 f"the model ({type(model).__name__}) is no nn.Sequential, and only that says in which order its "
                 "layers are applied, one after the other, as the recursion needs them"
                 if inside
@@ -248,13 +248,13 @@ class Chain:
         zero, one, half = seen[0].flatten(1).double()
         scale = one - zero
         if zero.numel() != torch.Size(input_shape).numel() or (scale == 0).any():
-            raise Inapplicable(
+            raise refuse("input_not_read")(
                 f"what comes before {steps[places[0]][0]!r}, the first fully connected layer or convolution of images, "
                 "is no scaling of each input value",
                 INSTEAD,
             )
         if not torch.allclose(half, zero + 0.5 * scale, atol=1e-5):
-            raise Inapplicable("what comes before the first layer is not linear", INSTEAD)
+            raise refuse("input_not_read")("what comes before the first layer is not linear", INSTEAD)
         return cls(tuple(maps), scale, zero)
 
     def __len__(self) -> int:
@@ -318,11 +318,11 @@ def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 def _check_map(name: str, module: nn.Module, params: Tensors) -> None:
     if f"{name}.weight" not in params or (module.bias is not None and f"{name}.bias" not in params):
-        raise Inapplicable(f"layer {name!r} is not trained, so no gradient of it is sent", INSTEAD)
+        raise refuse("not_sent")(f"layer {name!r} is not trained, so no gradient of it is sent", INSTEAD)
     if isinstance(module, nn.Conv2d) and (
         module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str)
     ):
-        raise Inapplicable(f"convolution {name!r} is grouped or padded with other things than zeros", INSTEAD)
+        raise refuse("network")(f"convolution {name!r} is grouped or padded with other things than zeros", INSTEAD)
 
 
 def _check_rest(steps: list[tuple[str, nn.Module]]) -> None:
@@ -339,14 +339,14 @@ def _check_rest(steps: list[tuple[str, nn.Module]]) -> None:
             "GELU": "takes two inputs to one output",
             "SiLU": "takes two inputs to one output",
         }.get(kind, "has a way through it, such as a residual connection, that is no chain of layers")
-        raise Inapplicable(f"the recursion cannot go back through {name or 'the model'!r}: {kind} {why}", INSTEAD)
+        raise refuse("network")(f"the recursion cannot go back through {name or 'the model'!r}: {kind} {why}", INSTEAD)
 
 
 def _between(steps: list[tuple[str, nn.Module]]) -> Activation:
     """The activation of the modules between two maps."""
     activations = [module for _, module in steps if not isinstance(module, PASSED_OVER)]
     if len(activations) > 1:
-        raise Inapplicable(f"two activations follow each other at {steps[-1][0]!r}", INSTEAD)
+        raise refuse("network")(f"two activations follow each other at {steps[-1][0]!r}", INSTEAD)
     activation = activation_of(activations[0] if activations else None)
     assert activation is not None
     return activation
@@ -359,5 +359,5 @@ def _read(model: nn.Module, names: list[str], params: Tensors, input_shape: tupl
     with torch.no_grad():
         calls = calls_in_pass(model, names, params, as_inputs(model, probes))
     if [len(calls.get(name, [])) for name in names] != [1] * len(names):
-        raise Inapplicable("a layer is used more than once", INSTEAD)
+        raise refuse("not_called_once")("a layer is used more than once", INSTEAD)
     return tuple(calls[name][0].input for name in names)

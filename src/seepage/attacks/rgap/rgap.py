@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Needs, Progress, refuse
 from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, vouch
 from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, solved
 from seepage.base.registry import attacks
@@ -55,7 +55,7 @@ def _solve(
     if isinstance(layer.module, nn.Linear) and output_gradient.norm() > 0:
         return wanted / output_gradient.norm(), LayerRank(layer.name, layer.unknowns, layer.unknowns), 0.0
     if layer.unknowns > MOST_UNKNOWNS:
-        raise Inapplicable(
+        raise refuse("too_large")(
             f"layer {layer.name!r} reads {layer.unknowns:,} values, and to solve for {MOST_UNKNOWNS:,} takes a minute",
             INSTEAD,
         )
@@ -117,12 +117,12 @@ class RGap(Attack):
         gradient = {name: g.double() for name, g in attacked.gradient.items()}
         for layer in chain.maps:
             if not gradient[f"{layer.name}.weight"].abs().max() > 0:
-                raise Inapplicable(
+                raise refuse("zero_gradient")(
                     f"the gradient of {layer.name}.weight is zero everywhere (no unit is active, or the loss is zero)",
                     "nothing can be solved; use another round",
                 )
             if layer.unknowns > MOST_UNKNOWNS and isinstance(layer.module, nn.Conv2d):
-                raise Inapplicable(
+                raise refuse("too_large")(
                     f"convolution {layer.name!r} reads {layer.unknowns:,} values, and more than {MOST_UNKNOWNS:,} "
                     "take minutes to solve for",
                     INSTEAD,
@@ -171,7 +171,7 @@ class RGap(Attack):
 def _last_gradient(last: LinearMap, gradient: Tensors) -> tuple[Tensor, int]:
     """Slopes `[classes]` of the loss by the logits, and the label: the only negative one."""
     if not isinstance(last.module, nn.Linear):
-        raise Inapplicable("the last layer is no fully connected one, whose gradient tells the label", INSTEAD)
+        raise refuse("no_head")("the last layer is no fully connected one, whose gradient tells the label", INSTEAD)
     if last.bias is not None:
         output_gradient = gradient[f"{last.name}.bias"]
         return output_gradient, int(output_gradient.argmin())

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, ignore, run_resumable
+from seepage.attacks.base import Attack, Needs, Progress, ignore, refuse, run_resumable
 from seepage.attacks.search.adaptive import defended_rule
 from seepage.attacks.search.directions import Direction, Gradients, Plain
 from seepage.attacks.search.distances import Distance
@@ -118,7 +118,7 @@ class GradientMatching(Attack):
         _check_reaches_input(knowledge, observed)
         labels = labels_by(self.labels, observed, knowledge)
         if labels is not None and len(labels) != observed.batch_size:
-            raise Inapplicable(
+            raise refuse("wrong_labels")(
                 f"the transcript tells {len(labels)} labels for {observed.batch_size} examples",
                 "record it again with the right labels",
             )
@@ -206,7 +206,7 @@ def _check_outputs(knowledge: Knowledge, observed: Round) -> None:
         return
     shape = output_shape(knowledge.model, observed.params, observed.buffers, knowledge.input_shape)
     if len(shape) > 1 and knowledge.target == "class":
-        raise Inapplicable(
+        raise refuse("wrong_outputs")(
             f"the model returns outputs of shape {shape} for an example, which is said to have one class",
             "observe or record it again with the target map",
         )
@@ -224,7 +224,7 @@ def _check_reaches_input(knowledge: Knowledge, observed: Round) -> None:
         return
     in_front = [tensor for name, tensor in sent.items() if name not in head]
     if in_front and not any(bool(tensor.any()) for tensor in in_front):
-        raise Inapplicable(
+        raise refuse("zero_gradient")(
             f"only {head[0].rpartition('.')[0]}, the last layer, has a gradient: it shows the features in front of it, "
             "as far as no search is needed, and nothing else of the input",
             "look at the update of a later round, when its weights are no longer zero",

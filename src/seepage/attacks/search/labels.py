@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Generator, Tensor
 
-from seepage.attacks.base import TARGETS, Inapplicable
+from seepage.attacks.base import TARGETS, Inapplicable, refuse
 from seepage.base.nn import last_linear, output_shape
 from seepage.federation.types import Knowledge, Round, Tensors
+
+JOINT = "search for them too, with the attack's labels as 'joint' (--set attack.labels=joint)"
 
 
 class LabelInference(ABC):
@@ -47,37 +49,32 @@ def labels_by(rule: LabelInference, observed: Round, knowledge: Knowledge) -> Sh
 
 def batch_size_of(observed: Round) -> int:
     if observed.batch_size is None:
-        raise Inapplicable("the batch size is unknown", "name it with --batch-size")
+        raise refuse("no_batch_size")("the batch size is unknown", "name it with --batch-size")
     return observed.batch_size
 
 
 def _last_layer(observed: Round, knowledge: Knowledge, *, signs: bool = False) -> tuple[Tensor, Tensor | None]:
     """Gradient of the last fully connected layer: weight `[classes, k]` and bias `[classes]`."""
     if not (knowledge.client.linear_in_gradient or signs):
-        raise Inapplicable(
-            "the client's optimizer divides every entry by a size of its own, so the update counts no labels",
-            "search for them too, with the attack's labels as 'joint' (--set attack.labels=joint)",
+        raise refuse("divided_entries")(
+            "the client's optimizer divides every entry by a size of its own, so the update counts no labels", JOINT
         )
     one_logit = knowledge.client.one_logit and knowledge.target == "class"
     if not (knowledge.softmax_labels or one_logit):
         own = "the client's loss is no plain cross-entropy"
-        raise Inapplicable(
+        raise refuse("no_softmax_gradient")(
             f"labels are read off softmax minus label, and "
             f"{own if knowledge.target == 'class' else f'the targets are {TARGETS[knowledge.target]}'}",
-            "search for them too, with the attack's labels as 'joint' (--set attack.labels=joint)",
+            JOINT,
         )
     found = last_linear(knowledge.model, knowledge.num_outputs)
     if found is None:
-        raise Inapplicable(
-            f"the model has no fully connected layer with {knowledge.num_outputs} outputs to read labels from",
-            "search for them too, with the attack's labels as 'joint' (--set attack.labels=joint)",
+        raise refuse("no_head")(
+            f"the model has no fully connected layer with {knowledge.num_outputs} outputs to read labels from", JOINT
         )
     weight, bias = found
     if weight not in observed.update.tensors:
-        raise Inapplicable(
-            "the last layer's weight was not sent, so no labels can be read from it",
-            "search for them too, with the attack's labels as 'joint' (--set attack.labels=joint)",
-        )
+        raise refuse("not_sent")("the last layer's weight was not sent, so no labels can be read from it", JOINT)
     gradient: Tensors = observed.gradient(knowledge.client)
     weights, shifts = gradient[weight].double(), gradient[bias].double() if bias in gradient else None
     if one_logit:
@@ -99,7 +96,7 @@ def two_rows(gradient: Tensor) -> Tensor:
 def bias_of(observed: Round, knowledge: Knowledge) -> Tensor:
     bias = _last_layer(observed, knowledge)[1]
     if bias is None:
-        raise Inapplicable("the last layer has no bias", "set the attack's labels to 'minimum' or 'joint'")
+        raise refuse("no_bias")("the last layer has no bias", "set the attack's labels to 'minimum' or 'joint'")
     return bias
 
 
@@ -142,7 +139,7 @@ class Given(LabelInference):
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Shaped[Tensor, "n ..."]:
         if observed.labels is None:
-            raise Inapplicable(
+            raise refuse("no_labels")(
                 "the attack wants to be given the labels and this transcript does not tell them",
                 "set the attack's labels to 'auto' (--set attack.labels=auto), or audit a batch of your own with "
                 "--known labels",
@@ -159,7 +156,7 @@ class SignOfLastBias(LabelInference):
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         if batch_size_of(observed) != 1:
-            raise Inapplicable(
+            raise refuse("several_examples")(
                 "the sign of the last layer is a rule for one example and this update comes from "
                 f"{observed.batch_size or 'an unknown number'}",
                 "attack batches of one, or use an attack that infers several labels, such as inverting_gradients",
@@ -183,7 +180,7 @@ class LastLayerMinimum(LabelInference):
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         n = batch_size_of(observed)
         if n > knowledge.num_classes:
-            raise Inapplicable(
+            raise refuse("too_few_classes")(
                 f"the minimum rule needs labels that all differ and {n} examples have only "
                 f"{knowledge.num_classes} classes",
                 "use 'count', 'bias' or 'joint' labels",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.base.nn import LayerCall
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.types import Knowledge, Round
 
 ACTIVATIONS: tuple[type[nn.Module], ...] = (
@@ -73,7 +73,7 @@ class ActivationSize(LayerPrior):
 
     def check(self, knowledge: Knowledge, observed: Round) -> None:
         if not self.layers(knowledge.model):
-            raise Inapplicable(
+            raise refuse("no_activations")(
                 "the prior on small activations finds no activation, convolution or inner fully connected layer as a "
                 "module of this model",
                 "set the attack's activation to 0, or use inverting_gradients",
@@ -111,13 +111,13 @@ class BatchNormStatistics(LayerPrior):
     def check(self, knowledge: Knowledge, observed: Round) -> None:
         names = self.layers(knowledge.model)
         if not names:
-            raise Inapplicable(
+            raise refuse("no_batch_norm")(
                 "the model has no BatchNorm layer whose statistics could be matched",
                 "set the attack's batch_norm to 0, or use inverting_gradients",
             )
         missing = [key for name in names for key in _running(name) if key not in observed.buffers]
         if missing:
-            raise Inapplicable(
+            raise refuse("not_sent")(
                 f"the round holds no running statistics such as {missing[0]!r}",
                 "record the model's buffers with the round, or set the attack's batch_norm to 0",
             )

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from seepage.attacks.base import Inapplicable
+from seepage.attacks.base import refuse
 from seepage.base.blocks import relaxed, words_at
 from seepage.federation.types import Knowledge
 
@@ -128,7 +128,7 @@ class NumbersOnly(Parameterization):
 
 def check_images(knowledge: Knowledge, what: str) -> None:
     if len(knowledge.input_shape) != 3:
-        raise Inapplicable(
+        raise refuse("no_images")(
             f"{what} needs images (channels, height, width), and an example here has shape {knowledge.input_shape}",
             "use an attack on the values themselves, such as inverting_gradients",
         )

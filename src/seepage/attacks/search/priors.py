@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.base.images import neighbor_differences
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.types import Knowledge
 
 SMOOTHING = 1e-6
@@ -84,7 +84,7 @@ class TotalVariation(Prior):
 
 def _check_neighbors(knowledge: Knowledge) -> None:
     if len(knowledge.input_shape) == 3 and min(knowledge.input_shape[1:]) < 2:
-        raise Inapplicable(
+        raise refuse("no_neighbors")(
             f"total variation needs neighbors and images here are {knowledge.input_shape[1:]} pixels",
             "set the attack's tv to 0",
         )

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import MATCHING, Inapplicable
+from seepage.attacks.base import MATCHING, refuse
 from seepage.attacks.network import CERTIFYING_MISMATCH, AttackedRound, NetworkCut
 from seepage.attacks.network.mixing_layer import MIN_ZEROS, MixingLayer, find_layer
 from seepage.attacks.spear.lifted_linearization import determined
@@ -77,14 +77,14 @@ class LayerPart:
         attacked = AttackedRound.of(transcript)
         layer, stated = find_layer(attacked.knowledge, attacked.observed, name), attacked.observed.batch_size
         if layer.bias is None:
-            raise Inapplicable(
+            raise refuse("no_bias")(
                 f"layer {layer.name!r} has no bias, or it was not sent, and its gradient tells the scale of each "
                 "example",
                 f"use {INSTEAD}",
             )
         weight, bias = attacked.gradient[layer.weight].double(), attacked.gradient[layer.bias].double()
         if not (weight.abs().max() > 0 and bias.abs().max() > 0):
-            raise Inapplicable(
+            raise refuse("zero_gradient")(
                 f"the gradient of {layer.weight} or its bias is zero everywhere (no unit is active, or the loss is "
                 "zero)",
                 "there is nothing to decompose; use another round",
@@ -96,7 +96,7 @@ class LayerPart:
         live = size > 1e-6 * size.max()
         n = len(parts.values)
         if n >= int(live.sum()) or (stated or 0) >= int(live.sum()) or n >= weight.shape[1]:
-            raise Inapplicable(
+            raise refuse("too_many_examples")(
                 f"the gradient of {layer.weight} has rank {n} over {int(live.sum())} units in use, and more units and "
                 f"inputs than examples are needed to tell one combination of examples from another",
                 f"attack a smaller batch or a wider layer, or use {INSTEAD}",
@@ -234,6 +234,6 @@ def _behind_relu(cut: NetworkCut, weight: Tensor, layer: MixingLayer) -> None:
     classes = cut.probabilities(drawn).shape[1]
     errors = torch.randn((4, classes), generator=generator(1, "probe"), dtype=torch.float64).to(weight)
     if float((cut.backward(drawn, errors) == 0).double().mean()) < MIN_ZEROS:
-        raise Inapplicable(
+        raise refuse("no_relu")(
             f"no ReLU follows layer {layer.name!r}, so its gradient has no zeros to go by", f"use {INSTEAD}"
         )

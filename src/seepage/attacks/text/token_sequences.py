@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Needs, Progress, refuse
 from seepage.attacks.network import AttackedRound, vouch
 from seepage.attacks.text.layers import Reader, TokenLayer
 from seepage.attacks.text.sequences import LayerCheck, assemble, candidates, decode, deepest
@@ -98,18 +98,18 @@ class TokenSequences(Attack):
         attacked = AttackedRound.of(transcript)
         vocabulary, gradient = vocabulary_of(attacked.model), attacked.gradient
         if vocabulary is None or len(attacked.knowledge.input_shape) != 1:
-            raise Inapplicable(
+            raise refuse("no_tokens")(
                 "the network does not begin with an embedding of tokens",
                 "use inverting_gradients for images and tables",
             )
         if codes_of(attacked.model) is not None:
-            raise Inapplicable("each number of an example is a code of a field of its own", "use token_set")
+            raise refuse("fields")("each number of an example is a code of a field of its own", "use token_set")
         reader = Reader(attacked)
         layers = [layer for layer in reader.layers(vocabulary) if layer.mixtures(gradient).any()]
         adapters = bool(inside_adapters(attacked.model))
         first = next((check for check in _checks(layers, gradient, local=True, adapters=adapters)), None)
         if first is None:
-            raise Inapplicable(
+            raise refuse("full_span")(
                 "no fully connected layer that reads single tokens sends a gradient that spans less than everything "
                 "(there is none, the batch has too many tokens, or query, key and value are withheld or noised)",
                 REMEDY,

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Needs, Progress, refuse
 from seepage.attacks.text.moved_rows import MovedRows, moved_rows
 from seepage.attacks.text.positions import Places, places_of
 from seepage.base.nn import (
@@ -77,12 +77,12 @@ class TokenSet(Attack):
         knowledge, observed = transcript.knowledge, transcript[0]
         table = token_table(knowledge.model)
         if table is None and vocabulary_of(knowledge.model) is not None:
-            raise Inapplicable(
+            raise refuse("no_table")(
                 "the network looks its inputs up in a bare parameter, and no table's layer tells which rows those are",
                 "name a network that looks them up by nn.Embedding, with --model",
             )
         if table is None or len(knowledge.input_shape) != 1:
-            raise Inapplicable(
+            raise refuse("no_tokens")(
                 "the network does not begin with an embedding of tokens",
                 "use inverting_gradients for images and tables",
             )
@@ -114,14 +114,14 @@ def looked_up(knowledge: Knowledge, observed: Round, layer: str, like: MovedRows
     if name not in observed.update.tensors:
         raise not_sent(name, [*observed.params, *observed.personal])
     if not observed.update.tensors[name].any():
-        raise Inapplicable(
+        raise refuse("zero_gradient")(
             f"no row of the embedding {name} moved: it was frozen, or its update withheld",
             "use token_sequences, or lora where adapters were trained",
         )
     silent = _check_alone(knowledge, observed, layer, name)
     rows = moved_rows(*_moves(observed, name), like)
     if rows is None:
-        raise Inapplicable(
+        raise refuse("every_row_moved")(
             f"every row of {name} moved in a way of its own: noise was added, the decay of an optimizer that "
             "divides each entry by a size of its own is in it, or every token was used",
             "use token_sequences for one step of SGD, or seepage attack with candidate texts",
@@ -218,18 +218,18 @@ def _check_alone(knowledge: Knowledge, observed: Round, layer: str, name: str) -
             calls.clear()
             forward(model, {**params, name: table}, inputs.flip(0), buffers=observed.buffers)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise Inapplicable(
+        raise refuse("does_not_run")(
             f"the network cannot be run on {tuple(inputs.shape)} made-up examples, so it is not known that only the "
             f"rows of {name} which are looked up move ({str(error).splitlines()[0][:80]})",
             "name a model that takes such examples alone, with --model",
         ) from error
     turned = [call.input for call in calls.get(layer, [])]
     if not read or all(torch.equal(*pair) for pair in zip(read, turned, strict=True)):
-        raise Inapplicable(f"the table {name} looks up the same rows for every example", "use token_sequences")
+        raise refuse("same_rows")(f"the table {name} looks up the same rows for every example", "use token_sequences")
     used = torch.zeros(len(table), dtype=torch.bool, device=table.device)
     used[torch.cat([one.flatten() for one in read])] = True
     if (gradient.any(1) & ~used).any():
-        raise Inapplicable(
+        raise refuse("every_row_moved")(
             f"the embedding {name} is the last layer as well, which moves the rows of all tokens",
             "use token_sequences, for one step of SGD",
         )

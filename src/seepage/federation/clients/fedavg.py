@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seepage.base.nn import derived_seed, forward, frozen_randomness, generator, has_batch_norm, in_mode
 from seepage.base.registry import clients
-from seepage.errors import Inapplicable, SeepageError
+from seepage.errors import SeepageError, refuse
 from seepage.federation.clients.base import TrainingRule, WrappedRule, gradient_of, leaves_of
 from seepage.federation.clients.optimizers import NAMES, OPTIMIZERS, WITH_MOMENTUM, Optimizer, OptimizerName, clipped
 from seepage.federation.measured import Step
@@ -142,7 +142,7 @@ class FedAvg(TrainingRule):
         """
         steps = self.count(examples)
         if steps > MOST_STEPS:
-            raise Inapplicable(
+            raise refuse("too_large")(
                 f"a client of {examples} examples makes {steps} local steps, more than {MOST_STEPS}, and "
                 "they are not computed one by one",
                 "correct its epochs, its batch size or its number of examples",

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from seepage.base.nn import NO_TARGET
 from seepage.base.registry import import_dotted, is_dotted
-from seepage.errors import Inapplicable, SeepageError, short, unknown
+from seepage.errors import SeepageError, refuse, short, unknown
 from seepage.federation.types import Batch, Reduction, Target
 
 LOSSES: dict[str, str] = {
@@ -262,7 +262,7 @@ def _called(name: str, loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor,
         return found
     assert first is not None  # as there is a form, and none went through
     text = (str(first).splitlines() or [""])[0]
-    raise Inapplicable(
+    raise refuse("does_not_run")(
         f"the loss {short(name)} fails ({type(first).__name__}: {text}) on outputs {tuple(logits.shape)} and "
         f"{str(labels.dtype).removeprefix('torch.')} targets {tuple(labels.shape)}, and on them as class numbers or "
         "chances",

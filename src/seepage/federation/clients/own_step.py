@@ -21,7 +21,7 @@ from torch import Tensor
 from seepage.base.nn import at_state, derived_seed, frozen_randomness
 from seepage.base.own_code import first_line, own_line
 from seepage.base.registry import Spec, clients, import_dotted, is_dotted
-from seepage.errors import Inapplicable, SeepageError, short
+from seepage.errors import SeepageError, refuse, short
 from seepage.federation.clients.base import WrappedRule
 from seepage.federation.clients.fedavg import FedAvg
 from seepage.federation.types import ClientUpdate, LocalProblem, Tensors, Update
@@ -105,7 +105,7 @@ class OwnStep(WrappedRule):
 
     def compute(self, problem: LocalProblem) -> Update:
         if problem.create_graph:
-            raise Inapplicable(
+            raise refuse("no_derivatives")(
                 f"the client's own code {short(self.name)} is run as it is and cannot be differentiated",
                 "use what attacks know of it, its read_as",
             )

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 from seepage.base.nn import called, forward, in_mode, without_hooks
 from seepage.base.registry import defenses
-from seepage.errors import Inapplicable, SeepageError
+from seepage.errors import SeepageError, refuse
 from seepage.federation.clients import WrappedRule
 from seepage.federation.defenses.noise import gaussian
 from seepage.federation.types import (
@@ -220,24 +220,24 @@ def _check_applies(update: Update, client: ClientView) -> None:
     """Raise `Inapplicable` where the update is not made of separate gradients of single examples."""
     local = client.rule.local_steps
     if (update.kind == "delta") != local:
-        raise Inapplicable(
+        raise refuse("weight_difference")(
             "DP-SGD clips the gradients of single examples, and how this client made its difference of weights from "
             "them is not known",
             "use the client rule fedsgd or fedavg, or gaussian_noise with a clip, which bounds the whole update",
         )
     if client.rule.read_as != client.rule:
-        raise Inapplicable(
+        raise refuse("dropout_or_precision")(
             "DP-SGD passes every example by itself, without the client's dropout or autocast",
             "leave out dropout and precision, or use gaussian_noise with a clip, which bounds the whole update",
         )
     if client.rule.batch_coupled(client.model):
-        raise Inapplicable(
+        raise refuse("batch_norm")(
             "DP-SGD needs a gradient per example, and batch norm in train mode lets each reach into all others",
             "use a model with group norm, or the client option mode = 'eval'",
         )
     # Of a loss that is no mean over examples, as with class weights, each example's own is that of a batch of one.
     if not (local or client.rule.single_gradient or client.rule.separable(client.model)):
-        raise Inapplicable(
+        raise refuse("no_mean_of_examples")(
             "DP-SGD needs an update that is the mean of its examples' gradients, and this client rule does more",
             "use the client rule fedsgd or fedavg",
         )

@@ -11,7 +11,7 @@ from seepage.base.algebra.derivative import Derivative
 from seepage.base.nn import dot
 from seepage.base.registry import defenses
 from seepage.base.solvers import conjugate_gradients
-from seepage.errors import Inapplicable, SeepageError
+from seepage.errors import SeepageError, refuse
 from seepage.federation.clients import WrappedRule
 from seepage.federation.types import Batch, ClientUpdate, ClientView, Defense, LocalProblem, Tensors, Update
 
@@ -96,7 +96,7 @@ def derivatives(client: ClientView) -> tuple[Callable[[Tensors], Tensor], Callab
     made = client.rule(client.model, client.params, batch, buffers=client.buffers or None, create_graph=True).tensors
     outputs = {name: tensor for name, tensor in made.items() if tensor.requires_grad}
     if not outputs:
-        raise Inapplicable(
+        raise refuse("no_derivatives")(
             "JacobianDamping differentiates the update by the inputs, and this one does not depend on them",
             "use another model or client rule",
         )

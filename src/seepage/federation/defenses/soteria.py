@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 
 from seepage.base.nn import calls_in_pass
 from seepage.base.registry import defenses
-from seepage.errors import Inapplicable, SeepageError
+from seepage.errors import Inapplicable, SeepageError, refuse
 from seepage.federation.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
@@ -76,7 +76,7 @@ class Soteria(Defense):
         found = self.layer or next(iter(inner), None)
         if found is None or found not in linear or f"{found}.weight" not in names:
             what = "behind the first layer" if self.layer is None else f"called {self.layer!r}"
-            raise Inapplicable(
+            raise refuse("no_linear_layer")(
                 f"Soteria prunes a trainable fully connected layer, and the model has none {what}",
                 f"name one with layer = NAME, of: {', '.join(linear) or '(the model has none)'}",
             )
@@ -92,7 +92,7 @@ def sensitivity(client: ClientView, layer: str) -> Tensor:
     inputs = client.batch.inputs.detach().requires_grad_()
     calls = calls_in_pass(client.model, [layer], client.params, inputs, buffers=client.buffers).get(layer, [])
     if len(calls) != 1 or calls[0].input.dim() != 2 or len(calls[0].input) != len(inputs):
-        raise Inapplicable(
+        raise refuse("not_called_once")(
             f"Soteria needs a layer that reads one vector per example, once, and {layer!r} does not",
             "name another one with layer = NAME",
         )

@@ -85,8 +85,8 @@ def columns(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCa
         every = attack.rounds == "all"
         view, truth = (transcript, whole) if every else (OneRound(transcript, 0), victim.batch(0))
         drawn = generator(recipe.seed, f"attack/cell/{name}", 0).initial_seed() % 2**31
-        found, status, reason, spent = tried(partial(attack, view, seed=drawn))
-        attempt = Attempt(status if found is None else found.status, repr(attack), found, reason, *spent)
+        found, status, reason, refusal, spent = tried(partial(attack, view, seed=drawn))
+        attempt = Attempt(status if found is None else found.status, repr(attack), found, reason, *spent, refusal)
         scored = scores_of([attempt], [truth], by)
         row = make_row("case", name, [attempt], [view], [truth], scored, attack)
         score = row.scores.get(UNIT)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seepage.base.nn import captured_calls, in_mode, last_linear
 from seepage.base.progress import Doing, ProgressCallback
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.papers.run import Value
 from seepage.papers.special.victims import first_case, victims_of
 
@@ -34,7 +34,7 @@ def sensitivity(
     """
     names = last_linear(model, classes)
     if names is None:
-        raise Inapplicable("the model has no last linear layer", "choose another model")
+        raise refuse("no_head")("the model has no last linear layer", "choose another model")
     last = names[0].rpartition(".")[0]
     x = image.detach().requires_grad_()
     with captured_calls(model, [last]) as calls, in_mode(model, training=False):

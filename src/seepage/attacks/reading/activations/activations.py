@@ -18,7 +18,7 @@ from seepage.attacks.reading.activations.deconvolution import (
 )
 from seepage.attacks.reading.head.equations import UNEXPLAINED
 from seepage.base.rounding import FLOAT32_NETWORK
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.types import Knowledge, Round
 
 ITERATIONS = 30
@@ -97,10 +97,10 @@ def _read_before(
     slopes = back * (read > 0) * constant[:, None, None]
     solved = solve_read(before, slopes, block.attacked.gradient[f"{block.before}.weight"])
     if solved is None:
-        raise Inapplicable("the last block reads more positions than its gradient tells", REMEDY)
+        raise refuse("too_many_positions")("the last block reads more positions than its gradient tells", REMEDY)
     read, off = solved
     if not (off < UNEXPLAINED and negative_share(read) < UNEXPLAINED):
-        raise Inapplicable("the gradients of the last two convolutions contradict each other", REMEDY)
+        raise refuse("conflict")("the gradients of the last two convolutions contradict each other", REMEDY)
     return rectified(read)
 
 

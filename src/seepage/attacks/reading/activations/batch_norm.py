@@ -27,7 +27,7 @@ from seepage.attacks.reading.activations.deconvolution import (
 from seepage.attacks.reading.equations import columns_of, slope_matrix
 from seepage.base.algebra.lowrank import ZERO_GAP
 from seepage.base.rounding import FLOAT32_NETWORK, FLOAT64_FLOOR
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.types import Tensors
 
 STILL = 1e-9
@@ -67,7 +67,7 @@ class BatchNorm:
         """
         keys = f"{name}.weight", f"{name}.bias"
         if any(key not in gradients for key in keys):
-            raise Inapplicable(f"the gradients of the batch norm {name!r} were not sent", REMEDY)
+            raise refuse("not_sent")(f"the gradients of the batch norm {name!r} were not sent", REMEDY)
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.BatchNorm2d)
         sources = [(params, key) for key in keys] + [(gradients, key) for key in keys]
@@ -123,7 +123,7 @@ def factors_of(slopes: Float[Tensor, "n C h w"]) -> Float[Tensor, " n"]:
     _, singular, right = torch.linalg.svd(sums, full_matrices=False)
     found: Tensor = right[-1] * right[-1].sum().sign()
     if not (singular[-1] < ZERO_GAP * singular[-2] and bool((found > 0).all())):
-        raise Inapplicable(
+        raise refuse("conflict")(
             "the slopes of the last convolution's outputs do not sum to zero over the batch, as they do in train mode",
             "if the client ran batch norm in eval mode say so (--client fedsgd:mode=eval), else use gradient_matching",
         )

@@ -17,7 +17,7 @@ from seepage.attacks.reading.activations.deconvolution import REMEDY
 from seepage.attacks.reading.head import HeadFeatures
 from seepage.attacks.reading.head.equations import UNEXPLAINED
 from seepage.base.nn import LayerCall, captured_calls, forward, generator, in_mode, last_linear
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.types import Tensors
 
 PROBES = 16
@@ -73,18 +73,18 @@ class Block:
         knowledge, observed, client = attacked.knowledge, attacked.observed, attacked.knowledge.client
         names = last_linear(knowledge.model, knowledge.num_outputs)
         if names is None:
-            raise Inapplicable("the model has no last linear layer", REMEDY)
+            raise refuse("no_head")("the model has no last linear layer", REMEDY)
         if observed.batch_size is None:
-            raise Inapplicable("the batch size is unknown", "name it with --batch-size")
+            raise refuse("no_batch_size")("the batch size is unknown", "name it with --batch-size")
         if not (knowledge.softmax_labels and client.single_gradient):
-            raise Inapplicable("the update is not one gradient of cross-entropy", REMEDY)
+            raise refuse("no_softmax_gradient")("the update is not one gradient of cross-entropy", REMEDY)
         head = names[0].removesuffix(".weight")
         calls = _calls(attacked)
         layers = {name: attacked.model.get_submodule(name) for name in calls if f"{name}.weight" in attacked.gradient}
         convolutions = [name for name, layer in layers.items() if _is_usable(layer)]
         plain = [name for name in convolutions if is_plain(layers[name])]
         if not plain or head not in calls or calls[head].input.shape[1:] != (calls[plain[-1]].output.shape[1],):
-            raise Inapplicable(
+            raise refuse("network")(
                 "the last layer does not read the pooled outputs of a convolution with a kernel of several entries "
                 "(a bottleneck ends in one of a single entry)",
                 REMEDY,
@@ -104,7 +104,7 @@ class Block:
             source = _source(calls, calls[before].input)
             if feeds(calls[before], calls[last].input) and source is not None:
                 return cls(attacked, head, last, before, source, calls, tuple(convolutions))
-        raise Inapplicable("the last convolution does not read another one behind a ReLU", REMEDY)
+        raise refuse("network")("the last convolution does not read another one behind a ReLU", REMEDY)
 
     def use(self, name: str) -> LayerUse:
         """A convolution's call as the linear algebra wants it: its weight in float64, on a CPU."""
@@ -137,7 +137,7 @@ class Block:
         found = torch.stack(rows)
         # Of softmax minus label the label's entry alone is negative, and as long as all others together.
         if bool((found.gather(1, found.abs().argmax(1, keepdim=True)) > 0).any()):
-            raise Inapplicable("the gradients of the last convolution's outputs are those of no label", REMEDY)
+            raise refuse("conflict")("the gradients of the last convolution's outputs are those of no label", REMEDY)
         return found
 
     def tail(self, read: Float[Tensor, "n C H W"]) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n C"]]:
@@ -180,7 +180,7 @@ class Block:
         """
         misfit = float(contradiction(probabilities, labels, wanted).max())
         if not misfit < UNEXPLAINED:
-            raise Inapplicable("the solved activations contradict the network's own class probabilities", REMEDY)
+            raise refuse("conflict")("the solved activations contradict the network's own class probabilities", REMEDY)
         order = labels.argsort(stable=True)
         features, labels, probabilities = features[order], labels[order], probabilities[order]
         # W^T (p_i - y_i) / n, as of the head itself. [n, k]
@@ -215,7 +215,7 @@ def _calls(attacked: AttackedRound) -> dict[str, LayerCall]:
         try:
             forward(model, weights, inputs, buffers=observed.buffers)
         except RuntimeError as error:
-            raise Inapplicable(
+            raise refuse("does_not_run")(
                 f"the network does not run on inputs of shape {tuple(knowledge.input_shape)} ({error})",
                 "name the shape of an example with --shape",
             ) from None

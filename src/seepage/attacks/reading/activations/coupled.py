@@ -28,7 +28,7 @@ from seepage.attacks.reading.activations.deconvolution import (
     rectified,
 )
 from seepage.attacks.reading.head.equations import UNEXPLAINED
-from seepage.errors import Inapplicable
+from seepage.errors import Inapplicable, refuse
 
 RESCALED = 1e-2
 """Relative difference of the size of softmax minus label from which on the update is a multiple of the gradient."""
@@ -52,7 +52,7 @@ class CoupledBlock(Block):
                 continue
             if feeds(self.calls[norm], given):
                 return self._ending_in(last, self.attacked, self.head, self.calls, self.convolutions)
-        raise Inapplicable("in front of it is no block of two convolutions", REMEDY)
+        raise refuse("network")("in front of it is no block of two convolutions", REMEDY)
 
     @cached_property
     def _norms(self) -> list[str]:
@@ -81,7 +81,7 @@ class CoupledBlock(Block):
                 norm = self.normalizes(name)
                 if norm and norm != final and torch.allclose((behind + self._normalized(norm)).relu(), given):
                     return name, norm
-        raise Inapplicable("the last block adds up something else than its input or one convolution of it", REMEDY)
+        raise refuse("network")("the last block adds up something else than its input or one convolution of it", REMEDY)
 
     def _normalized(self, name: str) -> Tensor:
         """What a batch norm gave for the random images, before anything was added to it in place."""
@@ -104,7 +104,7 @@ class CoupledBlock(Block):
         names = [self.normalizes(self.before), self.normalizes(self.last), front]
         found = [self.norm(name) for name in names if name is not None]
         if len(found) < len(names):
-            raise Inapplicable("the last block is not made of convolutions with batch norms behind them", REMEDY)
+            raise refuse("network")("the last block is not made of convolutions with batch norms behind them", REMEDY)
         return found[0], found[1], found[2]
 
     def norm(self, name: str) -> BatchNorm:
@@ -190,7 +190,7 @@ def _between(
     back = after.to_reading(after.weight, slopes) * (read > 0)
     size, off = common_factor(back.sum((0, 2, 3)), first.bias_gradient)
     if not (off < UNEXPLAINED and size > 0):
-        raise Inapplicable("the gradients of the last block's layers contradict each other", REMEDY)
+        raise refuse("conflict")("the gradients of the last block's layers contradict each other", REMEDY)
     return read / size, back * size, size
 
 
@@ -233,7 +233,9 @@ def _block_input(
             (scaling * (read > 0)).sum((0, 2, 3)), front.bias_gradient - (fixed * (read > 0)).sum((0, 2, 3))
         )
         if not (off < UNEXPLAINED and factor > 0):
-            raise Inapplicable("the solved activations contradict the gradient of the batch norm in front", REMEDY)
+            raise refuse("conflict")(
+                "the solved activations contradict the gradient of the batch norm in front", REMEDY
+            )
         # f scaling + fixed = g_beta, with f = 1 / scale: of what is `scale` times as large the norm passes 1 / scale
         # on.
         scale = 1 / factor
@@ -249,12 +251,12 @@ def _further_in(inside: _Inside, labels: Int[Tensor, " n"]) -> _Inside:
         Inapplicable: Where there is none, or it cannot be solved for.
     """
     if not bool(inside.offset_known.all()):
-        raise Inapplicable("it is not known where units are on", REMEDY)
+        raise refuse("units_unknown")("it is not known where units are on", REMEDY)
     block = inside.block.previous()
     before = block.use(block.before)
     # `solve_coupled` would refuse its first convolution, but only after the second one, which takes long, is solved.
     if before.weight[:, 0].numel() < len(inside.read) * before.input[0, 0].numel():
-        raise Inapplicable("the block in front reads more positions than its gradient tells", REMEDY)
+        raise refuse("too_many_positions")("the block in front reads more positions than its gradient tells", REMEDY)
     first, final, _ = block.norms
     after = block.use(block.last)
     slopes = inside.slopes * (inside.read > 0)
@@ -286,7 +288,7 @@ def _solved(
     gradient = block.attacked.gradient[f"{name}.weight"]
     solved = solve_coupled(block.use(name), norm, slopes, given, on, gradient, scale=scale, before=before)
     if solved is None:
-        raise Inapplicable("the last block reads more positions than its gradient tells", REMEDY)
+        raise refuse("too_many_positions")("the last block reads more positions than its gradient tells", REMEDY)
     if not (solved.off < UNEXPLAINED and negative_share(solved.read) < UNEXPLAINED):
-        raise Inapplicable("the gradients of the last two convolutions contradict each other", REMEDY)
+        raise refuse("conflict")("the gradients of the last two convolutions contradict each other", REMEDY)
     return solved

@@ -17,7 +17,7 @@ from seepage.attacks.reading.head.sparse import unmix
 from seepage.base.algebra.lowrank import ZERO_GAP
 from seepage.base.nn import generator
 from seepage.base.rounding import FLOAT32_ZERO
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 
 SPARE = 2.0
 """Rows of the compressed gradient, over the directions that the batch takes up."""
@@ -62,7 +62,7 @@ def deconvolve(layer: LayerUse, gradient: Float[Tensor, "O C k l"], examples: in
     n, outputs, channels = examples, len(gradient), gradient.shape[1]
     positions = layer.input[0, 0].numel()
     if n * positions >= channels:
-        raise Inapplicable(
+        raise refuse("too_many_positions")(
             f"the last convolution reads {n} x {positions} positions, and its {channels} channels tell fewer apart",
             REMEDY,
         )
@@ -76,7 +76,7 @@ def deconvolve(layer: LayerUse, gradient: Float[Tensor, "O C k l"], examples: in
     rows = columns_of(small)  # [K k l, C]
     directions, singular, _ = torch.linalg.svd(rows, full_matrices=False)  # U [K k l, r]
     if len(singular) <= rank or not singular[rank] < ZERO_GAP * singular[rank - 1]:
-        raise Inapplicable(
+        raise refuse("examples_missing")(
             f"the gradient of the last convolution does not show {n} examples of {positions} positions each: "
             "some left no trace in it, or its errors hide them",
             REMEDY,
@@ -85,7 +85,7 @@ def deconvolve(layer: LayerUse, gradient: Float[Tensor, "O C k l"], examples: in
     # Errors add up in squares: values are squared lengths.
     error = float((values[n - 1].clamp(min=0) / values[n]).sqrt())
     if not error < ZERO_GAP:
-        raise Inapplicable("the gradient of the last convolution cannot be taken apart into its examples", REMEDY)
+        raise refuse("unsolved")("the gradient of the last convolution cannot be taken apart into its examples", REMEDY)
     # Any n independent D of the null space: mixtures of the examples' own.
     mixed = vectors[:, :n].T.reshape(n, kept, *layer.output.shape[2:])  # [n, K, h, w]
     read = torch.linalg.lstsq(slope_matrix(layer, mixed), rows).solution  # [n positions, C]
@@ -183,11 +183,11 @@ def _unmixed(mixed: Float[Tensor, "n k"], error: float) -> Float[Tensor, "n k"]:
     # Orthonormal rows have entries of 1 / sqrt(k) on average.
     found = unmix(rows, error / size**0.5, None, generator(0, "deconvolution"))
     if found is None or found[1] < n:
-        raise Inapplicable(
+        raise refuse("no_relu")(
             "what the last convolution read has too few zeros to tell the examples apart: it is not behind a ReLU",
             REMEDY,
         )
     read = found[0] @ rows
     if not negative_share(read) < UNEXPLAINED:
-        raise Inapplicable("what the last convolution read is negative in places: it is not behind a ReLU", REMEDY)
+        raise refuse("no_relu")("what the last convolution read is negative in places: it is not behind a ReLU", REMEDY)
     return rectified(read)

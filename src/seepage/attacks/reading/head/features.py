@@ -17,7 +17,7 @@ from seepage.attacks.reading.head.sparse import unmix
 from seepage.attacks.search.labels import Auto
 from seepage.base.nn import generator, last_linear
 from seepage.base.rounding import FLOAT32_ZERO
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.types import Knowledge, Round
 
 MIN_WIDTH = 4
@@ -134,7 +134,7 @@ def head_features(
         if stated is not None:
             solution = _by_softmax(equations, stated.cpu(), solution, draw, most)
     if solution is None:
-        raise Inapplicable(
+        raise refuse("no_labels")(
             "the features have too few zeros to be distinguished without labels, and no labels could be inferred",
             "audit a batch of your own with --known labels",
         )
@@ -149,20 +149,20 @@ def _equations(observed: Round, knowledge: Knowledge, labels: Tensor | None) -> 
     """
     names = last_linear(knowledge.model, knowledge.num_outputs)
     if names is None:
-        raise Inapplicable(
+        raise refuse("no_head")(
             f"the model has no fully connected layer with {knowledge.num_classes} outputs",
             "use another probe, or a model that ends in such a layer",
         )
     if not knowledge.softmax_labels:
-        raise Inapplicable(
+        raise refuse("no_softmax_gradient")(
             "the features are solved from softmax minus label, and the client's loss is no plain cross-entropy",
             "record a client that trains on cross-entropy",
         )
     examples = observed.batch_size if labels is None else len(labels)
     if examples is None:
-        raise Inapplicable("the batch size is unknown", "name it with --batch-size")
+        raise refuse("no_batch_size")("the batch size is unknown", "name it with --batch-size")
     if examples >= knowledge.num_classes:
-        raise Inapplicable(
+        raise refuse("too_few_classes")(
             f"the last layer's gradient has a rank of at most {knowledge.num_classes - 1}, so it cannot tell "
             f"{examples} examples apart: features need more classes than examples",
             "record a smaller batch",
@@ -171,7 +171,7 @@ def _equations(observed: Round, knowledge: Knowledge, labels: Tensor | None) -> 
     sent = observed.gradient(knowledge.client)
     weight_gradient = sent[names[0]].cpu()
     if not weight_gradient.any():
-        raise Inapplicable(
+        raise refuse("zero_gradient")(
             "the gradient of the last layer is zero everywhere, so it holds no features",
             "look at the update of another round",
         )
@@ -179,7 +179,7 @@ def _equations(observed: Round, knowledge: Knowledge, labels: Tensor | None) -> 
     bias = None if names[1] is None else observed.params[names[1]].cpu()
     equations = HeadEquations.of(observed.params[names[0]].cpu(), bias, weight_gradient, bias_gradient, examples)
     if equations.rank_beyond_batch is not None:
-        raise Inapplicable(
+        raise refuse("wrong_batch_size")(
             f"the gradient of the last layer has rank {equations.rank_beyond_batch}, and that of one step on the "
             f"stated number of examples, {examples}, has at most {examples}",
             SIZE_REMEDY,
@@ -261,7 +261,7 @@ def _by_softmax(
     if equations.rank < len(labels):
         if before is not None:
             return before
-        raise Inapplicable(
+        raise refuse("examples_missing")(
             f"the gradient of the last layer holds {equations.rank} examples, not {len(labels)}: the others' "
             "slopes are no more than its errors, or those of another",
             "try a smaller batch, or one of other classes",
@@ -269,7 +269,7 @@ def _by_softmax(
     if len(labels) ** 3 * len(equations.weight) > most:
         if before is not None:
             return before
-        raise Inapplicable(
+        raise refuse("too_few_equations")(
             f"the features have too few zeros to tell {len(labels)} examples apart, and the softmax equations are too "
             "many",
             "record a smaller batch",
@@ -282,7 +282,7 @@ def _by_softmax(
             if shared.misfit < CERTIFYING_MISMATCH:
                 return replace(shared, share=guess * shared.share)
     if not math.isfinite(plain.misfit):
-        raise Inapplicable(
+        raise refuse("unsolved")(
             "the softmax equations of the last layer have no finite solution: its gradient or weights are too large",
             "look at the update of another round",
         )

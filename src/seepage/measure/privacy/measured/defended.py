@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from seepage.base.nn import generator
-from seepage.errors import Inapplicable
+from seepage.errors import refuse
 from seepage.federation.clients import FedSGD
 from seepage.federation.types import Batch, ClientView, Defense, GaussianMechanism, Tensors, Update
 from seepage.measure.privacy.guarantee import guarantee_of
@@ -47,14 +47,14 @@ def measure_defense(defense: Defense, how: Measurement, *, participations: int =
         unit="example" if stages[0].from_batch else "update",
     )
     if any(stage.acts_on != "update" for stage in stages):
-        raise Inapplicable(
+        raise refuse("cancels_in_sum")(
             "what it does cancels in a sum of clients, or the server's sum is as without it",
             "measure a defense that changes each update by itself",
         )
     if stages[0].from_batch:
         return how.pairs(_example_pairs(defense, mechanism, how.neighbors, seed))
     if any(stage.reads_examples for stage in stages):
-        raise Inapplicable(
+        raise refuse("needs_examples")(
             "it looks at the client's examples, which a canary update has none of",
             "measure the defenses behind it alone, or call the client's own code by Measurement.pairs",
         )
