@@ -592,7 +592,9 @@ def input_layers(model: nn.Module, params: Tensors, input_shape: tuple[int, ...]
     The input of the first module is measured at three probes; it must be the flattened model input, each entry scaled
     and shifted (a normalization). So this works on any module, whatever its code looks like. Others read the same.
     """
-    own = [n for n, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None]
+    aside = inside_adapters(model)
+    parts = [(n, module) for n, module in model.named_modules() if n not in aside]
+    own = [n for n, module in parts if next(module.parameters(recurse=False), None) is not None]
     norms = [n for n, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
     names = list(dict.fromkeys([*own, *norms]))
     if not any(isinstance(model.get_submodule(n), nn.Linear) for n in names) or vocabulary_of(model) is not None:
