@@ -159,7 +159,7 @@ def _footer(run: RunFolder) -> str:
         common = shared_parts(run.cases)
         parts += [f"All of: {', '.join(common)}."] if common else []
     if len(run.cases) > MOST_CASES:
-        parts.append(f"{MOST_CASES} of {len(run.cases)} cases.")
+        parts.append(f"The first {MOST_CASES} of {len(run.cases)} cases; the report shows all.")
     return " ".join(parts)
 
 
