@@ -86,12 +86,13 @@ def test_a_network_that_ends_in_a_relu_is_no_changed_gradient(cli: Cli, home: Pa
     found = cli("check", "before.pt", "after.pt", "--model=ended:Net", "--shape=1,8,8", "--lr=0.1")
     assert "sum to zero" not in found.out
     assert "add up to zero" not in found.out
-    if optimizer == "Adam":  # a class whose bias rose is there, whatever the ReLU does
-        assert re.search(r"^labels +class", found.out, re.M)
+    (names,) = re.findall(r"^labels +class(?:es)? ([\d, ]+),", found.out, re.M)
+    # A class whose bias rose is there, whatever the ReLU does.
+    assert {int(name) for name in names.split(",")} <= set(range(6))
+    if optimizer == "Adam":
         return
     assert "the span of at least 6 private examples" in found.out
     assert re.search(r"^batch size +(assumed: )?6 or more, from the rank of first.weight", found.out, re.M)
-    assert re.search(r"^labels +the network changes what last returns", found.out, re.M)
 
 
 def test_a_rate_that_nothing_tells_is_unknown_and_asked_for(cli: Cli, captured: None, home: Path) -> None:
