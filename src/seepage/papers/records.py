@@ -115,12 +115,6 @@ class Record(BaseModel):
         """What another measurement of the same replaces. One packaged set may stand in for several of the paper's."""
         return self.size, self.row, self.column, self.paper_data, self.data
 
-    @property
-    def flat(self) -> dict[str, Any]:
-        """Facts and value by name in one table: what a page is made of."""
-        seed = next(iter(self.seeds), None)
-        return {**self.facts, self.metric: self.value, "data": self.data, "seed": seed, "command": self.command}
-
     def line(self) -> dict[str, Any]:
         """The record as it is written. What only items of papers have is left out of a study's."""
         written = self.model_dump(by_alias=True, mode="json")
