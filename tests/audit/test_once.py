@@ -2,6 +2,7 @@
 
 import tomllib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_an_attack_opens_its_model_and_each_round_once(tmp_path: Path, monkeypat
         recorded, "read_tensors", lambda path, *a, **k: found.update([Path(path).name]) or read(path, *a, **k)
     )
     recipe = Recipe(attack=(Spec("inverting_gradients", {"steps": 2}),))
-    attack_cases([source], [recipe], tmp_path, 1)
+    attack_cases([replace(source, recipe=recipe)], tmp_path, 1)
     # Three rounds, attacked one by one.
     rounds = {f"{t:06d}.safetensors": 1 for t in range(3)}
     assert found == {"model": 3, "model.safetensors": 3} | rounds
@@ -122,7 +123,7 @@ def tasks_of(folder: Path, tables: str) -> list[Task]:
         Source(recipe.case, folder / "observed" / recipe.case, None, trust=True, recipe=recipe) for recipe in recipes
     ]
     executor = Collecting()
-    attack_cases(sources, recipes, folder, 1, on=executor)
+    attack_cases(sources, folder, 1, on=executor)
     tasks: list[Task] = executor.tasks  # type: ignore[attr-defined]
     return tasks
 

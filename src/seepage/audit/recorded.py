@@ -160,29 +160,22 @@ def attack_only(
     if claim(folder, "attack.json", text, beside, reuse=request.reuse) and not (goes_on and unfinished(folder)):
         return Run(folder, read_result(folder), fresh=False)
     check_space(folder, MIN_FREE_BYTES)
-    recipes = [
-        Recipe(
-            name="attack",
-            seed=request.seed,
-            device=request.device,
-            all_attacks=request.all_attacks,
-            attack=request.specs,
-            case=source.name,
-        )
-        for source in sources
-    ]
+    recipe = Recipe(
+        name="attack", seed=request.seed, device=request.device, all_attacks=request.all_attacks, attack=request.specs
+    )
+    sources = [replace(source, recipe=replace(recipe, case=source.name)) for source in sources]
     with locked(folder):
         finished = claim(folder, "attack.json", text, beside, sweeps=True, reuse=request.reuse)
         if finished and not (goes_on and reopened(folder)):  # by another process, meanwhile
             return Run(folder, read_result(folder), fresh=False)
         take(folder, "attack.json", text)
         looks = looks_of(sources, request.show)
-        plan = attack_cases(sources, recipes, folder, request.jobs, request.show, on=request.on, until=until)
+        plan = attack_cases(sources, folder, request.jobs, request.show, on=request.on, until=until)
         judged = files or judged_files({one.name: one.observed for one in sources})
         noted = [one.model_dump() for one in judged]
         more = {"threads": plan.threads, "files": noted}
         write_environment(folder, request.command, started, request.device, plan.jobs, **more)
-        return Run(folder, summarize(sources, recipes, folder, request.show, files=judged, looks=looks), fresh=True)
+        return Run(folder, summarize(sources, folder, request.show, files=judged, looks=looks), fresh=True)
 
 
 class RecordedRequest(JsonRecord):
@@ -277,9 +270,8 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     sources = _foreign_sources(recorded, truth, trust=trust)
     if fingerprint([source.observed for source in sources]) != recorded.content:
         raise SeepageError(f"{recorded.observed} has changed since {folder} was made; attack it again")
-    recipes = [
-        Recipe(name="attack", seed=recorded.seed, attack=parts, case=source.name, score=scoring) for source in sources
-    ]
+    recipe = Recipe(name="attack", seed=recorded.seed, attack=parts, score=scoring)
+    sources = [replace(source, recipe=replace(recipe, case=source.name)) for source in sources]
     with held(folder):
         refuse_changed(folder)  # a new manifest must not vouch for foreign files
         env = folder / "env.json"
@@ -287,7 +279,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
         listed = parse_all(JudgedFile, facts.get("files", []), str(env))
         judged = [file for file in listed if file.what != SCORED_WITH]
         noted = [file.model_dump() for file in [*judged, *_truth_files(sources)]]
-        return Run(folder, summarize(sources, recipes, folder, files=judged, env=facts | {"files": noted}), fresh=True)
+        return Run(folder, summarize(sources, folder, files=judged, env=facts | {"files": noted}), fresh=True)
 
 
 def _truth_files(sources: Sequence[Source]) -> list[JudgedFile]:
