@@ -93,10 +93,6 @@ class AttackRequest:
         """The attacks."""
         return tuple(map(Spec.of, self.attacks))
 
-    def of_texts(self) -> "AttackRequest":
-        """A copy for texts: with the attacks on texts, if none were chosen."""
-        return replace(self, attacks=[{"use": name} for name in OF_TEXT]) if self.default else self
-
     def check(self) -> None:
         """Raise `SeepageError` for a device that cannot be used, unknown attacks and options that do not fit them."""
         check_device(self.device)
@@ -151,7 +147,8 @@ def attack_only(
         transcript = source.open("cpu")
         read_through(transcript)
         texts = texts and vocabulary_of(transcript.knowledge.model) is not None
-    request = request.of_texts() if texts else request
+    if texts and request.default:
+        request = replace(request, attacks=[{"use": name} for name in OF_TEXT])
     content = fingerprint([source.observed for source in sources])
     recorded = recorded.model_copy(update={"attacks": list(map(dict, request.attacks)), "content": content})
     text = recorded.text

@@ -199,8 +199,9 @@ def _summarize_case(source: Source, folder: Path, looked: Look | None) -> CaseSu
         "assumed_update": assumed_update(transcript),
     }
     refused = refusals(transcript, {part.use for part in recipe.attack})
-    given = (None, None) if seen is None else (_exposed_examples(seen), seen.batch_size or seen.at_least)
-    known |= {"exposed_examples": given[0], "exposed_of": given[1]}
+    changed = seen is not None and any(one.name in CHANGES_VALUES for one in seen.defenses)  # equal rows prove less
+    known["exposed_examples"] = None if seen is None else 0 if changed else seen.examples
+    known["exposed_of"] = None if seen is None else seen.batch_size or seen.at_least
     case = case.model_copy(update={**known, "kind": _kind(transcript.knowledge), "refusals": refused})
     flags = [one.of(source.name) for one in _case_diagnostics(source, transcript, truth)]
     rows, lines = [], []
@@ -219,9 +220,7 @@ def _summarize_case(source: Source, folder: Path, looked: Look | None) -> CaseSu
         flags += [one.of(source.name, name) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     if any(row.certified is not None and row.certified.wrong for row in rows):
-        case = case.model_copy(
-            update={"exposed_examples": None}
-        )  # a certificate was wrong: equal rows prove nothing here
+        case = case.model_copy(update={"exposed_examples": None})  # a certificate was wrong: equal rows prove nothing
     if not source.simulated:
         least = None if seen is None else seen.at_least
         case = case.model_copy(update={"caveats": caveats(transcript, rows, least, said, off, under)})
@@ -278,11 +277,6 @@ def _look(source: Source, transcript: Transcript) -> Look:
         return found, {"case": source.name, "line": found.line, **table}
     except SeepageError as error:
         return None, {"case": source.name, "failed": str(error)}
-
-
-def _exposed_examples(found: Exposure) -> int:
-    """Examples that an update reveals in closed form; none where it looks changed, since equal rows prove less."""
-    return 0 if any(one.name in CHANGES_VALUES for one in found.defenses) else found.examples
 
 
 def _case_of(source: Source, transcript: Transcript) -> Case:

@@ -5,7 +5,7 @@ results/STUDY.jsonl                 studies (`experiments/`) and benchmarks (`be
                                     `cpa/unmix`, and its file lies in the folder of its subject
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -167,13 +167,9 @@ def keep_records(results: Path, item: str, fresh: Sequence[Record]) -> Path:
     """Write an item's records: the fresh ones in place of older ones of the same size, row, column and data."""
     replaced = {record.key for record in fresh}
     kept = [record for record in read_records(results, item) if record.key not in replaced]
-    path = file_of(results, item)
-    write_lines(path, (record.line() for record in _sorted([*kept, *fresh])))
-    return path
-
-
-def _sorted(records: Iterable[Record]) -> list[Record]:
-    """By size and data; rows stay in the order in which they were measured."""
-    listed = list(records)
+    path, listed = file_of(results, item), [*kept, *fresh]
+    # By size and data; rows stay in the order in which they were measured.
     rows = list(dict.fromkeys(record.row for record in listed))
-    return sorted(listed, key=lambda record: (record.size or "", record.data, rows.index(record.row), record.column))
+    listed.sort(key=lambda record: (record.size or "", record.data, rows.index(record.row), record.column))
+    write_lines(path, (record.line() for record in listed))
+    return path

@@ -74,21 +74,16 @@ def write_grid(run: Path | RunFolder) -> Path:
         SeepageError: Where the run is unfinished or damaged, or the folder cannot be written.
     """
     opened = open_run(run) if isinstance(run, Path) else run
-    whole, data = _drawn(_blocks(opened), _footer(opened)), b""
+    whole, data = _drawn(_blocks(opened), _footer(opened)), io.BytesIO()
     for percent in (100, 83, 67, 50, 38):
-        data = _png(whole.resize((whole.width * percent // 100, whole.height * percent // 100)))
-        if len(data) < LARGEST_FILE:
+        data = io.BytesIO()
+        whole.resize((whole.width * percent // 100, whole.height * percent // 100)).save(data, "PNG", optimize=True)
+        if data.tell() < LARGEST_FILE:
             break
     path = opened.folder / "grid.png"
-    write_whole(path, data)
+    write_whole(path, data.getvalue())
     renew(opened.folder, [path.name])
     return path
-
-
-def _png(picture: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", optimize=True)
-    return buffer.getvalue()
 
 
 # --- what to show ------------------------------------------------------------------------------------------------

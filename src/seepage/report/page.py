@@ -102,7 +102,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     members = tells_members(tests)
     wrong = any(row.contradicted for row in run.result.epsilons)
     tokens = any(row.identified_tokens for row in run.result.judged_rows)
-    known = _in_all([section["known"] for section in sections if section["known"]])
+    every = [section["known"] for section in sections if section["known"]]
+    known = [item for item in every[0] if all(item in found for found in every)] if every else []
     return {
         "run": run,
         "subject": _subject(run),
@@ -200,11 +201,6 @@ def _common_notes(run: RunFolder) -> list[tuple[str, str]]:
         notes = dict.fromkeys(str(note) for row in tried for note in row.notes)
         found += [(attack, note) for note in notes if len(tried) > 1 and all(note in row.notes for row in tried)]
     return found
-
-
-def _in_all(lists: list[list[str]]) -> list[str]:
-    """The elements that all lists have in common, in order."""
-    return [item for item in lists[0] if all(item in found for found in lists)] if lists else []
 
 
 # --- one case ----------------------------------------------------------------------------------------------------

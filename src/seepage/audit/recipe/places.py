@@ -7,7 +7,7 @@ asks for the names: of data, of classes (which are names of folders), and the pa
 import json
 import os
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +132,6 @@ _OF_DATA = frozenset({
 """Endings of files whose names may tell of what is in them."""
 
 
-def _names_a_file(word: str, known: Collection[str]) -> bool:
-    return word not in known and (has_separator(word) or Path(word).suffix.lower() in _OF_DATA)
-
-
 def shown_command(command: str, hidden: Sequence[str]) -> str:
     """A command line without paths: each argument that is one of these, or has a slash, is left out.
 
@@ -152,7 +148,11 @@ def shown_command(command: str, hidden: Sequence[str]) -> str:
         name, has, path = value.partition("=")  # of --set data.use=PATH
         if path in hidden or (has and has_separator(path)):
             value = f"{name}={HIDDEN}"
-        elif value in hidden or value.startswith("~") or _names_a_file(value, known):
+        elif (
+            value in hidden
+            or value.startswith("~")
+            or (value not in known and (has_separator(value) or Path(value).suffix.lower() in _OF_DATA))
+        ):
             value = HIDDEN
         whole = f"{option}{equals}{value}"
         shown.append(whole if HIDDEN in whole else shlex.quote(whole))

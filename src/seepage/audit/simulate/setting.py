@@ -167,7 +167,9 @@ class Setting:
         dataset = _open_data(recipe, shared.datasets)
         model = _fresh_model(recipe, dataset)
         rule = recipe.make_client()
-        loss = rule.loss, recipe.client.options.get("label_smoothing", 0), *_further_options(recipe)
+        # Options that runs without them do not name, so that what these have cached keeps its key.
+        further = filter(None, [recipe.client.options.get("class_weights")])
+        loss = rule.loss, recipe.client.options.get("label_smoothing", 0), *further
         key = repr((recipe.data, recipe.seed, recipe.model, recipe.training, recipe.device, loss))
         if key not in shared.states:
             shared.states[key] = train(
@@ -436,12 +438,6 @@ def _target(recipe: Recipe, dataset: Dataset) -> Target:
     if targets is None and labels.is_floating_point():
         labels = dataset.batch(dataset.private[:MAX_UNSEEN]).labels
     return target_of(labels, recipe.make_client().loss, tokens=tokens)
-
-
-def _further_options(recipe: Recipe) -> list[Any]:
-    """Options of the loss that runs without them do not name, so that what these have cached keeps its key."""
-    weights = recipe.client.options.get("class_weights")
-    return [weights] if weights else []
 
 
 def _called(recipe: Recipe, dataset: Dataset) -> str:

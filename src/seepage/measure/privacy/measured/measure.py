@@ -395,7 +395,7 @@ def _choose(looks: Sequence[_Look], rounds: int, meter: _CallMeter, delta: float
         for statistic in look.statistics:
             scores = [statistic.of_trials(outputs) for outputs in look.rest]
             for group in {1, rounds}:
-                a, b = (_grouped(side, group) for side in scores)
+                a, b = (side[: len(side) // group * group].reshape(-1, group).sum(1) for side in scores)
                 if group > 1 and min(len(a), len(b)) < 10:
                     continue
                 event = best_event(a, b, meter.left / (own * group), delta, quick=True)
@@ -405,12 +405,6 @@ def _choose(looks: Sequence[_Look], rounds: int, meter: _CallMeter, delta: float
                     best = _Chosen(look.pair, statistic, own, group, event)
     assert best is not None
     return best
-
-
-def _grouped(scores: Array, group: int) -> Array:
-    """Sums of so many scores, one after the other; what is left over is dropped."""
-    found: Array = scores[: len(scores) // group * group].reshape(-1, group).sum(1)
-    return found
 
 
 def _fit(looks: Sequence[_Look], own: int, meter: _CallMeter, delta: float, composed: int) -> GaussianFit | None:
