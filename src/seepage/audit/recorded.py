@@ -37,9 +37,9 @@ from seepage.base.storage import (
     check_regular,
     check_schema,
     check_space,
-    check_whole,
     read_json,
     refuse_links,
+    tensor_names,
 )
 from seepage.errors import SeepageError
 from seepage.federation.transcript.foreign import read_facts
@@ -198,9 +198,6 @@ class RecordedRequest(JsonRecord):
         found = (self.sizes or {}).get(folder) if self.batch_size is None else None
         return (self.batch_size, None) if found is None else found
 
-    def parts(self) -> tuple[Spec, ...]:
-        return tuple(map(Spec.of, self.attacks))
-
     def architecture(self) -> Architecture | None:
         return None if self.model is None else Architecture(str(self.model.get("use")), self.model.get("options", {}))
 
@@ -263,7 +260,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
         raise SeepageError("scoring takes --set score.KEY=VALUE only, such as --set score.exact_db=45")
     chosen = change({}, settings).get("score", {})
     bind(Scoring, chosen, "[score]")
-    scoring, parts = Scoring(**chosen), recorded.parts()
+    scoring, parts = Scoring(**chosen), tuple(map(Spec.of, recorded.attacks))
     sources = _foreign_sources(recorded, truth, trust=trust)
     if fingerprint([source.observed for source in sources]) != recorded.content:
         raise SeepageError(f"{recorded.observed} has changed since {folder} was made; attack it again")
@@ -351,7 +348,7 @@ def _files_of(folder: Path) -> list[Path]:
         named += [folder / "auxiliary.safetensors", folder / "model.safetensors", *own]
     found = [file for file in named if file.is_file()]
     for file in found[1:]:
-        check_whole(file)
+        tensor_names(file)  # refuses what is not whole
     return found
 
 

@@ -90,14 +90,14 @@ def write_grid(run: Path | RunFolder) -> Path:
 
 
 def _blocks(run: RunFolder) -> list[GridBlock]:
-    examples = 2 if len(run.cases) > 4 else MOST_EXAMPLES - (len(run.cases) > 2)
-    opened = [(case, open_examples(run, case)) for case in run.cases[:MOST_CASES]]
+    examples = 2 if len(run.result.cases) > 4 else MOST_EXAMPLES - (len(run.result.cases) > 2)
+    opened = [(case, open_examples(run, case)) for case in run.result.cases[:MOST_CASES]]
     found = [(case, pictures) for case, pictures in opened if pictures.kind == "pictures"]
     attacks = _attacks(run, found)
     held = any(pictures.truth for _, pictures in found)
     blocks = []
     for case, pictures in found:
-        phrases = {row.attack: row.phrase for row in run.rows_of(case)}
+        phrases = {row.attack: row.phrase for row in run.result.rows_of(case)}
         own = [attack for attack in attacks if attack in phrases]
         rows = []
         for place in sorted(pictures.places, key=lambda at: -_best(run, case, own, at))[:examples]:
@@ -135,7 +135,7 @@ def _attacks(run: RunFolder, found: list[tuple[Case, Examples]]) -> list[str]:
     """The attacks that have pictures, in row order; if there are too many, those with the highest PSNR in any case."""
     best: dict[str, float] = {}
     for case, pictures in found:
-        for row in run.rows_of(case):
+        for row in run.result.rows_of(case):
             if row.attack in pictures.guesses:
                 best[row.attack] = max(best.get(row.attack, 0.0), row.mean("psnr") or 0.0)
     kept = sorted(best, key=lambda attack: -best[attack])[:MOST_ATTACKS]
@@ -150,11 +150,11 @@ def _footer(run: RunFolder) -> str:
     parts = ["Private data: handle like the data themselves."]
     if run.scored:
         parts.append("PSNR under each picture. The best recovered examples are shown, not typical ones.")
-    if len(run.cases) > 1:
-        common = shared_parts(run.cases)
+    if len(run.result.cases) > 1:
+        common = shared_parts(run.result.cases)
         parts += [f"All of: {', '.join(common)}."] if common else []
-    if len(run.cases) > MOST_CASES:
-        parts.append(f"{MOST_CASES} of {len(run.cases)} cases.")
+    if len(run.result.cases) > MOST_CASES:
+        parts.append(f"{MOST_CASES} of {len(run.result.cases)} cases.")
     return " ".join(parts)
 
 

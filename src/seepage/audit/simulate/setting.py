@@ -101,10 +101,6 @@ class ClientPartition:
         )
         return cls(tuple(pool[part] for part in parts), unseen)
 
-    def facts(self, reached: FederationState) -> dict[str, Any]:
-        """Facts for the report: the sizes of the parts, and the course of the training."""
-        return {"holdings": sizes_of(self.parts), "accuracies": [list(pair) for pair in reached.accuracies]}
-
 
 @dataclass(frozen=True)
 class MembershipParts:
@@ -322,8 +318,9 @@ class Setting:
         _ = self.victims  # raises before the training if there are too few of them
         clients, plan = self.clients(), self.recipe.federation
         reached = train_federation(self.recipe, clients, self.state, folder, progress)
-        state, facts = (reached.params, reached.buffers), dict[str, Any](federation=self.partition.facts(reached))
-        facts["trained_promise"] = None if plan is None else clients.promise(plan)
+        course = {"holdings": sizes_of(self.partition.parts), "accuracies": [list(pair) for pair in reached.accuracies]}
+        facts = {"federation": course, "trained_promise": None if plan is None else clients.promise(plan)}
+        state = reached.params, reached.buffers
         return replace(self, recipe=_as_of(self.recipe, reached), state=state, facts=facts)
 
 

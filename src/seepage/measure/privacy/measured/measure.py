@@ -302,10 +302,6 @@ class _CallMeter:
     def left(self) -> float:
         return max(0.0, self.total - self.made)
 
-    @property
-    def late(self) -> bool:
-        return self.limit is not None and self.seconds > self.limit
-
     def draw(self, pair: Pair, side: int, trials: int, rounds: int) -> Array:
         found = pair.sample(side, trials, rounds)
         self.made += trials * rounds
@@ -364,10 +360,6 @@ class _Chosen:
     @property
     def calls(self) -> int:
         return self.rounds * self.group
-
-    def scores(self, meter: _CallMeter, side: int, trials: int) -> Array:
-        """Scores of so many new trials."""
-        return self.statistic.of_trials(meter.draw(self.pair, side, trials, self.calls))
 
 
 def _look(pairs: Sequence[Pair], rounds: int, meter: _CallMeter) -> list[_Look]:
@@ -453,9 +445,9 @@ def _count(chosen: _Chosen, event: Event, n1: int, n0: int, meter: _CallMeter) -
         for which, side in enumerate((event.likely, 1 - event.likely)):
             size = wanted[which] * (turn + 1) // turns - wanted[which] * turn // turns
             if size:
-                hits[which] += event.hits(chosen.scores(meter, side, size))
+                hits[which] += event.hits(_scored(chosen.pair, chosen.statistic, side, size, chosen.calls, meter))
                 made[which] += size
-        if meter.late and min(made):
+        if meter.limit is not None and meter.seconds > meter.limit and min(made):
             break
     return hits[0], made[0], hits[1], made[1]
 
