@@ -446,7 +446,10 @@ def attack_cases(
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
         KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command resumes from them.
     """
-    queues = _queues(sources, folder, repeated or {})
+    # Each attack is constructed once, not once per case.
+    made = {repr(spec): spec for source in sources for spec in source.recipe.attack}
+    attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
+    queues = [_CaseQueue.of(source, attacks, folder, repeated or {}) for source in sources if not source.skipped]
     todo = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
     executor = on or LocalExecutor()
     # Cases are grouped by device; the groups run in turn, each with the parallelism that suits its device.
@@ -527,13 +530,6 @@ class RunClock:
         if task.searches:
             with self._lock:
                 self.running -= 1
-
-
-def _queues(sources: Sequence[Source], folder: Path, repeated: Mapping[str, int]) -> list["_CaseQueue"]:
-    # Each attack is constructed once, not once per case.
-    made = {repr(spec): spec for source in sources for spec in source.recipe.attack}
-    attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
-    return [_CaseQueue.of(source, attacks, folder, repeated) for source in sources if not source.skipped]
 
 
 @dataclass(frozen=True)

@@ -364,11 +364,9 @@ def _weight(job: Job) -> float:
 
 def data_name(job: Job) -> str:
     """The name of a job's data in its records."""
-    return Path(job.data).name if job.data else _own_data(job)
-
-
-def _own_data(job: Job) -> str:
-    """The recipe's own data; a table of constants and a function without `[data]` use none."""
+    if job.data:
+        return Path(job.data).name
+    # A table of constants and a function without `[data]` use none.
     used = str(job.tables.get("data", {}).get("use", ""))
     return "no data" if job.item.expect.kind == "constants" or not used else used
 

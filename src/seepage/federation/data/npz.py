@@ -62,7 +62,9 @@ def load_npz(options: Options, *, path: Path, as_is: bool = False) -> ArrayDatas
         images, sizes = torch.cat(parts), [len(part) for part in parts]
         labels = _joined(arrays["y_train"], arrays["y_test"], path)
     _check_lengths(arrays, path)
-    train, private = _split(sizes, options, path.stem)
+    train, private = torch.arange(sizes[0]), torch.arange(sizes[0], sum(sizes))
+    if len(sizes) == 1:
+        train, private = divide(sizes[0], options, path.stem)
     targets, names, note = None, arrays.get("classes"), ""
     if labels.dtype.kind == "f":
         targets, classes = _values(labels, names, train, path)
@@ -168,12 +170,6 @@ def _maps(
     if not len(known):
         raise SeepageError(f"{path}: no pixel of the maps has a class; number the classes from 0")
     return Targets.of_maps(maps), check_labels(known, _names(names, path), str(path))
-
-
-def _split(sizes: list[int], options: Options, name: str) -> tuple[Tensor, Tensor]:
-    if len(sizes) == 1:
-        return divide(sizes[0], options, name)
-    return torch.arange(sizes[0]), torch.arange(sizes[0], sum(sizes))
 
 
 def _read(path: Path) -> Mapping[str, Array]:
