@@ -163,9 +163,7 @@ class Setting:
         dataset = _open_data(recipe, shared.datasets)
         model = _fresh_model(recipe, dataset)
         rule = recipe.make_client()
-        # Options that runs without them do not name, so that what these have cached keeps its key.
-        further = filter(None, [recipe.client.options.get("class_weights")])
-        loss = rule.loss, recipe.client.options.get("label_smoothing", 0), *further
+        loss = rule.loss, *map(recipe.client.options.get, ("label_smoothing", "class_weights"))
         key = repr((recipe.data, recipe.seed, recipe.model, recipe.training, recipe.device, loss))
         if key not in shared.states:
             shared.states[key] = train(

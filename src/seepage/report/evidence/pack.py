@@ -254,14 +254,9 @@ class Checked:
     key: Literal["named", "its own"] | None = None
 
     @property
-    def unchanged(self) -> bool:
-        """Whether the folder is as it was written."""
-        return not self.differences and not self.problems
-
-    @property
     def good(self) -> bool:
         """Whether all is as it was written, and the run is the pack's where one was named."""
-        return self.unchanged and not self.misfits
+        return not (self.differences or self.problems or self.misfits)
 
 
 def is_pack(folder: Path) -> bool:
