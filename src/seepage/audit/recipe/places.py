@@ -18,6 +18,7 @@ from seepage.audit.recipe.files import list_recipes
 from seepage.audit.recipe.overrides import texts_in
 from seepage.base.registry import datasets, is_dotted
 from seepage.base.toml import load_toml
+from seepage.base.words import each_text
 
 HIDDEN = "\N{HORIZONTAL ELLIPSIS}"
 """What stands in place of a path."""
@@ -72,21 +73,13 @@ def without_places(record: Any, places: Sequence[str]) -> Any:
     own = {os.path.expanduser(place) for place in places} | {os.path.abspath(os.path.expanduser(p)) for p in places}
     found = sorted((place for place in {*places, *own} if os.sep in place.strip(os.sep)), key=len, reverse=True)
     found += [str(place) for place in (Path.cwd(), Path.home()) if len(place.parts) > 1]
-    return _mapped(record, lambda text: _replaced(text, found))
+    return each_text(record, lambda text: _replaced(text, found))
 
 
 def _replaced(text: str, places: Sequence[str]) -> str:
     for place in places:
         text = text.replace(place, HIDDEN)
     return text
-
-
-def _mapped(record: Any, change: Any) -> Any:
-    if isinstance(record, str):
-        return change(record)
-    if isinstance(record, Mapping):
-        return {change(key): _mapped(value, change) for key, value in record.items()}
-    return [_mapped(value, change) for value in record] if isinstance(record, list | tuple) else record
 
 
 def paths_in(tables: Any) -> list[str]:
@@ -112,7 +105,7 @@ def shown_recipe(text: str) -> str | None:
     if not hidden:
         return text
     written = {json.dumps(path) for path in hidden}
-    shown = tomli_w.dumps(_mapped(tables, lambda one: HIDDEN if one in hidden else one))
+    shown = tomli_w.dumps(each_text(tables, lambda one: HIDDEN if one in hidden else one))
     for line in split_text(text)[1]:
         name, _, digest = line.removeprefix(MARK).rpartition(": ")
         if name not in written:
