@@ -1,5 +1,6 @@
 """What is costly is done once: a round's update when it is recorded, a model and a round's file for each attack."""
 
+import pickle
 import tomllib
 from collections import Counter
 from dataclasses import replace
@@ -154,3 +155,13 @@ def test_every_attack_case_and_round_has_a_seed_of_its_own_that_stays(tmp_path: 
     assert seeds["steps-1", "dlg-2", 2] == wanted
     another = {task.seed for task in tasks_of(tmp_path / "c", GRID.replace("seed = 5", "seed = 6"))}
     assert not another & set(seeds.values())
+
+
+def test_no_recipe_travels_to_a_worker(tmp_path: Path) -> None:
+    """Its seed would draw the truth again: what is sent does not so much as name it."""
+    source = Source("case", tmp_path, None, recipe=Recipe(name="whose-seed", seed=7))
+    for one in (source, source.for_attack()):
+        sent = pickle.dumps(one)
+        assert b"Recipe" not in sent
+        assert b"whose-seed" not in sent
+        assert pickle.loads(sent).recipe == Recipe()

@@ -102,6 +102,10 @@ class Source:
         """This source without the truth, and without the recipe, whose seed would draw it again."""
         return replace(self, private=None, recipe=Recipe())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the recipe, so that none travels, not even an empty one: elsewhere the default stands for it."""
+        return {name: value for name, value in vars(self).items() if name != "recipe"}
+
     def rounds(self, attack: Attack) -> int:
         """Number of runs of an attack on this case: one on all rounds together, or one per round."""
         if attack.rounds == "all":
