@@ -4,7 +4,7 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, Self
 
@@ -77,13 +77,13 @@ def not_installed(package: str, extra: str) -> SeepageError:
     return SeepageError(f"{package} is not installed; run: pip install 'seepage[{extra}]'")
 
 
-def short(value: Any) -> str:
-    """A value's `repr`, cut to a length that fits a message.
+def short(value: Any, spell: Callable[[Any], str] = repr) -> str:
+    """A value's `repr`, or what else it is spelled by, cut to a length that fits a message.
 
     >>> short("a" * 100).endswith("aaa..."), len(short("a" * 100))
     (True, 80)
     """
-    text = repr(value)
+    text = spell(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

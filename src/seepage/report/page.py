@@ -223,16 +223,14 @@ def _section(run: RunFolder, case: Case, shown: bool) -> dict[str, Any]:
         "kind": kind,
         "further": further,
         "others": [row for row in rows if not _was_tried(row) or row.reason],
-        "strips": _strips(run, case, tried, found) if found.kind == "pictures" else [],
+        "strips": _strips(run, tried, found) if found.kind == "pictures" else [],
         "texts": texts_of(run, case, found),
         "records": records_of(run, case, found),
         "remark": _remark(found, kind) if shown else f"This page was written without {kind}.",
     }
 
 
-def _strips(
-    run: RunFolder, case: Case, rows: list[Row], pictures: Examples
-) -> list[tuple[str, str, list[StripPicture]]]:
+def _strips(run: RunFolder, rows: list[Row], pictures: Examples) -> list[tuple[str, str, list[StripPicture]]]:
     """Rows of pictures: whose they are, a remark, and the pictures."""
     places, strips = pictures.places[:STRIP_LENGTH], []
     if pictures.truth:

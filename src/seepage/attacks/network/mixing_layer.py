@@ -60,7 +60,7 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
         raise not_sent(_weight_of(name or _linear_names(model)[0]), [*observed.params, *observed.personal])
     names = [name] if name is not None else sent
     if name is None and reads is not None and reads.weight == _weight_of(names[0]):
-        return _described(names[0], knowledge, observed, reads, sparse=False)
+        return _described(names[0], observed, reads, sparse=False)
     inputs = _probed(sent, knowledge, observed)
     # Of a layer that reads tokens or places the gradient mixes these, and not the examples.
     flat = [one for one in names if one in inputs]
@@ -74,7 +74,7 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
     # A ReLU's outputs are non-negative, and some of them are exactly zero.
     seen = inputs[flat[0]]
     sparse = bool((seen >= 0).all()) and float((seen == 0).float().mean()) > MIN_ZEROS
-    return _described(flat[0], knowledge, observed, reads, sparse=sparse)
+    return _described(flat[0], observed, reads, sparse=sparse)
 
 
 def _linear_names(model: nn.Module) -> list[str]:
@@ -82,9 +82,7 @@ def _linear_names(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in aside]
 
 
-def _described(
-    name: str, knowledge: Knowledge, observed: Round, reads: InputLayer | None, *, sparse: bool
-) -> MixingLayer:
+def _described(name: str, observed: Round, reads: InputLayer | None, *, sparse: bool) -> MixingLayer:
     weight = _weight_of(name)
     bias = f"{weight.removesuffix('weight')}bias"  # frozen or withheld, it is as good as not there
     own = reads if reads is not None and reads.weight == weight else None

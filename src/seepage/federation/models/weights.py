@@ -274,13 +274,7 @@ def _is_other_head(given: Tensor, own: Tensor, num_classes: int) -> bool:
 
 def _words(kind: str, names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{kind} {', '.join(_brief(name) for name in names[:3])}{more}" if names else ""
-
-
-def _brief(name: str) -> str:
-    """A name, with its shapes, as it may stand in a message."""
-    text = printable(name)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return f"{kind} {', '.join(short(name, printable) for name in names[:3])}{more}" if names else ""
 
 
 def pretrained_state(use: str) -> Tensors:
