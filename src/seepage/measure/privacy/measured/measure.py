@@ -24,7 +24,7 @@ from seepage.measure.privacy.measured.canaries import (
     pairs_of,
     passes_single_numbers,
 )
-from seepage.measure.privacy.measured.events import ERROR, Event, best_event, lower_bound
+from seepage.measure.privacy.measured.events import Event, best_event, lower_bound
 from seepage.measure.privacy.measured.gaussian import GaussianFit, fitted
 from seepage.measure.privacy.measured.statistics import Statistic, statistics_of
 
@@ -459,6 +459,3 @@ def _words(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _words(item) for key, item in value.items()}
     return [_words(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-__all__ = ["CALLS", "ERROR", "MeasuredEpsilon", "Measurement", "Verdict"]
