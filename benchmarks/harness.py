@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from kept import keep_measured
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, Transcript, build, record
@@ -28,7 +29,6 @@ from seepage.attacks.search.partial import TopMagnitude
 from seepage.attacks.search.priors import TotalVariation
 from seepage.attacks.search.problem import Problem
 from seepage.base.nn import generator
-from seepage.papers.records import keep_measured
 
 Step = Callable[[], object]
 OBJECTIVES = {"ig": Cosine(), "fedleak": TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5)}

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from seepage.papers.records import keep_measured
+from kept import keep_measured
 
 ROOT = Path(__file__).parents[1]
 INDEX = "https://download.pytorch.org/whl/cpu"

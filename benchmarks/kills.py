@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kept import keep_measured
 from processes import below, group_lives, processes
-
-from seepage.papers.records import keep_measured
 
 MOST = 12
 """Kills of one run."""

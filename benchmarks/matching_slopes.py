@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from harness import medians, parsed, problem, turns
+from kept import keep_measured
 from scipy import stats
 
 from seepage import Architecture, Batch, FedSGD, build, record, score
@@ -31,7 +32,6 @@ from seepage.attacks.search.problem import Evaluation
 from seepage.attacks.search.selection import kth_smallest
 from seepage.base.nn import generator
 from seepage.federation.data import load
-from seepage.papers.records import keep_measured
 
 VICTIMS = {
     "convnet, ReLU, no norm": ({"width": 16}, "eval"),

@@ -22,6 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kept import keep_measured
+
 from seepage.attacks import base
 from seepage.audit.simulate import setting
 from seepage.audit.simulate.training import Training, TrainingCheckpoint
@@ -29,7 +31,7 @@ from seepage.cli.reproducing import data_at_hand
 from seepage.errors import SeepageError
 from seepage.federation.transcript.vertical import IndexedVictim
 from seepage.papers.items import find_item, list_items
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import RESULTS, read_file
 from seepage.papers.run import data_name, plan, run_job
 
 PRICES = "papers/prices"

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from harness import Spent, memory, reset_peak, spent
+from kept import keep_measured
 from torch import nn
 
 from seepage import Architecture, FedAvg, build
-from seepage.papers.records import keep_measured
 from seepage.recorder.recorder import Recorder
 
 State = dict[str, torch.Tensor]

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import torch
 import torch.nn.functional as F
+from keeping import keep_measured
 from torch import Tensor, nn
 
 import seepage.federation.data
@@ -28,7 +29,7 @@ from seepage.federation.transcript.simulated import OneRound
 from seepage.federation.types import Batch, Reconstruction, Tensors, Transcript
 from seepage.measure.metrics import align_guess
 from seepage.measure.metrics.image import correlation, is_image, psnr, ssim
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import RESULTS, read_file
 
 Row = dict[str, Any]
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from common import command, read_in_training, variance_errors
 from head import compared
+from keeping import keep_measured
 from runs import data_of, keep_run, repeatable
 from torch import Tensor
 
@@ -34,7 +35,7 @@ from seepage.base.storage import read_tensors
 from seepage.errors import Inapplicable
 from seepage.federation.transcript.recorded import open_transcript
 from seepage.federation.types import Batch, Knowledge, Round
-from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.papers.records import RESULTS, read_file
 
 WRONG = 1e-2
 """Relative error of an example from which on what is called known of it is wrong."""

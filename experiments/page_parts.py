@@ -38,7 +38,9 @@ def rows_of(*studies: str) -> list[Row]:
     found = []
     for record in itertools.chain(*(read_file(RESULTS / f"{study}.jsonl") for study in studies)):
         low, high = record.interval or (None, None)
-        found.append({**record.made, **record.flat, "name": record.row, "low": low, "high": high})
+        numbers = {record.metric: record.value, "seed": next(iter(record.seeds), None)}
+        facts = {**record.facts, **numbers, "data": record.data, "command": record.command}
+        found.append({**record.made, **facts, "name": record.row, "low": low, "high": high})
     return found
 
 

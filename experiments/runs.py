@@ -13,9 +13,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from keeping import keep_measured
+
 from seepage.audit.recipe.places import kind_of
 from seepage.audit.row import Row
-from seepage.papers.records import keep_measured
 
 CASE = (
     "model", "model_options", "parameters", "history", "accuracy", "client", "defense", "batch_size", "batches",

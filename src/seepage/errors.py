@@ -3,6 +3,7 @@
 import shutil
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import partial
@@ -84,13 +85,13 @@ def not_installed(package: str, extra: str) -> SeepageError:
     return SeepageError(f"{package} is not installed; run: pip install 'seepage[{extra}]'")
 
 
-def short(value: Any) -> str:
-    """A value's `repr`, cut to a length that fits a message.
+def short(value: Any, spell: Callable[[Any], str] = repr) -> str:
+    """A value's `repr`, or what else it is spelled by, cut to a length that fits a message.
 
     >>> short("a" * 100).endswith("aaa..."), len(short("a" * 100))
     (True, 80)
     """
-    text = repr(value)
+    text = spell(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -114,13 +115,20 @@ def brief(text: str) -> str:
     return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}" for line in lines)
 
 
-def printable(text: str) -> str:
-    r"""A stranger's words for a terminal: what would move the cursor, ring or turn the writing around is spelled out.
+def printable(text: str, keep: str = "") -> str:
+    r"""A stranger's words, in which what would move the cursor, ring or turn the writing around is spelled out.
 
-    >>> printable("a\x1b[2Jb\u202ec\n")
-    'a\\x1b[2Jb\\u202ec\\n'
+    Args:
+        text: Any text.
+        keep: Characters that stay, such as line breaks.
+
+    >>> printable("a\x1b[2Jb\u202ec\n"), printable("a\n", keep="\n")
+    ('a\\x1b[2Jb\\u202ec\\n', 'a\n')
     """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() or c in keep or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
+        for c in text
+    )
 
 
 def say(words: str) -> None:

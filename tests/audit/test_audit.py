@@ -191,13 +191,13 @@ def test_attacks_that_have_an_outcome_are_not_run_again(tmp_path: Path) -> None:
     record_cases(recipes, tmp_path)
     sources = [own_source(recipe, recipes, tmp_path) for recipe in recipes]
     assert sources[0].trust
-    attack_cases(sources, recipes, tmp_path, 1)
+    attack_cases(sources, tmp_path, 1)
     (path,) = tmp_path.glob("attacks/case/linear/000000.safetensors")
     before = path.stat().st_mtime_ns
-    attack_cases(sources, recipes, tmp_path, 1)
+    attack_cases(sources, tmp_path, 1)
     assert path.stat().st_mtime_ns == before
     path.with_suffix(".json").unlink()
-    attack_cases(sources, recipes, tmp_path, 1)
+    attack_cases(sources, tmp_path, 1)
     assert path.stat().st_mtime_ns != before
 
 
@@ -218,7 +218,7 @@ def test_side_by_side_the_dearest_attacks_begin(
     monkeypatch.setattr(
         LocalExecutor, "run", lambda _, works, *__: given.extend(f"{work.name} {work.case[-1]}" for work in works)
     )
-    attack_cases([own_source(recipe, recipes, tmp_path) for recipe in recipes], recipes, tmp_path, jobs)
+    attack_cases([own_source(recipe, recipes, tmp_path) for recipe in recipes], tmp_path, jobs)
     assert given == begun
 
 

@@ -1,7 +1,9 @@
 """What is costly is done once: a round's update when it is recorded, a model and a round's file for each attack."""
 
+import pickle
 import tomllib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,7 +79,7 @@ def test_an_attack_opens_its_model_and_each_round_once(tmp_path: Path, monkeypat
         recorded, "read_tensors", lambda path, *a, **k: found.update([Path(path).name]) or read(path, *a, **k)
     )
     recipe = Recipe(attack=(Spec("inverting_gradients", {"steps": 2}),))
-    attack_cases([source], [recipe], tmp_path, 1)
+    attack_cases([replace(source, recipe=recipe)], tmp_path, 1)
     # Three rounds, attacked one by one.
     rounds = {f"{t:06d}.safetensors": 1 for t in range(3)}
     assert found == {"model": 3, "model.safetensors": 3} | rounds
@@ -122,7 +124,7 @@ def tasks_of(folder: Path, tables: str) -> list[Task]:
         Source(recipe.case, folder / "observed" / recipe.case, None, trust=True, recipe=recipe) for recipe in recipes
     ]
     executor = Collecting()
-    attack_cases(sources, recipes, folder, 1, on=executor)
+    attack_cases(sources, folder, 1, on=executor)
     tasks: list[Task] = executor.tasks  # type: ignore[attr-defined]
     return tasks
 
@@ -153,3 +155,13 @@ def test_every_attack_case_and_round_has_a_seed_of_its_own_that_stays(tmp_path: 
     assert seeds["steps-1", "dlg-2", 2] == wanted
     another = {task.seed for task in tasks_of(tmp_path / "c", GRID.replace("seed = 5", "seed = 6"))}
     assert not another & set(seeds.values())
+
+
+def test_no_recipe_travels_to_a_worker(tmp_path: Path) -> None:
+    """Its seed would draw the truth again: what is sent does not so much as name it."""
+    source = Source("case", tmp_path, None, recipe=Recipe(name="whose-seed", seed=7))
+    for one in (source, source.for_attack()):
+        sent = pickle.dumps(one)
+        assert b"Recipe" not in sent
+        assert b"whose-seed" not in sent
+        assert pickle.loads(sent).recipe == Recipe()

@@ -116,7 +116,7 @@ def test_attacks_on_rounds_never_open_the_truth(tmp_path: Path, monkeypatch: pyt
         raise AssertionError("the truth was opened for an attack")
 
     monkeypatch.setattr("seepage.federation.transcript.truth.open_truth", refuse)
-    attack_cases([source], recipes, tmp_path, 1)
+    attack_cases([source], tmp_path, 1)
     found = json.loads((tmp_path / "attacks/case/cafe/000000.json").read_text("utf-8"))
     # Whether CAFE certifies every sample of this small network depends on the processor's rounding.
     assert (found["status"] in ("ok", "exhausted"), found["reason"]) == (True, None)

@@ -119,7 +119,6 @@ def test_code_is_called_where_it_is_trusted(
         (),
         ("--of", "defense:gaussian_noise:sigma=1", "--of", "function:a:b"),
         ("--of", "defense:gaussian_noise:sigma"),
-        ("--of", "defense:gaussian_noise:sigma=1", "--neighbors", "far"),
         ("--of", "defense:gaussian_noise:sigma=1", "--fail-if", "epsilon<3"),
         ("--of", "defense:gaussian_noise:sigma=1", "--calls", "3"),
         ("--of", "defense:gaussian_noise:sigma=1", "--fail-if", "contradicted", "--calls", "1000"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import types
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,9 @@ from seepage import (
     record,
     save_transcript,
 )
+from seepage.audit.recipe.plans import Rounds
+from seepage.base.registry import Spec
+from seepage.federation.clients import make_client
 from seepage.testing import ATTACK_CHECKS, AttackCase, planted_inputs
 
 
@@ -96,7 +100,40 @@ def tables_of(use: str) -> list[dict[str, Any]]:
 @cache
 def case_of(use: str, number: int) -> AttackCase:
     """A planted case, whose runs all of its checks share."""
-    return replace(AttackCase.of(use, tables_of(use)[number], victims=VICTIMS), other_device=pretended)
+    return stated(use, tables_of(use)[number])
+
+
+AS_STATED = {
+    "input_shape", "num_classes", "batch_size", "brief_rounds", "found", "needs_batch_size", "device", "seed", "target",
+}  # fmt: skip
+
+
+def stated(use: str, table: Mapping[str, Any]) -> AttackCase:
+    """A case as a table of TOML states it, under the names of the attributes, where parts are tables with `use`.
+
+    `db` is the least PSNR; `options` and `brief` are options of the attack, in which `"None"` is None.
+    """
+
+    def made(options: Mapping[str, Any]) -> Attack:
+        plain = {name: None if value == "None" else value for name, value in options.items()}
+        attack: Attack = ATTACKS.build(Spec(use, plain))
+        return attack
+
+    given: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in table.items() if name in AS_STATED
+    }
+    return AttackCase(
+        attack=made(table.get("options", {})),
+        planted_db=table["db"],
+        brief=made(table["brief"]) if "brief" in table else None,
+        model=Spec.of(table["model"]) if "model" in table else AttackCase.model,
+        client=make_client(Spec.of(table.get("client", {"use": "fedsgd"}))),
+        rounds=Rounds(**table["rounds"]) if "rounds" in table else None,
+        refuses=tuple(Spec.of(one) for one in table.get("refuses", ())),
+        victim=VICTIMS[table["victim"]] if "victim" in table else None,
+        other_device=pretended,
+        **given,
+    )
 
 
 NAMES = [use for use in ATTACKS if (DATA / f"{use}.toml").exists()]

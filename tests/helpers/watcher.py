@@ -417,10 +417,10 @@ def sandbox(
 
 def _keep(found: Sandbox, request: pytest.FixtureRequest) -> None:
     """A row of docs/safety.md, of a test that has passed."""
-    from seepage.papers.records import keep_measured
+    from scripts import script
 
     facts = {one: found.counts[one] for one in ("accepted", "refused", "memory")}
-    keep_measured(
+    script("keeping").keep_measured(
         "safety/fuzz", found.name.removeprefix("test_"), "inputs", found.counts.total(), about=request.function.__doc__,
         command=shlex.join(["python", "-m", "pytest", *request.config.invocation_params.args]),
         seconds=round(found.seconds, 1), results=request.config.rootpath / "results", **facts,

@@ -18,10 +18,11 @@ from scipy import stats
 from seepage.audit.recipe.files import find_recipe
 from seepage.errors import Problems
 from seepage.federation.data import is_packaged
-from seepage.papers import OTHERS, Item, Record, judge, judge_paper, list_items
-from seepage.papers.claims import Claim
+from seepage.papers import OTHERS, Item, Record, judge, list_items
+from seepage.papers.claims import At, Claim
 from seepage.papers.items import item_of
-from seepage.papers.verdicts import Judged, in_words, student
+from seepage.papers.lines import Line
+from seepage.papers.verdicts import Judged, Number, decide, in_words, student
 
 ROOT = Path(__file__).parents[2]
 
@@ -375,6 +376,17 @@ def made(claim: Mapping[str, Any], rows: Mapping[str, Sequence[float]], **more: 
         },
     }
     return item_of("t", tables)
+
+
+def judge_paper(claim: Claim, lines: Sequence[Line], columns: int) -> Judged:
+    """The verdict of the paper's own printed numbers on a claim."""
+
+    def number(at: At) -> Number | None:
+        value = at.line.paper_at(at.column)
+        return None if value is None else Number(value, value, value, better=at.line.better)
+
+    parts = [decide(one, number, exact=True, cap=False) for one in claim.comparisons(lines, columns)]
+    return Judged(claim, "paper", tuple(parts))
 
 
 def of_paper(claim: Mapping[str, Any], rows: Mapping[str, Sequence[float]], **more: Any) -> Judged:

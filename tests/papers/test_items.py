@@ -20,7 +20,7 @@ from seepage.papers import PAPERS, SIZES, Item, Size, find_item, find_items, lis
 from seepage.papers.book import _anchor
 from seepage.papers.items import ItemNeeds, item_of
 from seepage.papers.records import read_file
-from seepage.papers.run import _own_data, _value
+from seepage.papers.run import _value, data_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -174,7 +174,7 @@ def test_data_that_are_not_there_are_left_out_and_said(tmp_path: Path) -> None:
 def test_a_function_that_is_given_no_data_uses_the_recipes_own() -> None:
     """Table 11 trains on the digits that its recipe names; constants and a parabola need none."""
     used = {name: plan([find_item(name)], "small", {}, [0], None)[0][0] for name in ITEMS_BY_FUNCTION}
-    assert {name: _own_data(job) for name, job in used.items()} == ITEMS_BY_FUNCTION
+    assert {name: data_name(job) for name, job in used.items()} == ITEMS_BY_FUNCTION
 
 
 ITEMS_BY_FUNCTION = {"cafe/table-11": "digits", "cafe/table-9": "no data", "fedleak/figure-10": "no data"}

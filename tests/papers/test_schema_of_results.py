@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from each import check_each
 from pydantic import ValidationError
+from scripts import script
 
 from seepage.audit.recipe.files import find_recipe, list_recipes, read_recipe
 from seepage.errors import SeepageError
 from seepage.papers import Record, list_items
-from seepage.papers.records import RECORD_SCHEMA, keep_measured, read_file
+from seepage.papers.records import RECORD_SCHEMA, read_file
 
 ROOT = Path(__file__).parents[2]
 items = cache(list_items)
@@ -105,7 +106,9 @@ def git(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_number_is_kept_with_its_command_and_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/experiments/mine.py", "--data", "/secret/x.npz", "two words"])
-    record = keep_measured("mine/first", "linear, n 1", "psnr", 0.123456, seed=3, results=tmp_path, n=1, cpu_s=0.98765)
+    record = script("keeping").keep_measured(
+        "mine/first", "linear, n 1", "psnr", 0.123456, seed=3, results=tmp_path, n=1, cpu_s=0.98765
+    )
     assert read_file(tmp_path / "mine" / "first.jsonl") == [record]
     assert (record.value, record.seeds, record.facts) == (0.1235, {"3": 0.1235}, {"n": 1, "cpu_s": 0.9877})
     assert record.command == "python experiments/mine.py --data x.npz 'two words'"

@@ -64,7 +64,7 @@ class Source:
         batch_size: Batch size to use where the recording states none.
         inferred: The source from which `batch_size` was inferred; None where it was stated.
         trust: Whether this run wrote the folder itself, so that model code named in it may be executed.
-        recipe: The recipe that recorded the case; None where another run recorded it.
+        recipe: What it is attacked by; where the run itself `simulated` the case, also what recorded it.
     """
 
     name: str
@@ -73,8 +73,9 @@ class Source:
     architecture: Architecture | None = None
     batch_size: int | None = None
     trust: bool = False
-    recipe: Recipe | None = None
+    recipe: Recipe = Recipe()  # noqa: RUF009 - frozen
     inferred: str | None = None
+    simulated: bool = False
 
     @property
     def skipped(self) -> bool:
@@ -99,7 +100,11 @@ class Source:
 
     def for_attack(self) -> "Source":
         """This source without the truth, and without the recipe, whose seed would draw it again."""
-        return replace(self, private=None, recipe=None)
+        return replace(self, private=None, recipe=Recipe())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the recipe, so that none travels, not even an empty one: elsewhere the default stands for it."""
+        return {name: value for name, value in vars(self).items() if name != "recipe"}
 
     def rounds(self, attack: Attack) -> int:
         """Number of runs of an attack on this case: one on all rounds together, or one per round."""
@@ -108,12 +113,12 @@ class Source:
         if "indices" not in self.facts.known:
             return self.facts.rounds
         # Rounds that draw from one data set may number thousands; only the first `batch.count` of them are attacked.
-        return min(self.facts.rounds, 1 if self.recipe is None else self.recipe.batch.count)
+        return min(self.facts.rounds, self.recipe.batch.count)
 
 
 def own_source(recipe: Recipe, recipes: Sequence[Recipe], folder: Path) -> Source:
     observed, private = case_folders(folder, recipe.case, len(recipes))
-    return Source(recipe.case, observed, private, trust=True, recipe=recipe)
+    return Source(recipe.case, observed, private, trust=True, recipe=recipe, simulated=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,7 +423,6 @@ def ready_for(
 
 def attack_cases(
     sources: Sequence[Source],
-    recipes: Sequence[Recipe],
     folder: Path,
     jobs: int | None = None,
     show: ProgressCallback = no_progress,
@@ -431,7 +435,6 @@ def attack_cases(
 
     Args:
         sources: The cases.
-        recipes: For each case the recipe with its attacks, seed and device.
         folder: The run folder.
         jobs: Number of attacks that run in parallel; None: one per core.
         show: Called with progress messages.
@@ -447,21 +450,24 @@ def attack_cases(
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
         KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command resumes from them.
     """
-    queues = _queues(sources, recipes, folder, repeated or {})
+    # Each attack is constructed once, not once per case.
+    made = {repr(spec): spec for source in sources for spec in source.recipe.attack}
+    attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
+    queues = [_CaseQueue.of(source, attacks, folder, repeated or {}) for source in sources if not source.skipped]
     todo = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
     executor = on or LocalExecutor()
     # Cases are grouped by device; the groups run in turn, each with the parallelism that suits its device.
-    devices = dict.fromkeys(recipe.device for recipe in recipes)
+    devices = dict.fromkeys(source.recipe.device for source in sources)
     counts = {device: sum(task.device == device for task in todo) for device in devices}
     plans = {device: executor.plan(jobs, count, device) for device, count in counts.items()}
     if todo:
         meter = _Meter(todo, folder / "progress.jsonl", show, until)
         with meter.watched():
             for device, plan in plans.items():
-                group = [queue for queue in queues if queue.recipe.device == device]
+                group = [queue for queue in queues if queue.source.recipe.device == device]
                 with executor.kept(plan) as runner:
                     _in_time(group, runner, plan, folder, meter, RunClock(until, plan.jobs))
-    return plans[recipes[0].device]
+    return plans[sources[0].recipe.device]
 
 
 def _in_time(
@@ -530,44 +536,28 @@ class RunClock:
                 self.running -= 1
 
 
-def _queues(
-    sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, repeated: Mapping[str, int]
-) -> list["_CaseQueue"]:
-    # Each attack is constructed once, not once per case.
-    made = {repr(spec): spec for recipe in recipes for spec in recipe.attack}
-    attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
-    pairs = [(source, recipe) for source, recipe in zip(sources, recipes, strict=True) if not source.skipped]
-    return [_CaseQueue.of(source, recipe, attacks, folder, repeated) for source, recipe in pairs]
-
-
 @dataclass(frozen=True)
 class _CaseQueue:
     """The tasks of one case.
 
     Attributes:
         source: The case.
-        recipe: Its recipe.
         stages: Tasks that wait for those of the stages before; what came of these may make them unnecessary.
     """
 
     source: Source
-    recipe: Recipe
     stages: tuple[list[Task], ...]
 
     @classmethod
     def of(
-        cls,
-        source: Source,
-        recipe: Recipe,
-        attacks: Mapping[str, Attack],
-        folder: Path,
-        repeated: Mapping[str, int],
+        cls, source: Source, attacks: Mapping[str, Attack], folder: Path, repeated: Mapping[str, int]
     ) -> "_CaseQueue":
         """The tasks of one case; `attacks` are by the `repr` of their specs."""
+        recipe = source.recipe
         specs = dict(zip(attack_names(recipe.attack), recipe.attack, strict=True))
         made = {name: (spec.use, attacks[repr(spec)]) for name, spec in specs.items()}
         tasks = {
-            name: [_task(Task, source, recipe, folder, name, spec, t) for t in range(source.rounds(made[name][1]))]
+            name: [_task(Task, source, folder, name, spec, t) for t in range(source.rounds(made[name][1]))]
             for name, spec in specs.items()
         }
         for own in tasks.values():
@@ -577,8 +567,8 @@ class _CaseQueue:
         if recipe.membership is not None and (source.observed / FILE).exists():
             # Nothing waits for a membership test: it keeps a core busy that has no attack to run.
             named = ((use.replace(":", "."), Spec(use)) for use in recipe.membership.tests)
-            stages[-1] += [_task(MembershipTask, source, recipe, folder, name, part) for name, part in named]
-        return cls(source, recipe, tuple(stages))
+            stages[-1] += [_task(MembershipTask, source, folder, name, part) for name, part in named]
+        return cls(source, tuple(stages))
 
     def left(self, number: int, clock: RunClock, finish: Callable[[Task], None]) -> list[Task]:
         """The tasks of a stage that still have to run.
@@ -595,7 +585,7 @@ class _CaseQueue:
         facts, stated = self.source.facts, self.source.batch_size
         size = facts.batch_size if stated is None else stated
         # Of rounds over one data set each shows some examples again: no count of a round says that all are found.
-        known = bool(tasks and before) and not self.recipe.all_attacks and "indices" not in facts.known
+        known = bool(tasks and before) and not self.source.recipe.all_attacks and "indices" not in facts.known
         names = decided_by(list(dict.fromkeys(before)), facts.rounds, size) if known else []
         if not names or size is None:
             return tasks
@@ -630,7 +620,7 @@ def _dearest_first(tasks: Sequence[Task]) -> list[Task]:
     return sorted(tasks, key=lambda task: places.get(task.part.use, len(places)))[::-1]
 
 
-def _task(make: type[Task], source: Source, recipe: Recipe, folder: Path, name: str, part: Spec, t: int = 0) -> Task:
+def _task(make: type[Task], source: Source, folder: Path, name: str, part: Spec, t: int = 0) -> Task:
     """The task of one attack on one round, or of a membership test; its seed is by its own name and its case's."""
     # A single case is called `cell` in its seeds, as when the rows of `results/` were recorded.
     case = "cell" if source.name == "case" else source.name
@@ -640,8 +630,8 @@ def _task(make: type[Task], source: Source, recipe: Recipe, folder: Path, name: 
         name=name,
         part=part,
         t=t,
-        seed=generator(recipe.seed, purpose, t).initial_seed() % 2**31,
-        device=recipe.device,
+        seed=generator(source.recipe.seed, purpose, t).initial_seed() % 2**31,
+        device=source.recipe.device,
         source=source.for_attack(),
         folder=folder,
     )

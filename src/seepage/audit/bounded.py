@@ -9,7 +9,6 @@ from typing import Any
 
 from seepage.audit.attack import Source
 from seepage.audit.candidates import open_unseen
-from seepage.audit.recipe.case import Recipe
 from seepage.audit.row import BoundRow
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.base.storage import SCHEMA, check_schema, read_json, write_json
@@ -22,23 +21,24 @@ MOST_BATCHES = 4
 """Batches of a case that are bounded; one takes seconds."""
 
 
-def bound_cases(sources: Sequence[Source], recipes: Sequence[Recipe], show: ProgressCallback = no_progress) -> None:
+def bound_cases(sources: Sequence[Source], show: ProgressCallback = no_progress) -> None:
     """Find the bounds of every case that asks for them and has none yet."""
     todo = [
-        (source, recipe)
-        for source, recipe in zip(sources, recipes, strict=True)
-        if recipe.bounded and not source.skipped and source.private and not (source.private / FILE).exists()
+        source
+        for source in sources
+        if source.recipe.bounded and not source.skipped and source.private and not (source.private / FILE).exists()
     ]
-    for number, (source, recipe) in enumerate(todo):
+    for number, source in enumerate(todo):
         show(number, len(todo), Doing(f"upper bounds on {source.name}", Phase.MEASURING))
         assert source.private is not None
-        batches, reasons = _bounds(source, recipe)
+        batches, reasons = _bounds(source)
         table = {"schema": SCHEMA, "batches": [found.table() for found in batches], "reasons": reasons}
         write_json(source.private / FILE, table)
 
 
-def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[str]]:
+def _bounds(source: Source) -> tuple[list[UpperBounds], list[str]]:
     """The bounds of each batch, and reasons why a case has none at all."""
+    recipe = source.recipe
     plan = recipe.bounds
     assert plan is not None
     assert source.private is not None
@@ -68,13 +68,13 @@ def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[str
     return found, []
 
 
-def bound_rows(source: Source, recipe: Recipe) -> list[BoundRow]:
+def bound_rows(source: Source) -> list[BoundRow]:
     """The rows of a case: for each kind of bound the loosest over its batches, and why others do not hold.
 
     Raises:
         SeepageError: For a damaged file.
     """
-    if not recipe.bounded or source.private is None or not (source.private / FILE).exists():
+    if not source.recipe.bounded or source.private is None or not (source.private / FILE).exists():
         return []
     path = source.private / FILE
     facts: Mapping[str, Any] = read_json(path)

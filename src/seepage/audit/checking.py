@@ -16,7 +16,6 @@ from seepage.audit.attack import Source, own_source
 from seepage.audit.capture import Capture
 from seepage.audit.facts import Fact, facts_of, keys_fact
 from seepage.audit.observe import observe_files
-from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.record import named_case
 from seepage.audit.recorded import read_through
@@ -104,7 +103,7 @@ def check_capture(capture: Capture, look: Look, *, named: bool = True) -> Checks
         known = capture.known | ({"model"} if named else set())
         source = Source("case", place / "observed", None, trust=True)
         keys = keys_fact(capture.before, source.open("cpu").knowledge.model)
-        return _looked_at([source], _recipes([source]), look, known=known, keys=keys)
+        return _looked_at([source], look, known=known, keys=keys)
 
 
 def check_folder(
@@ -133,11 +132,7 @@ def check_folder(
         size, words = sizes.get(place.name, (batch_size, None))
         found.append(Source(place.name, place, None, model, size, trust=trust, inferred=words))
         read_through(found[-1].open("cpu"))
-    return _looked_at(found, _recipes(found), look)
-
-
-def _recipes(sources: Sequence[Source]) -> list[Recipe]:
-    return [Recipe(name="check", case=source.name) for source in sources]
+    return _looked_at(found, look)
 
 
 def check_recipe(tables: Mapping[str, Any], look: Look) -> Checks:
@@ -152,31 +147,22 @@ def check_recipe(tables: Mapping[str, Any], look: Look) -> Checks:
     """
     with scratch() as place:
         run, recipes = record_only(tables, out=place / "run", show=look.show), resolve_cases(tables)
-        sources = [own_source(recipe, recipes, run) for recipe in recipes]
-        return _looked_at(sources, recipes, look)
+        return _looked_at([own_source(recipe, recipes, run) for recipe in recipes], look)
 
 
 def _looked_at(
-    sources: Sequence[Source],
-    recipes: Sequence[Recipe],
-    look: Look,
-    *,
-    known: Collection[str] | None = None,
-    keys: Fact | None = None,
+    sources: Sequence[Source], look: Look, *, known: Collection[str] | None = None, keys: Fact | None = None
 ) -> Checks:
     """The checks of all sources that were recorded.
 
     Args:
         sources: The recordings.
-        recipes: One for each source, in the same order.
         look: Options of the check.
         known: Names of the facts that the user stated of captured files; None: not captured files.
         keys: Which of the model's parameters captured files contain; None: not captured files.
     """
-    pairs = list(zip(sources, recipes, strict=True))
-    there = [(source, recipe) for source, recipe in pairs if not source.skipped]
-    found = [_check(source, recipe, look, known, keys) for source, recipe in there]
-    skipped = {named_case(recipe).title: _why_skipped(source) for source, recipe in pairs if source.skipped}
+    found = [_check(source, look, known, keys) for source in sources if not source.skipped]
+    skipped = {named_case(source.recipe).title: _why_skipped(source) for source in sources if source.skipped}
     return Checks(cases=tuple(found), skipped=skipped)
 
 
@@ -184,9 +170,9 @@ def _why_skipped(source: Source) -> str:
     return "" if source.private is None else str(read_json(source.private / "case.json")["skipped"])
 
 
-def _check(source: Source, recipe: Recipe, look: Look, known: Collection[str] | None, keys: Fact | None) -> Check:
+def _check(source: Source, look: Look, known: Collection[str] | None, keys: Fact | None) -> Check:
     """The check of one recorded update; arguments as in `_looked_at`."""
-    seen = source.open(recipe.device)
+    seen = source.open(source.recipe.device)
     if not 0 <= look.t < len(seen):
         last = len(seen) - 1
         raise SeepageError(f"there is no round {look.t}: the recording has {last + 1}; name one from 0 to {last}")
@@ -195,16 +181,10 @@ def _check(source: Source, recipe: Recipe, look: Look, known: Collection[str] | 
         said["batch size"] = source.inferred
     analysis = UpdateAnalysis(seen, look.t, said)
     exposure = analysis.exposure
-    facts = [] if source.recipe is not None else facts_of(analysis, exposure, said, known)
+    facts = [] if source.simulated else facts_of(analysis, exposure, said, known)
     if keys is not None:
         facts.insert(1, keys)
-    title = source.name if source.recipe is None else named_case(recipe).title
+    title = named_case(source.recipe).title if source.simulated else source.name
     if known is not None:  # two files
         title = "the update"
-    return Check(
-        case=source.name,
-        title=title,
-        facts=tuple(facts),
-        exposure=exposure,
-        rounds=len(seen),
-    )
+    return Check(case=source.name, title=title, facts=tuple(facts), exposure=exposure, rounds=len(seen))

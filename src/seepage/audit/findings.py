@@ -187,7 +187,8 @@ def inconclusive(rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Fin
     found = {}
     for case in cases:
         own = [row for row in rows if row.case == case.name]
-        if case.control or not any(row.scored for row in own) or _gives(case, own):
+        given = any(row.leaks or row.identified_tokens or row.certified_examples for row in own)
+        if case.control or not any(row.scored for row in own) or given or case.exposed_examples:
             continue
         flagged = [flag for flag in flags if flag.case == case.name and flag.severity == "warning"]
         # Where the same attacks read all of these examples without the defense, their loss is not what stops them.
@@ -198,12 +199,6 @@ def inconclusive(rows: Sequence[Row], cases: Sequence[Case], flags: Sequence[Fin
         if why:
             found[case.name] = "; ".join(dict.fromkeys(why))
     return found
-
-
-def _gives(case: Case, rows: Sequence[Row]) -> bool:
-    """Whether anything of the examples was recovered, by an attack or in closed form."""
-    proved = any(row.leaks or row.identified_tokens or row.certified_examples for row in rows)
-    return proved or bool(case.exposed_examples)
 
 
 def _reads_all(case: Case, own: Sequence[Row], rows: Sequence[Row]) -> bool:

@@ -31,28 +31,26 @@ def rounds_taken(recipe: Recipe) -> Sequence[int]:
     return range(1 if rounds is None else rounds.count)
 
 
-def measure_cases(
-    sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress
-) -> None:
+def measure_cases(sources: Sequence[Source], folder: Path, show: ProgressCallback = no_progress) -> None:
     """Measure the defense of every case that asks for it and was not measured yet; each kind of defense once."""
     todo = [
-        (source, recipe)
-        for source, recipe in zip(sources, recipes, strict=True)
-        if recipe.epsilon is not None and recipe.defense and not _path(folder, source.name).exists()
+        (source.name, source.recipe)
+        for source in sources
+        if source.recipe.epsilon is not None and source.recipe.defense and not _path(folder, source.name).exists()
     ]
     known: dict[str, EpsilonRow] = {}
-    for number, (source, recipe) in enumerate(todo):
+    for number, (name, recipe) in enumerate(todo):
         key = repr((recipe.defense, recipe.epsilon, recipe.seed, recipe.client, recipe.batch.size, recipe.rounds))
         if key not in known:
 
-            def step(done: float, total: float, number: int = number, case: str = source.name) -> None:
+            def step(done: float, total: float, number: int = number, case: str = name) -> None:
                 words = f"the epsilon of {case}'s defense"
                 show(number + min(1.0, done / max(1.0, total)), len(todo), Doing(words, Phase.MEASURING))
 
             step(0.0, 1.0)
-            known[key] = _measured(source.name, recipe, step)
-        row = known[key].model_copy(update={"case": source.name})
-        write_json(_path(folder, source.name), {"schema": SCHEMA, **row.model_dump(mode="json")})
+            known[key] = _measured(name, recipe, step)
+        row = known[key].model_copy(update={"case": name})
+        write_json(_path(folder, name), {"schema": SCHEMA, **row.model_dump(mode="json")})
 
 
 def _path(folder: Path, case: str) -> Path:
@@ -106,14 +104,14 @@ def _facts(found: MeasuredEpsilon) -> dict[str, Any]:
     }
 
 
-def epsilon_row(source: Source, recipe: Recipe, folder: Path) -> EpsilonRow | None:
+def epsilon_row(source: Source, folder: Path) -> EpsilonRow | None:
     """The row of the epsilon measured on a case's defense; None where none was requested.
 
     Raises:
         SeepageError: For a damaged file.
     """
     path = _path(folder, source.name)
-    if recipe.epsilon is None or not path.exists():
+    if source.recipe.epsilon is None or not path.exists():
         return None
     facts = read_json(path)
     check_schema(facts, path)

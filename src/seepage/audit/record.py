@@ -84,7 +84,8 @@ def record_cases(recipes: Sequence[Recipe], folder: Path, show: ProgressCallback
                     for one in recipes[number + 1 :]
                     if not _is_recorded(*case_folders(folder, one.case, len(recipes)))
                 ]
-                alike = sum(_updates(one) for one in later if (one.model, one.data) == (recipe.model, recipe.data))
+                same = [one for one in later if (one.model, one.data) == (recipe.model, recipe.data)]
+                alike = sum((one.batch if one.rounds is None else one.rounds).count for one in same)
                 _record_case(recipe, observed, private, shared, folder, show, alike)
         except (Skipped, Inapplicable, Diverged) as error:
             skipped.append(error)
@@ -93,10 +94,6 @@ def record_cases(recipes: Sequence[Recipe], folder: Path, show: ProgressCallback
             write_json(private / "case.json", named_case(recipe).model_copy(update={"skipped": str(error)}).record())
     for checkpoint in (folder / "private").glob("training-*.safetensors"):  # of no use once every case is recorded
         checkpoint.unlink()
-
-
-def _updates(recipe: Recipe) -> int:
-    return recipe.batch.count if recipe.rounds is None else recipe.rounds.count
 
 
 def is_all_recorded(recipes: Sequence[Recipe], folder: Path) -> bool:

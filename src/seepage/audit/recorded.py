@@ -38,9 +38,9 @@ from seepage.base.storage import (
     check_regular,
     check_schema,
     check_space,
-    check_whole,
     read_json,
     refuse_links,
+    tensor_names,
 )
 from seepage.errors import SeepageError
 from seepage.federation.transcript.foreign import read_facts
@@ -93,11 +93,6 @@ class AttackRequest:
     def specs(self) -> tuple[Spec, ...]:
         """The attacks."""
         return tuple(map(Spec.of, self.attacks))
-
-    def suited(self, *, texts: bool, adapters: bool) -> "AttackRequest":
-        """A copy with the attacks on texts, or the one on adapters before the others, if none were chosen."""
-        own = [{"use": name} for name in OF_TEXT] if texts else [*[{"use": "lora"}] * adapters, *self.attacks]
-        return replace(self, attacks=own) if self.default else self
 
     def check(self) -> None:
         """Raise `SeepageError` for a device that cannot be used, unknown attacks and options that do not fit them."""
@@ -154,7 +149,9 @@ def attack_only(
         read_through(transcript)
         texts = texts and vocabulary_of(transcript.knowledge.model) is not None
         adapters = adapters or bool(adapted_layers(transcript.knowledge.model))
-    request = request.suited(texts=texts, adapters=adapters)
+    if request.default:
+        own = [{"use": name} for name in OF_TEXT] if texts else [*[{"use": "lora"}] * adapters, *request.attacks]
+        request = replace(request, attacks=own)
     content = fingerprint([source.observed for source in sources])
     recorded = recorded.model_copy(update={"attacks": list(map(dict, request.attacks)), "content": content})
     text = recorded.text
@@ -163,29 +160,22 @@ def attack_only(
     if claim(folder, "attack.json", text, beside, reuse=request.reuse) and not (goes_on and unfinished(folder)):
         return Run(folder, read_result(folder), fresh=False)
     check_space(folder, MIN_FREE_BYTES)
-    recipes = [
-        Recipe(
-            name="attack",
-            seed=request.seed,
-            device=request.device,
-            all_attacks=request.all_attacks,
-            attack=request.specs,
-            case=source.name,
-        )
-        for source in sources
-    ]
+    recipe = Recipe(
+        name="attack", seed=request.seed, device=request.device, all_attacks=request.all_attacks, attack=request.specs
+    )
+    sources = [replace(source, recipe=replace(recipe, case=source.name)) for source in sources]
     with locked(folder):
         finished = claim(folder, "attack.json", text, beside, sweeps=True, reuse=request.reuse)
         if finished and not (goes_on and reopened(folder)):  # by another process, meanwhile
             return Run(folder, read_result(folder), fresh=False)
         take(folder, "attack.json", text)
         looks = looks_of(sources, request.show)
-        plan = attack_cases(sources, recipes, folder, request.jobs, request.show, on=request.on, until=until)
+        plan = attack_cases(sources, folder, request.jobs, request.show, on=request.on, until=until)
         judged = files or judged_files({one.name: one.observed for one in sources})
         noted = [one.model_dump() for one in judged]
         more = {"threads": plan.threads, "files": noted}
         write_environment(folder, request.command, started, request.device, plan.jobs, **more)
-        return Run(folder, summarize(sources, recipes, folder, request.show, files=judged, looks=looks), fresh=True)
+        return Run(folder, summarize(sources, folder, request.show, files=judged, looks=looks), fresh=True)
 
 
 class RecordedRequest(JsonRecord):
@@ -210,9 +200,6 @@ class RecordedRequest(JsonRecord):
         """The batch size of a folder that states none, and the source of an inferred one."""
         found = (self.sizes or {}).get(folder) if self.batch_size is None else None
         return (self.batch_size, None) if found is None else found
-
-    def parts(self) -> tuple[Spec, ...]:
-        return tuple(map(Spec.of, self.attacks))
 
     def architecture(self) -> Architecture | None:
         return None if self.model is None else Architecture(str(self.model.get("use")), self.model.get("options", {}))
@@ -276,13 +263,12 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
         raise SeepageError("scoring takes --set score.KEY=VALUE only, such as --set score.exact_db=45")
     chosen = change({}, settings).get("score", {})
     bind(Scoring, chosen, "[score]")
-    scoring, parts = Scoring(**chosen), recorded.parts()
+    scoring, parts = Scoring(**chosen), tuple(map(Spec.of, recorded.attacks))
     sources = _foreign_sources(recorded, truth, trust=trust)
     if fingerprint([source.observed for source in sources]) != recorded.content:
         raise SeepageError(f"{recorded.observed} has changed since {folder} was made; attack it again")
-    recipes = [
-        Recipe(name="attack", seed=recorded.seed, attack=parts, case=source.name, score=scoring) for source in sources
-    ]
+    recipe = Recipe(name="attack", seed=recorded.seed, attack=parts, score=scoring)
+    sources = [replace(source, recipe=replace(recipe, case=source.name)) for source in sources]
     with held(folder):
         refuse_changed(folder)  # a new manifest must not vouch for foreign files
         env = folder / "env.json"
@@ -290,7 +276,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
         listed = parse_all(JudgedFile, facts.get("files", []), str(env))
         judged = [file for file in listed if file.what != SCORED_WITH]
         noted = [file.model_dump() for file in [*judged, *_truth_files(sources)]]
-        return Run(folder, summarize(sources, recipes, folder, files=judged, env=facts | {"files": noted}), fresh=True)
+        return Run(folder, summarize(sources, folder, files=judged, env=facts | {"files": noted}), fresh=True)
 
 
 def _truth_files(sources: Sequence[Source]) -> list[JudgedFile]:
@@ -365,7 +351,7 @@ def _files_of(folder: Path) -> list[Path]:
         named += [folder / "auxiliary.safetensors", folder / "model.safetensors", *own]
     found = [file for file in named if file.is_file()]
     for file in found[1:]:
-        check_whole(file)
+        tensor_names(file)  # refuses what is not whole
     return found
 
 

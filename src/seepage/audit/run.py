@@ -108,15 +108,13 @@ def run(
             sources = [own_source(recipe, recipes, folder) for recipe in recipes]
             looks = looks_of(sources, show)
             repeated = read_json(folder / REPEATED) if (folder / REPEATED).exists() else None
-            plan = attack_cases(
-                sources, recipes, folder, jobs, show, on=workers, until=until, repeated=repeated
-            )  # fmt: skip
-        bound_cases(sources, recipes, show)
-        measure_cases(sources, recipes, folder, show)
+            plan = attack_cases(sources, folder, jobs, show, on=workers, until=until, repeated=repeated)
+        bound_cases(sources, show)
+        measure_cases(sources, folder, show)
         # Of a run that was killed nobody knows what it took.
         more = {"resumed": True} if resumed and not (folder / "env.json").exists() else {}
         write_environment(folder, command, started, recipes[0].device, plan.jobs, threads=plan.threads, **more)
-        return Run(folder, summarize(sources, recipes, folder, show, looks=looks), fresh=True)
+        return Run(folder, summarize(sources, folder, show, looks=looks), fresh=True)
 
 
 def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: ProgressCallback = no_progress) -> Path:

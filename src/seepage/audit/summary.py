@@ -71,7 +71,6 @@ CaseSummary = tuple[Case, list[Row], list[Finding], list[dict[str, Any]], dict[s
 
 def summarize(
     sources: Sequence[Source],
-    recipes: Sequence[Recipe],
     folder: Path,
     show: ProgressCallback = no_progress,
     files: Sequence[JudgedFile] = (),
@@ -83,31 +82,30 @@ def summarize(
 
     Args:
         sources: The cases.
-        recipes: Their recipes.
         folder: The run folder.
         show: Called with progress messages.
         files: What was judged, of recorded or captured updates.
         env: The new content of `env.json`, which is written once all attempts are scored; None: it stays.
         looks: What is to be said of each case's update without an attack, as far as it was looked at before.
     """
-    pairs, found = list(zip(sources, recipes, strict=True)), list[CaseSummary]()
-    for i, (source, recipe) in enumerate(pairs):
+    found = list[CaseSummary]()
+    for i, source in enumerate(sources):
         show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.SCORING))
         if source.skipped:
-            found.append(_skipped_case(source, recipe))
+            found.append(_skipped_case(source))
         else:
-            found.append(_summarize_case(source, recipe, folder, looks.get(source.name)))
-    places = _places(sources, recipes, folder)
+            found.append(_summarize_case(source, folder, looks.get(source.name)))
+    places = _places(sources, folder)
     if env is not None:
         write_json(folder / "env.json", env)
     write_lines(folder / "scores.jsonl", [line for *_, lines, _ in found for line in lines])
     exposures = [look for *_, look in found if look is not None]
     write_json(folder / "exposure.json", {"schema": SCHEMA, "cases": without_places(exposures, places)})
-    epsilons = [row for source, recipe in pairs if (row := epsilon_row(source, recipe, folder)) is not None]
+    epsilons = [row for source in sources if (row := epsilon_row(source, folder)) is not None]
     flags = [*(flag for _, _, own, *_ in found for flag in own), *weak_claims(epsilons)]
     said_of = without_places([flag.model_dump(mode="json") for flag in flags], places)
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": said_of})
-    scoring = recipes[0].score
+    scoring, recipes = sources[0].recipe.score, [source.recipe for source in sources]
     result = with_verdict(
         Result(
             run=folder.name if folder.is_absolute() else str(folder),
@@ -116,14 +114,14 @@ def summarize(
             rows=[row for _, rows, *_ in found for row in rows],
             cases=[_with_files(case, files) for case, *_ in found],
             thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
-            membership=[row for source, recipe in pairs for row in membership_rows(source, recipe, folder)],
-            bounds=[row for source, recipe in pairs for row in bound_rows(source, recipe)],
+            membership=[row for source in sources for row in membership_rows(source, folder)],
+            bounds=[row for source in sources for row in bound_rows(source)],
             epsilons=epsilons,
             warnings=[flag for flag in flags if flag.severity == "warning"],
         ),
-        own_code=_takes_own_code(sources, recipes),
+        own_code=_takes_own_code(sources),
         asked={part for one in recipes for part in ("membership", "epsilon") if getattr(one, part) is not None},
-        captured=all(source.recipe is None for source in sources),
+        captured=not any(source.simulated for source in sources),
     )
     # By its result a run counts as finished, so that is written last: the manifest tells what it will be.
     text = json_text(without_places(result.record(), places))
@@ -138,9 +136,9 @@ def _with_files(case: Case, files: Sequence[JudgedFile]) -> Case:
     return case.model_copy(update={"files": own}) if own else case
 
 
-def _places(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) -> list[str]:
+def _places(sources: Sequence[Source], folder: Path) -> list[str]:
     """The paths that a run reads and writes, which messages may repeat and results do not."""
-    named = [path for recipe in recipes for path in paths_in(to_jsonable_python(recipe, fallback=str))]
+    named = [path for one in sources for path in paths_in(to_jsonable_python(one.recipe, fallback=str))]
     return list(dict.fromkeys([*named, *(str(source.observed) for source in sources), str(folder.absolute())]))
 
 
@@ -151,9 +149,9 @@ def _kind(knowledge: Knowledge) -> Kind:
     return "pictures" if is_image(knowledge.input_shape) else "records"
 
 
-def membership_rows(source: Source, recipe: Recipe, folder: Path) -> list[MembershipRow]:
+def membership_rows(source: Source, folder: Path) -> list[MembershipRow]:
     """The rows of a case's membership tests; none where they were not asked for or could not be made."""
-    plan = recipe.membership
+    plan = source.recipe.membership
     if plan is None or source.private is None or not (source.private / FILE).exists():
         return []
     members = open_members(source.private)
@@ -161,14 +159,14 @@ def membership_rows(source: Source, recipe: Recipe, folder: Path) -> list[Member
     for use in plan.tests:
         judgment = open_judgment(judgment_path(folder, source.name, use))
         name = use.replace(":", ".")
-        rows.append(make_membership_row(source.name, name, judgment, members, plan.level, seed=recipe.seed))
+        rows.append(make_membership_row(source.name, name, judgment, members, plan.level, seed=source.recipe.seed))
     return rows
 
 
-def _skipped_case(source: Source, recipe: Recipe) -> CaseSummary:
+def _skipped_case(source: Source) -> CaseSummary:
     """The summary of a case that could not be recorded: one row per attack with the reason."""
     assert source.private is not None
-    case = read_case(source.private, source.name)
+    case, recipe = read_case(source.private, source.name), source.recipe
     known, reason = sorted(recipe.knowledge.known), str(case.skipped)
     rows = [skipped_row(recipe, source.name, name, attack, known, reason) for name, attack in _named_attacks(recipe)]
     return case, rows, [], [], None
@@ -178,19 +176,18 @@ def _named_attacks(recipe: Recipe) -> list[tuple[str, Attack]]:
     return list(zip(attack_names(recipe.attack), map(recipe.make_attack, recipe.attack), strict=True))
 
 
-def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look | None) -> CaseSummary:
+def _summarize_case(source: Source, folder: Path, looked: Look | None) -> CaseSummary:
     """Everything that a report says of one case: its facts, rows of its attacks, diagnostics and score lines.
 
     Args:
         source: The case's recording.
-        recipe: The recipe with its attacks and score options.
         folder: The run folder.
         looked: What is to be said of the update without an attack; None: it is looked at here.
     """
     transcript = source.open("cpu")
     truth = None if source.private is None else _truth_for(transcript, source)
     said, (seen, look) = _said(source), looked or _look(source, transcript)
-    promise = None if source.recipe is None else _guarantee(source.recipe)
+    recipe, promise = source.recipe, _guarantee(source.recipe) if source.simulated else None
     case = _case_of(source, transcript)
     said = {**(case.inferred or {}), **said}
     guessed = bool(RULE & said.keys())
@@ -202,17 +199,18 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
         "assumed_update": assumed_update(transcript),
     }
     refused = refusals(transcript, {part.use for part in recipe.attack})
-    given = (None, None) if seen is None else (_exposed_examples(seen), seen.batch_size or seen.at_least)
-    known |= {"exposed_examples": given[0], "exposed_of": given[1]}
+    changed = seen is not None and any(one.name in CHANGES_VALUES for one in seen.defenses)  # equal rows prove less
+    known["exposed_examples"] = None if seen is None else 0 if changed else seen.examples
+    known["exposed_of"] = None if seen is None else seen.batch_size or seen.at_least
     case = case.model_copy(update={**known, "kind": _kind(transcript.knowledge), "refusals": refused})
-    flags = [one.of(source.name) for one in _case_diagnostics(source, transcript, truth, recipe)]
+    flags = [one.of(source.name) for one in _case_diagnostics(source, transcript, truth)]
     rows, lines = [], []
-    compares = source.recipe is None and transcript.knowledge.client.linear_in_gradient
+    compares = not source.simulated and transcript.knowledge.client.linear_in_gradient
     brought = truth.of_round(0) if truth is not None and compares else None
     off = None if brought is None else up_to_a_factor(_of_own_loss(compared_to_sent, transcript, brought), said)
     under = normalization_of_truth(transcript, brought) if brought is not None and contradicts(off) else None
     flags += [one.of(source.name) for one in contradiction_flags(transcript, off, said)]
-    yardstick = _yardstick(source, transcript, truth, recipe)
+    yardstick = _yardstick(source, transcript, truth)
     for name, attack in _named_attacks(recipe):
         row, scores = _score_attack(source.name, name, attack, folder, transcript, truth, yardstick)
         unknown = {*said, *["client rule"] * guessed}
@@ -222,10 +220,8 @@ def _summarize_case(source: Source, recipe: Recipe, folder: Path, looked: Look |
         flags += [one.of(source.name, name) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     if any(row.certified is not None and row.certified.wrong for row in rows):
-        case = case.model_copy(
-            update={"exposed_examples": None}
-        )  # a certificate was wrong: equal rows prove nothing here
-    if source.recipe is None:
+        case = case.model_copy(update={"exposed_examples": None})  # a certificate was wrong: equal rows prove nothing
+    if not source.simulated:
         least = None if seen is None else seen.at_least
         case = case.model_copy(update={"caveats": caveats(transcript, rows, least, said, off, under)})
     return case, rows, flags, lines, look
@@ -244,10 +240,10 @@ def _of_own_loss(measure: Callable[[Transcript, Any], T], transcript: Transcript
         return None
 
 
-def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> bool:
+def _takes_own_code(sources: Sequence[Source]) -> bool:
     """Whether an attack or the model is third-party code, which scoring a run later executes only if trusted."""
     models = [source.architecture for source in sources if source.architecture is not None]
-    attacks = [part.table() for recipe in recipes for part in recipe.attack]
+    attacks = [part.table() for source in sources for part in source.recipe.attack]
     return bool(own_code({"attack": attacks, "model": [{"use": m.use, "options": dict(m.options)} for m in models]}))
 
 
@@ -281,11 +277,6 @@ def _look(source: Source, transcript: Transcript) -> Look:
         return found, {"case": source.name, "line": found.line, **table}
     except SeepageError as error:
         return None, {"case": source.name, "failed": str(error)}
-
-
-def _exposed_examples(found: Exposure) -> int:
-    """Examples that an update reveals in closed form; none where it looks changed, since equal rows prove less."""
-    return 0 if any(one.name in CHANGES_VALUES for one in found.defenses) else found.examples
 
 
 def _case_of(source: Source, transcript: Transcript) -> Case:
@@ -374,29 +365,28 @@ def _guarantee(recipe: Recipe) -> Guarantee | None:
     return guarantee_of(defense, rounds_taken(recipe), participations=most)
 
 
-def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> list[Finding]:
+def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | None) -> list[Finding]:
     """Findings on one case apart from its attacks: its model, updates, guarantee, number of examples and metrics.
 
     Args:
         source: The case's recording.
         transcript: The same, opened.
         truth: The private batches; None: not at hand, so that nothing is said of samples and metrics.
-        recipe: The run's recipe, for the options of the score.
     """
     knowledge = transcript.knowledge
-    rule = knowledge.client if source.recipe is None else source.recipe.make_client()
+    rule = source.recipe.make_client() if source.simulated else knowledge.client
     # Attacks follow the client's rule exactly only where it has no dropout masks or rounding of its own; of one that
     # was captured nobody knows.
-    followed = source.recipe is not None and rule.read_as == rule
+    followed = source.simulated and rule.read_as == rule
     found = diagnostics.model_diagnostics(knowledge.model, rule.mode, followed=followed)
     losses = _of_own_loss(diagnostics.example_losses, transcript, list(truth)) if truth is not None else []
     # Rounds over one data set, whose indices are known, may number thousands: only the first is opened.
     opened = 1 if "indices" in knowledge.known else len(transcript)
     found += diagnostics.update_diagnostics(transcript, opened, losses or [])
-    found += diagnostics.guarantee_diagnostics(None if source.recipe is None else _guarantee(source.recipe))
+    found += diagnostics.guarantee_diagnostics(_guarantee(source.recipe) if source.simulated else None)
     if truth is not None:
         found += diagnostics.sample_diagnostics(sum(len(batch) for batch in truth), len(truth))
-        asked = recipe.score.lpips or "lpips" in recipe.score.metrics
+        asked = source.recipe.score.lpips or "lpips" in source.recipe.score.metrics
         found += diagnostics.metric_diagnostics(asked, knowledge.input_shape)
     return found
 
@@ -409,20 +399,20 @@ def _attempts(place: Path) -> dict[int, Attempt]:
     return {t: open_attempt(path.with_suffix("")) for t, path in found.items()}
 
 
-def _yardstick(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> Yardstick:
+def _yardstick(source: Source, transcript: Transcript, truth: Truth | None) -> Yardstick:
     """What the guesses on a case are measured with; nothing, without a truth."""
-    knowledge = transcript.knowledge
+    knowledge, scoring = transcript.knowledge, source.recipe.score
     if truth is None:
         return Yardstick(value_range=knowledge.value_range)
     return Yardstick(
-        metrics=metrics_for(recipe.score, knowledge.input_shape),
-        limits=recipe.score.limits,
+        metrics=metrics_for(scoring, knowledge.input_shape),
+        limits=scoring.limits,
         value_range=knowledge.value_range,
         units=truth.units,
         typical=truth.typical,
         target=knowledge.target,
         blocks=knowledge.blocks,
-        seed=recipe.seed,
+        seed=source.recipe.seed,
     )
 
 

@@ -22,10 +22,11 @@ def verdict_summary(result: Result, asked: Collection[str] = (), *, captured: bo
         captured: Whether the updates were recorded elsewhere, so that no option of an audit helps.
     """
     headings, cases = result.titles, result.cases
+    untested = next((case.membership_skipped for case in cases if case.membership_skipped), "no case could be tested")
     doubtful = any(case.inconclusive is not None for case in cases)
     found = [
         reconstructed(result.judged_rows, headings, result.judged),
-        _asked(members_identified(result.judged_membership, headings), "membership" in asked, _untested(cases)),
+        _asked(members_identified(result.judged_membership, headings), "membership" in asked, untested),
         upper_bound(result.bounds, headings),
         _asked(empirical_epsilon(result.epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]
@@ -58,11 +59,6 @@ def _asked(part: SummaryPart, asked: bool, why: str) -> SummaryPart:
     if part.tried or not asked or "ask with" not in part.words:
         return part
     return part.model_copy(update={"words": f"asked for, but not available: {why}"})
-
-
-def _untested(cases: Sequence[Case]) -> str:
-    """Why membership could not be tested, of the first case with a reason."""
-    return next((case.membership_skipped for case in cases if case.membership_skipped), "no case could be tested")
 
 
 def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Sequence[Case] = ()) -> SummaryPart:

@@ -194,7 +194,7 @@ def options_of(make: Callable[..., Any], given: int = 0) -> list[Option]:
         Option(
             parameter.name,
             "" if parameter.default is parameter.empty else repr(parameter.default),
-            _with_words(said.get(parameter.name, ""), _literal_words(hints.get(parameter.name))),
+            _with_words(said.get(parameter.name, ""), hints.get(parameter.name)),
         )
         for parameter in parameters
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -216,13 +216,9 @@ def _meanings(make: Callable[..., Any]) -> dict[str, str]:
     return {name: said for part in parts for name, said in _documented(inspect.cleandoc(part.__doc__ or "")).items()}
 
 
-def _literal_words(hint: Any) -> list[str]:
-    """The words of `Literal["a", "b"]`."""
-    return [str(word) for word in get_args(hint)] if get_origin(hint) is Literal else []
-
-
-def _with_words(about: str, words: list[str]) -> str:
+def _with_words(about: str, hint: Any) -> str:
     """The meaning, followed by the words that an option takes, where it does not name them itself."""
+    words = list(map(str, get_args(hint))) if get_origin(hint) is Literal else []
     unsaid = [word for word in words if word not in about]
     return f"{about.rstrip('.')} (one of {', '.join(words)})".lstrip() if unsaid else about
 

@@ -486,7 +486,7 @@ def read_tensors(path: Path, names: Collection[str] | None = None, *, most: int 
 
 
 def tensor_names(path: Path) -> list[str]:
-    """The names in a safetensors file, by its head alone.
+    """The names in a safetensors file, by its head alone, which says how long the file is.
 
     Raises:
         SeepageError: For a file that is missing, not whole, or of absurd size or number of tensors.
@@ -511,15 +511,6 @@ def check_kinds(tensors: Mapping[str, Tensor], path: Path) -> None:
         raise SeepageError(
             f"{path} holds {short(odd)} as {tensors[odd].dtype}, which nothing is computed with; convert it to float32"
         )
-
-
-def check_whole(path: Path) -> None:
-    """Raise for a safetensors file that is not as long as its head says, without reading its tensors.
-
-    Raises:
-        SeepageError: For such a file, and for one of absurd size.
-    """
-    tensor_names(path)
 
 
 def _not_whole(path: Path, error: Exception) -> SeepageError:

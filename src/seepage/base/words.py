@@ -5,9 +5,10 @@ writing around is spelled out everywhere (`\x1b`); what a format would take for 
 """
 
 import re
-import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from seepage.errors import printable
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~$#])")
 _REACHES = re.compile(r"(://|www\.|@|#(?=\d))", re.IGNORECASE)
@@ -18,34 +19,22 @@ _NOT_XML = re.compile("[^\\t\\n\\r\\u0020-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0
 """All but the characters of XML 1.0, production 2."""
 
 
-def spelled(text: str, keep: str = "") -> str:
-    r"""Text in which characters that act are spelled out.
+def each_text(value: Any, change: Callable[[str], str] = printable) -> Any:
+    """JSON with every text changed, keys too: spelled out, unless something else is asked for.
 
-    Args:
-        text: Any text.
-        keep: Characters that stay, such as line breaks.
-
-    >>> spelled("a\x1b[2Jb\u202ec\n"), spelled("a\n", keep="\n")
-    ('a\\x1b[2Jb\\u202ec\\n', 'a\n')
+    >>> each_text({"title": ["a" + chr(27) + "[2J"]})["title"][0] == "a" + chr(92) + "x1b[2J"
+    True
     """
-    return "".join(
-        c if c.isprintable() or c in keep or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
-        for c in text
-    )
-
-
-def all_spelled(value: Any) -> Any:
-    """JSON with every text spelled out, keys too."""
     if isinstance(value, str):
-        return spelled(value)
-    if isinstance(value, dict):
-        return {all_spelled(key): all_spelled(item) for key, item in value.items()}
-    return [all_spelled(item) for item in value] if isinstance(value, list | tuple) else value
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): each_text(item, change) for key, item in value.items()}
+    return [each_text(item, change) for item in value] if isinstance(value, list | tuple) else value
 
 
 def for_page(value: Any) -> Any:
     """What a template puts into a page, which escapes it afterwards; line breaks and tabs stay."""
-    if not isinstance(value, str) or (text := spelled(value, keep="\n\r\t")) == value:
+    if not isinstance(value, str) or (text := printable(value, keep="\n\r\t")) == value:
         return value
     return type(value)(text)
 
@@ -58,7 +47,7 @@ def for_markdown(text: str) -> str:
     >>> for_markdown("see https://evil.example and www.evil.example, @octocat")
     'see https:// evil.example and www. evil.example, @ octocat'
     """
-    text = _REACHES.sub(r"\1 ", spelled(" ".join(text.split())))
+    text = _REACHES.sub(r"\1 ", printable(" ".join(text.split())))
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(r"\\\1", text)
 
@@ -69,7 +58,7 @@ def for_sarif(text: str) -> str:
     >>> for_sarif("[click](https://evil.example)"), for_sarif("\\[a]")
     ('\\[click\\](https://evil.example)', '\\\\\\[a\\]')
     """
-    return _BRACKETS.sub(r"\1\1\\\2", spelled(text))
+    return _BRACKETS.sub(r"\1\1\\\2", printable(text))
 
 
 def for_xml(text: str) -> str:
@@ -78,7 +67,7 @@ def for_xml(text: str) -> str:
     >>> for_xml("a\x00b\ud800")
     'a\\x00b\\ud800'
     """
-    return _NOT_XML.sub("", spelled(text))
+    return _NOT_XML.sub("", printable(text))
 
 
 def plural(count: int, word: str) -> str:

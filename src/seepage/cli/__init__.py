@@ -40,7 +40,8 @@ def main() -> None:
         place = f"{error.filename}: " if error.filename else ""
         _fail(f"{place}{error.strerror or error}; check the path, its permissions and the space on the disk")
     except (MemoryError, RuntimeError, ValueError) as error:
-        if _is_unsolvable(error):
+        # PyTorch and NumPy have one such class each, which are not imported here to start in no time.
+        if type(error).__name__ in ("_LinAlgError", "LinAlgError"):
             _fail(
                 f"a matrix of these numbers cannot be decomposed ({str(error)[:160]}); look for values far larger or "
                 "smaller than the others in the update or the weights, and record again"
@@ -84,11 +85,6 @@ def _fail(sentence: str) -> NoReturn:
     words = "\n".join(printable(line) for line in sentence.split("\n"))  # several mistakes have a line each
     say(f"error: {brief(words)}")
     sys.exit(2)
-
-
-def _is_unsolvable(error: Exception) -> bool:
-    """PyTorch and NumPy have one such class each, which are not imported here to start in no time."""
-    return type(error).__name__ in ("_LinAlgError", "LinAlgError")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -283,7 +283,7 @@ def attack(
             reuse=gate.reuse or (condition is None and gate.baseline is None),
             minutes=attacker.time(MINUTES, own.settings),
             began=began(),
-            tell=None if shown.silent else _tell,
+            tell=None if shown.silent else lambda remark: say(printable(remark)),
         )
         finished = run(request=request)
         write_pages(finished.folder, show, again=finished.fresh, pictures=shown.pictures)
@@ -291,10 +291,6 @@ def attack(
     gate_on(finished.result, condition, silent=shown.silent)
     hold_against(finished.result, gate.baseline)
     conclude(finished.result, allow=gate.allow)
-
-
-def _tell(remark: str) -> None:
-    say(printable(remark))
 
 
 def _check_files(captured: Path, after: Path | None, gradient: Path | None) -> None:

@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +16,7 @@ from seepage.errors import SeepageError, printable, say, short, unknown
 
 if TYPE_CHECKING:
     from seepage.audit.gate import Condition
-    from seepage.measure.privacy.measured import MeasuredEpsilon
+    from seepage.measure.privacy.measured import MeasuredEpsilon, Measurement
     from seepage.measure.privacy.measured.measure import Progress
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -29,15 +29,16 @@ class ProveOptions:
     """What is claimed of a filter, and how it is called."""
 
     epsilon: Annotated[float | None, _claimed("--epsilon", help="The stated epsilon, over all rounds.")] = None
-    delta: Annotated[float | None, _claimed("--delta", help="The delta of all epsilons; default 1e-5.")] = None
+    delta: Annotated[float, _claimed("--delta", help="The delta of all epsilons.")] = 1e-5
     sigma: Annotated[
         float | None, _claimed("--sigma", help="Noise multiplier, to compute an epsilon where no option tells it.")
     ] = None
     rounds: Annotated[int, _claimed("--rounds", min=1, help="Rounds that the epsilons are over.")] = 1
     neighbors: Annotated[
-        str, _claimed("--neighbors", help="Neighboring relation: join (add or remove one update) or replace.")
+        Literal["join", "replace"],
+        _claimed("--neighbors", help="Neighboring relation: join (add or remove one update) or replace."),
     ] = "join"
-    clip: Annotated[float | None, _calling("--clip", help="Norm that the filter clips to; default 1.")] = None
+    clip: Annotated[float, _calling("--clip", help="Norm that the filter clips to.")] = 1.0
     shapes: Annotated[
         str | None,
         _calling("--shapes", help="Shapes of the test update, e.g. weight=6x8,bias=6 (a scalar: name=1)."),
@@ -53,48 +54,36 @@ class ProveOptions:
 
     def function(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """A user's filter, `f(update) -> sent`, or server, `f(updates, weights) -> aggregate`."""
-        from seepage.measure.privacy.measured import Measurement
+        from seepage.measure.privacy.accounting import epsilon
 
-        name = _one(names, "function")
-        computed = None if self.sigma is None else self._computed(self.sigma)
-        how = Measurement(
-            delta=self.delta or 1e-5, stated=self.epsilon, computed=computed if self.neighbors == "join" else None,
-            rounds=self.rounds, calls=self._calls, seconds=self.seconds, neighbors=self._neighbors, progress=show,
-        )  # fmt: skip
-        made = self._made(name)
+        name, computed = _one(names, "function"), None
+        if self.sigma is not None and self.neighbors == "join":
+            computed = epsilon(sigma=self.sigma, rounds=self.rounds, delta=self.delta)
+        how, made = replace(self._measurement(show), computed=computed), self._made(name)
         call = self._among_clients(_guarded(made, name, list(self._shapes)), servers=_takes_clients(made))
-        return how.epsilon(call, clip=1.0 if self.clip is None else self.clip, shapes=self._shapes, seed=self.seed or 0)
+        return how.epsilon(call, clip=self.clip, shapes=self._shapes, seed=self.seed or 0)
 
     def defense(self, names: Sequence[str], show: "Progress | None") -> "MeasuredEpsilon":
         """Defenses, in their order."""
         from seepage.cli.parts import part_of
         from seepage.federation.defenses import DEFENSES, joined
-        from seepage.measure.privacy.measured import Measurement, measure_defense
+        from seepage.measure.privacy.measured import measure_defense
 
         parts = [part_of(name, "--of defense", DEFENSES) for name in names]
         for part in parts:
             self._check_trust(part.use)
         defense = joined([DEFENSES.build(part) for part in parts])
         assert defense is not None
-        how = Measurement(
-            delta=self._delta, rounds=self.rounds, stated=self.epsilon, calls=self._calls, seconds=self.seconds,
-            neighbors=self._neighbors, progress=show,
+        return measure_defense(defense, self._measurement(show), seed=self.seed or 0)
+
+    def _measurement(self, show: "Progress | None") -> "Measurement":
+        from seepage.measure.privacy.measured import CALLS, Measurement
+
+        calls = CALLS if self.calls is None else self.calls
+        return Measurement(
+            delta=self.delta, rounds=self.rounds, stated=self.epsilon, calls=calls, seconds=self.seconds,
+            neighbors=self.neighbors, progress=show,
         )  # fmt: skip
-        return measure_defense(defense, how, seed=self.seed or 0)
-
-    @property
-    def _delta(self) -> float:
-        return 1e-5 if self.delta is None else self.delta
-
-    @property
-    def _calls(self) -> int:
-        from seepage.measure.privacy.measured import CALLS
-
-        return CALLS if self.calls is None else self.calls
-
-    @property
-    def _neighbors(self) -> Literal["join", "replace"]:
-        return "join" if self.neighbors == "join" else "replace"
 
     @property
     def _shapes(self) -> Shapes:
@@ -125,11 +114,6 @@ class ProveOptions:
             return OfClients(call, tuple(map(float, (self.weights or "").split(",")))) if servers else call
         except ValueError as error:
             raise SeepageError(f"--weights takes numbers such as 1000,10,10, got {short(self.weights)}") from error
-
-    def _computed(self, sigma: float) -> float:
-        from seepage.measure.privacy.accounting import epsilon
-
-        return epsilon(sigma=sigma, rounds=self.rounds, delta=self._delta)
 
     def _made(self, text: str) -> Any:
         """What a name stands for: a class is called with the options, a function is not."""
@@ -192,8 +176,6 @@ def prove(
         raise unknown("kind in --of KIND:NAME", kind, [*MEASURED, "ledger"])
     if {other for other, _ in split} != {kind} or not all(names):
         raise SeepageError(f"--of takes KIND:NAME, and several of one kind, got {' and '.join(map(short, of))}")
-    if measuring.neighbors not in ("join", "replace"):
-        raise SeepageError(f"--neighbors takes join or replace, got {measuring.neighbors!r}")
     scores = ("spent",) if kind == "ledger" else EPSILON_SCORES
     condition = None if fail_if is None else parse_condition(fail_if, scores=scores)
     if kind == "ledger":

@@ -11,7 +11,7 @@ from seepage.cli.options import DeviceOption, PrintOptions, WorkerOptions, runni
 from seepage.errors import SeepageError, unknown
 
 if TYPE_CHECKING:
-    from seepage.papers import Done, Item, Job, Record, Size
+    from seepage.papers import Done, Item, Job, Size
 
 
 def reproduce(
@@ -178,7 +178,7 @@ def _print_done(ended: "Sequence[Done]", size: "Size", as_json: bool, quiet: boo
             {
                 "item": done.item.id,
                 "failed": done.failed,
-                "records": [_told(record) for record in done.records],
+                "records": [record.line() for record in done.records],
                 "claims": _told_claims(done),
             }
             for done in ended
@@ -193,12 +193,6 @@ def _print_done(ended: "Sequence[Done]", size: "Size", as_json: bool, quiet: boo
             _print_item(done, size)
         if done.failed:
             print(f"{done.item.id}: failed: {done.failed}\n")
-
-
-def _told(record: "Record") -> dict[str, Any]:
-    """A record for other programs, with the names that the value and its interval had at first."""
-    low, high = record.interval or (None, None)
-    return {**record.line(), "ours": record.value, "low": low, "high": high}
 
 
 def _told_claims(done: "Done") -> list[dict[str, Any]]:

@@ -2,10 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,6 +18,7 @@ from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Case, MembershipRow, Outcome, Result, Row
 from seepage.audit.verdict import answers, caveat_lines, headline, not_asked, reasons, warning_lines
 from seepage.base.progress import Doing, Phase, ProgressCallback, no_progress
+from seepage.base.words import each_text
 from seepage.cli.console import PlainConsole, open_console
 from seepage.cli.stored import MARK, Stored
 from seepage.errors import printable
@@ -67,19 +67,6 @@ def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
         yield show
 
 
-def plain(value: Any) -> Any:
-    """The texts in what somebody's JSON held, as a terminal may show them.
-
-    >>> plain({"title": ["a" + chr(27) + "[2J"]})["title"][0] == "a" + chr(92) + "x1b[2J"
-    True
-    """
-    if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return printable(value) if isinstance(value, str) else value
-
-
 def print_result(
     folder: Path,
     result: Result,
@@ -100,7 +87,7 @@ def print_result(
         stored: Rows of other attacks on the same cases, to stand below those of this run; with the details.
     """
     console = open_console()
-    result = Result.model_validate(plain(result.record()))  # a stranger's words must not move the cursor
+    result = Result.model_validate(each_text(result.record()))  # a stranger's words must not move the cursor
     if quiet:
         console.print(result.verdict, soft_wrap=console.whole_lines, highlight=False, markup=False)
         return

@@ -10,7 +10,7 @@ from seepage.papers.items import PAPERS, SIZES, Item, Size, find_item, find_item
 from seepage.papers.others import OTHERS
 from seepage.papers.records import Record, read_records
 from seepage.papers.run import Done, Job, Value, plan, reproduce
-from seepage.papers.verdicts import judge, judge_paper
+from seepage.papers.verdicts import judge
 
 __all__ = [
     "OTHERS",
@@ -25,7 +25,6 @@ __all__ = [
     "find_item",
     "find_items",
     "judge",
-    "judge_paper",
     "list_items",
     "plan",
     "read_records",

@@ -90,7 +90,7 @@ class _Claim(BaseModel):
         """Sentences on mistakes in the claim, for an item with these rows and so many columns."""
         found = [
             f"the claim {self.text!r} names the rows {pattern!r}, and there are none"
-            for pattern in self._patterns()
+            for pattern in (*getattr(self, "rows", ()), *getattr(self, "than", ()))
             if not _matching((pattern,), lines)
         ]
         wrong = sorted({column for column in self._columns() if not 0 <= column < columns})
@@ -99,9 +99,6 @@ class _Claim(BaseModel):
         if not found and not self.comparisons(lines, columns):
             found.append(f"the claim {self.text!r} compares nothing; name rows of one data set, or more columns")
         return found
-
-    def _patterns(self) -> tuple[str, ...]:
-        return (*getattr(self, "rows", ()), *getattr(self, "than", ()))
 
     def _columns(self) -> Iterator[int]:
         yield from self.only

@@ -61,7 +61,9 @@ def _one(
     color = f"C{number % 10}"
     ours = {record.column: record.value for record in records if record.value is not None}
     printed = [(places[i], value) for i in range(len(places)) if (value := line.paper_at(i)) is not None]
-    name = f"{line.name}, {_literal(records[0].data)}"
+    # Untrusted text for a legend, in which dollars would begin a formula.
+    data = printable(records[0].data[:60]).replace("$", r"\$")
+    name = f"{line.name}, {data}"
     if item.expect.kind == "bars":
         width = 0.8 / (2 * of)
         start = -0.4 + 2 * number * width
@@ -72,8 +74,3 @@ def _one(
     axes.plot([places[i] for i in sorted(ours)], [ours[i] for i in sorted(ours)], "o-", color=color, label=name)
     if printed:
         axes.plot(*zip(*printed, strict=True), "s--", color=color, alpha=0.5, label=f"{line.name}, paper")
-
-
-def _literal(text: str) -> str:
-    """Untrusted text for a legend, in which dollars would begin a formula."""
-    return printable(text[:60]).replace("$", r"\$")

@@ -151,9 +151,6 @@ class Item:
         """The data sets of its rows."""
         return tuple(dict.fromkeys(line.data for line in self.lines))
 
-    def _on(self, size: Size) -> Mapping[str, Mapping[str, Any]]:
-        return self.expect.on if size == "paper" else self.tables.get("small", {}).get("on", {})
-
     def columns(self, size: Size) -> tuple[str, ...]:
         return self.small_columns if size == "small" else tuple(self.expect.columns)
 
@@ -172,7 +169,8 @@ class Item:
             tables = overlay(tables, {key: value for key, value in small.items() if key not in _OWN})
         if data:
             tables["data"] = {**tables.get("data", {}), "use": data}
-        for key, value in self._on(size).get(paper_data, {}).items():
+        on = self.expect.on if size == "paper" else self.tables.get("small", {}).get("on", {})
+        for key, value in on.get(paper_data, {}).items():
             put(tables, key, value)
         return {**tables, "seed": seed, "all_attacks": True}  # a row for each attack is what a table is for
 

@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +182,9 @@ def _by_function(
     """
     make = import_dotted(job.item.expect.by)
     started, cpu = time.time(), time.process_time()
-    named = contents(_without_aside(job.tables)) | contents({"data": {"use": job.data}} if job.data else {})
+    # What is expected names functions of this package.
+    plain = {key: value for key, value in job.tables.items() if key not in ("expect", "small")}
+    named = contents(plain) | contents({"data": {"use": job.data}} if job.data else {})
     known = (job.item.expect.by, job.tables, job.data, job.seed, *([named] if named else []))
     folder = out / run_name(repr(known), f"{job.item.id.replace('/', '-')}-{size}")
     path = folder / "values.json"
@@ -204,11 +205,6 @@ def _by_function(
 
 def _device(job: Job) -> str:
     return str(job.tables.get("device", "cpu"))
-
-
-def _without_aside(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's tables without what is expected of them, which names functions of this package."""
-    return {key: value for key, value in tables.items() if key not in ("expect", "small")}
 
 
 def _finite(value: Value) -> Value:
@@ -343,7 +339,11 @@ def reproduce(
         parts: dict[str, list[list[Record]]] = {}
         failures: list[str] = []
         for job in own:
-            step = partial(_show_part, show, before, _weight(job), whole, job.item.id)
+
+            def step(done: float, total: float, doing: Doing, job: Job = job, before: float = before) -> None:
+                named = Doing(f"{job.item.id}: {doing}") if str(doing) else doing
+                show(before + _weight(job) * min(1.0, done / total if total else 0.0), whole, named)
+
             try:
                 pictures = results if job.seed == own[0].seed else None
                 records = run_job(job, size, out=out, results=pictures, jobs=workers, on=on, show=step)
@@ -362,28 +362,11 @@ def _weight(job: Job) -> float:
     return max(0.1, job.item.needs["small"].total / max(1, len(job.item.data)))
 
 
-def _show_part(
-    show: ProgressCallback,
-    before: float,
-    weight: float,
-    whole: float,
-    item: str,
-    done: float,
-    total: float,
-    doing: Doing,
-) -> None:
-    """One job's progress as a part of all jobs'."""
-    named = Doing(f"{item}: {doing}") if str(doing) else doing
-    show(before + weight * min(1.0, done / total if total else 0.0), whole, named)
-
-
 def data_name(job: Job) -> str:
     """The name of a job's data in its records."""
-    return Path(job.data).name if job.data else _own_data(job)
-
-
-def _own_data(job: Job) -> str:
-    """The recipe's own data; a table of constants and a function without `[data]` use none."""
+    if job.data:
+        return Path(job.data).name
+    # A table of constants and a function without `[data]` use none.
     used = str(job.tables.get("data", {}).get("use", ""))
     return "no data" if job.item.expect.kind == "constants" or not used else used
 

@@ -145,17 +145,6 @@ class Judged:
         return list(dict.fromkeys(part.data for part in self.parts if part.measured and part.data))
 
 
-def judge_paper(claim: Claim, lines: Sequence[Line], columns: int) -> Judged:
-    """The verdict of the paper's own printed numbers on a claim."""
-
-    def number(at: At) -> Number | None:
-        value = at.line.paper_at(at.column)
-        return None if value is None else Number(value, value, value, better=at.line.better)
-
-    parts = [_decide(one, number, exact=True, cap=False) for one in claim.comparisons(lines, columns)]
-    return Judged(claim, "paper", tuple(parts))
-
-
 def judge(claim: Claim, lines: Sequence[Line], columns: int, records: Sequence[Record]) -> list[Judged]:
     """The verdicts on a claim from an item's records, one for each size in them, the paper's first."""
     found = []
@@ -219,7 +208,7 @@ def _on_each_data(comparison: ClaimPart, records: Sequence[Record], claim: Claim
     """A comparison on each data set that was used; the paper's own sets alone, where they were."""
     used = _data_of(comparison.left.line, records) or [""]
     return [
-        _decide(
+        decide(
             comparison,
             lambda at, data=data: _ours(at, records, data, claim),  # type: ignore[misc]
             exact=claim.exact,
@@ -282,7 +271,7 @@ def _baseline(at: At, records: Sequence[Record], data: str, name: object) -> Num
     return None if value is None else Number(value, value, value, better=at.line.better)
 
 
-def _decide(
+def decide(
     comparison: ClaimPart,
     number: Callable[[At], Number | None],
     *,

@@ -115,7 +115,9 @@ class Layout:
         if order is not None and all(name.isdigit() for name in keys):
             keys = dict(zip(order, keys.values(), strict=True))
         other = renamed(keys, self.like, self.tied)
-        keys = {**{other.get(name, name): key for name, key in keys.items()}, **_not_in(keys, other)}
+        # Of two names of a parameter the first one counts.
+        own_names = {name: key for name, key in keys.items() if name not in other}
+        keys = {**{other.get(name, name): key for name, key in keys.items()}, **own_names}
         own = {key: name for name, key in keys.items()}
 
         def make(key: str) -> Tensor:
@@ -136,11 +138,6 @@ def _plain(tensor: Tensor, name: str) -> Tensor:
         kind = "complex numbers" if tensor.is_complex() else "no plain array of numbers"
         raise SeepageError(f"{short(name)} holds {kind}, which no weights are; send dense, real weights")
     return tensor
-
-
-def _not_in(keys: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """The keys without those of other names: of two names of a parameter the first one counts."""
-    return {name: key for name, key in keys.items() if name not in other}
 
 
 def _outputs(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ class CircuitBreaker:
             why = reason_of(error)
             log.debug("seepage: %s: %s", where, why, exc_info=error)
             self.once(f"{where}: {_WORDS[step]}: {why} (further faults of this kind are not said)", kind_of(error), say)
-            if always or _of_update(error):
+            if always or (isinstance(error, SeepageError) and not isinstance(error.__cause__, OSError)):
                 return None
             self._in_a_row[circuit] = self._in_a_row.get(circuit, 0) + 1
             if self._in_a_row[circuit] >= MAX_FAULTS_IN_A_ROW:
@@ -133,7 +133,3 @@ def kind_of(error: Exception) -> str:
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     cause = error.__cause__ or error
     return f"{type(error).__name__} {place} {type(cause).__name__} {getattr(cause, 'errno', '')}".strip()
-
-
-def _of_update(error: Exception) -> bool:
-    return isinstance(error, SeepageError) and not isinstance(error.__cause__, OSError)

@@ -67,7 +67,7 @@ def mod_filter(*mods: Mod, config: Mapping[str, Setting] | None = None) -> Calla
         app: ClientApp = partial(client, update=update)
         for mod in reversed(mods):
             app = partial(_through, mod, app)
-        with _somebody(), _quiet():
+        with _engine():
             content = RecordDict({"arrays": sent_out, "config": ConfigRecord(dict(settings))})
             return _sent(app(Message(content, dst_node_id=1, message_type="train"), context))
 
@@ -92,7 +92,7 @@ def strategy_aggregate(
         def arrays(tensors: Tensors) -> ArrayRecord:
             return ArrayRecord({name: Array(tensor.numpy()) for name, tensor in tensors.items()})
 
-        with _somebody(), _quiet():
+        with _engine():
             sent_out = arrays({name: torch.zeros_like(tensor) for name, tensor in updates[0].items()})
             asked = strategy.configure_train(1, sent_out, ConfigRecord(), cast(Grid, _Nodes(len(updates))))
             replies = [
@@ -148,22 +148,17 @@ def _sent(reply: Message) -> Tensors:
 
 
 @contextmanager
-def _somebody() -> Iterator[None]:
-    """Set the sender's identity, which Flower's messages require and its engine sets; here no engine runs."""
+def _engine() -> Iterator[None]:
+    """Set the sender's identity, as Flower's messages require and its engine does, and turn off its log.
+
+    Mods write a line into the log for each call.
+    """
+    log = logging.getLogger("flwr")
+    was, log.disabled = log.disabled, True  # setting a level instead would clear a cache, which takes longer
     before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (1 if part is None else part for part in before)
     try:
         yield
     finally:
         TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Turn off Flower's log, in which mods write a line for each call."""
-    log = logging.getLogger("flwr")
-    before, log.disabled = log.disabled, True  # setting a level instead would clear a cache, which takes longer
-    try:
-        yield
-    finally:
-        log.disabled = before
+        log.disabled = was

@@ -21,7 +21,6 @@ from seepage.federation.clients import FedSGD
 from seepage.federation.clients.step import Client
 from seepage.federation.types import Batch, ClientView, Defense, Tensors, Update
 from seepage.recorder.circuit_breaker import CircuitBreaker
-from seepage.recorder.flower_strategy import StrategyAround
 from seepage.recorder.hook import NOT_LOOKED_AT, Hook, count_of, named_tensors
 from seepage.recorder.opacus import Ledger
 from seepage.recorder.recorder import Recorded, Recorder
@@ -157,7 +156,7 @@ def _defended(client: Client, before: Tensors, after: Tensors, t: int) -> Tensor
     return after | {name: (start[name] + sent[name]).contiguous() for name in names}
 
 
-class AuditedStrategy(StrategyAround):
+class AuditedStrategy(Strategy):
     """Any strategy of Flower's, with a record of what the server sees. The training continues bit by bit as without.
 
     Args:
@@ -224,9 +223,20 @@ class AuditedStrategy(StrategyAround):
         aggregated = self.strategy.aggregate_train(server_round, passed)
         return aggregated
 
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the strategy does."""
+        messages: Iterable[Message] = self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """As the strategy does."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
     def summary(self) -> None:
         """Log the strategy's summary, and a line on what is recorded."""
-        super().summary()
+        self.strategy.summary()
         log.info("seepage: every %d rounds, %s clients, to %s", self.every, self.clients or "all", self.recorder.folder)
 
     def _tried(self, t: int, work: Callable[[], T]) -> T | None:

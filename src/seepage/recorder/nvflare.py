@@ -8,7 +8,6 @@ of the job, so the last one sees what really leaves.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from seepage.base.registry import import_dotted
@@ -37,14 +36,6 @@ KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 
 class HeldBack(Exception):
     """What the recorder does not let through."""
-
-
-@dataclass(frozen=True)
-class _SentOut:
-    """The weights of the task that a client was given to start from, and its round."""
-
-    arrays: Mapping[str, Any]
-    t: int
 
 
 class RecordingFilter(DXOFilter):
@@ -86,7 +77,7 @@ class RecordingFilter(DXOFilter):
         check_every(every)
         self.recorder, self.every, self.examples = recorder, every, examples
         self.ledger, self.required = ledger, required
-        self._tasks: dict[str, _SentOut] = {}
+        self._tasks: dict[str, tuple[Mapping[str, Any], int]] = {}
         self._hook: Hook | None = None
         self._sought = False
 
@@ -143,24 +134,24 @@ class RecordingFilter(DXOFilter):
         # A client's training may write into what it was given. The server's stays as it is until replies are in.
         kept = {name: tensor_of(array).clone() for name, array in arrays.items()} if at_client else dict(arrays)
         t = int(data.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
-        self._tasks[_client(fl_ctx, at_client)] = _SentOut(kept, t)
+        self._tasks[_client(fl_ctx, at_client)] = kept, t
 
     def _record(self, hook: Hook, dxo: DXO, fl_ctx: FLContext) -> Recorded:
         """The recorder's result for an update."""
         client = _client(fl_ctx, fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT)
-        task = self._tasks.pop(client, None)
-        keep = task is not None and hook.keeps(task.t)
+        arrays, t = self._tasks.pop(client, (None, 0))
+        keep = arrays is not None and hook.keeps(t)
         if not hook.looks(keep=keep):
             return NOT_LOOKED_AT
-        if task is None:
+        if arrays is None:
             raise SeepageError("no weights were seen going out to it; let the task's data carry them as a DXO")
         done = dxo.get_meta_prop(MetaKey.PROCESSED_ALGORITHM)
         if done:
             raise SeepageError(f"its values went through {done!r}, so they are no weights; record before that")
         found = hook.recorder.watch(
-            named_tensors(task.arrays),
+            named_tensors(arrays),
             named_tensors(dxo.data),
-            t=task.t,
+            t=t,
             client=client,
             examples=count_of(dxo.get_meta_prop(self.examples)) if self.examples else None,
             steps=count_of(dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)),
@@ -168,9 +159,9 @@ class RecordingFilter(DXOFilter):
             keep=keep,
             say=self._say(fl_ctx),
         )
-        words = hook.summary(found, task.t, client, self._say(fl_ctx))
+        words = hook.summary(found, t, client, self._say(fl_ctx))
         if words:
-            self.log_info(fl_ctx, f"seepage: round {task.t}, client {client}: {words}")
+            self.log_info(fl_ctx, f"seepage: round {t}, client {client}: {words}")
         return found
 
 

@@ -9,6 +9,7 @@ the weights moved. The canary is one example that is in the batch, or is not.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def step_pairs(
         x = strength * torch.randn(inputs.shape[1:], generator=draw).to(inputs)
         y = labels[0]  # a class that the model has
         step = _CanaryStep(model, optimizer, loss, params, (inputs, labels), (x, y))
-        found.append(Pair(name, _Side(step, 0), _Side(step, 1), step.direction()))
+        found.append(Pair(name, partial(step.sample, False), partial(step.sample, True), step.direction()))
     return found
 
 
@@ -98,6 +99,11 @@ class _CanaryStep:
         found: Array = after.double().cpu().numpy()
         return found
 
+    def sample(self, included: bool, trials: int, rounds: int) -> Array:
+        """Changes by single steps, `[trials, rounds, d]`."""
+        rows = [self.moved(included=included) for _ in range(trials * rounds)]
+        return np.stack(rows).reshape(trials, rounds, -1)
+
     def direction(self) -> Array:
         """The gradient of the canary alone, as it moves the weights: less of it."""
         x, y = self.canary
@@ -109,13 +115,3 @@ class _CanaryStep:
         whole = [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, parts, strict=True)]
         found: Array = -torch.cat([part.flatten() for part in whole]).detach().double().cpu().numpy()
         return found
-
-
-@dataclass(frozen=True)
-class _Side:
-    step: _CanaryStep
-    side: int
-
-    def __call__(self, trials: int, rounds: int) -> Array:
-        rows = [self.step.moved(included=bool(self.side)) for _ in range(trials * rounds)]
-        return np.stack(rows).reshape(trials, rounds, -1)

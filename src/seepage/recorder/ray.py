@@ -70,26 +70,20 @@ def cluster(address: str | None = None) -> Iterator["Ray"]:
 
 
 @contextmanager
-def empty_folder() -> Iterator[dict[str, Any]]:
+def _environment(address: str | None) -> Iterator[dict[str, Any] | None]:
     """The environment of a job whose workers start in an empty folder, for `ray.init`.
 
     Ray puts the folder that a job was started in before the installed packages on the path of its workers, where a
     stranger's `pydantic.py` would run in place of the package; it does so unless the job brings a folder of its own.
+    None for jobs that go through a client server, which never bring the caller's folder.
     """
+    if address is not None and address.startswith("ray://"):
+        yield None
+        return
     with scratch() as place, only_installed_code():
         empty = place / "empty"
         empty.mkdir()
         yield {"working_dir": str(empty)}
-
-
-@contextmanager
-def _environment(address: str | None) -> Iterator[dict[str, Any] | None]:
-    """The same, and None for jobs that go through a client server, which never bring the caller's folder."""
-    if address is not None and address.startswith("ray://"):
-        yield None
-        return
-    with empty_folder() as found:
-        yield found
 
 
 def _join(address: str | None) -> None:

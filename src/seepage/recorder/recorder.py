@@ -69,10 +69,6 @@ class _Attempted(Protocol):
     def __call__(self, step: Step, work: Callable[[], T]) -> T | None: ...
 
 
-def _straight(step: Step, work: Callable[[], T]) -> T | None:
-    return work()
-
-
 @dataclass(frozen=True)
 class Recorder:
     """Writes updates as folders `ROUND-client-NUMBER`, each of which `seepage attack` and `seepage check` read.
@@ -198,7 +194,7 @@ class Recorder:
             SeepageError: Where the weights do not fit the model or are not finite, and where they cannot be written.
         """
         read = partial(self._read, before, after, t, examples, steps, difference)
-        return self._through(_straight, read, (t, client), examples, keep=keep)
+        return self._through(lambda _, work: work(), read, (t, client), examples, keep=keep)
 
     def watch(
         self,

@@ -22,7 +22,7 @@ def best_examples(run: RunFolder) -> list[Best]:
     begins with other examples than the one before, since cases often hold the same. Cases that run beside a defended
     one are no finding, and left out; so are examples that are no pictures, which have no SSIM.
     """
-    judged = {case.name: case for case in run.cases if not case.control}
+    judged = {case.name: case for case in run.result.cases if not case.control}
     exact_db = run.result.thresholds.exact_db
     best: dict[str, dict[Place, tuple[float, str]]] = {name: {} for name in judged}
     for (name, attack, t, i, metric), value in run.scores.items():

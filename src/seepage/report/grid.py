@@ -74,35 +74,30 @@ def write_grid(run: Path | RunFolder) -> Path:
         SeepageError: Where the run is unfinished or damaged, or the folder cannot be written.
     """
     opened = open_run(run) if isinstance(run, Path) else run
-    whole, data = _drawn(_blocks(opened), _footer(opened)), b""
+    whole, data = _drawn(_blocks(opened), _footer(opened)), io.BytesIO()
     for percent in (100, 83, 67, 50, 38):
-        data = _png(whole.resize((whole.width * percent // 100, whole.height * percent // 100)))
-        if len(data) < LARGEST_FILE:
+        data = io.BytesIO()
+        whole.resize((whole.width * percent // 100, whole.height * percent // 100)).save(data, "PNG", optimize=True)
+        if data.tell() < LARGEST_FILE:
             break
     path = opened.folder / "grid.png"
-    write_whole(path, data)
+    write_whole(path, data.getvalue())
     renew(opened.folder, [path.name])
     return path
-
-
-def _png(picture: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", optimize=True)
-    return buffer.getvalue()
 
 
 # --- what to show ------------------------------------------------------------------------------------------------
 
 
 def _blocks(run: RunFolder) -> list[GridBlock]:
-    examples = 2 if len(run.cases) > 4 else MOST_EXAMPLES - (len(run.cases) > 2)
-    opened = [(case, open_examples(run, case)) for case in run.cases[:MOST_CASES]]
+    examples = 2 if len(run.result.cases) > 4 else MOST_EXAMPLES - (len(run.result.cases) > 2)
+    opened = [(case, open_examples(run, case)) for case in run.result.cases[:MOST_CASES]]
     found = [(case, pictures) for case, pictures in opened if pictures.kind == "pictures"]
     attacks = _attacks(run, found)
     held = any(pictures.truth for _, pictures in found)
     blocks = []
     for case, pictures in found:
-        phrases = {row.attack: row.phrase for row in run.rows_of(case)}
+        phrases = {row.attack: row.phrase for row in run.result.rows_of(case)}
         own = [attack for attack in attacks if attack in phrases]
         rows = []
         for place in sorted(pictures.places, key=lambda at: -_best(run, case, own, at))[:examples]:
@@ -140,7 +135,7 @@ def _attacks(run: RunFolder, found: list[tuple[Case, Examples]]) -> list[str]:
     """The attacks that have pictures, in row order; if there are too many, those with the highest PSNR in any case."""
     best: dict[str, float] = {}
     for case, pictures in found:
-        for row in run.rows_of(case):
+        for row in run.result.rows_of(case):
             if row.attack in pictures.guesses:
                 best[row.attack] = max(best.get(row.attack, 0.0), row.mean("psnr") or 0.0)
     kept = sorted(best, key=lambda attack: -best[attack])[:MOST_ATTACKS]
@@ -155,11 +150,11 @@ def _footer(run: RunFolder) -> str:
     parts = ["Private data: handle like the data themselves."]
     if run.scored:
         parts.append("PSNR under each picture. The best recovered examples are shown, not typical ones.")
-    if len(run.cases) > 1:
-        common = shared_parts(run.cases)
+    if len(run.result.cases) > 1:
+        common = shared_parts(run.result.cases)
         parts += [f"All of: {', '.join(common)}."] if common else []
-    if len(run.cases) > MOST_CASES:
-        parts.append(f"The first {MOST_CASES} of {len(run.cases)} cases; the report shows all.")
+    if len(run.result.cases) > MOST_CASES:
+        parts.append(f"The first {MOST_CASES} of {len(run.result.cases)} cases; the report shows all.")
     return " ".join(parts)
 
 

@@ -93,8 +93,8 @@ def _render(run: RunFolder, pictures: bool) -> str:
 
 
 def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
-    beside = {case.name for case in run.cases if case.control}
-    common, sections = _common_notes(run), [_section(run, case, pictures) for case in run.cases]
+    beside = {case.name for case in run.result.cases if case.control}
+    common, sections = _common_notes(run), [_section(run, case, pictures) for case in run.result.cases]
     kinds = {section["kind"] for section in sections}
     kind = next((one for one in ("pictures", "records", "texts") if one in kinds), "pictures")
     exposed, level = open_exposed(run.folder), run.result.verdict_level
@@ -102,7 +102,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     members = tells_members(tests)
     wrong = any(row.contradicted for row in run.result.epsilons)
     tokens = any(row.identified_tokens for row in run.result.judged_rows)
-    known = _in_all([section["known"] for section in sections if section["known"]])
+    every = [section["known"] for section in sections if section["known"]]
+    known = [item for item in every[0] if all(item in found for found in every)] if every else []
     return {
         "run": run,
         "subject": _subject(run),
@@ -110,14 +111,14 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "command": run.env.command if pictures else run.shown_command,
         "recipe": run.recipe if pictures or run.recipe is None else shown_recipe(run.recipe),
         "kind": kind,
-        "shows_truth": any(truth_folder(run, case) for case in run.cases),
-        "certified": any(row.certified_examples for row in run.rows),
-        "targets": {case.target for case in run.cases},
+        "shows_truth": any(truth_folder(run, case) for case in run.result.cases),
+        "certified": any(row.certified_examples for row in run.result.rows),
+        "targets": {case.target for case in run.result.cases},
         "headline": headline(run.result),
         "answers": answers(run.result),
         "not_asked": not_asked(run.result.summary),
-        "caveats": caveat_lines(run.cases),
-        "warning_lines": warning_lines(run.flags, run.cases),
+        "caveats": caveat_lines(run.result.cases),
+        "warning_lines": warning_lines(run.flags, run.result.cases),
         "titles": titles,
         "exposed": exposed,
         "normed": any(one.batch_norm for one in exposed),
@@ -137,16 +138,16 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
             else "; membership open" * open_membership(tests)
         )
         + "; epsilon contradicted" * wrong,
-        "cases": [CaseTexts(run.result, case) for case in run.cases],
+        "cases": [CaseTexts(run.result, case) for case in run.result.cases],
         "none": words.NONE,
         "matrix": [
-            (attack, [row and RowTexts(row) for row in (_row(run, attack, case) for case in run.cases)])
+            (attack, [row and RowTexts(row) for row in (_row(run, attack, case) for case in run.result.cases)])
             for attack in run.attacks
         ],
         "sections": sections,
         "known": known,
         "pairs": _pairs(run) if pictures else [],
-        "system": system_under_test(run.cases, known),
+        "system": system_under_test(run.result.cases, known),
         "remarks": _remarks(run, common),
         "common": common,
         "diagnostics": _diagnostics(run),
@@ -158,14 +159,14 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "headings": HEADINGS,
         "glossary": words.GLOSSARY,
         "without_update": words.without_update,
-        "untested": [case for case in run.cases if case.membership_skipped],
+        "untested": [case for case in run.result.cases if case.membership_skipped],
     }
 
 
 def _subject(run: RunFolder) -> str:
     """What was audited, and when: `fc2 and convnet on album, 2026-11-24`; what is not known is left out."""
-    models = _few([case.model for case in run.cases], "models")
-    data = _few([case.data for case in run.cases], "data sets")
+    models = _few([case.model for case in run.result.cases], "models")
+    data = _few([case.data for case in run.result.cases], "data sets")
     return ", ".join(filter(None, (" on ".join(filter(None, (models, data))), (run.env.started or "")[:10])))
 
 
@@ -175,7 +176,7 @@ def _few(names: Sequence[str | None], what: str) -> str:
 
 
 def _row(run: RunFolder, attack: str, case: Case) -> Row | None:
-    return next((row for row in run.rows_of(case) if row.attack == attack), None)
+    return next((row for row in run.result.rows_of(case) if row.attack == attack), None)
 
 
 # --- at a glance -------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def _row(run: RunFolder, attack: str, case: Case) -> Row | None:
 
 def _remarks(run: RunFolder, common: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Remarks about attacks that hold for all cases: reasons for missing results, and notes common to every case."""
-    lacking = reasons((row for row in run.rows if row.reason or not _was_tried(row)), run.result.titles)
+    lacking = reasons((row for row in run.result.rows if row.reason or not _was_tried(row)), run.result.titles)
     return [*lacking, *((attack, f"every case: {note}") for attack, note in common)]
 
 
@@ -196,15 +197,10 @@ def _common_notes(run: RunFolder) -> list[tuple[str, str]]:
     """Notes that an attack made on every case on which it was run, if these are several."""
     found = []
     for attack in run.attacks:
-        tried = [row for row in run.rows if row.attack == attack and _was_tried(row)]
+        tried = [row for row in run.result.rows if row.attack == attack and _was_tried(row)]
         notes = dict.fromkeys(str(note) for row in tried for note in row.notes)
         found += [(attack, note) for note in notes if len(tried) > 1 and all(note in row.notes for row in tried)]
     return found
-
-
-def _in_all(lists: list[list[str]]) -> list[str]:
-    """The elements that all lists have in common, in order."""
-    return [item for item in lists[0] if all(item in found for found in lists)] if lists else []
 
 
 # --- one case ----------------------------------------------------------------------------------------------------
@@ -212,7 +208,7 @@ def _in_all(lists: list[list[str]]) -> list[str]:
 
 def _section(run: RunFolder, case: Case, shown: bool) -> dict[str, Any]:
     """One case, ready to be laid out; `shown`: with its examples."""
-    rows = run.rows_of(case)
+    rows = run.result.rows_of(case)
     tried = [row for row in rows if _was_tried(row)]
     known = [str(item) for item in tried[0].known] if tried else []
     found = open_examples(run, case) if shown else Examples()
@@ -227,16 +223,14 @@ def _section(run: RunFolder, case: Case, shown: bool) -> dict[str, Any]:
         "kind": kind,
         "further": further,
         "others": [row for row in rows if not _was_tried(row) or row.reason],
-        "strips": _strips(run, case, tried, found) if found.kind == "pictures" else [],
+        "strips": _strips(run, tried, found) if found.kind == "pictures" else [],
         "texts": texts_of(run, case, found),
         "records": records_of(run, case, found),
         "remark": _remark(found, kind) if shown else f"This page was written without {kind}.",
     }
 
 
-def _strips(
-    run: RunFolder, case: Case, rows: list[Row], pictures: Examples
-) -> list[tuple[str, str, list[StripPicture]]]:
+def _strips(run: RunFolder, rows: list[Row], pictures: Examples) -> list[tuple[str, str, list[StripPicture]]]:
     """Rows of pictures: whose they are, a remark, and the pictures."""
     places, strips = pictures.places[:STRIP_LENGTH], []
     if pictures.truth:
@@ -257,7 +251,7 @@ def _pairs(run: RunFolder) -> list[tuple[Case | None, str, StripPicture, StripPi
         The case, where several are judged, the attack, what the client holds, and what the attack made of the update.
     """
     opened, pairs = dict[str, Examples](), list[tuple[Case | None, str, StripPicture, StripPicture]]()
-    several = sum(not case.control for case in run.cases) > 1
+    several = sum(not case.control for case in run.result.cases) > 1
     for case, attack, place in best_examples(run):
         if len(pairs) == MOST_PAIRS:
             break

@@ -98,7 +98,7 @@ def open_examples(run: RunFolder, case: Case) -> Examples:
     kind = next((one for one in map(_kind_of, held.values()) if one), None)
     truth = {t: inputs for t, inputs in held.items() if _kind_of(inputs) == kind} or None
     guesses = {}
-    for row in run.rows_of(case):
+    for row in run.result.rows_of(case):
         path = inside(run.folder / "reconstructions", case.name, f"{row.attack}.safetensors")
         there = path is not None and path.exists() and row.space not in ("feature", "token")
         if row.status not in ("inapplicable", *PASSED_OVER) and path is not None and there:
@@ -116,7 +116,7 @@ def truth_folder(run: RunFolder, case: Case) -> Path | None:
     # A run of one case has no folder per case, unless its truth was brought along under the case's name.
     options = [
         inside(run.folder / "private", case.name),
-        case_folder(run.folder, "private", case.name, len(run.cases)),
+        case_folder(run.folder, "private", case.name, len(run.result.cases)),
     ]
     # A stranger may have chosen the name, which must not lead out of the run's folder.
     known = [path for path in options if path is not None and _is_plain(case.name)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit.recipe.places import asks_for_names, paths_in, shown_command
-from seepage.audit.row import Case, Result, Row
+from seepage.audit.row import Result
 from seepage.base.manifest import JudgedFile
 from seepage.base.schema import Finding, JsonRecord, parse, parse_all
 from seepage.base.storage import check_regular, check_schema, each_line, read_json, refuse_links
@@ -79,33 +79,19 @@ class RunFolder:
         return self.folder.resolve().name
 
     @property
-    def cases(self) -> list[Case]:
-        """The settings of the clients."""
-        return self.result.cases
-
-    @property
-    def rows(self) -> list[Row]:
-        """One per attack and case, in the recipe's order of attacks."""
-        return self.result.rows
-
-    @property
     def scored(self) -> bool:
         """Whether any attack of this run was scored against a truth."""
-        return any(row.scored for row in self.rows)
+        return any(row.scored for row in self.result.rows)
 
     @property
     def has_truth(self) -> bool:
         """Whether the private examples are at hand: what is scored without an attack was scored against them."""
-        return self.scored or any(case.baselines for case in self.cases)
+        return self.scored or any(case.baselines for case in self.result.cases)
 
     @cached_property
     def attacks(self) -> list[str]:
         """Names of the attacks, in row order."""
-        return list(dict.fromkeys(row.attack for row in self.rows))
-
-    def rows_of(self, case: Case) -> list[Row]:
-        """The rows of one case, in order."""
-        return self.result.rows_of(case)
+        return list(dict.fromkeys(row.attack for row in self.result.rows))
 
     @cached_property
     def tables(self) -> Mapping[str, Any]:

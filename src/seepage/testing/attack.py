@@ -2,11 +2,11 @@
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,7 @@ from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
 from seepage.audit.attempt import FolderProgress
 from seepage.audit.recipe.plans import Rounds
 from seepage.base.nn import generator, next_tokens, state_of, vocabulary_of
-from seepage.base.registry import Spec, attacks
-from seepage.federation.clients import FedSGD, make_client
+from seepage.federation.clients import FedSGD
 from seepage.federation.models import build
 from seepage.federation.transcript.recorded import open_transcript, save_transcript
 from seepage.federation.transcript.vertical import IndexedVictim
@@ -82,42 +81,6 @@ class AttackCase:
     other_device: OtherDevice = real_gpu
     seed: int = 0
     target: Target = "class"
-
-    @classmethod
-    def of(
-        cls, use: str, table: Mapping[str, Any], *, victims: Mapping[str, Callable[[], tuple[Transcript, Tensor]]]
-    ) -> "AttackCase":
-        """A case as a table of TOML states it, under the names of the attributes, where parts are tables with `use`.
-
-        Args:
-            use: Name of the attack.
-            table: `db` is the least PSNR; `options` and `brief` are options of the attack, in which `"None"` is None.
-            victims: What the table may name as its `victim`.
-        """
-
-        def made(options: Mapping[str, Any]) -> Attack:
-            plain = {name: None if value == "None" else value for name, value in options.items()}
-            attack: Attack = attacks.build(Spec(use, plain))
-            return attack
-
-        plain = {
-            "input_shape", "num_classes", "batch_size", "brief_rounds", "found", "needs_batch_size", "device", "seed",
-            "target",
-        }  # fmt: skip
-        given: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in table.items() if name in plain
-        }
-        return cls(
-            attack=made(table.get("options", {})),
-            planted_db=table["db"],
-            brief=made(table["brief"]) if "brief" in table else None,
-            model=Spec.of(table["model"]) if "model" in table else TINY,
-            client=make_client(Spec.of(table.get("client", {"use": "fedsgd"}))),
-            rounds=Rounds(**table["rounds"]) if "rounds" in table else None,
-            refuses=tuple(Spec.of(one) for one in table.get("refuses", ())),
-            victim=victims[table["victim"]] if "victim" in table else None,
-            **given,
-        )
 
     def plant(self, *, architecture: Architecture | None = None, double: bool = False) -> tuple[Transcript, Tensor]:
         """A transcript and the inputs `[n, *shape]` behind it."""

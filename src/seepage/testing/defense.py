@@ -167,11 +167,7 @@ def keeps_its_promise(case: DefenseCase) -> None:
 def refuses_nonsense(case: DefenseCase) -> None:
     """Parameters that make no sense raise `SeepageError` with one sentence, whichever the others are."""
     for options in case.refuses:
-        _refuses(partial(_remade, case.defense, options), SeepageError, f"{options}")
-
-
-def _remade(defense: Any, options: Mapping[str, Any]) -> object:
-    return replace(defense, **options)
+        _refuses(partial(replace, case.defense, **options), SeepageError, f"{options}")  # type: ignore[type-var]
 
 
 def _refuses(call: Callable[[], object], error: type[SeepageError], what: str) -> None:

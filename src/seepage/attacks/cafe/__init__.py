@@ -31,7 +31,7 @@ from seepage.base.nn import in_mode
 from seepage.base.registry import attacks
 from seepage.federation.types import Knowledge, Reconstruction, Tensors, Transcript
 
-__all__ = ["Cafe", "Recovered", "InversionSettings", "true_representations"]
+__all__ = ["Cafe", "InversionSettings", "true_representations"]
 
 MAX_DRIFT = 0.05
 """Largest relative change of all weights over the used rounds for which the attack corrects."""

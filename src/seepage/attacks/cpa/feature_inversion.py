@@ -83,7 +83,11 @@ class FeatureInversion(Attack):
         attacked, layer = mixed
         knowledge, observed = attacked.knowledge, attacked.observed
         kept = _Stage(progress, "images").load()
-        found = self._embeddings(mixed, seed, progress) if kept is None else _unpacked(kept)
+        if kept is None:
+            found = self.source.run(mixed, seed=seed, progress=_Stage(progress, "embeddings"))
+        else:  # a resumed run need not compute the embeddings again
+            labels, notes = kept.tensors.get("found/labels"), tuple(kept.facts["notes"])
+            found = Reconstruction(kept.tensors["found/inputs"], labels, space="feature", notes=notes)
         if found.status == "interrupted":
             raise KeyboardInterrupt  # interrupted before there was any image
         embeddings = {"found/inputs": found.inputs} | ({} if found.labels is None else {"found/labels": found.labels})
@@ -135,10 +139,6 @@ class FeatureInversion(Attack):
         made = search.minimize(objective, given, seed=seed, progress=progress, every=SAVE_INTERVAL)
         return replace(made, status="exhausted") if made.status == "ok" else made
 
-    def _embeddings(self, mixed: Mixed, seed: int, progress: Progress) -> Reconstruction:
-        """The embeddings that the source recovers."""
-        return self.source.run(mixed, seed=seed, progress=_Stage(progress, "embeddings"))
-
 
 @dataclass(frozen=True)
 class _Stage:
@@ -168,12 +168,6 @@ class _Stage:
     def save(self, own: Checkpoint) -> None:
         facts = {**own.facts, **self.found.facts, "stage": self.name, "step": own.facts["step"] + self.before}
         self.whole.save(Checkpoint({**own.tensors, **self.found.tensors}, facts))
-
-
-def _unpacked(kept: Checkpoint) -> Reconstruction:
-    """The embeddings stored in a checkpoint, which a resumed run need not compute again."""
-    labels = kept.tensors.get("found/labels")
-    return Reconstruction(kept.tensors["found/inputs"], labels, space="feature", notes=tuple(kept.facts["notes"]))
 
 
 def in_order(known: Tensor | None, counted: Tensor | None) -> Tensor | None:

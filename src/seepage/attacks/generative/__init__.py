@@ -3,7 +3,6 @@
 What they know beyond the update is declared: `Knowledge.auxiliary`, images that are not private.
 """
 
-from seepage.attacks.generative.enhance import Enhanced
 from seepage.attacks.generative.features import FeatureDecoder
 from seepage.attacks.generative.latent import Latent, LowResolution
 from seepage.attacks.generative.presets import ggl, rogs
@@ -11,7 +10,6 @@ from seepage.attacks.generative.prior import ImagePrior
 from seepage.attacks.generative.search import LatentSearch
 
 __all__ = [
-    "Enhanced",
     "FeatureDecoder",
     "ImagePrior",
     "Latent",

@@ -61,7 +61,7 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
     names = [name] if name is not None else sent
     own = next((one.rpartition(".")[0] for one in reads if one in observed.update.tensors), None)
     if name is None and own is not None:
-        return _described(own, knowledge, observed, reads, sparse=False)
+        return _described(own, observed, reads, sparse=False)
     inputs = _probed(sent, knowledge, observed)
     # Of a layer that reads tokens or places the gradient mixes these, and not the examples.
     flat = [one for one in names if one in inputs]
@@ -75,7 +75,7 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
     # A ReLU's outputs are non-negative, and some of them are exactly zero.
     seen = inputs[flat[0]]
     sparse = bool((seen >= 0).all()) and float((seen == 0).float().mean()) > MIN_ZEROS
-    return _described(flat[0], knowledge, observed, reads, sparse=sparse)
+    return _described(flat[0], observed, reads, sparse=sparse)
 
 
 def _linear_names(model: nn.Module) -> list[str]:
@@ -83,9 +83,7 @@ def _linear_names(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in aside]
 
 
-def _described(
-    name: str, knowledge: Knowledge, observed: Round, reads: Mapping[str, InputLayer], *, sparse: bool
-) -> MixingLayer:
+def _described(name: str, observed: Round, reads: Mapping[str, InputLayer], *, sparse: bool) -> MixingLayer:
     weight = _weight_of(name)
     bias = f"{weight.removesuffix('weight')}bias"  # frozen or withheld, it is as good as not there
     own = reads.get(weight)

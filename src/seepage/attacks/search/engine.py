@@ -326,7 +326,8 @@ class _MatchingRun(Resumable):
         value = first[0]
         if step % self.every == 0 and math.isfinite(value):
             search.history.append((step, value))
-        if search.ended is None and not (math.isfinite(value) and search.is_finite()):
+        finite = math.isfinite(value) and all(bool(unknown.isfinite().all()) for unknown in search.unknowns)
+        if search.ended is None and not finite:
             search.ended = "diverged"
         # Adam's steps are as long as its rate says, and end with its schedule; L-BFGS comes to rest by itself.
         search.still = 0 if search.lowest < (1 - STANDING) * search.mark else search.still + 1

@@ -110,7 +110,8 @@ class FirstOrderProblem(Problem):
 
         A move that changes the input gradient by a share far from the best one is made again, longer or shorter.
         """
-        best = best_share(inputs)
+        # Rounding leaves eps / share and the second difference about share: of one size near share = sqrt(eps).
+        best = 3 * math.sqrt(torch.finfo(inputs.dtype).eps)
         for _ in range(MOST_MOVES):
             # v = dD/dg', then pass 2 at w + step v: dD/dx = (dL/dx (w + step v) - dL/dx (w)) / step + O(step).
             value, step, weights = self._moved(dummy)
@@ -251,12 +252,6 @@ def with_first_order_step(
         f"The exact step was used: the gradients of the first-order one have a cosine of {alike:.4f} with it at the "
         f"start, and {LEAST_AGREEMENT} is asked for."
     )
-
-
-def best_share(inputs: Tensor) -> float:
-    """By which share of itself a move should change the input gradient: rounding and curvature then weigh alike."""
-    # Rounding leaves eps / share and the second difference about share: of one size near share = sqrt(eps).
-    return 3 * math.sqrt(torch.finfo(inputs.dtype).eps)
 
 
 def _better_reach(reach: float, share: float, best: float, dtype: torch.dtype) -> float:

@@ -62,7 +62,8 @@ class FrozenPattern(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Options | None = None
     ) -> Any:
         if func in _POOLS:
-            return _at_places(args[0], next(self._patterns), _POOLS[func][1])
+            places, dims = next(self._patterns), _POOLS[func][1]  # flat ones, in the last `dims` sides
+            return args[0].flatten(-dims).gather(-1, places.flatten(-dims)).view(places.shape)
         if func in _PIECEWISE:
             return _PIECEWISE[func](next(self._patterns), *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -86,11 +87,6 @@ def _hardtanh(
 
 def _relu6(taken: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
     return _hardtanh(taken, inputs, 0.0, 6.0)
-
-
-def _at_places(inputs: Tensor, places: Tensor, dims: int) -> Tensor:
-    """Entries of `inputs [..., *in]` at flat places `[..., *out]`, where `in` and `out` are the last `dims` sides."""
-    return inputs.flatten(-dims).gather(-1, places.flatten(-dims)).view(places.shape)
 
 
 _PIECEWISE: dict[Callable[..., Any], Callable[..., Tensor]] = {

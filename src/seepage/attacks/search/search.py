@@ -78,9 +78,6 @@ class Restart(Resumable):
             for unknown, nearest in zip(self.unknowns, self.space.project(self.unknowns), strict=True):
                 unknown.copy_(nearest)
 
-    def is_finite(self) -> bool:
-        return all(bool(unknown.isfinite().all()) for unknown in self.unknowns)
-
     def step_along(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Moves of the unknowns in one full step given `gradients`, taken by a copy of the optimizer."""
         copies = [free.detach().clone().requires_grad_() for free in self.free]

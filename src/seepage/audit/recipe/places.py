@@ -7,7 +7,7 @@ asks for the names: of data, of classes (which are names of folders), and the pa
 import json
 import os
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from seepage.audit.recipe.files import list_recipes
 from seepage.audit.recipe.overrides import texts_in
 from seepage.base.registry import datasets, is_dotted
 from seepage.base.toml import load_toml
+from seepage.base.words import each_text
 
 HIDDEN = "\N{HORIZONTAL ELLIPSIS}"
 """What stands in place of a path."""
@@ -72,21 +73,13 @@ def without_places(record: Any, places: Sequence[str]) -> Any:
     own = {os.path.expanduser(place) for place in places} | {os.path.abspath(os.path.expanduser(p)) for p in places}
     found = sorted((place for place in {*places, *own} if os.sep in place.strip(os.sep)), key=len, reverse=True)
     found += [str(place) for place in (Path.cwd(), Path.home()) if len(place.parts) > 1]
-    return _mapped(record, lambda text: _replaced(text, found))
+    return each_text(record, lambda text: _replaced(text, found))
 
 
 def _replaced(text: str, places: Sequence[str]) -> str:
     for place in places:
         text = text.replace(place, HIDDEN)
     return text
-
-
-def _mapped(record: Any, change: Any) -> Any:
-    if isinstance(record, str):
-        return change(record)
-    if isinstance(record, Mapping):
-        return {change(key): _mapped(value, change) for key, value in record.items()}
-    return [_mapped(value, change) for value in record] if isinstance(record, list | tuple) else record
 
 
 def paths_in(tables: Any) -> list[str]:
@@ -112,7 +105,7 @@ def shown_recipe(text: str) -> str | None:
     if not hidden:
         return text
     written = {json.dumps(path) for path in hidden}
-    shown = tomli_w.dumps(_mapped(tables, lambda one: HIDDEN if one in hidden else one))
+    shown = tomli_w.dumps(each_text(tables, lambda one: HIDDEN if one in hidden else one))
     for line in split_text(text)[1]:
         name, _, digest = line.removeprefix(MARK).rpartition(": ")
         if name not in written:
@@ -132,10 +125,6 @@ _OF_DATA = frozenset({
 """Endings of files whose names may tell of what is in them."""
 
 
-def _names_a_file(word: str, known: Collection[str]) -> bool:
-    return word not in known and (has_separator(word) or Path(word).suffix.lower() in _OF_DATA)
-
-
 def shown_command(command: str, hidden: Sequence[str]) -> str:
     """A command line without paths: each argument that is one of these, or has a slash, is left out.
 
@@ -152,7 +141,11 @@ def shown_command(command: str, hidden: Sequence[str]) -> str:
         name, has, path = value.partition("=")  # of --set data.use=PATH
         if path in hidden or (has and has_separator(path)):
             value = f"{name}={HIDDEN}"
-        elif value in hidden or value.startswith("~") or _names_a_file(value, known):
+        elif (
+            value in hidden
+            or value.startswith("~")
+            or (value not in known and (has_separator(value) or Path(value).suffix.lower() in _OF_DATA))
+        ):
             value = HIDDEN
         whole = f"{option}{equals}{value}"
         shown.append(whole if HIDDEN in whole else shlex.quote(whole))

@@ -227,18 +227,6 @@ class CheckpointFolder:
             self._remove(before.t)
 
 
-@dataclass
-class _KeptCheckpoint:
-    """The checkpoint of the running federation that was not requested and is replaced by the next one."""
-
-    checkpoints: CheckpointFolder
-    last: FederationState | None = field(default=None)
-
-    def write(self, stage: FederationState, *, requested: bool) -> None:
-        self.checkpoints.keep(stage, self.last, requested=requested)
-        self.last = stage
-
-
 def federate(
     clients: Clients,
     state: tuple[Tensors, Tensors],
@@ -271,12 +259,14 @@ def federate(
             f"{clients.defense} follows the loss on examples that no client holds, and there are none; use more data"
         )
     stage, requested = checkpoints.latest(plan.rounds, _validated(clients, FederationState(0, *state)))
-    kept, every = _KeptCheckpoint(checkpoints, None if requested else stage), max(1, plan.rounds // MIN_CHECKPOINTS)
+    # The checkpoint that was not requested is replaced by the next one.
+    last, every = None if requested else stage, max(1, plan.rounds // MIN_CHECKPOINTS)
     while stage.t < plan.rounds:
         stage = _validated(clients, _round(clients, stage, plan))
         if stage.t % every == 0 or stage.t == plan.rounds:
             stage = _measured(clients, stage)
-            kept.write(stage, requested=stage.t == plan.rounds)
+            checkpoints.keep(stage, last, requested=stage.t == plan.rounds)
+            last = stage
         progress(stage.t, plan.rounds)
     return stage
 

@@ -101,10 +101,6 @@ class ClientPartition:
         )
         return cls(tuple(pool[part] for part in parts), unseen)
 
-    def facts(self, reached: FederationState) -> dict[str, Any]:
-        """Facts for the report: the sizes of the parts, and the course of the training."""
-        return {"holdings": sizes_of(self.parts), "accuracies": [list(pair) for pair in reached.accuracies]}
-
 
 @dataclass(frozen=True)
 class MembershipParts:
@@ -167,7 +163,7 @@ class Setting:
         dataset = _open_data(recipe, shared.datasets)
         model = _fresh_model(recipe, dataset)
         rule = recipe.make_client()
-        loss = rule.loss, recipe.client.options.get("label_smoothing", 0), *_further_options(recipe)
+        loss = rule.loss, *map(recipe.client.options.get, ("label_smoothing", "class_weights"))
         key = repr((recipe.data, recipe.seed, recipe.model, recipe.training, recipe.device, loss))
         if key not in shared.states:
             shared.states[key] = train(
@@ -320,8 +316,9 @@ class Setting:
         _ = self.victims  # raises before the training if there are too few of them
         clients, plan = self.clients(), self.recipe.federation
         reached = train_federation(self.recipe, clients, self.state, folder, progress)
-        state, facts = (reached.params, reached.buffers), dict[str, Any](federation=self.partition.facts(reached))
-        facts["trained_promise"] = None if plan is None else clients.promise(plan)
+        course = {"holdings": sizes_of(self.partition.parts), "accuracies": [list(pair) for pair in reached.accuracies]}
+        facts = {"federation": course, "trained_promise": None if plan is None else clients.promise(plan)}
+        state = reached.params, reached.buffers
         return replace(self, recipe=_as_of(self.recipe, reached), state=state, facts=facts)
 
 
@@ -436,12 +433,6 @@ def _target(recipe: Recipe, dataset: Dataset) -> Target:
     if targets is None and labels.is_floating_point():
         labels = dataset.batch(dataset.private[:MAX_UNSEEN]).labels
     return target_of(labels, recipe.make_client().loss, tokens=tokens)
-
-
-def _further_options(recipe: Recipe) -> list[Any]:
-    """Options of the loss that runs without them do not name, so that what these have cached keeps its key."""
-    weights = recipe.client.options.get("class_weights")
-    return [weights] if weights else []
 
 
 def _called(recipe: Recipe, dataset: Dataset) -> str:

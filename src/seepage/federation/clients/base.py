@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from seepage.base.nn import forward, in_mode
 from seepage.errors import SeepageError
-from seepage.federation.clients.losses import LOSSES, check_loss, loss_of
+from seepage.federation.clients.losses import check_loss, loss_of
 from seepage.federation.types import ClientUpdate, LocalProblem, Mode, OwnTarget, Reduction, Tensors, Update
 
 
@@ -63,11 +63,6 @@ class TrainingRule(ClientUpdate):
     @property
     def one_logit(self) -> bool:
         return self.loss == "binary"
-
-    @property
-    def mean_of_examples(self) -> bool:
-        """Whether the loss of a batch is the mean of its examples' own; class weights make it a weighted one."""
-        return self.loss in LOSSES and not self.class_weights
 
     def loss_at(self, problem: LocalProblem, weights: Tensors, places: Tensor | None = None) -> Tensor:
         """The mean loss of some of the client's examples at these weights.

@@ -8,6 +8,7 @@ from seepage.base.nn import has_batch_norm
 from seepage.base.registry import clients
 from seepage.errors import SeepageError
 from seepage.federation.clients.base import TrainingRule, leaves_of
+from seepage.federation.clients.losses import LOSSES
 from seepage.federation.types import LocalProblem, Mode, Tensors, Update
 
 
@@ -53,7 +54,9 @@ class FedSGD(TrainingRule):
         return update.tensors
 
     def separable(self, model: nn.Module) -> bool:
-        return self.mean_of_examples and (self.mode == "eval" or not has_batch_norm(model))
+        # Class weights make the loss of a batch a weighted mean of its examples' own.
+        mean_of_examples = self.loss in LOSSES and not self.class_weights
+        return mean_of_examples and (self.mode == "eval" or not has_batch_norm(model))
 
     def batch_coupled(self, model: nn.Module) -> bool:
         return self.mode == "train" and has_batch_norm(model)

@@ -62,7 +62,9 @@ def load_npz(options: Options, *, path: Path, as_is: bool = False) -> ArrayDatas
         images, sizes = torch.cat(parts), [len(part) for part in parts]
         labels = _joined(arrays["y_train"], arrays["y_test"], path)
     _check_lengths(arrays, path)
-    train, private = _split(sizes, options, path.stem)
+    train, private = torch.arange(sizes[0]), torch.arange(sizes[0], sum(sizes))
+    if len(sizes) == 1:
+        train, private = divide(sizes[0], options, path.stem)
     targets, names, note = None, arrays.get("classes"), ""
     if labels.dtype.kind == "f":
         targets, classes = _values(labels, names, train, path)
@@ -150,8 +152,7 @@ def _values(labels: Array, names: Array | None, train: Tensor, path: Path) -> tu
     if not labels.size:
         raise SeepageError(f"{path}: y holds no values; save a number for each image")
     values = torch.from_numpy(labels.reshape(len(labels), -1).astype(np.float64))
-    words = None if names is None else [_text(word) for word in _names(names, path)]
-    return Targets.of_values(values, train, f"{path}: y"), value_names(values.shape[1], words)
+    return Targets.of_values(values, train, f"{path}: y"), value_names(values.shape[1], _names(names, path))
 
 
 def _maps(
@@ -168,14 +169,7 @@ def _maps(
     known = maps[maps != NO_TARGET]
     if not len(known):
         raise SeepageError(f"{path}: no pixel of the maps has a class; number the classes from 0")
-    words = None if names is None else [_text(word) for word in _names(names, path)]
-    return Targets.of_maps(maps), check_labels(known, words, str(path))
-
-
-def _split(sizes: list[int], options: Options, name: str) -> tuple[Tensor, Tensor]:
-    if len(sizes) == 1:
-        return divide(sizes[0], options, name)
-    return torch.arange(sizes[0]), torch.arange(sizes[0], sum(sizes))
+    return Targets.of_maps(maps), check_labels(known, _names(names, path), str(path))
 
 
 def _read(path: Path) -> Mapping[str, Array]:
@@ -299,14 +293,15 @@ def _labels(labels: Array, names: Array | None, path: Path) -> tuple[Tensor, tup
     if bool((flat == -1).all()):
         return torch.zeros(len(flat), dtype=torch.int64), ("unlabelled",), ", which has no labels"
     numbers = torch.from_numpy(flat.astype(np.int64))
-    words = None if names is None else [_text(word) for word in _names(names, path)]
-    return numbers, check_labels(numbers, words, str(path)), ""
+    return numbers, check_labels(numbers, _names(names, path), str(path)), ""
 
 
-def _names(names: Array, path: Path) -> Array:
+def _names(names: Array | None, path: Path) -> list[str] | None:
+    if names is None:
+        return None
     if names.ndim != 1 or names.dtype.kind not in "US":
         raise SeepageError(f"{path}: classes must be a list of names; save it with numpy.array([...names])")
-    return names
+    return [_text(word) for word in names]
 
 
 def _text(word: Any) -> str:

@@ -123,7 +123,7 @@ def load_text(
         None if label_column is None else [_cell(row, label_column, number, path) for number, row in enumerate(rows, 1)]
     )
     source = f"{len(texts)} texts of the file {path.name}"
-    return _dataset(path.stem, source, texts, labels, options, _Encoding(tokens, tokenizer, vocabulary))
+    return _dataset(path.stem, source, texts, labels, options, tokens, tokenizer, vocabulary)
 
 
 @datasets.register("python_reference", about=REFERENCE, origin="packaged")
@@ -158,52 +158,18 @@ def python_reference(
     ]
     texts, chapters = [text for text, _ in found], [topic for _, topic in found]
     labels = None if label_column is None else chapters
-    return _dataset("python_reference", REFERENCE, texts, labels, options, _Encoding(tokens, tokenizer, vocabulary))
-
-
-@dataclass(frozen=True)
-class _Encoding:
-    """How texts become token numbers.
-
-    Attributes:
-        length: Number of tokens of an example; longer texts are cut, shorter ones filled with `NONE`.
-        tokenizer: `words`, or the path of a tokenizer.
-        vocabulary: Number of tokens of `words`.
-    """
-
-    length: int
-    tokenizer: str
-    vocabulary: int
-
-    def check(self) -> None:
-        """Raise `SeepageError` for a length or a vocabulary out of range."""
-        if not 2 <= self.length <= MAX_TOKENS:
-            raise SeepageError(
-                f"data.tokens must be from 2 to {MAX_TOKENS}, got {self.length}; correct the recipe's [data]"
-            )
-        if self.vocabulary < LEAST_VOCABULARY:
-            raise SeepageError(
-                f"data.vocabulary must be at least {LEAST_VOCABULARY}, one for each byte, got {self.vocabulary}; "
-                "raise it"
-            )
-
-    def made_of(self, public: Sequence[str]) -> Tokenizer:
-        """The tokenizer; `words` is built from public texts alone, so that it holds no word of a private text only."""
-        if self.tokenizer == "words":
-            return WordTokenizer.of(public, self.vocabulary)
-        return FileTokenizer.read(Path(self.tokenizer))
-
-    def ids(self, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-        """`[n, length]` int64 token numbers of n texts."""
-        ids = torch.full((len(texts), self.length), NONE)
-        for row, text in zip(ids, texts, strict=True):
-            encoded = tokenizer.encode(text)[: self.length]
-            row[: len(encoded)] = torch.tensor(encoded)
-        return ids
+    return _dataset("python_reference", REFERENCE, texts, labels, options, tokens, tokenizer, vocabulary)
 
 
 def _dataset(
-    name: str, source: str, texts: Sequence[str], labels: Sequence[str] | None, options: Options, encoding: _Encoding
+    name: str,
+    source: str,
+    texts: Sequence[str],
+    labels: Sequence[str] | None,
+    options: Options,
+    length: int,
+    tokenizer: str,
+    vocabulary: int,
 ) -> TextDataset:
     """The data set of the texts of two words or more, split into public and private ones.
 
@@ -213,20 +179,33 @@ def _dataset(
         texts: The texts.
         labels: Class of each text, in words; None: the task is the next token.
         options: The split; it must not have options of images.
-        encoding: How texts become token numbers.
+        length: Number of tokens of an example; longer texts are cut, shorter ones filled with `NONE`.
+        tokenizer: `words`, or the path of a tokenizer.
+        vocabulary: Number of tokens of `words`.
     """
     if options.size is not None or options.channels is not None:
         raise SeepageError(f"{name} is text, which has no data.size or data.channels; data.tokens is its length")
-    encoding.check()
+    if not 2 <= length <= MAX_TOKENS:
+        raise SeepageError(f"data.tokens must be from 2 to {MAX_TOKENS}, got {length}; correct the recipe's [data]")
+    if vocabulary < LEAST_VOCABULARY:
+        raise SeepageError(
+            f"data.vocabulary must be at least {LEAST_VOCABULARY}, one for each byte, got {vocabulary}; raise it"
+        )
     kept = [place for place, text in enumerate(texts) if len(text.split()) > 1]
     if not kept:
         raise SeepageError(f"{name} holds no text of two words or more; check the file and data.column")
     texts = [texts[place] for place in kept]
     train, private = divide(len(texts), options, name)
-    tokenizer = encoding.made_of([texts[place] for place in train.tolist()])
-    ids = encoding.ids(tokenizer, texts)
+    if tokenizer == "words":  # of public texts alone, so that it holds no word of a private text only
+        encoder: Tokenizer = WordTokenizer.of([texts[place] for place in train.tolist()], vocabulary)
+    else:
+        encoder = FileTokenizer.read(Path(tokenizer))
+    ids = torch.full((len(texts), length), NONE)
+    for row, text in zip(ids, texts, strict=True):
+        encoded = encoder.encode(text)[:length]
+        row[: len(encoded)] = torch.tensor(encoded)
     numbers, classes = (None, ()) if labels is None else number_words([labels[place] for place in kept])
-    return TextDataset(name, source, ids, tokenizer, numbers, classes, train, private)
+    return TextDataset(name, source, ids, encoder, numbers, classes, train, private)
 
 
 def _rows(content: str, path: Path) -> list[dict[str, Any]]:

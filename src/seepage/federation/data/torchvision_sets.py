@@ -47,7 +47,8 @@ class TorchvisionSet:
         sizes = [len(part) for part in parts]
         train, private = torch.arange(sizes[0]), torch.arange(sizes[0], sum(sizes))
         images = torch.cat([_pixels(part) for part in parts])
-        labels = torch.cat([_targets(part) for part in parts])
+        numbers = [part.targets if hasattr(part, "targets") else part.labels for part in parts]
+        labels = torch.cat([torch.as_tensor(np.asarray(own)).long() for own in numbers])
         classes = check_labels(labels, _class_names(parts[0]), self.name)
         return ArrayDataset(self.name, source, images, labels, classes, train, private, options.size, options.channels)
 
@@ -96,10 +97,6 @@ def _pixels(part: Any) -> Tensor:
     if images.ndim == 3:
         return images.unsqueeze(1)
     return images if images.shape[1] == 3 else images.permute(0, 3, 1, 2).contiguous()
-
-
-def _targets(part: Any) -> Tensor:
-    return torch.as_tensor(np.asarray(part.targets if hasattr(part, "targets") else part.labels)).long()
 
 
 def _class_names(part: Any) -> list[str] | None:

@@ -130,12 +130,9 @@ class RoundingLikelihood(Likelihood):
     def _one(self, dummy: Tensor, sent: Tensor) -> Tensor:
         largest = sent.abs().max()
         if self.bits == 1:
-            return self._signs(dummy / largest, sent.sign())
+            scaled = dummy / largest
+            wrong: Tensor = F.softplus(-sent.sign() * scaled / SOFTNESS).sum()
+            return wrong + scaled.numel() * (scaled.abs().mean() - 1).pow(2)
         off = (dummy - sent).abs() / (largest / (2 ** (self.bits - 1) - 1))  # |u|
         outside: Tensor = WITHIN * off + (1 - WITHIN) * (off - 0.5).clamp(min=0)
         return outside.sum()
-
-    def _signs(self, scaled: Tensor, sign: Tensor) -> Tensor:
-        """Of entries over the magnitude that was sent."""
-        wrong: Tensor = F.softplus(-sign * scaled / SOFTNESS).sum()
-        return wrong + scaled.numel() * (scaled.abs().mean() - 1).pow(2)

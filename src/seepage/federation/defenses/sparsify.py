@@ -1,6 +1,5 @@
 """Send only the largest entries of the update."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -76,7 +75,9 @@ class Pruned(DefenseModel):
     def __call__(self, dummy: Tensors, target: Tensors) -> Tensors:
         sent = {name: tensor != 0 for name, tensor in target.items()}
         least = _least(torch.cat([tensor.flatten() for tensor in target.values()]))
-        scale = _length_over(dummy, target, sent) if self.rescale else 1.0
+        scale: Tensor | float = 1.0
+        if self.rescale:
+            scale = safe_norm({name: dummy[name] * sent[name] for name in target}) / (norm(target) + TINY)
 
         def judged(name: str, tensor: Tensor) -> Tensor:
             some = bool(sent[name].any())
@@ -92,10 +93,6 @@ class Pruned(DefenseModel):
         if not isinstance(other, Pruned):
             return None
         return Pruned("tensor" if "tensor" in (self.scope, other.scope) else "model")
-
-
-def _length_over(dummy: Tensors, target: Tensors, sent: Mapping[str, Tensor]) -> Tensor:
-    return safe_norm({name: dummy[name] * sent[name] for name in target}) / (norm(target) + TINY)
 
 
 def _least(tensor: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def _reader(path: Path) -> Callable[[Path], object]:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if any("/code/" in name for name in archive.namelist()):
-                return _scripted
+                return lambda path: Scripted(torch.jit.load(path, map_location="cpu"))
     return _pickled
 
 
@@ -208,7 +208,3 @@ def _settle_numbers(graph: Any, script: Any) -> None:
         constant.node().moveBefore(next(iter(graph.nodes())))
         node.output().replaceAllUsesWith(constant)
         node.destroy()
-
-
-def _scripted(path: Path) -> nn.Module:
-    return Scripted(torch.jit.load(path, map_location="cpu"))

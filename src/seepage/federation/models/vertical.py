@@ -124,7 +124,10 @@ def vertical(
         raise SeepageError(
             f"hidden must be one width or {len(blocks)} (one per party), each at least 1, got {hidden}; correct it"
         )
-    shapes = [_shape_of(block, input_shape) for block in blocks]
+    shapes = [
+        tuple(len(range(*part.indices(side))) for part, side in zip(block, input_shape, strict=True))
+        for block in blocks
+    ]
     head: nn.Module
     if body == "logistic":
         members = [Party(nn.Flatten(), nn.Linear(math.prod(shape), num_classes), nn.Identity()) for shape in shapes]
@@ -178,10 +181,6 @@ def _blocks(shape: tuple[int, ...], parties: int) -> list[Block]:
         for i in range(down)
         for j in range(across)
     ]
-
-
-def _shape_of(block: Block, shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(len(range(*part.indices(side))) for part, side in zip(block, shape, strict=True))
 
 
 def _party(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.base.npz import read_arrays
-from seepage.base.storage import MOST_TENSORS, PICKLE_SUFFIXES, check_kinds, check_regular, check_whole, read_tensors
+from seepage.base.storage import MOST_TENSORS, PICKLE_SUFFIXES, check_kinds, check_regular, read_tensors, tensor_names
 from seepage.base.zip_safety import DAMAGED, refuse_expansion
 from seepage.errors import SeepageError, printable, short
 from seepage.federation.models.naming import in_own_names
@@ -83,7 +83,7 @@ def check_head(path: Path) -> None:
     except DAMAGED as error:
         raise _damaged(path, error) from error
     if kind == "safetensors":
-        check_whole(path)
+        tensor_names(path)  # refuses what is not whole
     elif kind == "torch":
         _check_packing(path)
         with path.open("rb") as file:
@@ -274,13 +274,7 @@ def _is_other_head(given: Tensor, own: Tensor, num_classes: int) -> bool:
 
 def _words(kind: str, names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{kind} {', '.join(_brief(name) for name in names[:3])}{more}" if names else ""
-
-
-def _brief(name: str) -> str:
-    """A name, with its shapes, as it may stand in a message."""
-    text = printable(name)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return f"{kind} {', '.join(short(name, printable) for name in names[:3])}{more}" if names else ""
 
 
 def pretrained_state(use: str) -> Tensors:

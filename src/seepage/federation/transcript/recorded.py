@@ -222,9 +222,8 @@ class RecordedTranscript:
         if what not in tensors:
             raise SeepageError(f"{path} lacks the {what} that knowledge.json says are known; record it again")
         known = tensors[what]
-        if known.dtype != torch.int64 or known.ndim != 1 or not len(known):
-            raise SeepageError(f"{path} does not tell {what} as one whole number per example; record it again")
-        if len(known) != (self._size(tensors) or len(known)):
+        one_each = known.dtype == torch.int64 and known.ndim == 1 and len(known)
+        if not one_each or len(known) != (self._size(tensors) or len(known)):
             raise SeepageError(f"{path} does not tell {what} as one whole number per example; record it again")
         if (known < 0).any() or (bound is not None and (known >= bound).any()):
             limits = "below 0" if bound is None else f"outside 0..{bound - 1}"

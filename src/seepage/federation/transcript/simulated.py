@@ -143,13 +143,10 @@ class Victim:
             return None
         plain = replace(self, defense=None)
         with torch.enable_grad():
-            sent, read = self._undecayed(plain.update(t), t), plain._read_as(own, t)
+            read_by = replace(plain, rule=own.read_as)
+            sent, read = self._undecayed(plain.update(t), t), read_by._undecayed(read_by.update(t), t)
         apart = {name: tensor - read.tensors[name] for name, tensor in sent.tensors.items()}
         return float(norm(apart) / norm(sent.tensors))
-
-    def _read_as(self, own: ClientUpdate, t: int) -> Update:
-        read = replace(self, rule=own.read_as)
-        return read._undecayed(read.update(t), t)
 
     def _undecayed(self, update: Update, t: int) -> Update:
         if self.rule is None or self.defense is not None:

@@ -57,7 +57,8 @@ def gaussian_tpr(alpha: float, mu: float) -> float:
     >>> round(gaussian_tpr(0.01, 1.0), 4), gaussian_tpr(0.01, 0.0)
     (0.0924, 0.01)
     """
-    _check(alpha, "alpha")
+    if not 0 <= alpha <= 1:
+        raise SeepageError(f"alpha is a share from 0 to 1, got {alpha}; correct it")
     if not mu >= 0:
         raise SeepageError(f"mu is a distance of at least 0, got {mu}; pass 1 / sigma")
     if alpha in (0.0, 1.0):
@@ -74,8 +75,3 @@ def gaussian_auc(mu: float) -> float:
     (0.5, 0.76)
     """
     return float(ndtr(mu / math.sqrt(2)))
-
-
-def _check(share: float, what: str) -> None:
-    if not 0 <= share <= 1:
-        raise SeepageError(f"{what} is a share from 0 to 1, got {share}; correct it")

@@ -2,7 +2,7 @@
 
 from seepage.base.limits import Limits
 from seepage.base.registry import metrics
-from seepage.measure.metrics.align import METHODS, Alignment, align
+from seepage.measure.metrics.align import Alignment, align
 from seepage.measure.metrics.baselines import baselines
 from seepage.measure.metrics.image import (
     correlation,
@@ -20,7 +20,7 @@ from seepage.measure.metrics.image import (
 )
 from seepage.measure.metrics.interval import bootstrap_interval
 from seepage.measure.metrics.labels import label_accuracy, label_hits
-from seepage.measure.metrics.metric import Metric, default_metrics, find_metric
+from seepage.measure.metrics.metric import default_metrics, find_metric
 from seepage.measure.metrics.recognize import likeness
 from seepage.measure.metrics.score import Yardstick, align_guess, score
 from seepage.measure.metrics.scores import Score, Scores
@@ -29,11 +29,9 @@ METRICS = metrics
 """Every metric that a `Score` can be of, by name."""
 
 __all__ = [
-    "METHODS",
     "METRICS",
     "Alignment",
     "Limits",
-    "Metric",
     "Score",
     "Scores",
     "Yardstick",

@@ -76,8 +76,14 @@ class Pairs:
         return least[chosen]
 
     def filled(self, permutation: Tensor) -> Tensor:
-        """`[n, *shape]` the guesses at `permutation`, fitted and clamped, with mid-grey in the gaps."""
-        filled = _fill(self.guesses, self.examples, permutation, self.value_range, self.fit)
+        """`[n, *shape]` the guesses at `permutation`, fitted and clamped, with mid-grey, or zeros, in the gaps."""
+        g, x, value_range = self.guesses, self.examples, self.value_range
+        blank = 0.0 if value_range is None else sum(value_range) / 2
+        filled = torch.full_like(x, blank, dtype=torch.promote_types(g.dtype, x.dtype))
+        for example, place in enumerate(permutation.tolist()):
+            if place >= 0:
+                guess = _fitted(g[place], x[example], value_range, self.fit)
+                filled[example] = guess if value_range is None else guess.clamp(*value_range)
         return filled.reshape(len(self.examples), *self.shape)
 
 
@@ -260,23 +266,6 @@ def _unit(a: Tensor) -> Tensor:
     """Rows of length 1, zero rows left alone; divided by the largest value first, which cannot overflow."""
     largest = a.abs().amax(1, keepdim=True)
     return nn.functional.normalize(a / torch.where(largest > 0, largest, 1), dim=1)
-
-
-def _fill(
-    g: Tensor,
-    x: Tensor,
-    permutation: Tensor,
-    value_range: tuple[float, float] | None,
-    fit: Collection[Ambiguity],
-) -> Tensor:
-    """`[n, d]` the matched guesses, fitted and clamped, with mid-grey (features: zeros) in the gaps."""
-    blank = 0.0 if value_range is None else sum(value_range) / 2
-    filled = torch.full_like(x, blank, dtype=torch.promote_types(g.dtype, x.dtype))
-    for example, place in enumerate(permutation.tolist()):
-        if place >= 0:
-            guess = _fitted(g[place], x[example], value_range, fit)
-            filled[example] = guess if value_range is None else guess.clamp(*value_range)
-    return filled
 
 
 def _fitted(

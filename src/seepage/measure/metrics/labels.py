@@ -36,7 +36,7 @@ def label_accuracy(guessed: Tensor, true: Tensor) -> float:
     if not len(guessed) and not len(true):
         raise SeepageError("there are no labels to compare; pass at least one example")
     classes, where = torch.cat([guessed, true]).unique(return_inverse=True)
-    counts = [where[part].bincount(minlength=len(classes)) for part in _halves(len(guessed))]
+    counts = [part.bincount(minlength=len(classes)) for part in where.split([len(guessed), len(true)])]
     return int(torch.minimum(*counts).sum()) / max(len(guessed), len(true))
 
 
@@ -186,7 +186,3 @@ def class_numbers(labels: Tensor) -> Tensor:
     """
     labels = labels.detach().cpu()
     return (labels.argmax(1) if labels.ndim == 2 else labels).long()
-
-
-def _halves(length: int) -> tuple[slice, slice]:
-    return slice(None, length), slice(length, None)

@@ -177,10 +177,10 @@ def _with_inputs(
     pictures = image.is_image(shape)
     always = {name: find_metric(name) for name in ("mse", "psnr", *(("likeness",) if pictures else ()))}
     rest = [metric for metric in wanted.values() if metric.name not in always]
-    values = _measure(guesses, truth, [*always.values(), *rest], by)
+    values = _measure(guesses, truth, [*always.values(), *rest])
     compared = [find_metric(metric) for metric in ("psnr", "ssim", "lpips") if metric in values]
     floors = {
-        name: _measure(guess, truth, compared, by)
+        name: _measure(guess, truth, compared)
         for name, guess in baselines(truth, seed=by.seed, typical=by.typical).items()
     }
     if by.blocks:
@@ -202,7 +202,7 @@ def _with_inputs(
         baseline_values={**floors, **blank.baseline_values},
         recovered_each=blank.matched & seen,
         exact_each=blank.matched & exact,
-        notes=_notes(blank.metrics, values, shape, by),
+        notes=_notes(blank.metrics, values, shape),
     )
 
 
@@ -242,7 +242,7 @@ def to_unit(values: Tensor, value_range: tuple[float, float]) -> Tensor:
     return ((values - low) / (high - low)).clamp(0.0, 1.0)
 
 
-def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], by: Yardstick) -> dict[str, Tensor]:
+def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric]) -> dict[str, Tensor]:
     """Each metric's values `[n]`; without those that do not apply to examples of this shape, or cannot be had here."""
     image_like = image.is_image(tuple(truth.shape[1:]))
     fitting = [metric for metric in metrics if not metric.of_labels and (image_like or not metric.images_only)]
@@ -250,16 +250,13 @@ def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], by: Yard
     return {name: values for name, values in found.items() if values is not None}
 
 
-def _notes(
-    metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...], by: Yardstick
-) -> tuple[str, ...]:
+def _notes(metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...]) -> tuple[str, ...]:
     """Sentences on requested metrics that are not measured, or measured otherwise than usual.
 
     Args:
         metrics: Names of the requested metrics.
         values: Name of each measured metric, to its `[n]` values.
         shape: Shape of one example.
-        by: What they are measured with.
     """
     notes = []
     if "ssim" in values and (window := image.ssim_window(*shape[1:])) < image.SSIM_WINDOW:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan, nan
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,8 +33,6 @@ class Score:
         example: The private example's place in its batch.
         matched: False where the attack returned no guess for this example; then a mid-grey stands in.
     """
-
-    SCHEMA: ClassVar[int] = 1
 
     metric: str
     value: float | None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Checkpoint
+from seepage.attacks.base import Checkpoint, Silent
 from seepage.attacks.search.distances import L1, L2, Cosine, Distance
 from seepage.attacks.search.partial import TopMagnitude
 from seepage.attacks.search.problem import Problem
@@ -29,7 +29,7 @@ BLEND, AHEAD = 0.7, 1e-3
 
 
 @dataclass
-class BestGuesses:
+class BestGuesses(Silent):
     """Progress of a gradient-matching search that keeps its best guesses.
 
     Attributes:
@@ -37,12 +37,6 @@ class BestGuesses:
     """
 
     best: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
-
-    def report(self, done: int, total: int, objective: float) -> None:
-        pass
-
-    def load(self) -> Checkpoint | None:
-        return None
 
     def save(self, checkpoint: Checkpoint) -> None:
         step, tensors = int(checkpoint.facts["step"]), checkpoint.tensors
@@ -150,14 +144,10 @@ def figure_6(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressC
         looked = [path.best[path.at(share, part.options["steps"])] for share in FIGURE_6_SHARES]
         problem = problem_of(transcript, L2())
         cosines.append([similarity(problem, inputs, labels) for _, inputs, labels in looked])
-        scores.append([_ordered_psnr(inputs, labels, batch) for _, inputs, labels in looked])
+        found = (score(Reconstruction(inputs.clamp(0, 1)), batch).psnr for _, inputs, labels in looked)
+        scores.append([psnr or float("nan") for psnr in found])
         show(number + 1, len(victims), Doing("batches"))
     return [*_means("gradient similarity", cosines), *_means("PSNR", scores)]
-
-
-def _ordered_psnr(guesses: Tensor, labels: Tensor, batch: Batch) -> float:
-    """Mean PSNR, one guess for one image."""
-    return score(Reconstruction(guesses.clamp(0, 1)), batch).psnr or float("nan")
 
 
 def _means(row: str, numbers: Sequence[Numbers]) -> list[Value]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Checkpoint
+from seepage.attacks.base import Checkpoint, Silent
 from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cafe.table_9 import TABLE_9
 from seepage.audit.recipe.case import Recipe
@@ -43,7 +43,7 @@ class _TargetReached(Exception):
 
 
 @dataclass
-class LoopProgress:
+class LoopProgress(Silent):
     """Progress of a running attack, with the PSNR of its images at every checkpoint.
 
     Attributes:
@@ -53,12 +53,6 @@ class LoopProgress:
 
     victim: IndexedVictim
     look: Callable[[int, "Quality"], None]
-
-    def report(self, done: int, total: int, objective: float) -> None:
-        pass
-
-    def load(self) -> Checkpoint | None:
-        return None
 
     def save(self, checkpoint: Checkpoint) -> None:
         tiles = [checkpoint.tensors[f"three/{m}/table"] for m in range(len(_blocks(self.victim)))]

@@ -11,17 +11,14 @@ from seepage.report.evidence.pack import (
     write_pack,
 )
 from seepage.report.evidence.signing import make_keys
-from seepage.report.evidence.statement import Evidence, evidence_of
 
 __all__ = [
     "FORMATS",
     "Checked",
-    "Evidence",
     "PackRequest",
     "export",
     "is_pack",
     "make_keys",
-    "evidence_of",
     "verify_pack",
     "verify_run",
     "write_pack",

@@ -243,7 +243,7 @@ def compare(old: Result, new: Result, *, level: float = LEVEL) -> Comparison:
         else:
             lack = _lack(new if now is None else old, case, rule)
             kind, low, high = _alone(now, lack), None, None
-            lacking = lack.words.format("newer" if now is None else "older")
+            lacking = lack.value.format("newer" if now is None else "older")
         changes.append(
             Change(
                 title=titles[case], rule=rule, measure=measure, kind=kind, old=then, new=now, low=low, high=high,
@@ -361,11 +361,6 @@ class Lack(Enum):
     ZERO_UPDATE = "the update of the {} run was zero everywhere"
     NOT_RECORDED = "could not be recorded in the {} run"
     NOT_COUNTED = "the {} run has no such count"
-
-    @property
-    def words(self) -> str:
-        """The words, with `{}` for which run it is."""
-        return self.value
 
 
 def _lack(result: Result, case: str, rule: str) -> Lack:

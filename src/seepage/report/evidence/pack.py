@@ -29,7 +29,7 @@ from seepage.base.storage import (
     walk,
     write_whole,
 )
-from seepage.base.words import all_spelled
+from seepage.base.words import each_text
 from seepage.errors import SeepageError, short
 from seepage.report.evidence import statement
 from seepage.report.evidence.annex import annex, print_page
@@ -181,7 +181,7 @@ def export(run: Path, name: str, request: PackRequest | None = None) -> str:
 def _stated(run: RunFolder, request: PackRequest) -> Evidence:
     """The evidence, in words that act nowhere: many of them are a stranger's."""
     evidence = statement.evidence_of(run, subject=request.subject, auditor=request.auditor)
-    return Evidence.model_validate_json(json.dumps(all_spelled(evidence.model_dump(mode="json", by_alias=True))))
+    return Evidence.model_validate_json(json.dumps(each_text(evidence.model_dump(mode="json", by_alias=True))))
 
 
 def _files(run: RunFolder, request: PackRequest, digest: str, signer: str | None) -> dict[str, str]:
@@ -254,14 +254,9 @@ class Checked:
     key: Literal["named", "its own"] | None = None
 
     @property
-    def unchanged(self) -> bool:
-        """Whether the folder is as it was written."""
-        return not self.differences and not self.problems
-
-    @property
     def good(self) -> bool:
         """Whether all is as it was written, and the run is the pack's where one was named."""
-        return self.unchanged and not self.misfits
+        return not (self.differences or self.problems or self.misfits)
 
 
 def is_pack(folder: Path) -> bool:

@@ -323,7 +323,7 @@ def _observations(run: RunFolder, case: Case) -> list[str]:
     """What the update's values look like, and what attacks found it to be a multiple of; each once."""
     exposed = [one for one in open_exposed(run.folder) if one.case == case.name]
     looks = [f"the update {look}" for one in exposed for look in one.looks_like]
-    notes = [note for row in run.rows_of(case) for note in row.notes if MULTIPLE in note]
+    notes = [note for row in run.result.rows_of(case) for note in row.notes if MULTIPLE in note]
     return list(dict.fromkeys([*looks, *(note for note in notes if note.startswith("the update"))]))
 
 

@@ -109,8 +109,8 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[Spec] = ()) -> Sweep:
     recipes = iter(resolve_cases(full))
     entries = [SweepEntry("no defense", next(recipes), None)]
     for parts, case in zip(choices, known, strict=True):
-        oblivious = next(recipes)
-        entries.append(SweepEntry(_words(parts), oblivious, next(recipes) if case is not None else None))
+        oblivious, words = next(recipes), " + ".join(str(Spec.of(table)) for table in parts)
+        entries.append(SweepEntry(words, oblivious, next(recipes) if case is not None else None))
     return Sweep(full, tuple(entries), utility)
 
 
@@ -156,10 +156,6 @@ def _composed(table: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not tables or not parts or len(table) > 1:
         raise SeepageError(f'[[frontier]] parts must be a list of tables with use = "NAME", and stand alone: {table!r}')
     return [dict(part) for part in parts]
-
-
-def _words(parts: Sequence[Mapping[str, Any]]) -> str:
-    return " + ".join(str(Spec.of(table)) for table in parts)
 
 
 def _case(parts: list[dict[str, Any]], plain: Recipe) -> dict[str, Any]:

@@ -203,13 +203,9 @@ class SerializedTraining:
 
 def _read_by_all(recipe: Recipe) -> Recipe:
     """The recipe without defenses that hide entries from the server but leave the sum of all updates intact."""
-    kept = [part for part in recipe.defense if not _hides_from_the_server_alone(recipe, part)]
-    return replace(recipe, defense=tuple(kept))
-
-
-def _hides_from_the_server_alone(recipe: Recipe, part: Any) -> bool:
-    defense = replace(recipe, defense=(part,)).make_defense()
-    return defense is not None and all(stage.acts_on == "view" for stage in defense.stages())
+    made = [(part, replace(recipe, defense=(part,)).make_defense()) for part in recipe.defense]
+    hides = [one is not None and all(stage.acts_on == "view" for stage in one.stages()) for _, one in made]
+    return replace(recipe, defense=tuple(part for (part, _), hidden in zip(made, hides, strict=True) if not hidden))
 
 
 def _priced(entry: SweepEntry, utility: Utility, path: Path, shared: SharedParts) -> dict[str, Any]:

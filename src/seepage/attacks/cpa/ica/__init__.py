@@ -3,13 +3,12 @@
 from seepage.attacks.cpa.ica.fields import balanced, difference_fields, opponent
 from seepage.attacks.cpa.ica.published import EMBEDDINGS, IMAGES, Objective, Unmixing
 from seepage.attacks.cpa.ica.sparse import sparsest, unmix_sparse, zero_share
-from seepage.attacks.cpa.ica.unmix import SparseScore, fast_ica, maximum_likelihood, unmix, unmix_rest, whitener
+from seepage.attacks.cpa.ica.unmix import fast_ica, maximum_likelihood, unmix, unmix_rest, whitener
 
 __all__ = [
     "EMBEDDINGS",
     "IMAGES",
     "Objective",
-    "SparseScore",
     "Unmixing",
     "balanced",
     "difference_fields",

@@ -24,7 +24,7 @@ from seepage.measure.privacy.measured.canaries import (
     pairs_of,
     passes_single_numbers,
 )
-from seepage.measure.privacy.measured.events import ERROR, Event, best_event, lower_bound
+from seepage.measure.privacy.measured.events import Event, best_event, lower_bound
 from seepage.measure.privacy.measured.gaussian import GaussianFit, fitted
 from seepage.measure.privacy.measured.statistics import Statistic, statistics_of
 
@@ -302,10 +302,6 @@ class _CallMeter:
     def left(self) -> float:
         return max(0.0, self.total - self.made)
 
-    @property
-    def late(self) -> bool:
-        return self.limit is not None and self.seconds > self.limit
-
     def draw(self, pair: Pair, side: int, trials: int, rounds: int) -> Array:
         found = pair.sample(side, trials, rounds)
         self.made += trials * rounds
@@ -365,10 +361,6 @@ class _Chosen:
     def calls(self) -> int:
         return self.rounds * self.group
 
-    def scores(self, meter: _CallMeter, side: int, trials: int) -> Array:
-        """Scores of so many new trials."""
-        return self.statistic.of_trials(meter.draw(self.pair, side, trials, self.calls))
-
 
 def _look(pairs: Sequence[Pair], rounds: int, meter: _CallMeter) -> list[_Look]:
     """Draw about a tenth of the budget's calls, shared by all pairs, from which `_choose` picks."""
@@ -395,7 +387,7 @@ def _choose(looks: Sequence[_Look], rounds: int, meter: _CallMeter, delta: float
         for statistic in look.statistics:
             scores = [statistic.of_trials(outputs) for outputs in look.rest]
             for group in {1, rounds}:
-                a, b = (_grouped(side, group) for side in scores)
+                a, b = (side[: len(side) // group * group].reshape(-1, group).sum(1) for side in scores)
                 if group > 1 and min(len(a), len(b)) < 10:
                     continue
                 event = best_event(a, b, meter.left / (own * group), delta, quick=True)
@@ -405,12 +397,6 @@ def _choose(looks: Sequence[_Look], rounds: int, meter: _CallMeter, delta: float
                     best = _Chosen(look.pair, statistic, own, group, event)
     assert best is not None
     return best
-
-
-def _grouped(scores: Array, group: int) -> Array:
-    """Sums of so many scores, one after the other; what is left over is dropped."""
-    found: Array = scores[: len(scores) // group * group].reshape(-1, group).sum(1)
-    return found
 
 
 def _fit(looks: Sequence[_Look], own: int, meter: _CallMeter, delta: float, composed: int) -> GaussianFit | None:
@@ -459,9 +445,9 @@ def _count(chosen: _Chosen, event: Event, n1: int, n0: int, meter: _CallMeter) -
         for which, side in enumerate((event.likely, 1 - event.likely)):
             size = wanted[which] * (turn + 1) // turns - wanted[which] * turn // turns
             if size:
-                hits[which] += event.hits(chosen.scores(meter, side, size))
+                hits[which] += event.hits(_scored(chosen.pair, chosen.statistic, side, size, chosen.calls, meter))
                 made[which] += size
-        if meter.late and min(made):
+        if meter.limit is not None and meter.seconds > meter.limit and min(made):
             break
     return hits[0], made[0], hits[1], made[1]
 
@@ -473,6 +459,3 @@ def _words(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _words(item) for key, item in value.items()}
     return [_words(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-__all__ = ["CALLS", "ERROR", "MeasuredEpsilon", "Measurement", "Verdict"]
