@@ -1,11 +1,13 @@
 """What an update tells of how it was made, against updates whose making is known."""
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from seepage import Architecture, Batch, FedAvg, FedSGD, build, record
 from seepage.attacks.exposure import LabelLeak, UpdateAnalysis
@@ -133,6 +135,25 @@ def test_with_batch_norm_in_train_mode_an_honest_rate_is_never_contradicted(tmp_
             assert ANOTHER_RATE not in said
             assert lr is not None or UNKNOWN_RATE in said or "uncertain" in said["learning rate"]
     assert accused, "made-up inputs alone contradict honest clients"
+
+
+def test_labels_that_have_less_of_a_softmax_than_made_up_inputs_give_them_contradict_no_rate() -> None:
+    """An honest rate of 0.1 was doubted, as seven classes in no example moved as at 0.12."""
+    head = nn.Linear(4, CLASSES)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(SHAPE), 4), nn.ReLU(), head)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.zero_()
+        head.bias[:3] = 1.0  # of made-up inputs the first three have half of the softmax, of the client's 0.37
+    share = head.bias.detach().softmax(0)
+    seen = torch.cat([0.7 * share[:3], share[3:] * (1 - 0.7 * share[:3].sum()) / share[3:].sum()])
+    labels = F.one_hot(torch.arange(3), CLASSES).float().mean(0)
+    moved = {"3.bias": -0.1 * (seen - labels)}
+    travel = 0.1 * float(seen[4] / share[4])
+    assert travel > 0.12
+    assert rate_doubt(model, moved, SHAPE, CLASSES, 0.1) is None
+    assert rate_doubt(model, {"3.bias": 2 * moved["3.bias"]}, SHAPE, CLASSES, 0.1) is not None
+    assert rate_doubt(model, {"3.bias": 0.5 * moved["3.bias"]}, SHAPE, CLASSES, 0.1) is not None
 
 
 def test_what_is_told_is_taken() -> None:

@@ -127,8 +127,12 @@ def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], c
         classes: Of the model.
         lr: As stated.
     """
-    travel, _ = _last_travel(model, delta, input_shape, classes, coupled=False)
-    if travel is None or abs(travel / lr - 1) <= SHARE_TOLERANCE:
+    travel, bias = _last_travel(model, delta, input_shape, classes, coupled=False)
+    if travel is None or bias is None or abs(travel / lr - 1) <= SHARE_TOLERANCE:
+        return None
+    # Made-up inputs may give the labels another share than the client's do, and with it all other classes. But these
+    # have no more than all of it: more than `lr` of one step contradicts whatever the inputs are.
+    if travel > lr >= float(-delta[bias].double().clamp(max=0).sum()):
         return None
     return f"classes that are in no example moved as at about {travel:.2g} in one step, and {lr:.3g} was stated"
 
