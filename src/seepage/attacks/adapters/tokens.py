@@ -74,7 +74,8 @@ class AdapterTokens:
         for name in (name for name in calls if name in norms):
             normed = calls[name][0]
             places = _places(embedded, normed)
-            behind = [one for one in layers if one.name in calls and _same(calls[one.name][0].input, normed.output)]
+            called = [one for one in layers if one.name in calls]
+            behind = [one for one in called if torch.equal(calls[one.name][0].input, normed.output)]
             if places is not None and behind:
                 break
         else:
@@ -157,10 +158,6 @@ def _elsewhere() -> Inapplicable:
         "no adapted layer reads the input itself, or the normalized tokens of image patches in a first block",
         f"use {MATCHING}",
     )
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
 
 
 def _places(embedded: LayerCall, normed: LayerCall) -> Tensor | None:

@@ -61,7 +61,8 @@ class PatchTokens:
         by_layer, by_parameter = _probed(attacked)
         for name, (call, slopes) in by_layer.items():
             layer = attacked.model.get_submodule(name)
-            position = _position(_rows_of(slopes, layer), by_parameter, f"{name}.")
+            by_place = _flat(slopes, 1 if isinstance(layer, nn.Conv2d) else slopes.ndim - 1)  # [P, width]
+            position = _position(by_place, by_parameter, f"{name}.")
             if position is None and isinstance(layer, nn.Conv2d) and layer.stride < layer.kernel_size:
                 continue  # an ordinary convolution: its patches overlap
             entries = _entries(call, layer, torch.Size(attacked.knowledge.input_shape).numel())
@@ -203,11 +204,6 @@ def _position(tokens: Tensor, by_parameter: Tensors, own: str) -> tuple[str, int
             if rows is not None:
                 return name, axis, rows
     return None
-
-
-def _rows_of(gradient: Tensor, layer: nn.Module) -> Tensor:
-    """`[P, width]` the gradient in a layer's output, one row per place."""
-    return _flat(gradient, 1 if isinstance(layer, nn.Conv2d) else gradient.ndim - 1)
 
 
 def _flat(tensor: Tensor, axis: int) -> Tensor:

@@ -127,7 +127,10 @@ def preset(*names: str, **defaults: Any) -> Callable[[Callable[..., Made]], Call
             given = signature.bind(**options)
             given.apply_defaults()
             values = given.arguments
-            made = [group(**_taken(values, group, taken)) for group in groups]
+            made = [
+                group(**{field.name: values.pop(field.name) for field in fields(group) if field.name in taken})
+                for group in groups
+            ]
             return make(*made, **values)
 
         build.__signature__ = signature  # type: ignore[attr-defined]
@@ -138,11 +141,6 @@ def preset(*names: str, **defaults: Any) -> Callable[[Callable[..., Made]], Call
         return build
 
     return decorated
-
-
-def _taken(values: dict[str, Any], group: Any, shared: dict[str, Any]) -> dict[str, Any]:
-    """The values of one group's fields, which are taken out of `values`."""
-    return {field.name: values.pop(field.name) for field in fields(group) if field.name in shared}
 
 
 def _with_meanings(doc: str, groups: list[Any], shared: dict[str, Any]) -> str:

@@ -69,11 +69,10 @@ def load_zip(options: Options, *, path: Path) -> FileDataset:
 
 
 class _Rows(NamedTuple):
-    """The table, column by column, and which column holds what."""
+    """The table, column by column, and which column names the files."""
 
     columns: Mapping[str, Sequence[str]]
     file: str
-    label: str
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> frozenset[str]:
@@ -130,7 +129,7 @@ def _rows(content: bytes, path: Path, files: int) -> _Rows:
     others = [word for word in head if word != "label"]
     file = next((word for word in FILE_COLUMNS if word in others), others[0])
     columns = {word: [line[place].strip() for line in body] for place, word in enumerate(head)}
-    return _Rows(columns, file, "label")
+    return _Rows(columns, file)
 
 
 def _files(rows: _Rows, folder: PurePosixPath, members: frozenset[str], path: Path) -> list[str]:
@@ -158,7 +157,7 @@ def _files(rows: _Rows, folder: PurePosixPath, members: frozenset[str], path: Pa
 
 def _labels(rows: _Rows, path: Path) -> tuple[Tensor, tuple[str, ...]]:
     """`[n]` int64 class numbers and the classes' names: labels that are all integers are kept, others are numbered."""
-    words = rows.columns[rows.label]
+    words = rows.columns["label"]
     try:
         numbers = [int(word) for word in words]
     except ValueError:
@@ -176,7 +175,7 @@ def _class_names(rows: _Rows, numbers: Sequence[int]) -> dict[int, str]:
     """Names from the first column that has exactly one value per label and one label per value, if any."""
     ordered = sorted(rows.columns, key=lambda word: word not in CLASS_COLUMNS)
     for column in ordered:
-        if column in (rows.file, rows.label):
+        if column in (rows.file, "label"):
             continue
         pairs = set(zip(numbers, rows.columns[column], strict=True))
         if len(pairs) == len(set(numbers)) == len({name for _, name in pairs}):
