@@ -1,7 +1,7 @@
 """Updates of which nothing may be certified: mixtures, and batches that are not what is stated, behind any local step.
 
 Run as a command, it attacks many and keeps how many certificates were false in `results/captured/nulls.jsonl`:
-`PYTHONPATH=src:experiments:. python -m tests.attacks.nulls 0 2500`.
+`PYTHONPATH=src:. python -m tests.attacks.nulls 0 2500`.
 """
 
 import sys
@@ -104,7 +104,7 @@ def attacked(seeds: range) -> Iterator[tuple[int, str, int, int]]:
 
 def main() -> None:
     """Attack the nulls of seeds from the first argument on, as many as the second says, and keep a row of each kind."""
-    from keeping import keep_measured
+    from experiments.keeping import keep_measured
 
     start, count = (int(word) for word in sys.argv[1:3])
     began, tried, sure, false = time.process_time(), Counter[str](), Counter[str](), Counter[str]()
@@ -116,7 +116,7 @@ def main() -> None:
             print(f"seed {seed}: {kind}: {wrong} false", flush=True)
         if done % 500 == 0:
             print(f"{done}: {false.total()} false, {time.process_time() - began:.0f} s of a core", flush=True)
-    command = f"PYTHONPATH=src:experiments:. python -m tests.attacks.nulls {start} {count}"
+    command = f"PYTHONPATH=src:. python -m tests.attacks.nulls {start} {count}"
     for kind in sorted(tried):
         facts: dict[str, Any] = {"nulls": tried[kind], "certified": sure[kind]}
         keep_measured("captured/nulls", kind, "false", false[kind], data="made up", command=command, **facts)

@@ -271,7 +271,7 @@ def test_a_certificate_is_not_called_no_copy_where_the_told_loss_is_wrong(cli: C
     out = " ".join(cli("attack", "before.pt", "after.pt", *asked).out.split())
     assert "3 guesses certified, by linear" in out
     assert "no exact copies" not in out
-    assert "number of steps or loss" in out
+    assert "is not the client's: cross_entropy (--loss)" in out
 
 
 def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> None:
