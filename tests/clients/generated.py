@@ -408,11 +408,10 @@ def judge(truth: Truth, check: Check) -> Verdict:
                 found.hold(name, found_one, f"{facts[name].value} [{facts[name].origin}]")
     one = d.steps == 1
     seen = d.size * d.steps
-    found.hold(
-        "examples",
-        exposure.examples <= (0 if d.defense or d.optimizer in ("lamb", "adafactor") else seen),
-        exposure.examples,
-    )
+    # Rows that nothing shows to be a gradient's are said to be examples of SGD alone.
+    rests = any("if the optimizer is SGD" in closed.message for closed in exposure.of("exact-rows"))
+    none = d.defense or (d.optimizer in ("lamb", "adafactor") and not rests)
+    found.hold("examples", exposure.examples <= (0 if none else seen), exposure.examples)
     if exposure.at_least is not None:
         found.hold("at least", exposure.at_least <= seen, exposure.at_least)
     unlike = ("squares", "logistic") + SOFT * all(one.evidence["condition"] for one in exposure.of("labels"))
@@ -552,6 +551,8 @@ def _steps(truth: Truth, value: str, origin: str) -> bool | None:
     if value.startswith("1, as several"):
         return truth.drawn.steps == 1
     if origin == "stated" or value.startswith("assumed") or truth.drawn.accumulated > 1:
+        return None
+    if "if the loss is a mean cross-entropy" in value and truth.drawn.loss != "cross_entropy":
         return None
     number = value.split()[0]
     return (

@@ -220,6 +220,19 @@ def test_neurons_that_one_of_several_steps_reached_are_not_adafactors(rule: str)
         assert factored(moved, before, Formats()) is None, seed
 
 
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.15])
+def test_signs_under_noise_in_half_precision_are_not_adafactors(share: float) -> None:
+    """Rows of one pattern weigh one another out whatever the rule: a step of NAdam under noise was named."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        before = {name: t.half().float() for name, t in Rows().state_dict().items()}
+        signs = {name: 2e-3 * torch.randn_like(t).sign() for name, t in before.items()}
+        moved = {
+            name: (t + signs[name] * (1 + share * torch.randn_like(t))).half().float() - t for name, t in before.items()
+        }
+        assert factored(moved, before, Formats(stored="float16")) is None, seed
+
+
 def test_steps_of_one_rate_are_counted_by_neurons(tmp_path: Path) -> None:
     found = checked(tmp_path, Rows, "sgd", 16, 0)
     assert fact(found, "local steps")[0].startswith("1, as several would")

@@ -44,7 +44,7 @@ from seepage.attacks.exposure.labels import (
     sums_to_zero,
     target_findings,
 )
-from seepage.attacks.exposure.layers import ONE_RATE, LayerLeak, hidden_layers, layer_findings, layer_leaks
+from seepage.attacks.exposure.layers import LayerLeak, hidden_layers, layer_findings, layer_leaks, rests_on
 from seepage.attacks.exposure.patches import patch_findings
 from seepage.attacks.exposure.rules import adaptive_step, along_gradient, vanishing_sums
 from seepage.attacks.exposure.sent import SentParts, sent_parts
@@ -193,8 +193,9 @@ class Exposure:
         # What is not proved may still be read: of nothing proved "reveals 0" would say too much.
         found, of = self.examples, f"{size} example{many}"
         words = [f"reveals {found} of {of} exactly" if found else f"0 of {of} proved"]
-        told = [one.evidence["rated"] for one in self.of("layer") if found and one.evidence["found"] == found]
-        words[0] += ONE_RATE * (bool(told) and not any(told))
+        told = [one.evidence for one in self.of("layer") if found and one.evidence["found"] == found]
+        if told:
+            words[0] += rests_on(told[0]["provided"], rated=any(one["rated"] for one in told))
         for one in self.of("text") * (not self.examples):
             ordered = ", and its texts where token_sequences puts them together" * one.evidence["ordered"]
             words = [f"reveals its tokens{ordered}{one.evidence['condition']}"]

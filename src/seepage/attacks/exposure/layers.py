@@ -49,7 +49,7 @@ CHANCE_ALONE = 1e-3
 """Chance up to which rows that agree within their errors do so without being one input's."""
 EXACT_SHARE = 1e-2
 """Most that an input may be off, as a share of its size, to be called exact: 40 dB, as everywhere."""
-ONE_RATE = ", if biases have the weights' rate"
+ONE_RATE = "biases have the weights' rate"
 """What rows over biases rest on where nothing proves it: else each is one multiple of its example, as under LARS."""
 MOST_LISTED = 6
 """Layers that read positions, up to which each has a line of its own."""
@@ -155,6 +155,19 @@ def layer_findings(leaks: Sequence[LayerLeak]) -> Iterator[ClosedForm]:
         yield ClosedForm(name="further-layers", message=words, lines=(words,))
 
 
+def rests_on(provided: str, *, rated: bool) -> str:
+    """What rows over biases rest on, as the end of a sentence: a step along the gradient, at one rate.
+
+    Args:
+        provided: As of a `LayerLeak`.
+        rated: Weight and bias are known to have moved by one rate.
+
+    >>> rests_on(", if the optimizer is SGD", rated=False)
+    ", if the optimizer is SGD and biases have the weights' rate"
+    """
+    return "" if rated else f"{provided or ', if'}{' and' * bool(provided)} {ONE_RATE}"
+
+
 def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
     what = "private examples" if leak.reads == "input" else "inner vectors"
     one = what.removesuffix("s")
@@ -163,7 +176,8 @@ def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
     if leak.found:
         yield ClosedForm(
             name="exact-rows",
-            message=f"{leak.found} {what if leak.found > 1 else one} exactly, row by row{ONE_RATE * (not leak.rated)}",
+            message=f"{leak.found} {what if leak.found > 1 else one} exactly, row by row"
+            f"{rests_on(leak.provided, rated=leak.rated)}",
             evidence={"found": leak.found},
             limit="Rows that fewer neurons share are not counted, so there may be more.",
             tensors=tensors,

@@ -389,7 +389,8 @@ def _weighed(change: Tensor, weight: Tensor, formats: Formats) -> tuple[bool, in
     held |= bool((moving.std(0) <= GAP * moving.mean(0)).any())
     if held:
         return False, 0, 0
-    if distinct - rank < FEWEST_EQUATIONS:
+    # Of rank one all rows have one pattern, which signs leave as well, and one example's rows.
+    if distinct - rank < FEWEST_EQUATIONS or rank < 2:
         return None
     solved = right[:rank].T @ ((left[:, :rank].T @ torch.ones(len(own), dtype=own.dtype)) / kept[:rank])
     errors = ((off @ solved.abs()[:, None])[:, 0].square() + FLOAT32_SUM**2).sqrt()
