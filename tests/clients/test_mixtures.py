@@ -394,6 +394,46 @@ def test_of_several_layers_that_read_the_input_that_of_most_neurons_is_read(
     assert row.certified.n == 2
 
 
+class Chosen(nn.Module):
+    """Each example goes to one expert, that of its largest share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(20, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(20, 40), nn.GELU(), nn.Linear(40, 7)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        share, chosen = self.gate(x).softmax(1).max(1)
+        out = x.new_zeros(len(x), 7)
+        for k, expert in enumerate(self.experts):
+            own = (chosen == k).nonzero().squeeze(1)
+            if len(own):
+                out = out.index_add(0, own, share[own, None] * expert(x[own]))
+        return out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_experts_that_see_some_examples_nothing_false_is_said_of_all(tmp_path: Path, seed: int) -> None:
+    """`check` ended in a traceback, or said of outputs and columns what held of one expert."""
+    batch = rows(2, seed), torch.tensor([3, 5])
+    batch[0][:, :10] *= torch.tensor([[1.0], [0.0]])  # ten numbers that are zero in one example alone
+    found = checked(tmp_path, Chosen, batch, softmax, batch_size=2, lr=0.1)
+    assert {fact.name for fact in found.facts}.isdisjoint({"other outputs", "inputs"})
+    assert all(one.evidence["reads"] == "features" for one in found.exposure.of("layer") if "expert" in str(one.lines))
+    capture = Capture(
+        before=tmp_path / "before.pt",
+        after=tmp_path / "after.pt",
+        architecture=Architecture(f"{HERE}:Chosen"),
+        input_shape=(20,),
+        lr=0.1,
+        batch_size=2,
+    )
+    attacks = [{"use": "linear"}, {"use": "cocktail_party"}]
+    run = attack_captured(capture, AttackRequest(attacks=attacks, out=tmp_path / "run", jobs=1))
+    assert {row.status for row in run.result.rows} <= {"ok", "inapplicable"}
+    assert all(row.certified is None or row.certified.n <= 2 for row in run.result.rows)
+
+
 class Lifted(nn.Sequential):
     """Outputs behind an activation that rises."""
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from seepage import SeepageError
+from seepage.base.number_formats import format_of
 from seepage.federation.measured import Formats, Measured, Step, read_update, spread_of, straight
 from seepage.federation.types import Tensors
 
@@ -208,3 +209,16 @@ def test_a_measurement_is_whole_and_its_errors_are_errors() -> None:
         Formats(stored="int4")
     with pytest.raises(SeepageError, match="no weights"):
         read_update({}, value, Step.sgd(1.0))
+
+
+@pytest.mark.parametrize("levels", [16, 128, 255])
+def test_rows_that_one_picture_makes_are_no_rounded_ones(levels: int) -> None:
+    """A gradient of a picture of 8 bits, alone at its neurons, was called made of int8 numbers."""
+    draw = torch.Generator().manual_seed(0)
+    picture = torch.randint(levels + 1, (300,), generator=draw) / levels
+    slopes = torch.randn(40, 2, generator=draw)
+    alone = slopes[:, :1] * picture
+    assert format_of(alone, 1e-7 * alone.abs()) is None
+    both = alone + slopes[:, 1:] * torch.rand(300, generator=draw)
+    step = both.abs().amax(1, keepdim=True) / 127
+    assert format_of(step * (both / step).round(), torch.zeros_like(both)) == "int8"

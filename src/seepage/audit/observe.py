@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from seepage.api import observe
 from seepage.attacks.exposure import UpdateAnalysis, sent_words
@@ -44,7 +44,7 @@ from seepage.audit.captured_network import UNTOLD, find_network
 from seepage.audit.caveats import OPTIMIZERS
 from seepage.audit.recipe.parts import problems_of
 from seepage.audit.values import Range, ValuesShown, shown_values
-from seepage.base.nn import as_inputs, in_mode, last_linear, logits_in, output_shape, vocabulary_of
+from seepage.base.nn import as_inputs, generator, in_mode, last_linear, logits_in, output_shape, vocabulary_of
 from seepage.base.registry import models
 from seepage.base.schema import Finding
 from seepage.base.storage import make_private
@@ -373,16 +373,24 @@ def _moved_beside(model: nn.Module, moved: Tensors, input_shape: tuple[int, ...]
     """Parameters that moved though the network's outputs do not depend on them; None where there are none."""
     own = dict(model.named_parameters())
     named = [name for name in moved if name in own and own[name].requires_grad]
-    example = as_inputs(model, torch.zeros(2, *input_shape, device=next(model.parameters()).device))
-    try:
+    zeros = torch.zeros(2, *input_shape, device=next(model.parameters()).device)
+
+    def unused_at(inputs: Tensor) -> list[str]:
         with torch.enable_grad(), in_mode(model, training=False):
-            total = logits_in(model(example)).sum()
+            total = logits_in(model(as_inputs(model, inputs))).sum()
         slopes = torch.autograd.grad(total, [own[name] for name in named], allow_unused=True)
+        return [name for name, slope in zip(named, slopes, strict=True) if slope is None and moved[name].any()]
+
+    try:
+        unused = unused_at(zeros)
+        if not unused:
+            return None
+        if vocabulary_of(model) is None:
+            noise = torch.randn((16, *input_shape), generator=generator(0, "probe"))
+            if unused_at(3 * noise.to(zeros)) != unused:
+                return None  # which are used depends on the input, as of routed experts
     except (SeepageError, RuntimeError, TypeError):
         return None  # reported where the outputs are used
-    unused = [name for name, slope in zip(named, slopes, strict=True) if slope is None and moved[name].any()]
-    if not unused:
-        return None
     return (
         f"{some(unused)} moved, and the outputs of the network as it was given do not depend on them: the client "
         "trains on other outputs; name the network that returns them with --model, and the loss with --loss"

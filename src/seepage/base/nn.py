@@ -619,7 +619,14 @@ def input_layers(model: nn.Module, params: Tensors, input_shape: tuple[int, ...]
             found.append((layer.out_features, InputLayer(f"{prefix}weight", bias, scale, shift)))
         elif not found:
             return []  # a norm, whose statistics may be the batch's
-    return [layer for _, layer in sorted(found, key=lambda one: -one[0])]
+    layers = [layer for _, layer in sorted(found, key=lambda one: -one[0])]
+    if len(layers) > 1:  # experts that see some examples and not others read no whole batch
+        noise = 3 * torch.randn((16, *input_shape), generator=generator(0, "routes"), dtype=torch.float64)
+        with torch.no_grad():
+            calls = calls_in_pass(model, names, params, noise.to(like))
+        whole = {f"{name}.weight" for name, own in calls.items() if [len(one.input) for one in own] == [len(noise)]}
+        layers = [layer for layer in layers if layer.weight in whole]
+    return layers
 
 
 def last_linear(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:

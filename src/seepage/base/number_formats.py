@@ -67,8 +67,11 @@ def _are_integers(exact: Tensor, slack: Tensor) -> bool:
             tells = (rows.abs() > room) & (step > 0)
             if int(tells.sum()) < MIN_ENTRIES or not _mostly((whole & (places.abs() > 0.5))[tells]):
                 continue
-            # Entries of one size, as Adam's are, or of few, are whole in some steps.
-            if len(places[tells].round().abs().unique()) >= FEWEST_LEVELS:
+            # Entries of one size, as Adam's are, or of few, are whole in some steps. So are rows that a picture of 8
+            # bits makes alone, all of its one pattern; rounded rows of mixtures have each their own.
+            patterns = (places * places.gather(1, places.abs().argmax(1, keepdim=True)).sign())[tells.any(1)].round()
+            alone = len(rows) > 1 and 2 * len(patterns.unique(dim=0)) <= len(patterns)
+            if not alone and len(places[tells].round().abs().unique()) >= FEWEST_LEVELS:
                 return True
     return False
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.base import MATCHING, refuse
+from seepage.attacks.base import MATCHING, Inapplicable, refuse
 from seepage.attacks.network.attacked_round import AttackedRound, in_float64
 from seepage.base.nn import as_inputs, forward, in_mode
 from seepage.federation.types import Tensors
@@ -59,9 +59,13 @@ class NetworkCut:
         handle = self.model.get_submodule(self.layer).register_forward_hook(instead)
         try:
             with in_mode(self.model, training=False):
-                return self._through(*self._state, outputs)
+                found = self._through(*self._state, outputs)
         finally:
             handle.remove()
+        # Where the layer only chooses which others are called, as of routed experts, nothing of it is passed on.
+        if len(found) != len(outputs) or (outputs.requires_grad and not found.requires_grad):
+            raise self._inseparable("nothing depends on them")
+        return found
 
     def _through(self, params: Tensors, buffers: Tensors, like: Tensor) -> Tensor:
         """Run the model on an empty batch, which skips the layers in front; if that fails, on one zero image."""
@@ -77,11 +81,14 @@ class NetworkCut:
             if len(like) == 1:
                 raise
             # Rows of this layer beside one row of another.
-            raise refuse("not_separable")(
-                f"the network behind layer {self.layer!r} is no function of its outputs alone: other layers' outputs, "
-                f"or as many examples, are wanted beside them ({error})",
-                f"use cocktail_party, or {MATCHING}",
-            ) from None
+            raise self._inseparable(str(error)) from None
+
+    def _inseparable(self, why: str) -> Inapplicable:
+        return refuse("not_separable")(
+            f"the network behind layer {self.layer!r} is no function of its outputs alone: other layers' outputs, "
+            f"or as many examples, are wanted beside them ({why})",
+            f"use cocktail_party, or {MATCHING}",
+        )
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """`[r, k]` predicted probabilities."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seepage.attacks.base import MATCHING, refuse
 from seepage.attacks.network.attacked_round import AttackedRound
 from seepage.attacks.network.evidence import FAINT
 from seepage.base.nn import InputLayer, last_linear
@@ -79,6 +80,10 @@ class FirstLayer:
         # The inputs carry a graph so that the outputs do; no gradient is ever taken with respect to the inputs.
         with torch.enable_grad():
             logits, calls = self.attacked.forward(inputs.detach().requires_grad_(), [first, *self.readers])
+        if [len(call.output) for call in calls.get(first, [])] != [len(inputs)]:
+            raise refuse("network")(
+                f"the network calls {first!r} on some examples and not on others, as routed experts", f"use {MATCHING}"
+            )
         last = {name: calls[name][-1] for name in self.readers if name in calls}
         later = tuple(
             (f"{name}.weight", call.input.detach(), call.output)
