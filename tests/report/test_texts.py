@@ -1,5 +1,7 @@
 """Text beside text on a report's page, whatever the texts are."""
 
+import re
+import shutil
 from pathlib import Path
 
 from seepage.audit.run import run
@@ -31,3 +33,10 @@ def test_hostile_texts_are_shown_as_they_are(tmp_path: Path) -> None:
     assert "PSNR" not in page.partition('id="numbers"')[0]  # a text has none
     assert "ROUGE-1" in page
     assert "rouge_1" not in page
+    shutil.rmtree(found.folder / "private")
+    page = write_report(found.folder).read_text(encoding="utf-8")
+    assert "plain line" not in page
+    numbers = [list(map(int, found.split())) for found in re.findall(r"<bdi>([\d ]+)</bdi>", page)]
+    assert len(numbers) == 4, "of a captured update no words are known"
+    known = [list(b"a plain line"), list(b"another plain line")]
+    assert all(any(len(row) == len(text) for row in numbers) for text in known)

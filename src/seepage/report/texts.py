@@ -27,23 +27,27 @@ def texts_of(run: RunFolder, case: Case, found: Examples) -> dict[str, Any] | No
     """The texts of a case, in batch order; None where its examples are none.
 
     Returns:
-        `attacks` that returned texts; `rows`: each text, and what each attack read; the `total` of which these are the
-        first.
+        `attacks` that returned texts; `rows`: each text, None where the truth is not in the folder, and what each
+        attack read; the `total` of which these are the first; whether the truth is `held` in the folder, and whether
+        the words are known (`named`), else tokens stand by their numbers.
 
     Raises:
         SeepageError: For damaged files.
     """
     folder = truth_folder(run, case)
-    if found.kind != "texts" or folder is None or not (folder / PIECES).is_file():
+    if found.kind != "texts":
         return None
-    pieces, rows = _pieces(folder / PIECES), list[tuple[str, list[Guess]]]()
+    file, rows = None if folder is None else folder / PIECES, list[tuple[str | None, list[Guess]]]()
+    pieces = None if file is None or not file.is_file() else _pieces(file)
     for place in found.places[:SHOWN]:
-        text = found.private(place)
-        assert text is not None
-        read = [guess.at(place) for guess in found.guesses.values()]
-        beside: list[Guess] = [(None, False) if one is None else (_words(one, pieces), one.equal(text)) for one in read]
-        rows.append((_words(text, pieces), beside))
-    return {"attacks": list(found.guesses), "rows": rows, "total": len(found.places)}
+        text, beside = found.private(place), list[Guess]()
+        for guess in found.guesses.values():
+            one = guess.at(place)
+            right = one is not None and text is not None and one.equal(text)
+            beside.append((None if one is None else _words(one, pieces), right))
+        rows.append((None if text is None else _words(text, pieces), beside))
+    attacks, held = list(found.guesses), found.truth is not None
+    return {"attacks": attacks, "rows": rows, "total": len(found.places), "held": held, "named": pieces is not None}
 
 
 def _pieces(path: Path) -> Sequence[str]:
@@ -53,7 +57,9 @@ def _pieces(path: Path) -> Sequence[str]:
     return pieces
 
 
-def _words(row: Tensor, pieces: Sequence[str]) -> str:
+def _words(row: Tensor, pieces: Sequence[str] | None) -> str:
     """The text of token numbers `[tokens]`, without what would steer a terminal or turn the line around."""
+    if pieces is None:
+        return " ".join(str(t) for t in row.tolist() if t >= 0)[:LONGEST]
     known = (pieces[t] if t < len(pieces) else "\N{REPLACEMENT CHARACTER}" for t in row.tolist() if t >= 0)
     return printable("".join(known))[:LONGEST].strip()
