@@ -209,7 +209,7 @@ def test_rows_of_one_size_are_signs_and_no_input(values: tuple[float, ...], meas
 def test_chance_seldom_makes_a_round_norm() -> None:
     """A norm of 0.95 was one that somebody clipped to."""
     norms = (10 ** (5 * torch.rand(200_000, generator=draw(0), dtype=torch.float64) - 3)).tolist()
-    assert sum(clipped(norm) is not None for norm in norms) < 20
+    assert sum(clipped(norm) is not None for norm in norms) < 12
     for norm in (0.001, 0.5, 1.0, 1.5, 2.5, 10.0):
         for before in (1.001 * norm, 2 * norm, 100 * norm):
             found = clipped(before * norm / (before + 1e-6))

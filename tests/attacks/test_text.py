@@ -248,6 +248,22 @@ def test_encoders_of_pytorchs_own_layers_are_read_with_their_labels(batch_first:
     assert found.certified.all()
 
 
+class Early(Attention):
+    """A decoder that names a class from the token before the last, which nothing of it reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x) + self.places(torch.arange(x.shape[1]))
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        out: Tensor = self.head(self.body(h, mask=mask, is_causal=True)[:, -2:][:, 0])
+        return out
+
+
+def test_a_token_that_no_class_rests_on_is_not_made_up() -> None:
+    torch.manual_seed(0)
+    found = TokenSequences()(record(Early(5), Batch(texts(1, 8, 150).inputs, torch.tensor([4]))), seed=0)
+    assert not len(found.inputs)
+
+
 class TestTransformers:
     @pytest.mark.parametrize(
         ("use", "options"),

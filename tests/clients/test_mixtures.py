@@ -1,6 +1,6 @@
 """Clients whose rows look like one example's and are a mixture: small heads, losses of one slope, weights of zero."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from seepage.audit.capture import Capture
 from seepage.audit.captured import attack_captured
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.audit.recorded import AttackRequest
+from seepage.audit.row import Row
 from seepage.base.registry import Spec
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -92,6 +93,15 @@ def checked(
         **stated,
     )
     return check_capture(capture, Look(), named=True).cases[0]
+
+
+def attacked(folder: Path, made: str, *attacks: str) -> Sequence[Row]:
+    """What attacks make of the two checkpoints that `checked` left, of two rows at a rate of 0.1."""
+    files = {name: folder / f"{name}.pt" for name in ("before", "after")}
+    own = Architecture(f"{HERE}:{made}")
+    capture = Capture(**files, architecture=own, input_shape=(20,), lr=0.1, batch_size=2)
+    request = AttackRequest(attacks=[{"use": name} for name in attacks], out=folder / "run", jobs=1)
+    return attack_captured(capture, request).result.rows
 
 
 def softmax(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -342,17 +352,12 @@ class Routed(nn.Module):
         return torch.stack([shares[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
 
 
-class Gated(nn.Module):
-    """Experts behind a gate of few neurons, which is called first; all of them read the input."""
+class Gated(Routed):
+    """Wider experts behind a gate of few neurons, which is called first; all of them read the input."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = nn.Linear(20, 3)
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(20, 96), nn.ReLU(), nn.Linear(96, 7)) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        shares = self.gate(x).softmax(1)
-        return torch.stack([shares[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
 
 
 class Wide(nn.Module):
@@ -380,16 +385,7 @@ def test_of_several_layers_that_read_the_input_that_of_most_neurons_is_read(
     assert reads[narrow]["found"] == 0
     assert all(reads[other]["found"] == 2 for other in others[:1])
     assert others == (["deep.0"] if made is Wide else ["experts.0.0", "experts.1.0", "experts.2.0"])
-    capture = Capture(
-        before=tmp_path / "before.pt",
-        after=tmp_path / "after.pt",
-        architecture=Architecture(f"{HERE}:{made.__name__}"),
-        input_shape=(20,),
-        lr=0.1,
-        batch_size=2,
-    )
-    run = attack_captured(capture, AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "run", jobs=1))
-    (row,) = run.result.rows
+    (row,) = attacked(tmp_path, made.__name__, "linear")
     assert row.certified is not None
     assert row.certified.n == 2
 
@@ -420,18 +416,9 @@ def test_of_experts_that_see_some_examples_nothing_false_is_said_of_all(tmp_path
     found = checked(tmp_path, Chosen, batch, softmax, batch_size=2, lr=0.1)
     assert {fact.name for fact in found.facts}.isdisjoint({"other outputs", "inputs"})
     assert all(one.evidence["reads"] == "features" for one in found.exposure.of("layer") if "expert" in str(one.lines))
-    capture = Capture(
-        before=tmp_path / "before.pt",
-        after=tmp_path / "after.pt",
-        architecture=Architecture(f"{HERE}:Chosen"),
-        input_shape=(20,),
-        lr=0.1,
-        batch_size=2,
-    )
-    attacks = [{"use": "linear"}, {"use": "cocktail_party"}]
-    run = attack_captured(capture, AttackRequest(attacks=attacks, out=tmp_path / "run", jobs=1))
-    assert {row.status for row in run.result.rows} <= {"ok", "inapplicable"}
-    assert all(row.certified is None or row.certified.n <= 2 for row in run.result.rows)
+    tried = attacked(tmp_path, "Chosen", "linear", "cocktail_party")
+    assert {row.status for row in tried} <= {"ok", "inapplicable"}
+    assert all(row.certified is None or row.certified.n <= 2 for row in tried)
 
 
 class Lifted(nn.Sequential):

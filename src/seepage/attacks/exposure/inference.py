@@ -87,10 +87,8 @@ def infer_steps(
     if lr is not None and steps is not None:
         return InferredSteps(lr, steps, {})
     travel, name = _last_travel(model, delta, input_shape, num_classes, coupled=coupled)
-    where = (
-        f"if the loss is a mean cross-entropy of labels not smoothed, and classes where {name} moved alike are in no "
-    )
-    where += "example"
+    loss = "the loss is a mean cross-entropy of labels not smoothed"
+    where = f"if {loss}, and classes where {name} moved alike are in no example"
     if coupled:
         norms = "batch norm in train mode gives every batch another softmax"
         where += f"; uncertain, as {norms if has_batch_norm(model) else 'examples reach into one another'}"

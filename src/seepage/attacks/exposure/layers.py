@@ -49,8 +49,6 @@ CHANCE_ALONE = 1e-3
 """Chance up to which rows that agree within their errors do so without being one input's."""
 EXACT_SHARE = 1e-2
 """Most that an input may be off, as a share of its size, to be called exact: 40 dB, as everywhere."""
-ONE_RATE = "biases have the weights' rate"
-"""What rows over biases rest on where nothing proves it: else each is one multiple of its example, as under LARS."""
 MOST_LISTED = 6
 """Layers that read positions, up to which each has a line of its own."""
 
@@ -158,6 +156,8 @@ def layer_findings(leaks: Sequence[LayerLeak]) -> Iterator[ClosedForm]:
 def rests_on(provided: str, *, rated: bool) -> str:
     """What rows over biases rest on, as the end of a sentence: a step along the gradient, at one rate.
 
+    Where nothing proves it, each is one multiple of its example, as under LARS, or none, as under Adafactor.
+
     Args:
         provided: As of a `LayerLeak`.
         rated: Weight and bias are known to have moved by one rate.
@@ -165,7 +165,8 @@ def rests_on(provided: str, *, rated: bool) -> str:
     >>> rests_on(", if the optimizer is SGD", rated=False)
     ", if the optimizer is SGD and biases have the weights' rate"
     """
-    return "" if rated else f"{provided or ', if'}{' and' * bool(provided)} {ONE_RATE}"
+    one_rate = "biases have the weights' rate"
+    return "" if rated else f"{provided} and {one_rate}" if provided else f", if {one_rate}"
 
 
 def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:

@@ -131,8 +131,9 @@ class TokenSequences(Attack):
         else:
             found = assemble(seen.reader, seen.deeper, places, wanted, progress)
         if not seen.reader.takes_shorter:
-            # No layer reads a decoder's last token, which is open and not missing.
-            found = [row for row in found if len(row) >= length - seen.causal]
+            # No layer reads the last token of a decoder of next tokens, which is open and not missing.
+            last_open = seen.causal and not _one_label(seen.attacked)
+            found = [row for row in found if len(row) >= length - last_open]
         if not found:
             return Reconstruction(
                 torch.empty(0, length, dtype=torch.int64, device=seen.reader.device), notes=tuple(notes)
