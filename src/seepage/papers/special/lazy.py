@@ -5,7 +5,7 @@ private data themselves, since they draw them; so these items are no audits. The
 `seepage.api.record`, whose way back to the data is private, and its guesses are scored as an audit scores them.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -65,14 +65,14 @@ def transcript_of(victim: IndexedVictim) -> IndexedTranscript:
     return TabledTranscript(knowledge, victim, tables)
 
 
-def columns(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
+def columns(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> Iterator[Value]:
     """A row's columns, one for each of the recipe's attacks: `UNIT` of its guesses, and all of a result row beside it.
 
     Attacks on one round get the first. Seeds are an audit's, so that the two make the same numbers, to rounding.
     """
     (recipe,) = resolve_cases(tables)
     victim, _ = parties_of(recipe)
-    transcript, whole, values = transcript_of(victim), victim.data, []
+    transcript, whole = transcript_of(victim), victim.data
     by = Yardstick(
         metrics=(*metrics_for(recipe.score, transcript.knowledge.input_shape), UNIT),
         limits=recipe.score.limits,
@@ -92,6 +92,5 @@ def columns(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCa
         score = row.scores.get(UNIT)
         low, high = (None, None) if score is None else (score.low, score.high)
         ours = None if score is None else score.mean
-        values.append(Value(row="", column=column, ours=ours, low=low, high=high, facts=facts_of(row)))
+        yield Value(row="", column=column, ours=ours, low=low, high=high, facts=facts_of(row))
         show(column + 1, len(recipe.attack), Doing(name))
-    return values
