@@ -150,6 +150,27 @@ def test_rounds_that_are_never_written_give_an_audits_numbers(tmp_path: Path) ->
         assert value.facts.get("psnr") == pytest.approx(row.numbers().get("psnr"), abs=0.05)
 
 
+@pytest.mark.full
+def test_true_and_forged_rounds_that_are_never_written_give_an_audits_numbers(tmp_path: Path) -> None:
+    given = tables(
+        model={"use": "vertical", "channels": 4, "hidden": 16},
+        defense=[{"use": "fake_gradients", "candidates": 10}],
+        attack=[{"use": "cafe"}, {"use": "cafe", "label": "cafe-2", "entries": "unforged"}],
+        case=[{"name": "true", "defense": []}],
+        score={"metrics": ["psnr_quadrants"]},
+    )
+    rows = {(row.case, row.attack): row for row in run({**given, "all_attacks": True}, out=tmp_path).result.rows}
+    found = list(lazy.true_and_fake(given, data="", seed=0, show=no_progress))
+    for value, place in zip(found, [("true", "cafe"), ("case", "cafe"), ("case", "cafe-2")], strict=True):
+        row = rows[place]
+        score = row.scores.get("psnr_quadrants")
+        assert value.facts["status"] == row.status
+        assert value.ours == (None if score is None else pytest.approx(score.mean, abs=0.5))
+    assert found[0].ours
+    assert found[1].ours
+    assert found[0].ours > found[1].ours + 10
+
+
 def by_place(values: list[Value]) -> dict[tuple[str, int], float | None]:
     return {(value.row, value.column): value.ours for value in values}
 

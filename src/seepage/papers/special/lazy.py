@@ -1,11 +1,11 @@
-"""CAFE's tables on rounds that nobody writes (Jin et al. 2021, Tables 2 and 4): 8,000 different ones, 96 GB on disk.
+"""CAFE's items on rounds that nobody writes (Jin et al. 2021, Tables 2 and 4, Figure 6): 8,000 of them, 96 GB on disk.
 
 An audit writes its rounds so that the attack's process holds nothing else. Seed and recipe in their place would be the
 private data themselves, since they draw them; so these items are no audits. The attack gets a transcript, as from
 `seepage.api.record`, whose way back to the data is private, and its guesses are scored as an audit scores them.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from seepage.attacks.cafe.target_layers import find_target_layers, true_representations
 from seepage.audit.attack import attack_names
 from seepage.audit.attempt import Attempt, tried
+from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.score import make_row, metrics_for, scores_of
 from seepage.base.nn import generator
@@ -66,31 +67,44 @@ def transcript_of(victim: IndexedVictim) -> IndexedTranscript:
 
 
 def columns(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> Iterator[Value]:
-    """A row's columns, one for each of the recipe's attacks: `UNIT` of its guesses, and all of a result row beside it.
+    """Tables 2 and 4: a row's columns, one for each of the recipe's attacks, by `UNIT`.
 
     Attacks on one round get the first. Seeds are an audit's, so that the two make the same numbers, to rounding.
     """
     (recipe,) = resolve_cases(tables)
-    victim, _ = parties_of(recipe)
-    transcript, whole = transcript_of(victim), victim.data
-    by = Yardstick(
-        metrics=(*metrics_for(recipe.score, transcript.knowledge.input_shape), UNIT),
-        limits=recipe.score.limits,
-        value_range=transcript.knowledge.value_range,
-        target=transcript.knowledge.target,
-        seed=recipe.seed,
-    )
-    for column, (name, part) in enumerate(zip(attack_names(recipe.attack), recipe.attack, strict=True)):
+    yield from _cells([(recipe, number) for number in range(len(recipe.attack))], show)
+
+
+def true_and_fake(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> Iterator[Value]:
+    """Figure 6: images from the rounds of the case `true`, then from the recipe's own by each of its attacks."""
+    own, true = resolve_cases(tables)
+    yield from _cells([(true, 0), *((own, number) for number in range(len(own.attack)))], show)
+
+
+def _cells(places: Sequence[tuple[Recipe, int]], show: ProgressCallback) -> Iterator[Value]:
+    """`UNIT` of what an attack of a recipe, by its number, makes of the recipe's rounds; a result row stands beside."""
+    victims = {recipe.name: parties_of(recipe)[0] for recipe, _ in places}
+    transcripts = {name: transcript_of(victim) for name, victim in victims.items()}
+    for column, (recipe, number) in enumerate(places):
+        transcript, victim = transcripts[recipe.name], victims[recipe.name]
+        name, part = attack_names(recipe.attack)[number], recipe.attack[number]
+        by = Yardstick(
+            metrics=(*metrics_for(recipe.score, transcript.knowledge.input_shape), UNIT),
+            limits=recipe.score.limits,
+            value_range=transcript.knowledge.value_range,
+            target=transcript.knowledge.target,
+            seed=recipe.seed,
+        )
         attack = recipe.make_attack(part)
         every = attack.rounds == "all"
-        view, truth = (transcript, whole) if every else (OneRound(transcript, 0), victim.batch(0))
+        view, truth = (transcript, victim.data) if every else (OneRound(transcript, 0), victim.batch(0))
         drawn = generator(recipe.seed, f"attack/cell/{name}", 0).initial_seed() % 2**31
         found, status, reason, refusal, spent = tried(partial(attack, view, seed=drawn))
         attempt = Attempt(status if found is None else found.status, repr(attack), found, reason, *spent, refusal)
         scored = scores_of([attempt], [truth], by)
-        row = make_row("case", name, [attempt], [view], [truth], scored, attack)
+        row = make_row(recipe.name, name, [attempt], [view], [truth], scored, attack)
         score = row.scores.get(UNIT)
         low, high = (None, None) if score is None else (score.low, score.high)
         ours = None if score is None else score.mean
         yield Value(row="", column=column, ours=ours, low=low, high=high, facts=facts_of(row))
-        show(column + 1, len(recipe.attack), Doing(name))
+        show(column + 1, len(places), Doing(name))
