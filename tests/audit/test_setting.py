@@ -11,7 +11,7 @@ from seepage.audit import run as audit
 from seepage.audit.recipe.case import Recipe
 from seepage.audit.recipe.resolve import resolve_cases
 from seepage.audit.record import record_cases
-from seepage.audit.simulate.setting import Setting, SharedParts
+from seepage.audit.simulate.setting import Setting, SharedParts, trainings_kept_in
 from seepage.federation.transcript.recorded import open_transcript
 from seepage.federation.transcript.truth import open_truth
 
@@ -66,6 +66,24 @@ def test_states_are_shared_by_cases_that_train_alike_and_no_others() -> None:
     for one in states:
         assert any(not torch.equal(one[name], first.state[0][name]) for name in one)
     assert len(shared.states) == 1 + len(others)
+
+
+def test_a_kept_training_is_read_by_another_run_and_by_no_other_training(tmp_path: Path) -> None:
+    def steps_of(case: Recipe) -> tuple[Setting, list[int]]:
+        steps: list[int] = []
+        return Setting.of(case, progress=lambda done, total: steps.append(done)), steps
+
+    alone, _ = steps_of(case_of(PLAIN))
+    with trainings_kept_in(tmp_path / "trained"):
+        assert steps_of(case_of(PLAIN))[1] == [1, 2, 3, 4]
+        again, steps = steps_of(case_of(PLAIN, batch={"size": 4}))
+        assert steps == []
+        assert steps_of(case_of(PLAIN, seed=4))[1] == [1, 2, 3, 4]
+    for state in (0, 1):
+        for name, tensor in alone.state[state].items():
+            assert torch.equal(tensor, again.state[state][name])
+    assert steps_of(case_of(PLAIN))[1] == [1, 2, 3, 4]
+    assert len(list((tmp_path / "trained").iterdir())) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Run tables and figures of the papers, and store the results beside the paper's numbers."""
 
+import hashlib
 import itertools
 import math
 import shlex
@@ -14,6 +15,7 @@ from seepage.audit.folder import environment as environment_of
 from seepage.audit.recipe.contents import contents, run_text
 from seepage.audit.recipe.resolve import resolve_cases, run_name
 from seepage.audit.row import NUMBER_NAMES, Case, Row
+from seepage.audit.simulate.setting import trainings_kept_in
 from seepage.base.executor import Executor
 from seepage.base.progress import Doing, ProgressCallback, no_progress
 from seepage.base.registry import import_dotted, metrics
@@ -149,6 +151,8 @@ def run_job(
 ) -> list[Record]:
     """Run one job and return its records; a finished job is read, an interrupted one is continued.
 
+    A network is trained once for all items: `trained/` in `out` keeps it by its data, architecture, training and seed.
+
     Args:
         job: What to run.
         size: For the records.
@@ -159,21 +163,37 @@ def run_job(
         on: Where attacks run; None: on this machine.
         show: Progress.
     """
-    if job.item.expect.by:
-        values, env = _by_function(job, size, out, results, show)
-    else:
-        folder = out / run_name(
-            run_text(job.tables, resolve_cases(job.tables)), f"{job.item.id.replace('/', '-')}-{size}"
-        )
-        found = audit.run(job.tables, out=folder, jobs=jobs, on=on, show=show, command=job.command(size))
-        values, env = _values(job, found.result.rows, found.result.cases), read_json(found.folder / "env.json")
-        if results is not None and job.item.expect.kind == "pictures" and is_packaged(job.data):
-            write_whole(picture_of(results, job.item.id, size, job.data), write_grid(found.folder).read_bytes())
+    # What is expected names functions of this package.
+    plain = {key: value for key, value in job.tables.items() if key not in ("expect", "small")}
+    named = contents(plain) | contents({"data": {"use": job.data}} if job.data else {})
+    used = hashlib.sha256(repr(sorted(set(named.values()))).encode()).hexdigest()[:12]
+    with trainings_kept_in(out / "trained" / used):
+        if job.item.expect.by:
+            values, env = _by_function(job, size, named, out, results, show)
+        else:
+            values, env = _by_audit(job, size, out, results, jobs, on, show)
     return [_record(job, size, value, env) for value in values]
 
 
+def _by_audit(
+    job: Job,
+    size: Size,
+    out: Path,
+    results: Path | None,
+    jobs: int | None,
+    on: Executor | None,
+    show: ProgressCallback,
+) -> tuple[list[Value], dict[str, Any]]:
+    """The values of an audit's rows, in a run folder of its own."""
+    folder = out / run_name(run_text(job.tables, resolve_cases(job.tables)), f"{job.item.id.replace('/', '-')}-{size}")
+    found = audit.run(job.tables, out=folder, jobs=jobs, on=on, show=show, command=job.command(size))
+    if results is not None and job.item.expect.kind == "pictures" and is_packaged(job.data):
+        write_whole(picture_of(results, job.item.id, size, job.data), write_grid(found.folder).read_bytes())
+    return _values(job, found.result.rows, found.result.cases), read_json(found.folder / "env.json")
+
+
 def _by_function(
-    job: Job, size: Size, out: Path, results: Path | None, show: ProgressCallback
+    job: Job, size: Size, named: Mapping[str, str], out: Path, results: Path | None, show: ProgressCallback
 ) -> tuple[list[Value], dict[str, Any]]:
     """The values of an item that is no audit, kept in a file of its own: a second run finds them there.
 
@@ -182,9 +202,6 @@ def _by_function(
     """
     make = import_dotted(job.item.expect.by)
     started, cpu = time.time(), time.process_time()
-    # What is expected names functions of this package.
-    plain = {key: value for key, value in job.tables.items() if key not in ("expect", "small")}
-    named = contents(plain) | contents({"data": {"use": job.data}} if job.data else {})
     known = (job.item.expect.by, job.tables, job.data, job.seed, *([named] if named else []))
     folder = out / run_name(repr(known), f"{job.item.id.replace('/', '-')}-{size}")
     path = folder / "values.json"

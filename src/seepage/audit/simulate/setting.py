@@ -12,7 +12,9 @@ import hashlib
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +54,23 @@ State = tuple[Tensors, Tensors]
 
 CHANGED = "change the data with --set data.size=…, data.channels=… or, of an .npz of no images, data.as_is=true"
 """What fits data to a network."""
+
+
+_TRAINED: ContextVar[Path | None] = ContextVar("trained", default=None)
+
+
+@contextmanager
+def trainings_kept_in(folder: Path) -> Iterator[None]:
+    """Trainings of settings made inside are kept in a folder that outlasts their runs, and read where they are there.
+
+    Args:
+        folder: For data of one content: trainings are told apart by all else that they depend on.
+    """
+    token = _TRAINED.set(folder)
+    try:
+        yield
+    finally:
+        _TRAINED.reset(token)
 
 
 class Skipped(SeepageError):
@@ -165,6 +184,7 @@ class Setting:
         rule = recipe.make_client()
         loss = rule.loss, *map(recipe.client.options.get, ("label_smoothing", "class_weights"))
         key = repr((recipe.data, recipe.seed, recipe.model, recipe.training, recipe.device, loss))
+        folder = _TRAINED.get() or folder
         if key not in shared.states:
             shared.states[key] = train(
                 model,
