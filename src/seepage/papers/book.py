@@ -188,7 +188,10 @@ def _claims(item: Item, records: Sequence[Record]) -> str:
                 one = judged[size]
                 used = f", on {', '.join(map(as_words, one.data))}" if one.data else ""
                 shown = examples_of(item, one)
-                lines.append(f"    - {head}{used}: **{in_words(one)}**{f': {shown}' if shown else ''}.")
+                # What an open claim would cost: the whole item, a part of which was run.
+                left = size == "paper" and one.verdict in (None, "cannot tell")
+                whole = f" The whole item: {item.needs['paper']}." if left else ""
+                lines.append(f"    - {head}{used}: **{in_words(one)}**{f': {shown}' if shown else ''}.{whole}")
             elif size == "paper":
                 lines.append(f"    - {head}: not run; {item.needs['paper']}.")
         if any(one.verdict == "does not hold" or one.nothing_read for one in judged.values()):
