@@ -3,10 +3,10 @@
     python benchmarks/paper_prices.py --data ../shared/data [--only cafe/table-2 ...] [--limit 900]
 
 Each item runs in a process of its own as `seepage reproduce ITEM --size paper --jobs 1` does, on one data set, but
-every search and every training makes `FEW` steps, and CAFE's server as many rounds; the rest is counted at the time of
-those. All else (federations before the attack, closed forms, scoring) runs whole. An estimate: searches that end early
-are counted to their end; nested loops are counted at the rate of their first step, which is the quickest; records on
-the way are not counted; the peak of memory lacks snapshots of moving weights. One line of results/papers/prices.jsonl
+every search makes `FEW` steps at each of three places of its way, every training as many, and CAFE's server as many
+rounds; the rest is counted at the time of those. All else (federations before the attack, closed forms, scoring) runs
+whole. An estimate: searches that end early are counted to their end; records on the way are not counted; the peak of
+memory lacks snapshots of moving weights. One line of results/papers/prices.jsonl
 per item and data set: hours of one core. Items that have one are not run again. An item that takes more than `--limit`
 processor seconds even so is stopped and has no line.
 """
@@ -27,6 +27,7 @@ from kept import keep_measured
 from seepage.attacks import base
 from seepage.audit.simulate import setting
 from seepage.audit.simulate.training import Training, TrainingCheckpoint
+from seepage.base.checkpoint import Resumable
 from seepage.cli.reproducing import data_at_hand
 from seepage.errors import SeepageError
 from seepage.federation.transcript.vertical import IndexedVictim
@@ -38,7 +39,9 @@ PRICES = "papers/prices"
 """The study that the prices are kept in."""
 NO_CHECKPOINT = TrainingCheckpoint()
 FEW = 4
-"""Steps of a search that are made; the first may be slower and is not counted for the others."""
+"""Steps of a search that are made at each of `PLACES`; the first may be slower and is not counted for the others."""
+PLACES = (1 / 6, 1 / 2, 5 / 6)
+"""Where on its way, as shares of its steps: nested loops of equally many are each seen once."""
 
 
 class Extrapolated:
@@ -50,25 +53,37 @@ class Extrapolated:
 
     def run_steps(
         self,
+        search: Resumable,
         first: int,
         steps: int,
         advance: Callable[[int], float],
-        record: Callable[[int, float], None],
+        note: Callable[[int, float], None],
+        show: Callable[[int, float], None],
         *,
         every: int | None = None,
         ended: Callable[[], bool] = lambda: False,
     ) -> tuple[int, bool]:
-        """In place of `seepage.base.checkpoint.run_steps`: the first steps, and the last one's record."""
-        del every
-        step, value, begun = first, 0.0, 0.0
-        while step < min(steps, first + FEW) and not ended():
-            value = advance(step)
-            step += 1
-            begun = begun or time.process_time()
-        if step < steps and not ended():
-            self.seconds += (steps - step) * (time.process_time() - begun) / (FEW - 1)
+        """In place of `seepage.base.checkpoint.run_steps`: the first steps, and what is noted at the last one."""
+        del search, every
+        value = 0.0
+        if steps - first <= 3 * FEW:
+            for step in range(first, steps):
+                value = advance(step)
+        else:
+            each = []
+            for share in PLACES:
+                place = first + round(share * (steps - first))
+                value = advance(place)
+                begun = time.process_time()
+                for step in range(place + 1, place + FEW):
+                    value = advance(step)
+                each.append((time.process_time() - begun) / (FEW - 1))
+                if ended():
+                    break
+            self.seconds += 0.0 if ended() else (steps - first - len(each) * FEW) * sum(each) / len(each)
         self.rounds = max(self.rounds, steps)
-        record(steps, value)
+        note(steps, value)
+        show(steps, value)
         return steps, False
 
     def train(self, whole: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +131,10 @@ def price(item: str, name: str, file: str) -> None:
     jobs, _ = plan([find_item(item)], "paper", given(name, file), [0], {"device": "cpu"})
     (job,) = (job for job in jobs if job.paper_data == name)
     with tempfile.TemporaryDirectory() as folder:
-        run_job(job, "paper", out=Path(folder), jobs=1)
+        records = run_job(job, "paper", out=Path(folder), jobs=1)
+    failed = [record.facts.get("reason") for record in records if record.facts.get("status") == "failed"]
+    if failed:
+        raise SystemExit(f"an attack failed, so that the item has no price: {failed[0]}")
     run = time.process_time() - begun
     keep_measured(
         PRICES,
@@ -154,9 +172,12 @@ def main() -> None:
             if any((record.row, record.facts["paper_data"]) == (item.id, name) for record in known):
                 continue
             try:
-                plan([item], "paper", given(name, file), [0])
+                _, missing = plan([item], "paper", given(name, file), [0])
             except SeepageError as error:
                 print(f"{item.id}: {error}")
+                continue
+            if f"{item.id}: {name}" in missing:
+                print(f"{item.id}: {name} is not at hand")
                 continue
             words = [sys.executable, __file__, "--data", str(asked.data), "--one", item.id, name, file]
             run = subprocess.run(words, preexec_fn=lambda: limit(asked.limit), check=False)
