@@ -3,7 +3,7 @@
 USED: dict[str, str] = {
     "album": "packaged photographs, faces and digits as 32 x 32 RGB; no data set of a paper",
     "cifar10.npz": "CIFAR-10, 3,730 training and 676 test images of 60,000",
-    "cifar10_both_splits.npz": "CIFAR-10, the 4,406 images of cifar10.npz as one part",
+    "cifar10_both_splits.npz": "CIFAR-10, x and y of cifar10.npz as one part, test before training images: 4,406",
     "digits": "5,000 packaged MNIST digits, also where the paper has SVHN, which was never read",
     "faces": "packaged crops of Labeled Faces in the Wild, half of them without a face; no data set of a paper",
     "faces_yale_32.npz": "Yale faces, 132 images of 12 people",
