@@ -40,8 +40,11 @@ def test_the_notebook_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
         source, shown = "".join(cell["source"]), [_text(one) for one in cell["outputs"]]
         printed = [_text(one) for one in outputs]
         assert [_plain(one) for one in shown] == [_plain(one) for one in printed], source
+        # Where nothing is recovered a picture is what a search makes of noise, which processors do not share.
+        lost = any(one.startswith("0% recovered") for one in printed)
         for one, other in zip(_pictures(shown), _pictures(printed), strict=True):
-            assert np.abs(one - other).mean() < 8, f"a picture looks different in\n{source}"
+            assert one.shape == other.shape
+            assert lost or np.abs(one - other).mean() < 8, f"a picture looks different in\n{source}"
     assert any("data:image" in _text(one) for outputs in given for one in outputs), "pictures inline"
 
 
