@@ -686,12 +686,13 @@ def _remarks(
 
 
 def inferred_lines(said: Mapping[str, str]) -> list[str]:
-    """One line for each fact that was inferred instead of stated.
+    """One line for each fact that was inferred, or assumed as its words say, instead of stated.
 
-    >>> inferred_lines({"batch size": "1, from the rank of 2.weight"})
-    ['inferred, not stated: batch size: 1, from the rank of 2.weight']
+    >>> inferred_lines({"batch size": "1, from the rank of 2.weight", "local steps": "assumed to be 1"})
+    ['inferred, not stated: batch size: 1, from the rank of 2.weight', 'not stated: local steps: assumed to be 1']
     """
-    return [f"inferred, not stated: {name}: {words}" for name, words in said.items()]
+    taken = {name for name, words in said.items() if name.startswith("assumed") or words.startswith("assumed")}
+    return [f"{'inferred, ' * (name not in taken)}not stated: {name}: {words}" for name, words in said.items()]
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
