@@ -558,6 +558,21 @@ def test_a_comparison_shows_the_means_that_it_compares() -> None:
     assert (part.left, part.right) == (5.0, 1.5)
 
 
+def test_one_seed_is_compared_with_itself_and_with_no_mean_of_others() -> None:
+    """Of SSIM in LPIPS' place, too: one seed's 0.87 beside 20 seeds' 0.85 lay below that seed's own 0.92."""
+    item = made(ORDER, {"x": [1.0, 5.0, 1.0]})
+    one = {"value": 6.0, "interval": (5.9, 6.1), "seeds": {"0": 6.0}}
+    (part,) = ours(item, {"x": [of_seeds([7.0, 2.0, 2.1]), one, 0.0]}).parts
+    assert (part.left, part.right, part.found) == (6.0, 7.0, None)
+    claim = {"relation": "rows", "rows": ["x"], "than": ["y"], "only": [0], "instead": "ssim"}
+    ssim = made(claim, {"x": [0.1] * 3, "y": [0.4] * 3}, metric="lpips", better="less")
+    lone = {"value": None, "seeds": {"0": None}, "facts": {"ssim": 0.87, "intervals": {"ssim": (0.86, 0.88)}}}
+    by_seed = {str(seed): {"ssim": value} for seed, value in enumerate([0.92, 0.8, 0.8])}
+    many = {"value": None, "seeds": dict.fromkeys(by_seed), "facts": {"ssim": 0.84, "by_seed": by_seed}}
+    (part,) = ours(ssim, {"x": [lone], "y": [many]}).parts
+    assert (part.left, part.right, part.found) == (0.87, 0.92, None)
+
+
 def test_two_that_are_both_exact_are_not_told_apart() -> None:
     item = made({"relation": "columns", "rows": ["x"], "pairs": [[1, 0]]}, {"x": [1.0, 4.0, 1.0]}, metric="psnr")
     exact = {"value": 120.0, "interval": (110.0, 130.0)}

@@ -246,7 +246,7 @@ def _ours(at: At, records: Sequence[Record], data: str, claim: Claim) -> Number 
         return Number(record.value, low, high, seeds, better=at.line.better)
     if claim.instead is None or record.facts.get(claim.instead) is None:
         return None
-    by_seed = record.facts.get("by_seed", {})
+    by_seed = record.facts.get("by_seed", {}) if len(record.seeds) > 1 else dict.fromkeys(record.seeds, record.facts)
     known = {seed: scores.get(claim.instead) for seed, scores in by_seed.items()}
     seeds = {seed: value for seed, value in known.items() if value is not None}
     low, high = record.facts.get("intervals", {}).get(claim.instead, (None, None))
@@ -375,6 +375,8 @@ def _difference(left: Number, right: Number, top: float, exact: bool) -> tuple[f
     differences = _by_seed(left, right, top)
     if len(differences) > 1 and right.seeds:
         return student(differences)
+    if right.seeds and (left.seeds or {}).keys() != right.seeds.keys():
+        return None, None  # of one shared seed no interval is kept, and the others are other batches
     a, b = _interval(left, top), _interval(right, top)
     if a is None or b is None:
         return None, None
