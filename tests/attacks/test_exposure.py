@@ -330,8 +330,8 @@ def test_the_keys_of_its_json_stay() -> None:
     table = look(2).table()
     assert table["schema"] == 1
     assert set(table) >= {
-        "examples", "vectors", "t", "kind", "norm", "batch_size", "at_least", "findings", "defenses", "marks",
-        "looks_like", "tensors", "notes", "stated",
+        "examples", "vectors", "t", "kind", "norm", "batch_size", "at_least", "at_once", "findings", "defenses",
+        "marks", "looks_like", "tensors", "notes", "stated",
     }  # fmt: skip
     assert set(table["tensors"][0]) == {"name", "gives", "withhold"}
     assert {"name", "message", "evidence", "limit", "tensors", "examples", "lines"} <= set(table["findings"][0])

@@ -35,10 +35,10 @@ def seen(use: str, client: FedSGD | FedAvg) -> Transcript:
 
 def test_a_batch_size_that_cannot_be_is_not_followed_by_what_else_may_be_wrong() -> None:
     transcript = seen("fc2", FedSGD())
-    (wrong,) = caveats(transcript, [], at_least=4)
+    (wrong,) = caveats(transcript, [], at_once=4)
     assert wrong.startswith("Questioned")  # the two classes that are named are no second way
     assert "rank 4, which one step of SGD on 2 examples cannot give" in wrong
-    (general,) = caveats(transcript, [FAR], at_least=2)
+    (general,) = caveats(transcript, [FAR], at_once=2)
     assert general.startswith("No attack here explains the update with the client settings that were stated.")
 
 

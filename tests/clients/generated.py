@@ -5,7 +5,8 @@
                         `---------------------------- truth ---------------------- false, right, or silent
 
 Run as a command, it checks many and prints the false ones: `python -m tests.clients.generated 0 2000`; with `defended`,
-`losses` or `sizes` behind, all of them send defended updates, have another loss, or rates of their own for tensors.
+`losses`, `sizes` or `again` behind, all of them send defended updates, have another loss, rates of their own for
+tensors, or several steps on the same examples; PYTHONPATH holds tests/helpers.
 """
 
 import random
@@ -94,6 +95,7 @@ class Drawn:
         told: Names of facts that the user states.
         loss: Name of the loss, of `LOSSES` or cross_entropy.
         defense: What was done to the update before it was sent, of `DEFENSES`, or empty.
+        again: Every local step is on the same examples, as of epochs on few.
     """
 
     seed: int
@@ -115,6 +117,12 @@ class Drawn:
     told: tuple[str, ...]
     loss: str = "cross_entropy"
     defense: str = ""
+    again: bool = False
+
+    @property
+    def examples(self) -> int:
+        """Private examples behind the update."""
+        return self.size * (1 if self.again else self.steps)
 
 
 WORDS, CODES = 40, 6
@@ -152,14 +160,15 @@ NOISY = ("faint noise", "noise", "mask", "levels")
 def describe(seed: int, all_are: str = "") -> Drawn:
     """The client of a seed.
 
-    One in five sends a defended update, one in five has another loss, and one in ten sizes of its own for tensors, or
-    all are so.
+    One in five sends a defended update, one in five has another loss, one in ten sizes of its own for tensors, and of
+    those of several steps half take all on the same examples, or all are so.
     """
     other = random.Random(f"defense {seed}")  # of its own, so that the client stays what it was
     defense = other.choice(DEFENSES) if other.random() < (1 if all_are == "defended" else 0.2) else ""
     loss = other.choice([*LOSSES]) if other.random() < (1 if all_are == "losses" else 0.2) else "cross_entropy"
     own = random.Random(f"sizes {seed}")
     sized = own.choice([*OWN_SIZES]) if own.random() < (1 if all_are == "sizes" else 0.1) else ""
+    again = all_are == "again" or random.Random(f"again {seed}").random() < 0.5
     draw = random.Random(seed)
     body = draw.choice(BODIES)
     classes = draw.randint(2, 9)
@@ -189,7 +198,7 @@ def describe(seed: int, all_are: str = "") -> Drawn:
         classes=WORDS if tied else classes,
         size=draw.randint(4 if norm == "batch" else 1, 6),  # a batch norm trains on no single example
         optimizer=(draw.choice((*["sgd"] * 6, *OPTIMIZERS)), sized)[bool(sized)],
-        steps=draw.choice((1, 1, 1, 1, 2, 3, 5)),
+        steps=max(2 if all_are == "again" else 1, draw.choice((1, 1, 1, 1, 2, 3, 5))),
         clip=draw.choice(("", "", "", "", "norm", "value")),
         accumulated=draw.choice((1, 1, 1, 2)),
         half=draw.random() < 0.1,
@@ -197,6 +206,7 @@ def describe(seed: int, all_are: str = "") -> Drawn:
         told=tuple(name for name in ("rate", "size", "steps") if draw.random() < 0.6),
         loss=loss if not places and wrap != "log_softmax" else "cross_entropy",
         defense=defense,
+        again=again,
     )
 
 
@@ -339,8 +349,8 @@ def train(d: Drawn) -> Truth:
     optimizer = {**OPTIMIZERS, **OWN_SIZES}[d.optimizer](net.parameters(), d.rate)
     seen, clipped = [], False
     for step in range(d.steps):
-        x, y = examples(d, 1000 * d.seed + step)
-        seen.append((x, y))
+        x, y = seen[0] if d.again and seen else examples(d, 1000 * d.seed + step)
+        seen += [] if d.again and seen else [(x, y)]
         optimizer.zero_grad()
         parts = list(zip(x.split(-(-d.size // d.accumulated)), y.split(-(-d.size // d.accumulated)), strict=True))
         for a, b in parts:
@@ -376,7 +386,7 @@ def ran(d: Drawn, home: Path) -> tuple[Truth, Check]:
         architecture=Architecture(HERE, {"seed": d.seed}),
         input_shape=d.shape,
         steps=d.steps if "steps" in d.told and d.optimizer in PLAIN else None,
-        batch_size=d.size * d.steps if "size" in d.told else None,
+        batch_size=d.examples if "size" in d.told else None,
     )
     return truth, check_capture(capture, Look()).cases[0]
 
@@ -407,7 +417,7 @@ def judge(truth: Truth, check: Check) -> Verdict:
             if found_one is not None:
                 found.hold(name, found_one, f"{facts[name].value} [{facts[name].origin}]")
     one = d.steps == 1
-    seen = d.size * d.steps
+    seen = d.examples
     # Rows that nothing shows to be a gradient's are said to be examples of SGD alone.
     rests = any("if the optimizer is SGD" in closed.message for closed in exposure.of("exact-rows"))
     none = d.defense or (d.optimizer in ("lamb", "adafactor") and not rests)
@@ -510,7 +520,7 @@ def _batch_size(truth: Truth, value: str, origin: str) -> bool | None:
     number = value.removeprefix("at least ").split()[0].rstrip(",")
     if not number.isdigit():
         return None
-    return int(number) <= truth.drawn.size * truth.drawn.steps
+    return int(number) <= truth.drawn.examples
 
 
 def _optimizer(truth: Truth, value: str, origin: str) -> bool | None:
@@ -625,7 +635,12 @@ def main() -> None:
         missed.update(one.split(":")[0] for one in verdict.missed)
         kinds.update(one.split(":")[0] for one in verdict.false)
         named = f"{d.seed} {d.body}/{d.head}/{d.norm}/{d.drops}/{d.optimizer}x{d.steps}"
-        named += f" {d.loss}" * (d.loss in LOSSES) + " half" * d.half + f" {d.defense}" * bool(d.defense)
+        named += (
+            " again" * (d.again and d.steps > 1)
+            + f" {d.loss}" * (d.loss in LOSSES)
+            + " half" * d.half
+            + f" {d.defense}" * bool(d.defense)
+        )
         for one in verdict.false:
             print(f"{named} {one}"[:330], flush=True)
         if done % 100 == 0 or done == count:

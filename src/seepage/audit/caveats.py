@@ -293,7 +293,7 @@ def contradiction_flags(
 def caveats(
     transcript: Transcript,
     rows: Sequence[Row],
-    at_least: int | None,
+    at_once: int | None,
     said: Mapping[str, str] | None = None,
     off: tuple[float, float] | None = None,
     under: str | None = None,
@@ -305,12 +305,13 @@ def caveats(
     Args:
         transcript: Transcript that the attacks were given.
         rows: Rows of all attacks on it.
-        at_least: Least number of examples behind the update, by the rank of its layers; None where no layer shows it.
+        at_once: Least number of examples behind the update, if it is one step, by the rank of its layers; None where no
+            layer shows it.
         said: Name of each inferred fact, to its source.
         off: `compared_to_sent` of the private examples, where these are at hand.
         under: `normalization_of_truth` of them.
     """
-    wrong, rule = size_doubt(transcript[0].batch_size, at_least), transcript.knowledge.client
+    wrong, rule = size_doubt(transcript[0].batch_size, at_once), transcript.knowledge.client
     if wrong is not None:
         # Enough to stop every attack, so that nothing else need be questioned yet. Rounding and noise add to a rank, so
         # that it contradicts nobody alone: the classes that are named are another way.

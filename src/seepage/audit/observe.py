@@ -23,7 +23,7 @@ from seepage.attacks.exposure.analysis import (
     UNKNOWN_LOSS,
     UNKNOWN_RATE,
 )
-from seepage.attacks.exposure.balance import Balance, balance_of, every_rate
+from seepage.attacks.exposure.balance import ONE_STEP, Balance, balance_of, every_rate
 from seepage.attacks.exposure.decay import WeightDecay, decay_of_directions, infer_weight_decay
 from seepage.attacks.exposure.inference import UNSHOWN_STEPS, infer_size, infer_steps, rate_doubt
 from seepage.attacks.exposure.labels import label_leak, sums_to_zero
@@ -73,10 +73,6 @@ ARRAYS = "arrays"
 
 NO_SOFTMAX = "assumed to be cross_entropy, whose last bias adds up to zero without noise, and this does not: --loss"
 """What is said of a loss that nobody stated where the update contradicts the one that is assumed."""
-
-
-ONE_STEP = "1, as several would have moved the sizes of {} neurons otherwise"
-"""What is said of local steps that the balance of neurons tells."""
 
 
 def _own_rates(balance: Balance, model: nn.Module, update: Update, outputs: int) -> tuple[dict[str, float], bool]:
@@ -437,7 +433,7 @@ def _check_sign(capture: Capture, transcript: Transcript, said: Mapping[str, str
 
 
 def _with_size(
-    whole: Callable[..., Transcript], batch_size: int | None, guessed: Collection[str]
+    whole: Callable[..., Transcript], batch_size: int | None, guessed: Mapping[str, str]
 ) -> tuple[Transcript, dict[str, str], str | None]:
     """The transcript with a batch size, the facts inferred (batch size, labels), and why no size is known, if so."""
     transcript, said, unknown = whole(batch_size=batch_size), {}, None
@@ -450,7 +446,7 @@ def _with_size(
             said["batch size"] = words
             transcript = whole(batch_size=batch_size)
             # The analysis with a batch size also counts the labels.
-            found = UpdateAnalysis(transcript, inferred={*guessed, "batch size"})
+            found = UpdateAnalysis(transcript, inferred={**guessed, **said})
     labels = None if found.told_labels is None or OTHER_OUTPUTS in guessed else found.told_labels.source
     return transcript, said | ({"labels": labels} if labels else {}), unknown
 

@@ -222,8 +222,8 @@ def _summarize_case(source: Source, folder: Path, looked: Look | None) -> CaseSu
     if any(row.certified is not None and row.certified.wrong for row in rows):
         case = case.model_copy(update={"exposed_examples": None})  # a certificate was wrong: equal rows prove nothing
     if not source.simulated:
-        least = None if seen is None else seen.at_least
-        case = case.model_copy(update={"caveats": caveats(transcript, rows, least, said, off, under)})
+        at_once = None if seen is None else seen.at_once
+        case = case.model_copy(update={"caveats": caveats(transcript, rows, at_once, said, off, under)})
     return case, rows, flags, lines, look
 
 

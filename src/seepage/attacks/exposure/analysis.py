@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Needs
 from seepage.attacks.exposure.adapters import adapter_findings
-from seepage.attacks.exposure.balance import Balance, balance_of
+from seepage.attacks.exposure.balance import ONE_STEP, Balance, balance_of
 from seepage.attacks.exposure.batch_norm import BatchNormLeak, batch_norm_findings, batch_norm_leaks
 from seepage.attacks.exposure.columns import column_findings
 from seepage.attacks.exposure.decay import decay_of_directions
@@ -131,6 +131,7 @@ class Exposure:
         norm: Euclidean norm of what was sent, over all tensors.
         batch_size: Examples behind it, where known.
         at_least: Examples behind it at the least, by the rank of its layers; None where no layer shows it.
+        at_once: The same of one local step, which it may not be.
         findings: What each closed form says: the numbers behind it, its limit, and the tensors it is read from.
         defenses: Defenses and number formats that the update looks like.
         fingerprints: What the values of each tensor look like.
@@ -145,6 +146,7 @@ class Exposure:
     norm: float
     batch_size: int | None
     at_least: int | None
+    at_once: int | None
     findings: tuple[ClosedForm, ...]
     defenses: tuple[Finding, ...]
     fingerprints: tuple[Fingerprint, ...]
@@ -666,6 +668,15 @@ class UpdateAnalysis:
         return values >= FEWEST_VALUES and self.knowledge.num_outputs == values
 
     @property
+    def single(self) -> bool:
+        """Whether the update is known to be of one local step: stated, shown, or a gradient that was sent."""
+        said = self._guessed if isinstance(self._guessed, Mapping) else {}
+        shown = said.get("local steps", "").startswith(ONE_STEP.partition("{")[0])
+        update = self.observed.update
+        known = not {"learning rate", UNKNOWN_RATE, "local steps"} & set(self._guessed)
+        return update.kind == "gradient" and (shown or known or update.step is not None)
+
+    @property
     def _one_step(self) -> bool:
         """Whether the update is one step at a stated rate, or a gradient that was sent, of a loss as it is stated."""
         guessed = {"learning rate", UNKNOWN_RATE, "local steps", ANOTHER_RATE, "loss", OPTIMIZER} & set(self._guessed)
@@ -789,18 +800,27 @@ class UpdateAnalysis:
     def at_least(self) -> int | None:
         """Examples behind the update at the least, by the rank of its layers; None where no layer shows it.
 
-        A layer that reads positions counts those, and inner features move with the weights of local steps.
+        A layer that reads positions counts those. Inner features move with the weights, so that each local step on the
+        same examples adds vectors: they count where one step is known.
         """
+        return self._rank(inner=self.single) if self.along_gradient else None
+
+    @property
+    def at_once(self) -> int | None:
+        """The same of one local step, whatever the update is."""
         return self.rank if self.along_gradient else None
 
     @property
     def rank(self) -> int | None:
-        """The same if the update is linear in gradients, as nothing contradicts."""
+        """The same if the update is one step and linear in gradients, as nothing contradicts."""
+        return self._rank(inner=True)
+
+    def _rank(self, *, inner: bool) -> int | None:
         step = self.observed.update.step
         cut = step is not None and math.isfinite(step.limit)  # entries were cut off, and rows with them
         if self.changed or cut or self.along_gradient is False or any(one.name == "rounded" for one in self.defenses):
             return None
-        tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
+        tell = ("input", "features") if inner and self.observed.update.kind != "delta" else ("input",)
         return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)
 
     @cached_property
@@ -847,6 +867,7 @@ class UpdateAnalysis:
             norm=self.norm,
             batch_size=self.observed.batch_size,
             at_least=self.at_least,
+            at_once=self.at_once,
             findings=findings,
             defenses=self.defenses,
             fingerprints=self.fingerprints,
@@ -951,7 +972,7 @@ class UpdateAnalysis:
             yield f"{self.unread_head}, so no label is read off its bias"
         if self.changed and not self.signs:  # of which no layer is read
             yield f"{self.changed}, so neither batch size nor mode of batch norm is read off it"
-        wrong = size_doubt(self.observed.batch_size, self.at_least)
+        wrong = size_doubt(self.observed.batch_size, self.at_once)
         if wrong is not None:
             yield wrong
         if stated is not None:
@@ -959,7 +980,7 @@ class UpdateAnalysis:
             yield from (f"against that: {doubt}" for doubt in stated.caveats)
 
 
-def size_doubt(batch_size: int | None, at_least: int | None) -> str | None:
+def size_doubt(batch_size: int | None, at_once: int | None) -> str | None:
     r"""That a batch size is too small for the rank of a layer's gradient; None where nothing contradicts it.
 
     >>> print(size_doubt(2, 4).replace("; ", ";\n"))
@@ -968,7 +989,7 @@ def size_doubt(batch_size: int | None, at_least: int | None) -> str | None:
     >>> size_doubt(4, 4), size_doubt(None, 4)
     (None, None)
     """
-    if batch_size is None or at_least is None or at_least <= batch_size:
+    if batch_size is None or at_once is None or at_once <= batch_size:
         return None
     examples = f"{batch_size} example{'' if batch_size == 1 else 's'}"
-    return f"a layer has a gradient of rank {at_least}, which one step of SGD on {examples} cannot give; {SIZE_REMEDY}"
+    return f"a layer has a gradient of rank {at_once}, which one step of SGD on {examples} cannot give; {SIZE_REMEDY}"

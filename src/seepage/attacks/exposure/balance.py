@@ -45,6 +45,8 @@ OWN_RATES = 1.1
 """How many times one rate must be another to be one of its own: several steps bend sums by some hundredths."""
 PROBED = 2
 """Made-up examples by which the layers that neurons stand between are found."""
+ONE_STEP = "1, as several would have moved the sizes of {} neurons otherwise"
+"""What is said of local steps that the balance of neurons tells."""
 WORSE = 20.0
 """How many times worse every other share must meet the balance for one to be right; a twentieth off is another one."""
 

@@ -187,13 +187,15 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
         )
     # A layer behind others can have no higher rank than they leave it; one that reads the input is bound by itself.
     inputs = [layer for layer in found.layers if layer.reads == "input"]
+    once = found.single or not inputs  # each of several steps on the same examples adds inner vectors, and no input
+    most = found.rank if once else max(layer.examples for layer in inputs)
     tells = inputs or [layer for layer in found.layers if layer.reads == "features" and layer.examples == found.rank]
     bound = [layer for layer in tells if layer.full or layer.rank in (layer.neurons, layer.width)]
     # Of two classes the last layer has rank one whatever comes in; what is in front of its features has its own.
     tells = [layer for layer in tells if layer not in bound or not (layer.last or inputs)] or tells
     tells.sort(key=lambda layer: -layer.examples)  # of inputs that several layers read each is bound by itself
     full = next((layer for layer in tells if layer in bound), None)
-    if full is None and tells[0].examples < found.rank:
+    if full is None and tells[0].examples < most:
         return None, "the ranks of the layers contradict one another"
     if full is not None:
         many = f"{found.rank} examples or more, noise, or entries left out"
@@ -203,6 +205,7 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
         return None, f"the rank of {first.weight} has no clear end: more than rounding is left behind it"
     more = ", to which the batch norm behind it adds one" if first.centered else ""
     words = f"{first.examples} or more, from the rank of {first.weight}{more}"
+    words += "" if found.single or first.reads == "input" else ", if it was one step"
     return first.examples, words if found.at_least else f"assumed: {words}{found.provided}"
 
 
