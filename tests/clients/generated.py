@@ -468,7 +468,7 @@ def judge(truth: Truth, check: Check) -> Verdict:
             "clipped": truth.clipped, "adaptive": not linear or d.clip == "value", "rounded": d.half,
             "noised": d.defense in NOISY,
             "quantized": d.half or d.defense == "levels" or (not linear and "steps of signs" in look.message),
-            "sparsified": d.defense in ("mask", "largest", "levels"),
+            "sparsified": d.defense in ("mask", "largest", "levels"), "centered": False,
         }  # fmt: skip
         found.hold(f"looks {look.name}", real.get(look.name, True), look.message)
     for note in exposure.notes:

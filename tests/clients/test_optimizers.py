@@ -1,6 +1,7 @@
 """Clients whose optimizer changes tensors by sizes of their own: LARS, groups of parameters, LAMB, Adafactor."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,17 @@ class Trust(torch.optim.Optimizer):
             sized = group["kind"] == "lamb" or p.ndim > 1
             share = (1.0 if group["kind"] == "lamb" else 0.01) * p.norm() / step.norm() if sized else 1.0
             p.add_(step * share, alpha=-group["lr"])
+
+
+class Centralized(torch.optim.SGD):
+    """Gradient centralization: each row of a weight's gradient less its mean."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            if p.ndim > 1:
+                p.grad -= p.grad.flatten(1).mean(1).view(-1, *[1] * (p.ndim - 1))
+        super().step()
 
 
 def grouped(model: nn.Module) -> torch.optim.Optimizer:
@@ -301,3 +313,50 @@ def test_several_steps_on_other_batches_are_never_called_one() -> None:
         assert not single or steps == 1, seed
         told += single
     assert told >= 2
+
+
+def test_rows_of_centralized_gradients_are_no_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over its bias a row is one example less its mean, which was called an example exactly."""
+    monkeypatch.setitem(RULES, "centralized", lambda model: Centralized(model.parameters(), 0.05))
+    for seed in range(3):
+        found = checked(tmp_path, Rows, "centralized", 3, seed).exposure
+        assert [one.name for one in found.defenses] == ["centered"]
+        assert (found.examples, found.at_least) == (0, 3)
+        plain = checked(tmp_path, Rows, "sgd", 3, seed).exposure
+        assert plain.defenses == ()
+        assert plain.examples
+
+
+class OfMaps(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 36, 32), nn.ReLU(), nn.Linear(32, 6)
+        )
+
+
+@pytest.mark.parametrize("kind", [Rows, OfMaps])
+def test_steps_on_the_same_examples_count_these_once(tmp_path: Path, kind: type[nn.Module]) -> None:
+    """Four steps on three gave the second layer twelve inner vectors, and the client "at least 12 examples"."""
+    more = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model, x, y = kind(), torch.rand(3, *((20,) if kind is Rows else (3, 8, 8))), torch.tensor([0, 1, 4])
+        torch.save(model.state_dict(), tmp_path / "before.pt")
+        optimizer = torch.optim.SGD(model.parameters(), 0.2)
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        torch.save(model.state_dict(), tmp_path / "after.pt")
+        asked = Capture(
+            before=tmp_path / "before.pt", after=tmp_path / "after.pt", architecture=Spec(f"{HERE}:{kind.__name__}"),
+            input_shape=tuple(x.shape[1:]),
+        )  # fmt: skip
+        check = check_capture(asked, Look(), named=True).cases[0]
+        more.append((check.exposure.at_once or 0) > 3)
+        assert check.exposure.at_least == (3 if kind is Rows else None)
+        value, origin = fact(check, "batch size")
+        assert (value.split()[0], origin) == ("3", "inferred") if kind is Rows else origin in ("assumed", "unknown")
+        stated = check_capture(replace(asked, batch_size=3), Look(), named=True).cases[0].exposure
+        assert any("cannot give" in note for note in stated.notes) == more[-1]
+    assert any(more)

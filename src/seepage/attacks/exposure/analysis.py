@@ -828,7 +828,8 @@ class UpdateAnalysis:
         """All of it together."""
         knowledge, update = self.knowledge, self.observed.update
         # Of rows with noise in them the number formats alone say nothing of how well they are known.
-        noised = any(mark.name == "noised" for mark in self.defenses)
+        marks = {mark.name for mark in self.defenses}
+        noised = "noised" in marks
         layers = tuple(
             replace(
                 self._certified(layer),
@@ -837,7 +838,7 @@ class UpdateAnalysis:
                 provided=self.provided,
             )
             # Absolute errors have slopes of one size, so that examples of one label are one row under a loss like that.
-            if not (layer.last and UNKNOWN_LOSS in self._guessed)
+            if not ((layer.last and UNKNOWN_LOSS in self._guessed) or "centered" in marks)
             else replace(layer, believed=False, found=0, error=None)
             for layer in self.layers
         )

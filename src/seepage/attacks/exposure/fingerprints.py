@@ -42,6 +42,12 @@ ROUND_NORM = 1e-5
 """Relative distance below a round norm up to which an update was clipped to it, at most."""
 ROUND_DIGITS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
 """First digits of norms that people clip to: their windows are 3e-5 of the norms between 0.001 and 100."""
+CENTERED = 1e-3
+"""Share of a row's absolute entries that their sum must stay below to be zero; a row of d signs has about d^-1/2."""
+FEWEST_ROWS = 4
+"""Rows that moved, and entries of each, from which a weight tells that."""
+FEWEST_CENTERED = 3
+"""Weights whose rows must all sum to zero: a layer that reads centered values has such rows, and seldom all have."""
 CHANGES_VALUES = frozenset({"noised", "quantized", "sparsified", "adaptive"})
 """Fingerprints of defenses that change an update in more than its length."""
 FORMAT_OR_DEFENSE = "A number format to save bytes looks the same as a defense."
@@ -62,6 +68,7 @@ class Fingerprint:
         half: `float16` or `bfloat16` where every entry fits that format.
         noise: Standard deviation of independent noise in the tail of its spectrum; None: the tail is no such noise.
         share: The same as a share of the root mean square entry.
+        centered: Whether each row that moved sums to zero; None of vectors, and where rounding or few rows hide it.
     """
 
     name: str
@@ -73,6 +80,7 @@ class Fingerprint:
     half: str | None
     noise: float | None
     share: float | None
+    centered: bool | None = None
 
 
 def fingerprint(name: str, tensor: Tensor, unit: float = 0.0) -> Fingerprint:
@@ -104,7 +112,21 @@ def fingerprint(name: str, tensor: Tensor, unit: float = 0.0) -> Fingerprint:
         half=_half(first, unit) if enough else None,
         noise=noise,
         share=None if noise is None else noise / size,
+        centered=_is_centered(tensor.detach(), unit),
     )
+
+
+def _is_centered(tensor: Tensor, unit: float) -> bool | None:
+    """Whether the rows of a weight's gradient sum to zero: `sum_j g_ij = 0` for each row i that moved."""
+    rows = tensor.flatten(1) if tensor.ndim > 1 else tensor[None]
+    if min(rows.shape) < FEWEST_ROWS:
+        return None
+    size = rows.abs().sum(1, dtype=torch.float64)
+    # Rounding leaves a sum of d entries about unit d^1/2.
+    live = size > max(CENTERED * float(size.max()), unit * math.sqrt(rows.shape[1]) / CENTERED)
+    if int(live.sum()) < FEWEST_ROWS:
+        return None
+    return bool((rows.sum(1, dtype=torch.float64)[live].abs() < CENTERED * size[live]).all())
 
 
 def _distinct(flat: Tensor) -> int:
@@ -254,13 +276,13 @@ def defense_findings(
         last_bias: What was sent for the last bias. Its sum is zero, but for the noise on each of its entries.
 
     Returns:
-        Findings named `noised`, `quantized`, `rounded`, `sparsified` or `clipped`.
+        Findings named `noised`, `quantized`, `rounded`, `sparsified`, `centered` or `clipped`.
     """
     levels = _levels(fingerprints)
     # Rounding to levels leaves errors like noise, and zeros.
     quantized = levels is not None and levels.name == "quantized"
     found = [levels] if quantized else [_noised(fingerprints, last_bias), levels, _sparsified(fingerprints)]
-    return [finding for finding in (*found, clipped(norm)) if finding is not None]
+    return [finding for finding in (*found, _centered(fingerprints), clipped(norm)) if finding is not None]
 
 
 def _noised(fingerprints: Sequence[Fingerprint], last_bias: Tensor | None) -> Finding | None:
@@ -356,6 +378,19 @@ def _sparsified(fingerprints: Sequence[Fingerprint]) -> Finding | None:
         f"beside the zeros (up to {share:.0%} zeros)",
         evidence={"tensors": len(pruned), "zeros": share},
         limit="Entries that were dropped by chance and not for their size are not distinguished from dead neurons.",
+    )
+
+
+def _centered(fingerprints: Sequence[Fingerprint]) -> Finding | None:
+    """The mean of each row was taken away, as gradient centralization does, and with it that of what the layer read."""
+    told = [one for one in fingerprints if one.centered is not None]
+    if len(told) < FEWEST_CENTERED or not all(one.centered for one in told):
+        return None
+    return Finding(
+        name="centered",
+        message=f"looks centered: each row of {len(told)} weights sums to zero: rows are of examples less their mean",
+        evidence={"tensors": len(told)},
+        limit="Layers that read values of mean zero leave such rows, too.",
     )
 
 
