@@ -29,7 +29,7 @@ such as inverting_gradients, which matches what was sent
 
 def not_sent(name: str, trained: Collection[str]) -> Inapplicable:
     """The refusal of what needs a tensor that did not come, with the reason why it did not."""
-    why = "trained, and withheld" if name in trained else "frozen, so nobody has one"
+    why = "trained, and withheld" if name in trained else "frozen, or made of others"
     return refuse("not_sent")(
         f"the gradient of {short(name)} was not sent ({why})",
         "use a matching attack such as inverting_gradients, which matches what was sent",

@@ -844,6 +844,9 @@ class UpdateAnalysis:
         )
         features, unsolved = self.solved_head
         indexed, unindexed = self._indexed()
+        size = self.observed.batch_size
+        if "batch size" in self._guessed and not self.single and self._rank(inner=False) is None:
+            size = None  # of inner vectors, of which several steps on the same examples make more than there are
         alone = OneRound(self.seen, self.t)
         stated_size = None if "batch size" in self._guessed else self.observed.batch_size
         findings = (
@@ -866,7 +869,7 @@ class UpdateAnalysis:
             kind=update.kind,
             sent=sent_parts(self.observed, knowledge.model),
             norm=self.norm,
-            batch_size=self.observed.batch_size,
+            batch_size=size,
             at_least=self.at_least,
             at_once=self.at_once,
             findings=findings,
