@@ -635,12 +635,8 @@ def main() -> None:
         missed.update(one.split(":")[0] for one in verdict.missed)
         kinds.update(one.split(":")[0] for one in verdict.false)
         named = f"{d.seed} {d.body}/{d.head}/{d.norm}/{d.drops}/{d.optimizer}x{d.steps}"
-        named += (
-            " again" * (d.again and d.steps > 1)
-            + f" {d.loss}" * (d.loss in LOSSES)
-            + " half" * d.half
-            + f" {d.defense}" * bool(d.defense)
-        )
+        named += " again" * (d.again and d.steps > 1) + f" {d.loss}" * (d.loss in LOSSES)
+        named += " half" * d.half + f" {d.defense}" * bool(d.defense)
         for one in verdict.false:
             print(f"{named} {one}"[:330], flush=True)
         if done % 100 == 0 or done == count:
