@@ -64,6 +64,24 @@ class Bag(nn.Module):
         return logits
 
 
+class Experts(nn.Module):
+    """A gate sends each row to one of six experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(24, 6)
+        self.each = nn.ModuleList(nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 5)) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        share, chosen = self.gate(x).softmax(1).max(1)
+        out = x.new_zeros(len(x), 5)
+        for number, expert in enumerate(self.each):
+            own = (chosen == number).nonzero()[:, 0]
+            if len(own):
+                out = out.index_add(0, own, expert(x[own]) * share[own, None])
+        return out
+
+
 class Fields(nn.Module):
     """Three fields that share a table behind offsets, as factorization machines have them; one number an example."""
 
@@ -237,7 +255,7 @@ def test_every_table_tells_its_codes_however_short_the_others_are(tmp_path: Path
     torch.manual_seed(1)
     batch = torch.stack([torch.full((10,), 4), torch.randperm(90)[:10]], 1), torch.arange(10) % 2
     found = looked_at(tmp_path, "Rated", batch, lambda model, x, y: F.cross_entropy(model(x), y))
-    said = {one.name: one.value for one in found.facts if "distinct codes" in one.value}
+    said = {one.name: one.value for one in found.facts if "distinct code" in one.value}
     assert [value.split()[0] for value in said.values()] == ["1", "10"]
 
 
@@ -378,7 +396,7 @@ def test_a_loss_that_the_update_contradicts_hides_no_rows_and_tells_no_rate(tmp_
     )
     assert fact(found, "loss")[1] == "assumed"
     assert fact(found, "learning rate")[1] == "unknown"
-    assert fact(found, "batch size") == ("4 or more, from the rank of 0.weight", "inferred")
+    assert fact(found, "batch size") == ("4 or more, from the rank of 0.weight, augmented views counted", "inferred")
     # By hand: rows over their biases, of which some are one example's.
     before, after = (torch.load(tmp_path / f"{name}.pt") for name in ("before", "after"))
     moved = {name: (after[name] - before[name]).double() for name in before}
@@ -605,3 +623,39 @@ def squared(logits: Tensor, labels: Tensor) -> Tensor:
 def test_a_loss_of_ones_own_names_labels_where_it_pulls_up_no_other_output(loss: str, named: bool) -> None:
     torch.manual_seed(0)
     assert names_labels(f"tests.clients.{HERE}:{loss}", nn.Linear(6, 5), (6,)) is named
+
+
+def test_experts_that_the_first_made_up_examples_do_not_reach_are_read_too(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.randn(7, 24), torch.tensor([2, 1, 1, 2, 4, 3, 4])
+    stated = Spec("fedsgd", {"loss": "cross_entropy"})
+    found = looked_at(tmp_path, "Experts", batch, lambda model, x, y: F.cross_entropy(model(x), y), client=stated)
+    torch.manual_seed(0)
+    sent_to = Experts().gate(batch[0]).argmax(1).tolist()
+    read = {one.evidence["layer"]: one.evidence for one in found.exposure.of("layer")}
+    assert {int(name.split(".")[1]) for name in read if name.startswith("each")} == set(sent_to)
+    for number in set(sent_to):
+        assert read[f"each.{number}.0"]["rank"] == sent_to.count(number)
+        assert read[f"each.{number}.0"]["found"] <= sent_to.count(number)
+    alone = [number for number in set(sent_to) if sent_to.count(number) == 1]
+    assert any(read[f"each.{number}.0"]["found"] for number in alone)
+
+
+def test_a_weight_that_stood_still_has_no_rank_and_names_no_labels(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(5, 20), torch.tensor([1, 1, 4, 3, 0])
+
+    def biases(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = name.endswith("bias")
+        return F.cross_entropy(model(x), y)
+
+    found = looked_at(tmp_path, "Rows", batch, biases)
+    assert fact(found, "keys")[0].endswith("; 2 of them did not change, such as 0.weight")
+    assert fact(found, "batch size")[1] == "unknown"
+    assert "rank that it can have" not in fact(found, "batch size")[0]
+    assert not found.exposure.of("layer")
+    (labels,) = found.exposure.of("labels")
+    assert labels.tensors == ("2.bias",)
+    assert 1 in labels.evidence["present"]
+    assert set(labels.evidence["present"]) <= {0, 1, 3, 4}

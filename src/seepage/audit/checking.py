@@ -102,7 +102,8 @@ def check_capture(capture: Capture, look: Look, *, named: bool = True) -> Checks
         observe_files(capture, place / "observed", needs_rate=False)
         known = capture.known | ({"model"} if named else set())
         source = Source("case", place / "observed", None, trust=True)
-        keys = keys_fact(capture.before, source.open("cpu").knowledge.model)
+        seen = source.open("cpu")
+        keys = keys_fact(capture.before, seen.knowledge.model, seen[0].update.tensors)
         return _looked_at([source], look, known=known, keys=keys)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from seepage.attacks.exposure import Exposure, UpdateAnalysis
 from seepage.attacks.exposure.analysis import ANOTHER_RATE, HALF, OPTIMIZER, UNKNOWN_LOSS, UNKNOWN_RATE
@@ -81,24 +81,29 @@ def facts_of(
     return list(_Reader(look, exposure, said, stated).facts())
 
 
-def keys_fact(before: Path, model: nn.Module) -> Fact:
-    """The fact which of the network's parameters the file of weights that were sent out contains.
+def keys_fact(before: Path, model: nn.Module, update: Mapping[str, Tensor]) -> Fact:
+    """The fact which of the network's parameters the file of weights that were sent out contains, and which changed.
 
     Args:
         before: The file.
         model: The network.
+        update: What the client sent, by the network's names.
     """
     state, own = read_state(before), {name for name, _ in model.named_parameters()}
     other = other_names(state, model)
     found = {other.get(name, name) for name in state} & own
     words = f"{len(found)} of the network's {len(own)} parameters are in the files"
+    origin: Origin = "read"
     if other:
         first, place = next(iter(other.items()))
         unnamed = UNNAMED.fullmatch(first) is not None
         how = "which have no names, taken in their order" if unnamed else f"{len(other)} of them under another name"
         words += f", {how} ({first} is {place})"
-        return Fact(name="keys", value=words, origin="inferred" if unnamed else "read", option="")
-    return Fact(name="keys", value=words, origin="read")
+        origin = "inferred" if unnamed else "read"
+    still = [name for name, tensor in update.items() if not bool(tensor.any())]
+    if still:
+        words += f"; {len(still)} of them did not change, such as {still[0]}"
+    return Fact(name="keys", value=words, origin=origin)
 
 
 class _Reader:

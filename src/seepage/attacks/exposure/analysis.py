@@ -89,6 +89,8 @@ ANOTHER_RATE = "another rate"
 """Name of the fact that the update contradicts the learning rate that was stated."""
 UNKNOWN_RATE = "unknown rate"
 """Name of the fact that nothing shows the learning rate, so that the update is a gradient up to a factor."""
+STEP = frozenset({"learning rate", UNKNOWN_RATE, "local steps"})
+"""Names of the facts that nobody stated that the update is one step at a stated rate."""
 ASSUMED_LOSS = "assumed loss"
 """Name of the fact that nobody stated the loss, so that labels may be soft and more may have been added."""
 UNKNOWN_LOSS = "unknown loss"
@@ -673,13 +675,13 @@ class UpdateAnalysis:
         said = self._guessed if isinstance(self._guessed, Mapping) else {}
         shown = said.get("local steps", "").startswith(ONE_STEP.partition("{")[0])
         update = self.observed.update
-        known = not {"learning rate", UNKNOWN_RATE, "local steps"} & set(self._guessed)
+        known = not STEP & set(self._guessed)
         return update.kind == "gradient" and (shown or known or update.step is not None)
 
     @property
     def _one_step(self) -> bool:
         """Whether the update is one step at a stated rate, or a gradient that was sent, of a loss as it is stated."""
-        guessed = {"learning rate", UNKNOWN_RATE, "local steps", ANOTHER_RATE, "loss", OPTIMIZER} & set(self._guessed)
+        guessed = {*STEP, ANOTHER_RATE, "loss", OPTIMIZER} & set(self._guessed)
         rule = self.knowledge.client
         one = self.observed.update.kind == "gradient" or (rule.linear_in_gradient and getattr(rule, "steps", None) == 1)
         return one and not guessed
@@ -696,7 +698,7 @@ class UpdateAnalysis:
             return False  # epsilon is a guess, and with it the scale
         if update.kind != "gradient" or rule.batch_coupled(self.knowledge.model):
             return False
-        if {"learning rate", UNKNOWN_RATE, "local steps", ANOTHER_RATE} & set(self._guessed):
+        if {*STEP, ANOTHER_RATE} & set(self._guessed):
             return False
         bias = self._last_bias
         return rule.one_logit or bias is None or sums_to_zero(self._read[0][bias], self._sum_rounding(bias))
@@ -844,6 +846,8 @@ class UpdateAnalysis:
         )
         features, unsolved = self.solved_head
         indexed, unindexed = self._indexed()
+        last = self._map_head or last_linear(knowledge.model, knowledge.num_outputs) or ()
+        head = [name for name in last if name is not None and name in self._read[0]]
         size = self.observed.batch_size
         if "batch size" in self._guessed and not self.single and self._rank(inner=False) is None:
             size = None  # of inner vectors, of which several steps on the same examples make more than there are
@@ -852,7 +856,7 @@ class UpdateAnalysis:
         findings = (
             *([] if self.signs else adapter_findings(alone, self._read[0])),
             *layer_findings([replace(one, rated=self._at_one_rate(one)) for one in layers]),
-            *label_findings(self.told_labels, self._map_head or last_linear(knowledge.model, knowledge.num_outputs)),
+            *label_findings(self.told_labels, [name for name in head if bool(self._read[0][name].any())]),
             *self._targets(layers),
             *batch_norm_findings(self._batch_norms()),
             *features,

@@ -204,7 +204,7 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
     if first.more:
         return None, f"the rank of {first.weight} has no clear end: more than rounding is left behind it"
     more = ", to which the batch norm behind it adds one" if first.centered else ""
-    words = f"{first.examples} or more, from the rank of {first.weight}{more}"
+    words = f"{first.examples} or more, from the rank of {first.weight}{more}, augmented views counted"
     words += "" if found.single or first.reads == "input" else ", if it was one step"
     return first.examples, words if found.at_least else f"assumed: {words}{found.provided}"
 

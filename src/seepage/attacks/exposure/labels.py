@@ -1,7 +1,7 @@
 """What the gradient of the last bias reveals about the labels of a batch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -466,8 +466,8 @@ def signed_label_leak(
     return LabelLeak(present, None, None, bool((bias > 0).any()) and fits, signed=True)
 
 
-def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) -> list[ClosedForm]:
-    """What the last layer, of this weight and bias, says of the labels; it is of tensors where it can be believed."""
+def label_findings(leak: LabelLeak | None, head: Sequence[str]) -> list[ClosedForm]:
+    """What the last layer, of these trained tensors, says of the labels; it is of tensors where it can be believed."""
     if leak is None:
         return []
     counted = leak.counts is not None
@@ -476,8 +476,8 @@ def label_findings(leak: LabelLeak | None, last: tuple[str, str | None] | None) 
     limit = "Counts take the outputs for uniform, as they are before training."
     if leak.shares is not None:
         limit = "Counts take the mean output for that on made-up examples, as it is before training."
-    if leak.believed and last is not None:
-        tensors = tuple(filter(None, last))
+    if leak.believed:
+        tensors = tuple(head)
     return [
         ClosedForm(
             name="labels",

@@ -27,6 +27,7 @@ from seepage.base.nn import (
     input_layers,
     last_linear,
     normalized_layers,
+    vocabulary_of,
 )
 from seepage.base.rounding import FLOAT32_NETWORK, FLOAT64_FLOOR
 from seepage.base.words import plural
@@ -45,6 +46,8 @@ MAX_COMPARED = 2**24
 """Entries of a layer up to which its rows are compared within their errors."""
 PROBED = 8
 """Made-up inputs at which the slopes of two examples are compared."""
+ROUTED = 32
+"""The same where some layers are experts, and made-up examples by which these are found."""
 CHANCE_ALONE = 1e-3
 """Chance up to which rows that agree within their errors do so without being one input's."""
 EXACT_SHARE = 1e-2
@@ -262,8 +265,8 @@ def layer_leaks(
     for name, (module, positions, mixes) in layers.items():
         prefix = f"{name}." if name else ""
         weight, bias = f"{prefix}weight", f"{prefix}bias"
-        if weight not in gradient or alike.get(name) == "erased":
-            continue
+        if weight not in gradient or not bool(gradient[weight].any()) or alike.get(name) == "erased":
+            continue  # what was not trained has no rank
         ends = last is not None and last[0] == weight
         reads: Literal["input", "features", "positions"] = "positions" if positions > 1 else "features"
         if weight in first:
@@ -367,25 +370,39 @@ def slopes_alike(
     probes = torch.rand((PROBED, *knowledge.input_shape), generator=draw, dtype=torch.float64).to(like)
     low, high = knowledge.value_range
     inputs = as_inputs(knowledge.model, low + (high - low) * probes)
+    found, unseen = _alike_at(observed, knowledge, names, inputs, draw)
+    if unseen:
+        found |= dict.fromkeys(unseen, "all")  # of experts that get none of these either nothing is known
+        found |= _alike_at(observed, knowledge, unseen, _routes(observed, knowledge), draw)[0]
+    return found
+
+
+def _alike_at(
+    observed: Round, knowledge: Knowledge, names: Sequence[str], inputs: Tensor, draw: torch.Generator
+) -> tuple[dict[str, Literal["all", "of one output", "none", "erased"]], list[str]]:
+    """What `slopes_alike` finds by these examples, and the layers that fewer than two of them reached."""
     every = {**dict(knowledge.model.named_parameters()), **observed.params}
     state = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in every.items()}
     with torch.enable_grad(), in_mode(knowledge.model, training=False), captured_calls(knowledge.model, names) as calls:
         outputs = forward(knowledge.model, state, inputs, buffers=observed.buffers)
+    found: dict[str, Literal["all", "of one output", "none", "erased"]] = {}
+    unseen = [name for name in names if not calls.get(name)]
     seen = {name: calls[name][0].output for name in names if len(calls.get(name, [])) == 1}
     seen = {name: output for name, output in seen.items() if output.requires_grad}
     if not seen or not outputs.requires_grad:
-        return {}
-    found: dict[str, Literal["all", "of one output", "none", "erased"]] = {}
+        return found, unseen
     erased = _alike(outputs, FLOAT32_NETWORK) and _erased(knowledge.model, every, inputs)
-    one, other = (torch.rand((2, *outputs.shape[1:]), generator=draw, dtype=torch.float64) - 0.3).to(outputs)
-    ways = one.expand_as(outputs), torch.stack([one, other] * (PROBED // 2))
+    several = (torch.rand(outputs.shape, generator=draw, dtype=torch.float64) - 0.3).to(outputs)
+    ways = several[:1].expand_as(outputs), several
     slopes = [torch.autograd.grad(outputs, [*seen.values()], w, retain_graph=True, allow_unused=True) for w in ways]
     for name, same, mixed in zip(seen, *slopes, strict=True):
-        if same is not None and mixed is not None:
+        if same is not None and mixed is not None and len(same) < 2:
+            unseen.append(name)  # an expert with one example, which is no two
+        elif same is not None and mixed is not None:
             along = [_multiples(slope.double().flatten(1)) for slope in (same, mixed)]
             found[name] = "all" if all(along) else "of one output" if along[0] else "none"
             found[name] = "erased" if erased and bool(same.any()) else found[name]
-    return found
+    return found, unseen
 
 
 def _erased(model: nn.Module, params: Mapping[str, Tensor], inputs: Tensor) -> bool:
@@ -521,7 +538,8 @@ def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.
     with torch.no_grad():
         inputs = as_inputs(knowledge.model, probe)
         calls = calls_in_pass(knowledge.model, layers, observed.params, inputs, buffers=observed.buffers)
-    return {
+        routed = _routed(observed, knowledge, [name for name in layers if name not in calls])
+    found = {
         name: (
             layer,
             sum(call.input.numel() // layer.in_features for call in calls[name]) // 2,
@@ -530,3 +548,26 @@ def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.
         for name, layer in layers.items()
         if name in calls
     }
+    found |= {name: (layers[name], vectors // layers[name].in_features, False) for name, vectors in routed.items()}
+    return {name: found[name] for name in layers if name in found}
+
+
+def _routed(observed: Round, knowledge: Knowledge, names: Sequence[str]) -> dict[str, int]:
+    """Numbers that each of these layers reads of one example, of experts to which some examples are sent; else none."""
+    if not names:
+        return {}
+    found, model, inputs = dict[str, int](), knowledge.model, _routes(observed, knowledge)
+    if calls_in_pass(model, names, observed.params, inputs, buffers=observed.buffers):
+        for one in inputs.split(1):
+            calls = calls_in_pass(model, names, observed.params, one, buffers=observed.buffers)
+            for name, own in calls.items():
+                found[name] = max(found.get(name, 0), sum(call.input.numel() for call in own))
+    return found
+
+
+def _routes(observed: Round, knowledge: Knowledge) -> Tensor:
+    """Made-up examples that go different ways in a network of experts: as wide as standardized ones, or any words."""
+    probes = torch.rand((ROUTED, *knowledge.input_shape), generator=generator(0, "routes"), dtype=torch.float64)
+    words = vocabulary_of(knowledge.model) is not None
+    wide = probes if words else 3 * math.sqrt(12) * (probes - 0.5)
+    return as_inputs(knowledge.model, wide.to(next(iter(observed.params.values()))))

@@ -12,6 +12,7 @@ from seepage.attacks.text.bags import bags_of
 from seepage.attacks.text.positions import places_of
 from seepage.attacks.text.token_set import LookedUp, looked_up
 from seepage.base.nn import Table, as_inputs, captured_calls, codes_of, in_mode, token_table, vocabulary_of
+from seepage.base.words import plural
 from seepage.errors import Inapplicable, SeepageError
 from seepage.federation.models.naming import tied_names
 from seepage.federation.types import Knowledge, Round, Transcript
@@ -102,7 +103,7 @@ def code_findings(knowledge: Knowledge, observed: Round, size: int | None) -> li
     return [
         ClosedForm(
             name="codes",
-            message=f"{len(own):,} distinct {'tokens' if name == alone else 'codes'}"
+            message=plural(len(own), f"distinct {'token' if name == alone else 'code'}")
             + _perhaps_more(found[name])
             + f", by the rows of {found[name].name}"
             + f" that moved{'; with the other columns, all examples' * known}",
