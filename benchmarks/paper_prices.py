@@ -3,10 +3,10 @@
     python benchmarks/paper_prices.py --data ../shared/data [--only cafe/table-2 ...] [--limit 900]
 
 Each item runs in a process of its own as `seepage reproduce ITEM --size paper --jobs 1` does, on one data set, but
-every search makes `FEW` steps at each of three places of its way, every training as many, and CAFE's server as many
-rounds; the rest is counted at the time of those. All else (federations before the attack, closed forms, scoring) runs
-whole. An estimate: searches that end early are counted to their end; records on the way are not counted; the peak of
-memory lacks snapshots of moving weights. One line of results/papers/prices.jsonl
+every search makes `FEW` steps at each of three places of its way, or at one where they are long, every training as
+many, and CAFE's server as many rounds; the rest is counted at the time of those. All else (federations before the
+attack, closed forms, scoring) runs whole. An estimate: searches that end early are counted to their end; records on
+the way are not counted; the peak of memory lacks snapshots of moving weights. One line of results/papers/prices.jsonl
 per item and data set: hours of one core. Items that have one are not run again. An item that takes more than `--limit`
 processor seconds even so is stopped and has no line.
 """
@@ -38,8 +38,10 @@ from seepage.papers.run import data_name, plan, run_job
 PRICES = "papers/prices"
 """The study that the prices are kept in."""
 NO_CHECKPOINT = TrainingCheckpoint()
-FEW = 4
+FEW = 2
 """Steps of a search that are made at each of `PLACES`; the first may be slower and is not counted for the others."""
+LONG = 1.0
+"""Seconds from which a timed step is long enough to stand for all, so that the other places are left out."""
 PLACES = (1 / 6, 1 / 2, 5 / 6)
 """Where on its way, as shares of its steps: nested loops of equally many are each seen once."""
 
@@ -78,7 +80,7 @@ class Extrapolated:
                 for step in range(place + 1, place + FEW):
                     value = advance(step)
                 each.append((time.process_time() - begun) / (FEW - 1))
-                if ended():
+                if ended() or each[-1] > LONG:
                     break
             self.seconds += 0.0 if ended() else (steps - first - len(each) * FEW) * sum(each) / len(each)
         self.rounds = max(self.rounds, steps)

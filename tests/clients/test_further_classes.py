@@ -82,6 +82,13 @@ class Experts(nn.Module):
         return out
 
 
+class ConvNormed(nn.Sequential):
+    """A convolution behind whose outputs a batch norm stands."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 5))
+
+
 class Fields(nn.Module):
     """Three fields that share a table behind offsets, as factorization machines have them; one number an example."""
 
@@ -659,3 +666,18 @@ def test_a_weight_that_stood_still_has_no_rank_and_names_no_labels(tmp_path: Pat
     assert labels.tensors == ("2.bias",)
     assert 1 in labels.evidence["present"]
     assert set(labels.evidence["present"]) <= {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_batches_that_one_step_adds_up_have_no_variance_of_their_own(tmp_path: Path, parts: int) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(8, 1, 8, 8), torch.arange(8) % 5
+
+    def added(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        pairs = zip(x.chunk(parts), y.chunk(parts), strict=True)
+        return torch.stack([F.cross_entropy(model(images), labels) for images, labels in pairs]).mean()
+
+    found = looked_at(tmp_path, "ConvNormed", batch, added, steps=1)
+    (all_of,) = found.exposure.of("batch-norm")
+    assert all_of.evidence["modes"] == ["train"]
+    assert (all_of.evidence["variances"] > 0) is (parts == 1)

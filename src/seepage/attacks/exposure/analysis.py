@@ -925,9 +925,12 @@ class UpdateAnalysis:
         if self.observed.update.kind != "gradient" or self.changed or self.rough:
             return []
         try:
-            return batch_norm_leaks(self.observed, self.knowledge)
+            leaks = batch_norm_leaks(self.observed, self.knowledge)
         except Inapplicable:
             return []
+        if "passes" in self._guessed:  # <w, g> adds up over the batches of one step, whose variances differ
+            return [replace(leak, variance=torch.full_like(leak.variance, torch.nan)) for leak in leaks]
+        return leaks
 
     @cached_property
     def solved_head(self) -> tuple[list[ClosedForm], str | None]:

@@ -13,6 +13,7 @@ from seepage.base.algebra.lowrank import noise_floor
 from seepage.base.number_formats import SIGNIFICANT_BITS
 from seepage.base.rounding import FLOAT32_SUM, ROUNDINGS
 from seepage.base.schema import Finding
+from seepage.base.words import plural
 from seepage.federation.measured import EVEN, GLANCE, Measured
 from seepage.federation.types import Tensors
 
@@ -317,7 +318,7 @@ def _levels(fingerprints: Sequence[Fingerprint]) -> Finding | None:
         bits = max(one.bits or 0 for one in large)
         return Finding(
             name="quantized",
-            message=f"looks quantized: every entry lies on evenly spaced levels of {bits} bits"
+            message=f"looks quantized: every entry lies on evenly spaced levels of {plural(bits, 'bit')}"
             + ", as steps of signs leave them, too" * (bits <= 3),
             evidence={"bits": bits},
             limit="Levels that are not evenly spaced are not looked for.",
