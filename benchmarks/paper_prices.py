@@ -39,7 +39,8 @@ PRICES = "papers/prices"
 """The study that the prices are kept in."""
 NO_CHECKPOINT = TrainingCheckpoint()
 FEW = 2
-"""Steps of a search that are made at each of `PLACES`; the first may be slower and is not counted for the others."""
+"""Steps of a search that are made at each of `PLACES`; the first may be slower and counts for others only if it is ten
+times `LONG`."""
 LONG = 1.0
 """Seconds from which a timed step is long enough to stand for all, so that the other places are left out."""
 PLACES = (1 / 6, 1 / 2, 5 / 6)
@@ -75,11 +76,14 @@ class Extrapolated:
             each = []
             for share in PLACES:
                 place = first + round(share * (steps - first))
-                value = advance(place)
                 begun = time.process_time()
-                for step in range(place + 1, place + FEW):
-                    value = advance(step)
-                each.append((time.process_time() - begun) / (FEW - 1))
+                value = advance(place)
+                each.append(time.process_time() - begun)
+                if each[-1] < 10 * LONG:  # what a first step takes beside is much of a short one
+                    begun = time.process_time()
+                    for step in range(place + 1, place + FEW):
+                        value = advance(step)
+                    each[-1] = (time.process_time() - begun) / (FEW - 1)
                 if ended() or each[-1] > LONG:
                     break
             self.seconds += 0.0 if ended() else (steps - first - len(each) * FEW) * sum(each) / len(each)
