@@ -168,12 +168,12 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     result = result_of([row()], given, verdict_level="nothing")
     level, text = verdict(result.rows, given)
     assert (level, text.partition(".")[0]) == ("certified", "LEAKS, BY ITS OWN PROOF")
-    assert "3 of 4 examples exactly [19 %, 99 %], in closed form, on net" in text
+    assert "3 of 4 examples exactly [19 %, 99 %], as the network was given them, in closed form, on net" in text
     side = parts_of(result.rows, given)[0]
     assert side.words.startswith("3 of 4 examples exactly [19 %, 99 %]")
     unknown = given[0].model_copy(update={"exposed_of": None, "inferred": {}})
     assert parts_of([row(examples=None, scores={})], [unknown])[0].words.startswith(
-        "3 of 3 or more examples exactly, in"
+        "3 of 3 or more examples exactly, as"
     )
     assert parts_of([row()], [unknown])[0].words.startswith("3 of 8 examples exactly [")
     assert (side.value, side.tried) == (0.75, True)

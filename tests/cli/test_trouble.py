@@ -200,7 +200,9 @@ def test_an_attack_that_fails_is_a_row_and_the_others_go_on(how: str, own: str, 
 def test_a_run_in_which_nothing_works_does_not_call_itself_safe(own: str, cli: Cli) -> None:
     result = cli("audit", "tiny.toml", "--attack", own, "--jobs", 1, "--json").json
     assert result["verdict_level"] == "certified"
-    assert "1 of 1 examples exactly [2 %, 100 %], in closed form" in result["verdict"], "whatever attack fails"
+    assert "1 of 1 examples exactly [2 %, 100 %], as the network was given them, in closed form" in result["verdict"], (
+        "whatever attack fails"
+    )
     assert "no attack gave a result" in result["verdict"]
     noise = ("--defense=gaussian_noise:sigma=1,clip=1", "--no-undefended", "--out=noisy")
     noisy = cli("audit", "tiny.toml", "--attack", own, *noise, "--jobs", 1, "--json", code=2)

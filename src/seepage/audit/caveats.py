@@ -381,7 +381,7 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
     if "weights" in said:
         found["missing weights"] = f"other weights than the client's ({said['weights']})"
     if OTHER_OUTPUTS in said:
-        found[OTHER_OUTPUTS] = f"another loss than was stated ({said[OTHER_OUTPUTS]})"
+        found[OTHER_OUTPUTS] = f"another loss than attacks assume ({said[OTHER_OUTPUTS]})"
     if ANOTHER_RATE in said:
         found["rate"] = (
             f"another learning rate, number of steps or loss, or Nesterov's momentum ({said[ANOTHER_RATE]}): --lr, "

@@ -104,12 +104,20 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def sample_diagnostics(examples: int, batches: int) -> list[Finding]:
-    """Findings about how much the scores rest on."""
+def sample_diagnostics(examples: int, batches: int, *, indexed: bool = False) -> list[Finding]:
+    """Findings about how much the scores rest on.
+
+    Args:
+        examples: How many were scored.
+        batches: In how many batches.
+        indexed: The rounds were drawn from one data set, whose examples are scored together.
+    """
     if batches > 1:
         return []
     words = (
-        f"All scores rest on one batch of {examples}; the interval covers its examples only, not other batches. "
+        f"All scores rest on one data set of {examples}; the interval covers its examples only, not other data."
+        if indexed
+        else f"All scores rest on one batch of {examples}; the interval covers its examples only, not other batches. "
         "Raise batch.count for more."
     )
     return [note("one-batch", words, examples=examples)]

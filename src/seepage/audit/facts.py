@@ -220,9 +220,11 @@ class _Reader:
                 sums = "the last bias adds up to zero" if labels.sound else None
             else:  # of a step that was recognized by its sums, and not stated
                 sums = "sums of the last layer vanish" if self._proved else ""
-            words += f" assumed: {sums}, as under any loss of the softmax" * bool(sums)
-            words += none * (sums is None)
-        return self._fact("loss", words, "inferred" if "assumed: " in words else "assumed", "--loss")
+            told = f": {sums}, as under any loss of the softmax" * bool(sums)
+            return self._fact(
+                "loss", words + (none if sums is None else told), "inferred" if told else "assumed", "--loss"
+            )
+        return self._fact("loss", words, "assumed", "--loss")
 
     @property
     def _proved(self) -> bool:

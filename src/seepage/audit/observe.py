@@ -57,7 +57,7 @@ from seepage.federation.clients.one_step import KEPT
 from seepage.federation.measured import Step
 from seepage.federation.models.naming import UNNAMED, in_own_names
 from seepage.federation.models.normalize import classes_second
-from seepage.federation.models.trial import own_faults, sigmoid_words
+from seepage.federation.models.trial import Untaken, own_faults, sigmoid_words, tried
 from seepage.federation.models.weights import load_weights, read_state
 from seepage.federation.sent_tensors import check_finite
 from seepage.federation.transcript.foreign import check_batch_size
@@ -170,6 +170,7 @@ def _observe(
         raise SeepageError(
             f"{capture.before} was made for another number of classes than {outputs}; give that with --classes"
         )
+    _check_range(capture, model, input_shape)
     if network.classes_last and make_client(client).loss in LOSSES:
         classes_second(model)
         architecture = architecture.with_options(classes_last=True)
@@ -449,6 +450,22 @@ def _with_size(
             found = UpdateAnalysis(transcript, inferred={**guessed, **said})
     labels = None if found.told_labels is None or OTHER_OUTPUTS in guessed else found.told_labels.source
     return transcript, said | ({"labels": labels} if labels else {}), unknown
+
+
+def _check_range(capture: Capture, model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise where the network does not take numbers of the stated range, as of columns that it looks up in a table."""
+    if capture.values is None:
+        return
+    low, high = capture.values
+    draw, like = generator(0, "range"), next(model.parameters(), torch.zeros(()))
+    probes = low + (high - low) * torch.rand((16, *shape), generator=draw).to(like)
+    try:
+        tried(model, as_inputs(model, probes))
+    except Untaken as error:
+        raise SeepageError(
+            f"the network {capture.architecture.use!r} does not take numbers from {low:g} to {high:g} ({error}); give "
+            "a range that holds for every column with --values, or leave it out"
+        ) from error
 
 
 def _check_rule(capture: Capture) -> None:

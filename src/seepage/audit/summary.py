@@ -385,7 +385,8 @@ def _case_diagnostics(source: Source, transcript: Transcript, truth: Truth | Non
     found += diagnostics.update_diagnostics(transcript, opened, losses or [])
     found += diagnostics.guarantee_diagnostics(_guarantee(source.recipe) if source.simulated else None)
     if truth is not None:
-        found += diagnostics.sample_diagnostics(sum(len(batch) for batch in truth), len(truth))
+        scored, indexed = sum(len(batch) for batch in truth), "indices" in knowledge.known
+        found += diagnostics.sample_diagnostics(scored, len(truth), indexed=indexed)
         asked = source.recipe.score.lpips or "lpips" in source.recipe.score.metrics
         found += diagnostics.metric_diagnostics(asked, knowledge.input_shape)
     return found

@@ -43,7 +43,7 @@ _TRACES: Mapping[Kind, str] = {
 """What guesses do that are no copies, and no nothing either."""
 
 NO_PROOF = "That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
-PROOF = "A certified guess passes a check that only a private example passes; whoever has the truth can"
+PROOF = "A certified guess is proved to be an example as the network was given it; whoever has the truth can"
 NO_TRUTH = (
     "The truth is not at hand to say how close that is, and nothing here is a proof of safety; whoever has it can"
 )

@@ -85,7 +85,7 @@ def reconstructed(rows: Sequence[Row], headings: Mapping[str, str], cases: Seque
         return part
     more = not (given.counted or there)
     size = f"{found.of} or more examples exactly" if more else f"{found.of} examples exactly {found.range}"
-    closed = f"{found.hits} of {size}, in closed form, on {given.heading}"
+    closed = f"{found.hits} of {size}, as the network was given them, in closed form, on {given.heading}"
     words = f"{closed}; by attacks: {part.words.removesuffix(NO_ATTACK)}"
     return _part("reconstruction", words, given.name, found.share, *found.interval)
 

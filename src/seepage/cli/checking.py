@@ -33,7 +33,10 @@ IN_FACTS = ("labels", "batch-norm", "columns")
 """Findings that the table of facts has as well."""
 MOST_NAMED = 4
 """Tensors of one kind that the table names; more are counted."""
-LIMIT = "No attack was run: what is not listed here may leak all the same."
+LIMIT = (
+    "No attack was run: what is not listed here may leak all the same. An example is what the network was given: an "
+    "augmented one, or a mixture of two under mixup."
+)
 
 
 def check(

@@ -50,7 +50,7 @@ def system_under_test(cases: Sequence[Case], knows: Sequence[str] = ()) -> dict[
     facts: dict[str, Callable[[Case], str]] = {
         "Model": lambda case: model_words(case.model, case.model_options, case.parameters),
         "Training": lambda case: training_words(case.history, case.training_steps) or "not known",
-        "Data": lambda case: case.data or NO_DATA,
+        "Data": lambda case: case.data or (NO_DATA if case.skipped is None else "not recorded"),
         "Client": lambda case: case.client or "not known",
         "Batch": lambda case: "size not known" if case.batch_size is None else plural(case.batch_size, "example"),
         "Defense": lambda case: defense_words(case.defense, case.data),

@@ -996,7 +996,7 @@ def size_doubt(batch_size: int | None, at_once: int | None) -> str | None:
 
     >>> print(size_doubt(2, 4).replace("; ", ";\n"))
     a layer has a gradient of rank 4, which one step of SGD on 2 examples cannot give;
-    give the right --batch-size (or, of two checkpoints, --steps if the client took several)
+    give the right --batch-size, augmented views counted (or, of two checkpoints, --steps if there were more)
     >>> size_doubt(4, 4), size_doubt(None, 4)
     (None, None)
     """

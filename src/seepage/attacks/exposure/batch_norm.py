@@ -11,6 +11,7 @@ from seepage.attacks.exposure.finding import ClosedForm
 from seepage.attacks.network.evidence import READ
 from seepage.base.nn import normalized_layers
 from seepage.base.rounding import FLOAT32_NETWORK, ROUNDINGS
+from seepage.base.words import plural
 from seepage.errors import refuse
 from seepage.federation.types import Knowledge, Round, Tensors
 
@@ -92,11 +93,12 @@ def batch_norm_findings(leaks: Sequence[BatchNormLeak]) -> list[ClosedForm]:
     # Of a deep network one line for all norms that tell something.
     for some in [telling] if len(telling) > MOST_LISTED else [[one] for one in leaks]:
         own, all_of = sum(one.read for one in some), sum(len(one.variance) for one in some)
+        of = f" of {plural(len(some), 'batch norm')}" * (len(some) > 1)
         named = {"norms": [one.norm for one in some], "mode": some[0].mode, "variances": own, "channels": all_of}
         found.append(
             ClosedForm(
                 name="batch-variance",
-                message=f"the batch's variance in {own} of {all_of} channels, by the gradient alone",
+                message=f"the batch's variance in {own} of {all_of} channels{of}, by the gradient alone",
                 evidence=named,
                 limit="It is the whole batch's; of single examples it says nothing by itself.",
                 tensors=tuple(f"{one.norm}.weight" for one in some if one.read),

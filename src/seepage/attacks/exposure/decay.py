@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from seepage.attacks.exposure.balance import HomogeneousPair, homogeneous_pairs, shares_of_neurons
+from seepage.attacks.network.outputs import outputs_of
 from seepage.attacks.text.moved_rows import LEAST_EXPLAINED
 from seepage.base.nn import generator, last_linear, normalized_layers
 from seepage.base.rounding import DEVIATIONS
@@ -115,7 +116,19 @@ def infer_weight_decay(
         rows = [HomogeneousPair(f"{layer}.weight".removeprefix("."), None, None) for layer in normed]
         return [*homogeneous_pairs(model, input_shape), *rows]
 
-    return decay_of_rows(last_linear(model, num_classes), before, delta, spared, pairs)
+    return decay_of_rows(_last_layer(model, num_classes, input_shape), before, delta, spared, pairs)
+
+
+def _last_layer(model: nn.Module, classes: int, input_shape: tuple[int, ...]) -> tuple[str, str | None] | None:
+    """Names of weight and bias of the layer of the classes: fully connected, or the convolution that makes maps."""
+    if (linear := last_linear(model, classes)) is not None:
+        return linear
+    try:
+        made = outputs_of(model, input_shape)
+    except Exception:  # somebody's own code, reported where the outputs are used
+        return None
+    own = "" if made is None or not made.layer else f"{made.layer}."
+    return None if made is None else (f"{own}weight", f"{own}bias")
 
 
 def decay_of_rows(
@@ -138,7 +151,7 @@ def decay_of_rows(
         return None
     weight, bias = names
     # The rows of a cross-entropy's gradient add up to 0, so decay alone moves their sum: sum dW = -a sum W. [k]
-    still, moved = (tensors[weight].double().sum(0) for tensors in (before, delta))
+    still, moved = (tensors[weight].double().flatten(1).sum(0) for tensors in (before, delta))
     # Least squares of moved = -a still, with its standard error from what is left.
     size = float(still.square().sum())
     share = -float(still @ moved) / size if size else 0.0

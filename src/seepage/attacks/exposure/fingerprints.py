@@ -171,7 +171,8 @@ def _is_pruned(tensor: Tensor, unit: float) -> bool:
         sum(int(((size > 0) & (size <= times * least)).sum()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)))
         for times in (10 * (1 + 1e-6), 1.1)
     )
-    return near > (live - 1) // 2 and densest >= AT_THRESHOLD * live  # so the median is among them
+    # So the median is among them. Entries of one size, as a step of Adam leaves them, are at no threshold.
+    return near > (live - 1) // 2 and AT_THRESHOLD * live <= densest < live
 
 
 def _bits(flat: Tensor, first: Tensor, unit: float) -> int | None:

@@ -34,7 +34,9 @@ SHARINGS = 3
 """Times that the share of the gradient in the update and the features are solved for in turn."""
 SHARES = (1.0, 0.1, 0.01, 0.001)
 """Shares of the gradient in the update from which one is searched for, with the features."""
-SIZE_REMEDY = "give the right --batch-size (or, of two checkpoints, --steps if the client took several)"
+SIZE_REMEDY = (
+    "give the right --batch-size, augmented views counted (or, of two checkpoints, --steps if there were more)"
+)
 """What to do about a gradient of a higher rank than the stated number of examples gives."""
 CONTRADICTED = "the softmax contradicts the solution"
 """Why features are not believed where no labels of one class each fit the update, at the rate that it was read at."""
