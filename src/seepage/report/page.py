@@ -232,16 +232,30 @@ def _section(run: RunFolder, case: Case, shown: bool) -> dict[str, Any]:
 
 def _strips(run: RunFolder, rows: list[Row], pictures: Examples) -> list[tuple[str, str, list[StripPicture]]]:
     """Rows of pictures: whose they are, a remark, and the pictures."""
-    places, strips = pictures.places[:STRIP_LENGTH], []
+    numbers = {place: i for i, place in enumerate(pictures.places, 1)}
+    places, strips = _strip_places(run, rows, [*numbers]), []
     if pictures.truth:
-        shown = [_shown(pictures.private(place), f"Private example {i}", ()) for i, place in enumerate(places, 1)]
+        shown = [_shown(pictures.private(place), f"Private example {numbers[place]}", ()) for place in places]
         strips.append(("private", "what the client holds", shown))
     for row in rows:
         if row.attack in pictures.guesses:
             guesses = pictures.guesses[row.attack]
-            shown = [_guess(run, row, i, place, guesses) for i, place in enumerate(places, 1)]
+            shown = [_guess(run, row, numbers[place], place, guesses) for place in places]
             strips.append((row.attack, _standing(row), shown))
     return strips
+
+
+def _strip_places(run: RunFolder, rows: Sequence[Row], places: list[Place]) -> list[Place]:
+    """The examples that are shown, in batch order: those that attacks came closest to, else the first ones."""
+
+    def closest(place: Place) -> tuple[float, float]:
+        found = [
+            [run.scores.get((row.case, row.attack, *place, name)) for row in rows] for name in ("likeness", "psnr")
+        ]
+        by_likeness, by_psnr = (max((value for value in some if value is not None), default=-1.0) for some in found)
+        return -by_likeness, -by_psnr
+
+    return sorted(sorted(places, key=closest)[:STRIP_LENGTH])
 
 
 def _pairs(run: RunFolder) -> list[tuple[Case | None, str, StripPicture, StripPicture]]:
@@ -318,9 +332,9 @@ def _remark(pictures: Examples, kind: Kind) -> str:
         other = {"pictures": "the data are no pictures, or ", "records": "the data are no rows of a table, or "}
         other["texts"] = "no vocabulary is at hand that has words for their tokens, or "
         return f"There are no {kind} to show: {other.get(kind, '')}no attack returned any."
-    parts = [
-        f"The first {STRIP_LENGTH} of {total:,} examples, in batch order; {total - STRIP_LENGTH:,} more are not shown."
-    ]
+    which = ("first ", "") if pictures.truth is None else ("", " that attacks came closest to")
+    some = f"The {which[0]}{STRIP_LENGTH} of {total:,} examples{which[1]}, in batch order"
+    parts = [f"{some}; {total - STRIP_LENGTH:,} more are not shown."]
     parts = parts if total > STRIP_LENGTH else [f"All {plural(total, 'example')}." if total > 1 else "The one example."]
     parts += ["The private pictures are not in this folder."] * (pictures.truth is None)
     if pictures.truth is None and any(guess.certified for guess in pictures.guesses.values()):

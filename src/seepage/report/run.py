@@ -18,7 +18,7 @@ from seepage.errors import SeepageError
 MOST_SCORES = 2_000_000
 """Scores that are kept of `scores.jsonl`, some 400 MB of memory."""
 
-SHOWN = ("psnr", "ssim")
+SHOWN = ("psnr", "ssim", "likeness")
 """Metrics of single examples that the page shows."""
 
 
