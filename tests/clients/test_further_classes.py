@@ -1,6 +1,6 @@
 """Classes of clients that strangers brought, each by a small example: what is said of them, and what is not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from seepage.attacks.reading.rows import MeasuredRows
 from seepage.audit.capture import Capture
 from seepage.audit.checking import Check, Look, check_capture
 from seepage.base.registry import Spec
+from seepage.errors import SeepageError
 from seepage.federation.models import build
 
 HERE = f"{Path(__file__).stem}"
@@ -80,6 +81,39 @@ class Experts(nn.Module):
             if len(own):
                 out = out.index_add(0, own, expert(x[own]) * share[own, None])
         return out
+
+
+class Masks(nn.Module):
+    """A class for each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 24, 3, padding=1), nn.Conv2d(24, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x).relu())
+        return logits
+
+
+class Deep(nn.Sequential):
+    """Hidden layers of rectifiers, some of which are dead for all examples."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5)
+        )
+
+
+class Fused(nn.Module):
+    """A row of two sources, each of which has a branch of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.head = nn.Linear(10, 64), nn.Linear(6, 64), nn.Linear(128, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.cat([self.one(x[:, :10]).relu(), self.other(x[:, 10:]).tanh()], 1))
+        return logits
 
 
 class ConvNormed(nn.Sequential):
@@ -681,3 +715,47 @@ def test_batches_that_one_step_adds_up_have_no_variance_of_their_own(tmp_path: P
     (all_of,) = found.exposure.of("batch-norm")
     assert all_of.evidence["modes"] == ["train"]
     assert (all_of.evidence["variances"] > 0) is (parts == 1)
+
+
+def test_a_layer_that_reads_some_of_the_numbers_of_an_example_reads_no_features(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch, stated = (torch.rand(5, 16), torch.tensor([0, 3, 3, 1, 4])), Spec("fedsgd", {"loss": "cross_entropy"})
+    found = looked_at(tmp_path, "Fused", batch, lambda model, x, y: F.cross_entropy(model(x), y), client=stated)
+    read = {one.evidence["layer"]: (one.evidence["part"], one.evidence["of"]) for one in found.exposure.of("layer")}
+    assert read == {"one": (10, 16), "other": (6, 16), "head": (0, 0)}
+    assert found.exposure.examples == 0  # none is read whole
+    (rows,) = (one for one in found.exposure.of("exact-rows") if "one.weight" in one.tensors)
+    assert rows.evidence["part"] == 10
+    assert f"and parts of {rows.vectors}" in found.exposure.line
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-3])
+def test_a_decay_is_read_off_the_convolution_that_makes_maps(tmp_path: Path, decay: float) -> None:
+    torch.manual_seed(1)
+    batch = torch.rand(2, 3, 8, 8), torch.randint(0, 4, (2, 8, 8))
+    rule = partial(torch.optim.SGD, weight_decay=decay)
+    found = looked_at(tmp_path, "Masks", batch, lambda model, x, y: F.cross_entropy(model(x), y), rule=rule)
+    words, origin = fact(found, "weight decay")
+    assert origin == "inferred"
+    assert words.startswith("0.0001 of head.weight" if decay else "none that the last layer shows")
+
+
+def test_entries_of_one_size_beside_zeros_are_at_no_threshold(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.randn(6, 16), torch.tensor([0, 1, 2, 3, 4, 0])
+
+    def two(parameters: Iterator[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        own = list(parameters)
+        trunk, head = torch.optim.Adam(own[:-2], 1e-3), torch.optim.SGD(own[-2:], lr)
+        head.register_step_post_hook(lambda *_: trunk.step())
+        return head
+
+    found = looked_at(tmp_path, "Deep", batch, lambda model, x, y: F.cross_entropy(model(x), y), rule=two)
+    assert not [one for one in found.exposure.defenses if one.name == "sparsified"]
+
+
+def test_a_range_that_columns_of_codes_do_not_take_is_one_sentence(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    batch = torch.tensor([[3, 7], [5, 80]]), torch.tensor([0, 1])
+    with pytest.raises(SeepageError, match="does not take numbers from -10 to 650"):
+        looked_at(tmp_path, "Rated", batch, lambda model, x, y: F.cross_entropy(model(x), y), values=(-10.0, 650.0))

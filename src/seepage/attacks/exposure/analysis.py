@@ -213,7 +213,9 @@ class Exposure:
             known = f"{known} of {plural(len(one.evidence['mean']), 'column')}"
             words += [one.message if "rows" in one.evidence else known] * (not one.examples)
         if self.vectors > self.examples:
-            words.append(f"and inner features of {self.vectors}")
+            rows = [one for one in self.of("exact-rows") if one.vectors == self.vectors]
+            parts = any(one.evidence["part"] for one in rows)
+            words.append(f"and {'parts' if parts else 'inner features'} of {self.vectors}")
         words += [f"{'an' if self.or_more else 'its one'} example but for noise"] * bool(self.of("noisy-rows"))
         words += ["fewer examples than neurons"] * bool(self.of("span"))
         for one in self.of("labels"):

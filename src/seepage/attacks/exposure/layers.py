@@ -84,6 +84,8 @@ class LayerLeak:
         every: The rank is as high as the number of examples that somebody stated: no example is hidden by rounding.
         provided: What has to hold for its rank to count examples, in words; empty: it is known to hold.
         rated: Its weight and its bias are known to have moved by one rate, so that rows over biases are no multiples.
+        part: Of a layer of `features` that reads some of the numbers of an example as they are: how many; else 0.
+        of: How many an example has.
     """
 
     layer: str
@@ -105,6 +107,8 @@ class LayerLeak:
     every: bool = False
     provided: str = ""
     rated: bool = True
+    part: int = 0
+    of: int = 0
 
     @property
     def examples(self) -> int:
@@ -127,6 +131,13 @@ class LayerLeak:
         )
 
     @property
+    def what(self) -> str:
+        """What it reads, in words, as one of them."""
+        if self.part:
+            return f"vector of {self.part} of an example's {self.of} numbers"
+        return "private example" if self.reads == "input" else "inner vector"
+
+    @property
     def noisy(self) -> bool:
         """The rows are one example's input but for noise that is smaller than it."""
         return self.error is not None and not self.found and self.error < MAX_NOISY_DISAGREEMENT
@@ -139,7 +150,8 @@ def layer_findings(leaks: Sequence[LayerLeak]) -> Iterator[ClosedForm]:
     for leak in leaks:
         more = ", or more" if leak.full or leak.more else ""
         rank = f"rank {leak.rank}{more}" if leak.rank else "rank hidden by the errors of its entries"
-        words = f"{leak.layer or 'model'}: {rank}, {plural(leak.neurons, 'neuron')}, reads {leak.reads}"
+        reads = f"{leak.part} of an example's {leak.of} numbers" if leak.part else leak.reads
+        words = f"{leak.layer or 'model'}: {rank}, {plural(leak.neurons, 'neuron')}, reads {reads}"
         if leak.accuracy is not None and not more:  # a rank that is no low one may be noise, beside these errors
             known = f"known to {leak.accuracy:.1g} of itself" if leak.accuracy < 1 else "not known"
             words += f", its median entry {known}"
@@ -173,8 +185,7 @@ def rests_on(provided: str, *, rated: bool) -> str:
 
 
 def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
-    what = "private examples" if leak.reads == "input" else "inner vectors"
-    one = what.removesuffix("s")
+    one, what = leak.what, leak.what.replace("vector", "vectors", 1) if leak.reads != "input" else "private examples"
     divided = leak.found > 0 or leak.noisy
     tensors = tuple(filter(None, (leak.weight, leak.bias if divided else None)))
     if leak.found:
@@ -182,7 +193,7 @@ def _revealed(leak: LayerLeak) -> Iterator[ClosedForm]:
             name="exact-rows",
             message=f"{leak.found} {what if leak.found > 1 else one} exactly, row by row"
             f"{rests_on(leak.provided, rated=leak.rated)}",
-            evidence={"found": leak.found},
+            evidence={"found": leak.found, "part": leak.part},
             limit="Rows that fewer neurons share are not counted, so there may be more.",
             tensors=tensors,
             examples=leak.found if leak.reads == "input" else 0,
@@ -262,6 +273,7 @@ def layer_leaks(
     ending = None if last is None else last[0].rpartition(".")[0]
     inner = [name for name, (_, positions, _) in layers.items() if positions == 1 and name != ending]
     alike = slopes_alike(observed, knowledge, inner) if inner else {}
+    parts = _columns_read(observed, knowledge, [name for name in inner if f"{name}.weight" not in first])
     for name, (module, positions, mixes) in layers.items():
         prefix = f"{name}." if name else ""
         weight, bias = f"{prefix}weight", f"{prefix}bias"
@@ -297,9 +309,30 @@ def layer_leaks(
         leak = LayerLeak(
             name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered, mixes=mixes, more=more
         )
-        leak = replace(leak, every=size_known and leak.examples == observed.batch_size)
+        every, total = size_known and leak.examples == observed.batch_size, math.prod(knowledge.input_shape)
+        leak = replace(leak, every=every, part=parts.get(name, 0), of=total if name in parts else 0)
         leaks.append(replace(leak, accuracy=_accuracy(observed, knowledge, leak)))
     return leaks
+
+
+def _columns_read(observed: Round, knowledge: Knowledge, names: Sequence[str]) -> dict[str, int]:
+    """Of the layers that read nothing but numbers of an example as they are, by name: how many; of rows of a table."""
+    if len(knowledge.input_shape) != 1 or not names:
+        return {}
+    draw, like = generator(0, "columns"), next(iter(observed.params.values()))
+    low, high = knowledge.value_range
+    probes = low + (high - low) * torch.rand((PROBED, *knowledge.input_shape), generator=draw, dtype=torch.float64)
+    with torch.no_grad():
+        inputs = as_inputs(knowledge.model, probes.to(like))
+        calls = calls_in_pass(knowledge.model, names, observed.params, inputs, buffers=observed.buffers)
+    inputs = inputs.to(like)[:, (inputs != inputs[:1]).any(0)]  # [p, d], columns that differ between the examples
+    found = {}
+    for name, own in calls.items():
+        read = own[0].input if len(own) == 1 else inputs[:0]
+        if read.ndim == 2 and len(read) == PROBED and read.shape[1] * inputs.shape[1] <= MAX_COMPARED // PROBED:
+            same = (read[:, :, None] == inputs[:, None]).all(0)  # [e, d]: entry j of all examples is their column c
+            found |= {name: read.shape[1]} if bool(same.any(1).all()) else {}
+    return found
 
 
 def _disagreement(rows: Tensor, shifts: Tensor) -> float | None:
