@@ -326,7 +326,7 @@ def _columns_read(observed: Round, knowledge: Knowledge, names: Sequence[str]) -
         inputs = as_inputs(knowledge.model, probes.to(like))
         calls = calls_in_pass(knowledge.model, names, observed.params, inputs, buffers=observed.buffers)
     inputs = inputs.to(like)[:, (inputs != inputs[:1]).any(0)]  # [p, d], columns that differ between the examples
-    found = {}
+    found = dict[str, int]()
     for name, own in calls.items():
         read = own[0].input if len(own) == 1 else inputs[:0]
         if read.ndim == 2 and len(read) == PROBED and read.shape[1] * inputs.shape[1] <= MAX_COMPARED // PROBED:
