@@ -704,7 +704,8 @@ def inferred_lines(said: Mapping[str, str]) -> list[str]:
     >>> inferred_lines({"batch size": "1, from the rank of 2.weight", "local steps": "assumed to be 1"})
     ['inferred, not stated: batch size: 1, from the rank of 2.weight', 'not stated: local steps: assumed to be 1']
     """
-    taken = {name for name, words in said.items() if name.startswith("assumed") or words.startswith("assumed")}
+    # Classes are read off the network, or assumed to be its outputs.
+    taken = {n for n, words in said.items() if n.startswith(("assumed", "classes")) or words.startswith("assumed")}
     return [f"{'inferred, ' * (name not in taken)}not stated: {name}: {words}" for name, words in said.items()]
 
 
