@@ -105,13 +105,7 @@ def _sentence(words: str) -> str:
 
 
 def sample_diagnostics(examples: int, batches: int, *, indexed: bool = False) -> list[Finding]:
-    """Findings about how much the scores rest on.
-
-    Args:
-        examples: How many were scored.
-        batches: In how many batches.
-        indexed: The rounds were drawn from one data set, whose examples are scored together.
-    """
+    """Findings about how much the scores rest on; `indexed`: rounds drawn from one data set, scored together."""
     if batches > 1:
         return []
     words = (

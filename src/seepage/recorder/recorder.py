@@ -213,18 +213,8 @@ class Recorder:
 
         Each kind of fault is logged once. A step of recording that fails three times in a row for a reason other than
         the update itself is disabled, which is logged as well: reading and analyzing for that client alone, writing for
-        all. Writing and analyzing an update are independent: one may fail without the other.
-
-        Args:
-            before: As in `record`, like all up to `keep`.
-            after: See there.
-            t: See there.
-            client: See there.
-            examples: See there.
-            steps: See there.
-            difference: See there.
-            keep: See there.
-            say: Takes warnings; None: this package's logger.
+        all. Writing and analyzing an update are independent: one may fail without the other. Arguments as of `record`;
+        `say` takes warnings, which are this package's logger's where it is None.
         """
         say, where = say or _warn, printable(f"round {t}, client {client}")
 

@@ -140,12 +140,8 @@ def decay_of_rows(
 ) -> WeightDecay | None:
     """The same from the names of the last layer's weight `[classes, k]` and bias; None where there is no such layer.
 
-    Args:
-        names: Of weight and bias.
-        before: As in `infer_weight_decay`.
-        delta: See there. Both are asked for one tensor at a time.
-        exempt: Weights that the network itself says should not decay; taken for so where no equation shows it.
-        pairs: Finds layers whose neurons balance; asked where there is a decay.
+    `before` and `delta` are asked for one tensor at a time; `exempt` are weights that the network itself says should
+    not decay, taken for so where no equation shows it; `pairs` finds layers whose neurons balance, where there is one.
     """
     if names is None or names[0] not in delta or names[0] not in before or len(before[names[0]]) < 2:
         return None
@@ -194,12 +190,8 @@ def decay_of_rows(
 def decay_of_directions(before: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> WeightDecay | None:
     """Weight decay under any loss: layers shrank along themselves in the directions that their gradient leaves free.
 
-    Args:
-        before: As in `infer_weight_decay`.
-        delta: See there.
-
-    Returns:
-        None where no layer shows any; layers that show nothing are taken to have shrunk as those did.
+    None where no layer shows any; layers that show nothing are taken to have shrunk as those did. Arguments as of
+    `infer_weight_decay`.
     """
     shown, share = dict[str, float](), 0.0
     for _ in range(2):  # first which layers shrank, then of which others that would have shown

@@ -21,11 +21,7 @@ def fc2(input_shape: tuple[int, ...], num_classes: int, *, hidden: int = 256) ->
     310
     """
     return nn.Sequential(
-        Normalize(),
-        nn.Flatten(),
-        nn.Linear(prod(input_shape), hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, num_classes),
+        Normalize(), nn.Flatten(), nn.Linear(prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
     )
 
 
