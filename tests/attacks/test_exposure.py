@@ -146,7 +146,7 @@ def test_the_mode_of_batch_norm_is_told(mode: bool, word: str) -> None:
         (GaussianNoise(sigma=0.02), "looks noised"),
         (GaussianNoise(sigma=0.004), "looks noised"),
         (Quantize(bits=6), "looks quantized: every entry lies on evenly spaced levels of 6 bits"),
-        (Quantize(bits=1), "looks quantized: every entry lies on evenly spaced levels of 1 bits"),
+        (Quantize(bits=1), "looks quantized: every entry lies on evenly spaced levels of 1 bit"),
         (Sparsify(keep=0.2), "looks sparsified"),
         (GaussianNoise(sigma=0.0, clip=0.25), "looks clipped: the norm of the update is 0.25"),
     ],
