@@ -70,7 +70,7 @@ def test_files_are_attacked_in_one_go(cli: Cli, home: Path, captured: Tensor, fi
 def test_what_is_inferred_is_said_everywhere(cli: Cli, home: Path, captured: Tensor) -> None:
     asked = ("attack", "before.pt", "--gradient=gradient.safetensors", *HIDDEN, "--out=run")
     lines = [line for line in cli(*asked).out.splitlines() if "not stated: " in line]
-    assert [line.split(": ")[1] for line in lines if line.startswith("not stated: ")] == ["assumed loss"]
+    assert [line.split(": ")[1] for line in lines if line.startswith("not stated: ")] == ["classes", "assumed loss"]
     assert [line.split(": ")[1] for line in lines] == ["input shape", "classes", "assumed loss", "batch size", "labels"]
     assert "batch size: 3 or more, from the rank of 2.weight" in lines[3]
     assert "classes 2 (1 or more), 5 (2 or more)" in lines[4]
